@@ -1,0 +1,216 @@
+"""Stage 2, supervised training: classify sequences, from a self-pretrained run or from scratch.
+
+    python finetune.py --task listops_demo --model rotary                                    from scratch
+    python finetune.py --task listops_demo --model rotary --init runs/listops_demo-rotary-masked-pretrain-s0
+    python finetune.py --task pathx --model s4 --init runs/pathx-s4-masked-pretrain-s0       the paper's run
+
+What differs from pretrain.py: a fresh classification head on a pooled sequence, the labels, and where the weights come
+from (`load_backbone`). Validation accuracy chooses the checkpoint; the test split is evaluated once, at the end, with
+that checkpoint, and every test sequence counts. Loop, run directory, --resume and torchrun are as in stage 1.
+"""
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from data import TASKS, DataError as UserError, load, normalise, prepare
+from models import Backbone, Classifier, param_groups
+from pretrain import (Log, apply_recipe, base_parser, batch_rows, guarded, lr_multiplier, micro_batches, new_state,
+                      open_run, plan, read_checkpoint, read_json, restore, save, setup, steps_of, to_device)
+
+# start: spt = from a pretraining run (paper, tables 4 and 5, first value of each pair), scratch = random weights.
+# Transformers from scratch take the values of their SPT row: the paper lists no others. S4 from scratch is cited by the
+# paper from Gu et al. 2022, so those rows are theirs (PathX-256: paper, appendix C.1.2). Epochs, warm-up, schedule: the
+# official configurations; pool: table 4 for Transformers, the official configuration for S4, max on PathX (C.1.3).
+RECIPES = """
+task            model        objective  start    pool      lr    wd  batch  epochs  steps  warmup  schedule
+listops         transformer  masked     spt      mean    1e-4   0.1     64     100      -    2000  constant
+listops         transformer  masked     scratch  mean    1e-4   0.1     64     100      -    2000  constant
+listops         transformer  causal     spt      last    5e-4   0.1    128     100      -    2000  constant
+listops         transformer  causal     scratch  last    5e-4   0.1    128     100      -    2000  constant
+listops         rotary       masked     spt      mean    1e-4  0.05     64     100      -    2000  constant
+listops         rotary       masked     scratch  mean    1e-4  0.05     64     100      -    2000  constant
+listops         s4           masked     spt      mean    1e-3  0.05     16      40      -    2000  constant
+listops         s4           masked     scratch  mean    1e-2  0.05     50      40      -    2000  cosine
+pathfinder      transformer  masked     spt      mean    5e-4     0     16     200      -    5000  constant
+pathfinder      transformer  masked     scratch  mean    5e-4     0     16     200      -    5000  constant
+pathfinder      transformer  causal     spt      mean    1e-3     0    256     200      -    5000  constant
+pathfinder      transformer  causal     scratch  mean    1e-3     0    256     200      -    5000  constant
+pathfinder      rotary       masked     spt      mean    5e-4     0     64     200      -    5000  constant
+pathfinder      rotary       masked     scratch  mean    5e-4     0     64     200      -    5000  constant
+pathfinder      s4           masked     spt      last    1e-3  0.03     64     200      -    2500  constant
+pathfinder      s4           masked     scratch  last    4e-3  0.03     64     200      -    2500  cosine
+pathx           transformer  masked     spt      max     5e-4     0     32     200      -    5000  constant
+pathx           transformer  masked     scratch  max     5e-4     0     32     200      -    5000  constant
+pathx           transformer  causal     spt      max     5e-4     0    256     200      -    5000  constant
+pathx           transformer  causal     scratch  max     5e-4     0    256     200      -    5000  constant
+pathx           rotary       masked     spt      max     5e-4     0     32     200      -    5000  constant
+pathx           rotary       masked     scratch  max     5e-4     0     32     200      -    5000  constant
+pathx           s4           masked     spt      max     1e-3  0.05     64      50      -   10000  cosine
+pathx           s4           masked     scratch  max     5e-4  0.05     16      50      -   10000  cosine
+pathx256        s4           masked     spt      max     1e-3  0.05     64      50      -   10000  cosine
+pathx256        s4           masked     scratch  max     1e-4  0.05     16      50      -   10000  cosine
+listops_demo    transformer  masked     spt      mean    1e-3     0     32       -   1500     100  cosine
+listops_demo    transformer  masked     scratch  mean    1e-3     0     32       -   4500     100  cosine
+listops_demo    rotary       masked     spt      mean    1e-3     0     32       -   1500     100  cosine
+listops_demo    rotary       masked     scratch  mean    1e-3     0     32       -   4500     100  cosine
+listops_demo    s4           masked     spt      mean    1e-3     0     32       -   1500     100  cosine
+listops_demo    s4           masked     scratch  mean    1e-3     0     32       -   4500     100  cosine
+pathfinder_demo transformer  masked     spt      mean    1e-3     0     32       -    500     100  cosine
+pathfinder_demo transformer  masked     scratch  mean    1e-3     0     32       -   1500     100  cosine
+pathfinder_demo rotary       masked     spt      mean    1e-3     0     32       -    500     100  cosine
+pathfinder_demo rotary       masked     scratch  mean    1e-3     0     32       -   1500     100  cosine
+pathfinder_demo s4           masked     spt      mean    1e-3     0     32       -    500     100  cosine
+pathfinder_demo s4           masked     scratch  mean    1e-3     0     32       -   1500     100  cosine
+"""
+
+
+def parse_args(argv=None):
+    """Flags of stage 2. With --init, task, model and objective come from the pretraining run's config.json."""
+    parser = base_parser(__doc__.splitlines()[0], "finetune")
+    parser.add_argument("--init", type=Path, help="pretraining run directory; without it, training is from scratch")
+    parser.add_argument("--pool", choices=("mean", "max", "last"), help="how the sequence becomes one vector")
+    inherited = {}
+
+    def key_of(first):
+        if first.init is None:
+            return dict(task=first.task, model=first.model, objective=first.objective, start="scratch")
+        inherited.update(read_json(first.init / "config.json"))
+        for name in ("task", "model", "objective", "arch"):
+            if name not in inherited:
+                raise UserError(f"{first.init / 'config.json'} has no {name}; is it a pretraining run of this project?")
+        if "start" in inherited:
+            raise UserError(f"{first.init} is a finetuning run; --init wants a pretraining run")
+        for name in ("task", "model"):
+            if getattr(first, name) not in (None, inherited[name]):
+                raise UserError(f"--{name} {getattr(first, name)}, but {first.init} was pretrained with "
+                                f"--{name} {inherited[name]}")
+        return {name: inherited[name] for name in ("task", "model", "objective")} | dict(start="spt")
+
+    args = apply_recipe(parser, argv, RECIPES, key_of)
+    args.start = "scratch" if args.init is None else "spt"
+    if inherited:
+        args.arch = inherited["arch"]
+    args.pretraining = {k: inherited[k] for k in ("mask", "lr", "batch", "steps", "epochs", "seed") if k in inherited}
+    args.out = args.out or Path("runs") / f"{args.task}-{args.model}-{args.objective}-{args.start}-s{args.seed}"
+    return args
+
+
+def load_backbone(model, directory, say):
+    """Puts the pretrained backbone into a Classifier and says exactly what was and what was not taken over.
+
+    Everything but the head transfers. The one shape that may differ is the input layer of continuous tasks: its
+    mask-indicator column has no counterpart any more and is dropped. Any other difference is an error.
+    """
+    checkpoint = read_checkpoint(Path(directory) / "best.pt")
+    pretrained = {k: v for k, v in checkpoint["model"].items() if k.startswith("backbone.")}
+    ours = model.state_dict()
+    encoder = "backbone.encoder.weight"
+    dropped = ""
+    if encoder in pretrained and encoder in ours and pretrained[encoder].shape[1] == ours[encoder].shape[1] + 1:
+        pretrained[encoder] = pretrained[encoder][:, :-1]
+        dropped = "; the mask-indicator column of the input layer is dropped"
+    missing = {k for k in ours if k not in pretrained}
+    unexpected = sorted(pretrained.keys() - ours.keys())
+    head = {k for k in ours if k.startswith("head.")}
+    wrong = sorted(missing - head) + unexpected
+    wrong += [k for k in pretrained.keys() & ours.keys() if pretrained[k].shape != ours[k].shape]
+    if wrong:
+        raise UserError(f"{directory} holds another architecture than this run: {wrong[0]} does not fit "
+                        f"({len(wrong)} such tensors)")
+    model.load_state_dict(pretrained | {k: ours[k] for k in head})
+    say(f"from {directory}: {len(pretrained)} tensors taken over; left behind: "
+        f"{', '.join(sorted(k for k in checkpoint['model'] if k not in pretrained))}; fresh: "
+        f"{', '.join(sorted(head))}{dropped}")
+
+
+@torch.no_grad()
+def evaluate(model, task, split, args, run):
+    """Loss and accuracy over a whole split: every sequence once, whatever the batch size or number of processes."""
+    model.eval()
+    sums = torch.zeros(3, dtype=torch.float64, device=run.device)
+    size = args.micro_batch or args.batch
+    for i in range(run.rank, -(-len(split) // size), run.world):
+        x, y, lengths = to_device(split.batch(np.arange(i * size, min((i + 1) * size, len(split)))), run.device)
+        with run.autocast():
+            logits = model(x if task.kind == "tokens" else normalise(task, x), lengths).float()
+        loss = F.cross_entropy(logits, y, reduction="sum")
+        sums += torch.stack((loss.double(), (logits.argmax(-1) == y).sum().double(),
+                             torch.tensor(float(len(y)), dtype=torch.float64, device=run.device)))
+    model.train()
+    loss, right, n = run.total(sums).tolist()
+    return loss / n, right / n
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    run = setup(args)
+    if args.init is not None:
+        run.say(f"inherited from {args.init}: task {args.task}, model {args.model}, objective {args.objective}, sizes")
+    task = TASKS[args.task]
+    prepare(args.task, args.data_dir)
+    train, val, test = (load(args.task, name, args.data_dir) for name in ("train", "val", "test"))
+    total, per_epoch = steps_of(args, len(train))
+    resume_from = open_run(args, run)
+
+    # ---- model: 1 resume this run, 2 start from a pretrained backbone, 3 start from scratch -------------------
+    torch.manual_seed(args.seed)
+    backbone = Backbone(args.arch, task.length, task.vocab if task.kind == "tokens" else None, task.channels,
+                        causal=args.objective == "causal")
+    model = Classifier(backbone, task.classes, args.pool)
+    if resume_from is None and args.init is not None:
+        load_backbone(model, args.init, run.say)
+    model.to(run.device)
+    optimizer = torch.optim.AdamW(param_groups(model, args.lr, args.wd), fused=True)
+    state = new_state() if resume_from is None else restore(resume_from, args, model, optimizer)
+    plan(args, run, model, optimizer, total, per_epoch, train, val)
+    log = Log(args, run, total, state)
+    parallel = run.wrap(model, args)
+
+    # ---- training: evaluate, save, stop?, step, log -----------------------------------------------------------
+    for step in range(state["step"], total + 1):
+        if step == total or (step > 0 and step % args.eval_every == 0):
+            if step > state["evaluated"]:                              # not again right after resuming
+                with log.pause():
+                    loss, accuracy = evaluate(model, task, val, args, run)
+                log.evaluation(step, val_loss=loss, val_accuracy=accuracy)
+                state["evaluated"] = step
+                if accuracy > state["best"]:
+                    state.update(best=accuracy, best_step=step)
+                    save(args.out / "best.pt", run, args, model)
+                log.save(step, state, run, args, model, optimizer)
+        if step == total:
+            break
+
+        for group in optimizer.param_groups:      # scales each group's own rate: SSM parameters keep theirs
+            group["lr"] = group["initial_lr"] * lr_multiplier(step, args.warmup, total, args.schedule)
+        rows = batch_rows(len(train), args, step, per_epoch, run)
+        x, y, lengths = to_device(train.batch(rows.whole[rows.mine]), run.device)
+        optimizer.zero_grad(set_to_none=True)
+        batch_loss = torch.zeros((), device=run.device)
+        for part, last in micro_batches(len(x), args.micro_batch):
+            with run.no_sync(parallel, last), run.autocast():
+                inputs = x[part] if task.kind == "tokens" else normalise(task, x[part])
+                logits = parallel(inputs, None if lengths is None else lengths[part])
+                loss = F.cross_entropy(logits.float(), y[part], reduction="sum") / len(rows.whole)
+                (loss * run.world).backward()                          # DDP averages gradients; we want their sum
+            batch_loss += loss.detach()
+        optimizer.step()
+        log.training(step, state, run.total(batch_loss).item(), optimizer)
+        log.save_if_due(step + 1, state, run, args, model, optimizer)
+
+    # ---- the test split, once, with the checkpoint that validation chose ---------------------------------------
+    if run.world > 1:
+        torch.distributed.barrier()                                    # best.pt is written by process 0
+    model.load_state_dict(read_checkpoint(args.out / "best.pt")["model"])
+    test_loss, test_accuracy = evaluate(model, task, test, args, run)
+    results = dict(val_accuracy=state["best"], test_accuracy=test_accuracy, test_loss=test_loss,
+                   start=args.start, init=str(args.init) if args.init else None, test_examples=len(test))
+    log.finish(args, run, state, model, len(train), results)
+    run.close()
+
+
+if __name__ == "__main__":
+    guarded(main)

@@ -1,0 +1,445 @@
+"""The mathematics: convolution kernels of state space models, the FFT convolution, attention.
+
+"Kernel" here means the convolution kernel K of a linear recurrence, not a GPU kernel. Everything is a pure function
+of tensors; there is no nn.Module in this file, and it imports nothing from the others.
+
+    python kernels.py            benchmark: fast form beside naive form (time, peak memory, error against float64)
+
+The story, in the order of the file
+    1  A linear recurrence  x[k] = Abar x[k-1] + Bbar u[k],  y[k] = C x[k]         (paper, eq. 1)
+       is a convolution     y = K * u,  K[k] = C Abar^k Bbar                       (paper, eq. 2.4 and 4)
+       so a whole sequence costs one FFT instead of l sequential steps: `fft_conv`.
+    2  If Abar is diagonal, K is a sum of n geometric sequences, a Vandermonde product: `diagonal_kernel` (DLR, eq. 3).
+       Taken in two levels it is a matrix product with n sqrt(l) exponentials in place of n l: `geometric_sums`.
+    3  S4 has A = diag + rank 1 (HiPPO), discretised by the bilinear rule (eq. 2.1 to 2.3): `discretize`, `hippo_nplr`.
+       Its kernel is known on the roots of unity through four Cauchy sums: `s4_kernel_naive`.
+       Under the bilinear map each Cauchy sum is the spectrum of a diagonal kernel, so part 2 computes it: `s4_kernel`.
+    4  Attention, whole or in blocks, and rotary positions.
+
+Glossary (sizes lower-case, matrices upper-case as in the paper)
+    b batch   l length   d channels   h heads   e width of a head   c kernels per channel (2 when bidirectional)
+    N state size   n = N/2 stored states: A is real up to a change of basis, so its complex eigenvalues come in
+      conjugate pairs and one of each pair is enough
+    A   (d, n) diagonal part of the continuous state matrix, called Lambda once discretised
+    P   (d, n) low-rank part: A_full = diag(A) - P P*      B  (d, n) input map      C  (c, d, n) output map
+    dt  (d,)   step size Delta of the discretisation       K  (c, d, l) convolution kernel
+
+References: Amos et al. 2024, "Never Train from Scratch" (the paper); [1] Gu et al. 2022, "Efficiently Modeling Long
+Sequences with Structured State Spaces" (S4); [2] Gupta et al. 2022, "Simplifying and Understanding State Space
+Models with Diagonal Linear RNNs" (DLR); [3] Su et al. 2021, "RoFormer".
+
+Precision. Whatever autocast says, kernels and convolutions run in float32, because poles near the unit circle raised
+to the power l do not survive bfloat16. Exponents are formed in float64: a phase of 10^4 radians has lost three of
+float32's seven digits before the exponential is taken.
+"""
+import functools
+import math
+
+import torch
+import torch.nn.functional as F
+
+# ---------------------------------------------------------------------------------------------------------------------
+# 1  Recurrence and convolution
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def ssm_scan(Abar, Bbar, C, u):
+    """The recurrence itself, one step at a time (paper, eq. 1): what every kernel below must reproduce.
+
+    Abar (d, n, n), Bbar (d, n), C (d, n), u (b, d, l) -> y (b, d, l), real part of C x[k].
+    """
+    x = torch.zeros(u.shape[0], *Bbar.shape, dtype=Bbar.dtype, device=u.device)          # (b, d, n)
+    y = []
+    for k in range(u.shape[-1]):
+        x = torch.einsum("dmn,bdn->bdm", Abar, x) + Bbar * u[:, :, k, None]
+        y.append(torch.einsum("dn,bdn->bd", C, x).real)
+    return torch.stack(y, dim=-1)                                                        # (b, d, l)
+
+
+def fft_length(l):
+    """Smallest length >= l that is a small number times a power of two: FFTs of large prime lengths are slow."""
+    step = 1 << max(0, l.bit_length() - 4)
+    return -(-l // step) * step
+
+
+class _CircularConvolution(torch.autograd.Function):
+    """y = first l values of the circular convolution of u (b, d, l) with K (d, n), n >= 2l.
+
+    Written out because autograd's own backward of rfft is a complex FFT of twice the work, and because it would keep
+    the spectrum of u, four times the size of u, for the backward pass; transforming u again is cheaper than that memory.
+    """
+
+    @staticmethod
+    def forward(context, u, K):
+        context.save_for_backward(u, K)
+        n = K.shape[-1]
+        return torch.fft.irfft(torch.fft.rfft(u, n=n) * torch.fft.rfft(K), n=n)[..., : u.shape[-1]].contiguous()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(context, grad):
+        u, K = context.saved_tensors
+        n = K.shape[-1]
+        spectrum = torch.fft.rfft(grad, n=n)                                             # (b, d, n/2+1)
+        # The adjoint of a convolution is a correlation: a conjugate in the frequency domain.
+        grad_u = torch.fft.irfft(spectrum * torch.fft.rfft(K).conj(), n=n)[..., : u.shape[-1]]
+        grad_K = torch.fft.irfft((spectrum * torch.fft.rfft(u, n=n).conj()).sum(0), n=n)
+        return grad_u.contiguous(), grad_K
+
+
+@torch.amp.autocast("cpu", enabled=False)
+@torch.amp.autocast("cuda", enabled=False)
+def fft_conv(u, K, K_back=None):
+    """Causal convolution y[t] = sum_j K[j] u[t-j], plus sum_j K_back[j] u[t+1+j] when K_back is given.
+
+    u (b, d, l), K and K_back (d, l) -> (b, d, l) in u's dtype. The backward kernel starts at lag 1, so that position
+    t itself is counted once. Zero padding to twice the length makes the circular convolution of the FFT a linear one.
+    """
+    l = u.shape[-1]
+    n = fft_length(2 * l)
+    K = K[..., :l].float()
+    parts = [K, K.new_zeros(K.shape[0], n - K.shape[-1])]                                # lags 0 .. l-1, then nothing
+    if K_back is not None:                        # negative lags live at the end of the circle: index n-1-j is lag -1-j
+        K_back = K_back[..., :l].float().flip(-1)
+        parts = [K, K.new_zeros(K.shape[0], n - K.shape[-1] - K_back.shape[-1]), K_back]
+    return _CircularConvolution.apply(u.float(), torch.cat(parts, -1)).to(u.dtype)       # (b, d, l)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# 2  Diagonal recurrences: sums of geometric sequences
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def geometric_sums(V, log_p, l, dtype=torch.float32):
+    """Re sum_n V[r, d, n] exp(log_p[d, n] k) for k = 0 .. l-1: (r, d, n), (d, n) -> (r, d, l).
+
+    Write k = i m + j with m ~ sqrt(l). Then p^k = p^(i m) p^j, and the sum over n becomes a product of an
+    (l/m x n) and an (n x m) matrix per channel. n (m + l/m) exponentials are taken instead of n l, in float64, and the
+    (d, n, l) tensor of the textbook never exists. Real and imaginary parts are laid side by side along n because
+    Re(xy) = Re x Re y - Im x Im y is one real matrix product of inner size 2n.
+    """
+    r, d, n = V.shape
+    # Half the square root of l in the left factor, which carries the r rows: both factors are then about equally large.
+    m = min(l, max(1, round(math.sqrt(l * max(1, r)))))
+    rows = -(-l // m)                                                                    # ceil(l / m)
+    log_p = log_p.to(torch.complex128)
+    index = torch.arange(max(m, rows), device=V.device, dtype=torch.float64)
+    right = torch.exp(log_p[..., None] * index[:m])                                      # (d, n, m)   p^j
+    left = torch.exp(log_p[:, None, :] * (index[:rows, None] * m))                       # (d, l/m, n) p^(i m)
+    half = torch.complex64 if dtype == torch.float32 else torch.complex128
+    right = torch.view_as_real(right.to(half)).transpose(-1, -2).flatten(1, 2)           # (d, 2n, m): Re, Im per state
+    left = V.to(half).transpose(0, 1)[:, :, None, :] * left.to(half)[:, None]            # (d, r, l/m, n)
+    left = torch.view_as_real(left.conj().resolve_conj()).flatten(-2).flatten(1, 2)      # (d, r l/m, 2n): Re, -Im
+    K = torch.bmm(left, right)                                                           # (d, r l/m, m)
+    return K.view(d, r, rows * m)[..., :l].transpose(0, 1)                               # (r, d, l)
+
+
+@torch.amp.autocast("cpu", enabled=False)
+@torch.amp.autocast("cuda", enabled=False)
+def diagonal_kernel(W, Lambda, l):
+    """Kernel of the diagonal linear RNN (paper, eq. 3; [2]): K[c, d, k] = Re sum_n W[c, d, n] exp(Lambda[n] k).
+
+    W complex (c, d, n), Lambda complex (n,) shared by all channels or (d, n) -> real (c, d, l). There is no step size,
+    no B, no factor 2 and no conjugate pairing. Re Lambda <= 0 is the caller's business; the sum is right for any value.
+    """
+    if Lambda.ndim == 2:
+        return geometric_sums(W, Lambda, l)
+    # Shared poles: the (n, l) table of powers serves every channel, and one (c d x 2n)(2n x l) product finishes the job.
+    m = max(1, round(math.sqrt(l)))
+    index = torch.arange(max(m, -(-l // m)), device=W.device, dtype=torch.float64)
+    Lambda = Lambda.to(torch.complex128)
+    fine = torch.exp(Lambda[:, None] * index[:m]).to(torch.complex64)                    # (n, m)
+    coarse = torch.exp(Lambda[:, None] * (index[: -(-l // m)] * m)).to(torch.complex64)  # (n, l/m)
+    powers = (coarse[:, :, None] * fine[:, None, :]).flatten(1)[:, :l]                   # (n, l)
+    W = W.to(torch.complex64)
+    K = torch.cat((W.real, -W.imag), -1).flatten(0, 1) @ torch.cat((powers.real, powers.imag), 0)
+    return K.view(*W.shape[:2], l)                                                       # (c, d, l)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# 3  S4: diagonal plus low rank, bilinear discretisation
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def hippo_nplr(N):
+    """HiPPO-LegS, the state matrix that remembers the past as Legendre coefficients, in diagonal-plus-rank-1 form.
+
+    Returns A, P, B, each complex (N/2,), conjugate representatives with negative imaginary part in ascending order,
+    such that diag(A) - P P* (over all N states) is HiPPO-LegS in the basis of its eigenvectors V, and B = V* B_legs.
+    Source: [1], appendix C.1. Computed in float64: A + P P^T is normal, -1/2 plus a skew-symmetric matrix, so `eigh` of
+    -i times that skew part gives an orthonormal V.
+    """
+    if N < 2 or N % 2:
+        raise ValueError(f"the state size N must be even and at least 2, got {N}")
+    k = torch.arange(N, dtype=torch.float64)
+    B = torch.sqrt(2 * k + 1)                                                            # (N,)
+    P = torch.sqrt(k + 0.5)                                                              # (N,)
+    A = -torch.tril(B[:, None] * B[None, :], diagonal=-1) - torch.diag(k + 1)            # (N, N) LegS
+    normal = A + P[:, None] * P[None, :]                                                 # -1/2 I + skew
+    imag, V = torch.linalg.eigh(-1j * (normal - normal.T).to(torch.complex128) / 2)      # ascending, V unitary
+    half = slice(0, N // 2)                                                              # the negative imaginary parts
+    Vh = V.conj().T.to(torch.complex128)
+    A_diag = torch.complex(torch.full_like(imag, -0.5), imag)
+    return A_diag[half], (Vh @ P.to(Vh.dtype))[half], (Vh @ B.to(Vh.dtype))[half]
+
+
+def discretize(A, P, B, dt):
+    """Bilinear discretisation, written out with dense matrices (paper, eq. 2.1 to 2.3). O(d N^3): for reading,
+    initialisation and tests.
+
+    A, P, B complex (d, n) or (1, n), one of each conjugate pair; dt (d,) -> Abar (d, N, N), Bbar (d, N), N = 2n.
+    """
+    A, P, B = (torch.cat((v, v.conj()), -1) for v in (A, P, B))                          # (d, N) all states
+    A_full = torch.diag_embed(A) - P[..., :, None] * P.conj()[..., None, :]              # (d, N, N)
+    half_step = dt[:, None, None] / 2 * A_full
+    eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    Abar = torch.linalg.solve(eye - half_step, eye + half_step)                          # (d, N, N)
+    Bbar = torch.linalg.solve(eye - half_step, (dt[:, None] * B)[..., None])[..., 0]     # (d, N)
+    return Abar, Bbar
+
+
+def truncation_correction(A, P, B, C, dt, l):
+    """C~ = C (I - Abar^l), the form of C that S4 trains ([1], lemma C.3): C complex (c, d, n) -> (c, d, n).
+
+    It turns the truncated sum over k < l into a closed form. Abar maps conjugate pairs to conjugate pairs, so C~ keeps
+    the pairing and half of it is enough. Run in float64: Abar^l by repeated squaring.
+    """
+    A, P, B, C = (v.to(torch.complex128) for v in (A, P, B, C))
+    Abar, _ = discretize(A, P, B, dt.double())
+    C_full = torch.cat((C, C.conj()), -1)                                                # (c, d, N)
+    C_tilde = C_full - torch.einsum("cdm,dmn->cdn", C_full, torch.linalg.matrix_power(Abar, l))
+    return C_tilde[..., : A.shape[-1]]                                                   # (c, d, n)
+
+
+def s4_kernel_naive(A, P, B, C, dt, l):
+    """The S4 kernel as the textbook writes it ([1], algorithm 1): same arguments and result as `s4_kernel`.
+
+    On the l-th roots of unity w, with C~ in place of C, the generating function sum_k K[k] w^k is
+        dt C~ [(1 - w) I - dt/2 (1 + w) A_full]^-1 B
+    and Woodbury's identity reduces the inverse of diagonal-plus-rank-1 to four Cauchy sums S(v) = sum_n v_n / D_n(w),
+    D_n = (1 - w) - dt/2 (1 + w) A_n. (This form has no division by 1 + w, which vanishes at w = -1.)
+    Builds (c, d, n, l) tensors: O(d n l) memory. Precision follows the inputs: give complex128 for an oracle.
+    """
+    A, P, B, C = (torch.cat((v, v.conj()), -1) for v in (A, P, B, C))                    # all N states
+    angle = torch.arange(l // 2 + 1, device=dt.device, dtype=torch.float64) * (-2 * math.pi / l)
+    w = torch.polar(torch.ones_like(angle), angle).to(A.dtype)                           # (l/2+1,)
+    dt = dt.to(A.real.dtype)[:, None]                                                    # (d, 1)
+    D = (1 - w) - (dt / 2)[..., None] * (1 + w) * A[..., None]                           # (d, N, l/2+1)
+
+    def cauchy(v):
+        return (v[..., None] / D).sum(-2)                                                # (..., d, l/2+1)
+
+    g = dt / 2 * (1 + w)                                                                 # (d, l/2+1)
+    spectrum = dt * (cauchy(C * B)
+                     - g * cauchy(C * P) * cauchy(P.conj() * B) / (1 + g * cauchy(P.conj() * P)))
+    return torch.fft.irfft(spectrum, n=l)                                                # (c, d, l)
+
+
+# Where some |1 - p^l| falls below this, the Cauchy sums are nearly singular on the grid and float32 cancels badly.
+NEAR_ROOT_OF_UNITY = 0.02
+
+
+@torch.amp.autocast("cpu", enabled=False)
+@torch.amp.autocast("cuda", enabled=False)
+def s4_kernel(A, P, B, C, dt, l):
+    """Convolution kernel of S4: A_full = diag(A) - P P*, bilinear discretisation (paper, eq. 2; [1]).
+
+    A, P, B complex (d, n) or (1, n), one of each conjugate pair; C complex (c, d, n), the truncation-corrected
+    C~ = C (I - Abar^l); dt (d,) -> real float32 (c, d, l).  With x~ = [x, conj x] over all N = 2n states,
+    K[k] = C_raw~ Abar^k Bbar.  C is not conjugated and there is no extra factor.
+
+    How: each Cauchy sum of `s4_kernel_naive` has terms
+        v_n / D_n(w) = v_n / (1 - dt A_n / 2)  *  1 / (1 - w p_n),      p_n = (1 + dt A_n / 2) / (1 - dt A_n / 2),
+    and on the l-th roots of unity  1 / (1 - w p) = sum_{k<l} w^k p^k / (1 - p^l)  exactly. So a Cauchy sum is the
+    discrete Fourier transform of a sum of geometric sequences with the poles p_n, which `geometric_sums` computes as
+    one matrix product for all four sums. O(d n sqrt(l)) exponentials, O(c d l) memory.
+
+    Accuracy, relative to the largest |K|, against a float64 recurrence: below 1e-4 (typically 1e-5) for dt in
+    [1e-4, 10], any l, Re A <= -1e-4. When a pole p comes close to an l-th root of unity, the sums are large and cancel;
+    that case is detected and taken in float64 (about twice the time), so accuracy holds there too.
+    """
+    A, P, B, C = (v.to(torch.complex128) for v in (A, P, B, C))
+    dt = dt.double()[:, None]                                                            # (d, 1)
+    x = dt * A / 2
+    log_p = torch.log((1 + x) / (1 - x))                                                 # (d, n)
+    root_gap = 1 - torch.exp(l * log_p)                                                  # (d, n)  1 - p^l
+    precise = bool(root_gap.detach().abs().min() < NEAR_ROOT_OF_UNITY)
+    dtype = torch.float64 if precise else torch.float32
+
+    c = C.shape[0]
+    shape = C.shape[1:]                                                                  # (d, n)
+    V = torch.cat((C * B, C * P, (P.conj() * B).expand(1, *shape), (P.conj() * P).expand(1, *shape)))
+    V = 2 * V / ((1 - x) * root_gap)                # the factor 2 with Re: the conjugate halves add their conjugates
+    sums = geometric_sums(V, log_p.expand(shape), l, dtype)                              # (2c+2, d, l)
+    CB, CP, PB, PP = torch.fft.rfft(sums).split((c, c, 1, 1))                            # (., d, l/2+1)
+
+    angle = torch.arange(l // 2 + 1, device=dt.device, dtype=torch.float64) * (-2 * math.pi / l)
+    g = dt / 2 * (1 + torch.polar(torch.ones_like(angle), angle))                        # (d, l/2+1)
+    g = g.to(CB.dtype)
+    spectrum = CB - CP * (g * PB / (1 + g * PP))                                         # Woodbury
+    return (dt * torch.fft.irfft(spectrum, n=l)).float()                                 # (c, d, l)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# 4  Attention and rotary positions
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=8)
+def _turns(l, e, device):
+    """exp(i t 10000^(-2m/e)) for position t and pair m, (l, e/2). Angles are float64: at l = 65536 a float32 angle is
+    off by thousandths of a radian."""
+    frequency = 10000.0 ** (-torch.arange(0, e, 2, device=device, dtype=torch.float64) / e)
+    angle = torch.arange(l, device=device, dtype=torch.float64)[:, None] * frequency
+    return torch.polar(torch.ones_like(angle), angle).to(torch.complex64)
+
+
+def rotary(x):
+    """Rotary position embedding ([3]): rotates the pair (x[2m], x[2m+1]) at position t by t * 10000^(-2m/e).
+
+    x (..., l, e) -> same shape and dtype. All of e is rotated (paper, section 3.2). After it, q_i . k_j depends on the
+    positions only through i - j. A pair is a complex number, and its rotation one complex product.
+    """
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))                      # (..., l, e/2)
+    return torch.view_as_real(pairs * _turns(*x.shape[-2:], x.device)).flatten(-2).to(x.dtype)
+
+
+@functools.lru_cache(maxsize=None)
+def attention_backend():
+    """(name, reason): flash-attn if it is installed and a probe call works, else PyTorch's own kernels.
+
+    Importing is no proof: a build for another GPU or another torch imports well and fails when called.
+    """
+    if not torch.cuda.is_available():
+        return "sdpa", "no CUDA device"
+    try:
+        from flash_attn import flash_attn_func
+        probe = torch.zeros(1, 8, 1, 32, device="cuda", dtype=torch.bfloat16)
+        flash_attn_func(probe, probe, probe)
+        return "flash-attn", "installed, and the probe call works"
+    except Exception as error:
+        return "sdpa", f"flash-attn not usable ({type(error).__name__})"
+
+
+def _attend(q, k, v, causal, mask):
+    """softmax(q k^T / sqrt(e)) v. Causal: the last query is aligned with the last key, as when looking one block back."""
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    if mask is None and q.is_cuda and half and attention_backend()[0] == "flash-attn":
+        from flash_attn import flash_attn_func
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))                                 # (b, l, h, e)
+        return flash_attn_func(q, k, v, causal=causal).transpose(1, 2)
+    lq, lk = q.shape[-2], k.shape[-2]
+    if causal and lq != lk:               # scaled_dot_product_attention aligns is_causal with the first key instead
+        mask = torch.ones(lq, lk, dtype=torch.bool, device=q.device).tril(lk - lq)       # (lq, lk)
+        causal = False
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+
+
+def attention(q, k, v, causal=False, block=None, lengths=None):
+    """Multi-head attention, (b, h, l, e) three times -> (b, h, l, e).
+
+    block: the sequence is cut into blocks of that size, and each attends to itself and its neighbours, one on each
+    side (causal: itself and the previous one), as the paper does from 16K on (section 2). l need not be a multiple.
+    lengths (b,): keys at or past a sequence's true length are not attended. What comes out at queries past the true
+    length is finite and without meaning.
+    """
+    l = q.shape[-2]
+    block = block or l
+    out = []
+    # One call per block. Blocks are few (4 of 4096 on PathX) and large, and a call without a mask may use flash kernels.
+    for start in range(0, l, block):
+        lo, hi = max(0, start - block), min(l, start + (block if causal else 2 * block))
+        mask = None
+        if lengths is not None and not causal:      # causal: padding is at the end, where no real query ever looks
+            inside = torch.arange(lo, hi, device=q.device) < lengths[:, None]            # (b, keys)
+            inside = inside | ~inside.any(-1, keepdim=True)      # no key left: a padded query; softmax needs one
+            mask = inside[:, None, None, :]                                              # (b, 1, 1, keys)
+        out.append(_attend(q[..., start:start + block, :], k[..., lo:hi, :], v[..., lo:hi, :], causal, mask))
+    return out[0] if len(out) == 1 else torch.cat(out, -2)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Benchmark
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def random_s4(d, N, c, l, dt_min=1e-3, dt_max=0.1, dtype=torch.complex64, device="cpu", seed=0):
+    """HiPPO-initialised arguments of `s4_kernel` (A, P, B, C~, dt) with random C and log-uniform dt."""
+    generator = torch.Generator().manual_seed(seed)
+    A, P, B = (v.expand(d, -1).contiguous() for v in hippo_nplr(N))                      # (d, n)
+    C = torch.randn(c, d, N // 2, dtype=torch.complex128, generator=generator)
+    dt = torch.exp(torch.rand(d, generator=generator, dtype=torch.float64) * math.log(dt_max / dt_min)) * dt_min
+    C = truncation_correction(A, P, B, C, dt, l)
+    real = torch.empty(0, dtype=dtype).real.dtype
+    return [v.to(device, dtype) for v in (A, P, B, C)] + [dt.to(device, real)]
+
+
+def _child(queue, name, d, N, c, l, device, threads):
+    """One measurement in a process of its own, so that its peak memory is its own: (seconds, bytes, kernel on CPU)."""
+    import resource
+    import time
+
+    torch.set_num_threads(threads)
+    arguments = [v.requires_grad_() for v in random_s4(d, N, c, l, device=device)]
+    kernel = {"fast": s4_kernel, "naive": s4_kernel_naive}[name]
+    kernel(*random_s4(2, 4, 1, 16, device=device), 16).sum()                             # libraries load outside the clock
+    cuda = device == "cuda"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    seconds = []
+    for _ in range(3 if name == "fast" or cuda else 1):
+        for v in arguments:
+            v.grad = None
+        if cuda:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        K = kernel(*arguments, l)
+        K.square().sum().backward()
+        if cuda:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    queue.put((min(seconds), peak - before, K.detach().cpu().numpy()))
+
+
+def benchmark(lengths=(1024, 4096, 16384, 65536), d=256, N=64, c=2, naive_up_to=4096, device=None):
+    """Prints, per length: seconds and peak memory of forward + backward, fast beside naive, and error against float64.
+
+    The error is the largest absolute error over the largest absolute kernel value, on the first 8 channels.
+    """
+    import multiprocessing
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    context = multiprocessing.get_context("spawn")
+    threads = torch.get_num_threads()
+    print(f"s4_kernel, forward + backward, d={d} N={N} directions={c}, {device}, {threads} threads, "
+          f"torch {torch.__version__}")
+    print("| l | naive s | fast s | ratio | naive MiB | fast MiB | ratio | naive error | fast error |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for l in lengths:
+        wide = [v[..., :8, :] if v.ndim > 1 else v[:8] for v in random_s4(d, N, c, l)]
+        exact = s4_kernel_naive(*(v.to(torch.complex128) for v in wide[:4]), wide[4].double(), l).numpy()
+        row = {}
+        for name in ("naive", "fast"):
+            if name == "naive" and l > naive_up_to:
+                continue
+            queue = context.Queue()
+            process = context.Process(target=_child, args=(queue, name, d, N, c, l, device, threads))
+            process.start()
+            seconds, peak, K = queue.get()
+            process.join()
+            error = abs(K[:, :8] - exact).max() / abs(exact).max()
+            row[name] = (seconds, peak / 2**20, error)
+        fast = row["fast"]
+        if "naive" in row:
+            slow = row["naive"]
+            print(f"| {l} | {slow[0]:.3f} | {fast[0]:.3f} | {slow[0] / fast[0]:.1f} | {slow[1]:.0f} | {fast[1]:.0f} "
+                  f"| {slow[1] / fast[1]:.1f} | {slow[2]:.1e} | {fast[2]:.1e} |", flush=True)
+        else:
+            print(f"| {l} | not run | {fast[0]:.3f} | | not run | {fast[1]:.0f} | | | {fast[2]:.1e} |", flush=True)
+
+
+if __name__ == "__main__":
+    benchmark()

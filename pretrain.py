@@ -1,0 +1,632 @@
+"""Stage 1, self-pretraining (SPT): learn to reconstruct the task's own training inputs. No labels, no other data.
+
+    python pretrain.py --task listops_demo --model rotary         a few minutes on one CPU core
+    python pretrain.py --task pathx --model s4                    the paper's run, on one GPU
+    torchrun --nproc-per-node=4 pretrain.py --task pathx --model s4
+    python pretrain.py --task pathx --model s4 --help             every flag with the paper's value for this pair
+
+Two objectives (paper, section 2):
+    masked   each position is hidden with a fixed probability and predicted from both sides
+    causal   each position is predicted from those before it; the model itself is unidirectional
+The result is a run directory with the weights that predicted the validation split best, `best.pt`. Hand it to
+`finetune.py --init`. Read "The objective" below, then `main`; the plumbing at the end is shared with finetune.py.
+"""
+import argparse
+import contextlib
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from data import MASK, TASKS, DataError as UserError, load, normalise, order, prepare
+from models import Backbone, Denoiser, arch, count, inside, param_groups, read_table
+
+# Learning rate, batch and weight decay: paper, tables 4 and 5 (the second value of each pair). Masking ratio: section 2.
+# Epochs, warm-up and schedule: the official configurations. (The paper prints two "Masked" rows for Pathfinder and
+# PathX; the second is the causal one, by elimination.)  epochs is the longest run: the best checkpoint counts.
+RECIPES = """
+task            model        objective  mask  loss      lr    wd  batch  epochs  steps  warmup  schedule
+listops         transformer  masked     0.10  ce      1e-3   0.1    128     100      -    2000  constant
+listops         transformer  causal        -  ce      5e-4   0.1     32     100      -    2000  constant
+listops         rotary       masked     0.10  ce      1e-3  0.05    256     100      -    2000  constant
+listops         s4           masked     0.10  ce      1e-3  0.05    128     100      -    2000  constant
+pathfinder      transformer  masked     0.50  ce      1e-3     0     16      50      -    2500  constant
+pathfinder      transformer  causal        -  ce      1e-3     0    128      50      -    2500  constant
+pathfinder      rotary       masked     0.50  ce      1e-3     0     32      50      -    2500  constant
+pathfinder      s4           masked     0.50  ce      1e-3  0.03      8     200      -    2500  constant
+pathx           transformer  masked     0.50  ce      5e-4     0      8     200      -    5000  constant
+pathx           transformer  causal        -  ce      1e-3     0      8     200      -    5000  constant
+pathx           rotary       masked     0.50  ce      1e-3     0      8     200      -    5000  constant
+pathx           s4           masked     0.50  ce      1e-3  0.05      8      50      -    5000  constant
+pathx256        s4           masked     0.50  ce      1e-3  0.05      8      50      -    5000  constant
+listops_demo    transformer  masked     0.15  ce      1e-3     0     32       -   3000     100  cosine
+listops_demo    rotary       masked     0.15  ce      1e-3     0     32       -   3000     100  cosine
+listops_demo    s4           masked     0.15  ce      1e-3     0     32       -   3000     100  cosine
+pathfinder_demo transformer  masked     0.50  ce      1e-3     0     32       -   1000     100  cosine
+pathfinder_demo rotary       masked     0.50  ce      1e-3     0     32       -   1000     100  cosine
+pathfinder_demo s4           masked     0.50  ce      1e-3     0     32       -   1000     100  cosine
+"""
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The objective
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def choose_positions(shape, ratio, *key):
+    """Which positions to hide: (b, length) bool, each independently with probability `ratio` (an exact count would tell
+    the model how many are left). A pure function of its arguments, so a resumed run hides the same positions again."""
+    return torch.from_numpy(np.random.default_rng(key).random(shape, dtype=np.float32) < ratio)
+
+
+def corrupt(task, x, where, lengths):
+    """Masked objective: raw batch x and positions where (b, l) -> inputs, targets, where.
+
+    Symbols: a hidden one becomes the <mask> symbol. Samples: a hidden one becomes 0 after normalisation, and one more
+    channel says which are hidden, since 0 is also an honest value. Every chosen position is hidden (none is kept or
+    replaced at random, as BERT would). Padding is never chosen; <eos> may be.
+    """
+    if lengths is not None:
+        where = where & inside(lengths, x.shape[1])
+    if task.kind == "tokens":
+        return x.masked_fill(where, MASK), x, where                                           # (b, l) all three
+    hidden = where[..., None].float()                                                         # (b, l, 1)
+    inputs = torch.cat((normalise(task, x) * (1 - hidden), hidden), -1)                       # (b, l, channels + 1)
+    return inputs, x, where
+
+
+def shift(task, x, lengths):
+    """Causal objective: the target at t is the input at t + 1; the last position has no target."""
+    b, l = x.shape[:2]
+    targets = torch.roll(x, -1, dims=1)
+    ends = torch.full((b,), l, device=x.device) if lengths is None else lengths
+    where = inside(ends - 1, l)                                                               # (b, l)
+    return (x if task.kind == "tokens" else normalise(task, x)), targets, where
+
+
+def spt_loss(task, prediction, targets, where, loss):
+    """Summed loss and summed score over the positions in where: prediction (m, outputs), targets as in the batch.
+
+    ce: cross-entropy over symbols or gray levels 0..255; score: number of right predictions.
+    l1: absolute error of the normalised sample, mean over channels; score: negative squared error, mean over channels.
+    Sums, not means: micro-batches and processes hold different numbers of hidden positions, and the caller divides by
+    the number in the whole batch.
+    """
+    chosen = targets[where]                                                                   # (m,) or (m, channels)
+    if loss == "ce":
+        chosen = chosen.reshape(-1).long()
+        return F.cross_entropy(prediction.float(), chosen, reduction="sum"), (prediction.argmax(-1) == chosen).sum()
+    error = prediction.float() - normalise(task, chosen)
+    return error.abs().mean(-1).sum(), -error.square().mean(-1).sum()
+
+
+def pretext(task, args, x, lengths, rows, *key):
+    """One raw batch -> inputs, targets, where, for either objective. rows: which rows of the whole batch these are; the
+    positions of the whole batch are drawn everywhere, so that they do not depend on the number of processes."""
+    if args.objective == "causal":
+        return shift(task, x, lengths)
+    where = choose_positions((len(rows.whole), task.length), args.mask, *key)[rows.mine]      # (b, length)
+    return corrupt(task, x, where[:, : x.shape[1]].to(x.device), lengths)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Evaluation and training
+# ---------------------------------------------------------------------------------------------------------------------
+
+EVAL_KEY = 1 << 40      # positions hidden in evaluation are the same every time, and none of those of a training step
+
+
+@torch.no_grad()
+def evaluate(model, task, split, args, run):
+    """Loss and score per hidden position over a whole split; the score is accuracy (ce) or minus squared error (l1)."""
+    model.eval()
+    sums = torch.zeros(3, dtype=torch.float64, device=run.device)
+    size = args.micro_batch or args.batch
+    for i in range(run.rank, -(-len(split) // size), run.world):
+        index = np.arange(i * size, min((i + 1) * size, len(split)))
+        x, _, lengths = to_device(split.batch(index), run.device)
+        rows = SimpleNamespace(whole=index, mine=slice(None))
+        inputs, targets, where = pretext(task, args, x, lengths, rows, args.seed, EVAL_KEY, i)
+        with run.autocast():
+            prediction = model(inputs, lengths, where)
+        loss, score = spt_loss(task, prediction, targets, where, args.loss)
+        sums += torch.stack((loss.double(), score.double(), where.sum().double()))
+    model.train()
+    loss, score, n = run.total(sums).tolist()
+    return loss / max(n, 1), score / max(n, 1)
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    run = setup(args)
+    task = TASKS[args.task]
+    prepare(args.task, args.data_dir)
+    train, val = load(args.task, "train", args.data_dir), load(args.task, "val", args.data_dir)
+    total, per_epoch = steps_of(args, len(train))
+    resume_from = open_run(args, run)
+
+    # ---- model and optimiser: every process builds the same one --------------------------------------------------
+    torch.manual_seed(args.seed)
+    masked_samples = args.objective == "masked" and task.kind == "continuous"
+    backbone = Backbone(args.arch, task.length, task.vocab if task.kind == "tokens" else None, task.channels,
+                        mask_channel=masked_samples, causal=args.objective == "causal")
+    model = Denoiser(backbone, task.vocab if args.loss == "ce" else task.channels).to(run.device)
+    optimizer = torch.optim.AdamW(param_groups(model, args.lr, args.wd), fused=True)
+    state = new_state()
+    if resume_from is not None:
+        state = restore(resume_from, args, model, optimizer)
+    plan(args, run, model, optimizer, total, per_epoch, train, val)
+    log = Log(args, run, total, state)
+    parallel = run.wrap(model, args)
+
+    # ---- training: evaluate, save, stop?, step, log -----------------------------------------------------------
+    for step in range(state["step"], total + 1):
+        if step == total or (step > 0 and step % args.eval_every == 0):
+            if step > state["evaluated"]:                              # not again right after resuming
+                with log.pause():
+                    loss, score = evaluate(model, task, val, args, run)
+                log.evaluation(step, val_loss=loss, val_score=score)
+                state["evaluated"] = step
+                if score > state["best"]:
+                    state.update(best=score, best_step=step)
+                    save(args.out / "best.pt", run, args, model)
+                log.save(step, state, run, args, model, optimizer)
+        if step == total:
+            break
+
+        for group in optimizer.param_groups:      # scales each group's own rate: SSM parameters keep theirs
+            group["lr"] = group["initial_lr"] * lr_multiplier(step, args.warmup, total, args.schedule)
+        rows = batch_rows(len(train), args, step, per_epoch, run)
+        x, _, lengths = to_device(train.batch(rows.whole[rows.mine]), run.device)
+        inputs, targets, where = pretext(task, args, x, lengths, rows, args.seed, step)
+        hidden = run.total(where.sum()).clamp(min=1)                   # in the whole batch, on all processes
+        optimizer.zero_grad(set_to_none=True)
+        batch_loss = torch.zeros((), device=run.device)
+        for part, last in micro_batches(len(x), args.micro_batch):
+            with run.no_sync(parallel, last), run.autocast():
+                ends = None if lengths is None else lengths[part]
+                prediction = parallel(inputs[part], ends, where[part])
+                loss, _ = spt_loss(task, prediction, targets[part], where[part], args.loss)
+                loss = loss / hidden
+                (loss * run.world).backward()                          # DDP averages gradients; we want their sum
+            batch_loss += loss.detach()
+        optimizer.step()
+        log.training(step, state, run.total(batch_loss).item(), optimizer)
+        log.save_if_due(step + 1, state, run, args, model, optimizer)
+
+    log.finish(args, run, state, model, len(train), dict(val_score=state["best"], score_is=(
+        "accuracy on hidden positions" if args.loss == "ce" else "minus squared error on hidden samples")))
+    run.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Plumbing, shared with finetune.py
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def base_parser(description, stage):
+    """The flags both stages have. Defaults that the recipe decides are filled in by `apply_recipe`."""
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    what = parser.add_argument_group("what to run")
+    what.add_argument("--task", help="one of: " + " ".join(TASKS))
+    what.add_argument("--model", help="transformer (sinusoidal positions), rotary or s4")
+    what.add_argument("--objective", choices=("masked", "causal"), default="masked",
+                      help="masked: bidirectional model; causal: unidirectional model, next-symbol prediction")
+    what.add_argument("--seed", type=int, default=0, help="of weights, data order and hidden positions")
+    what.add_argument("--data-dir", default="data", help="where prepared data sets live")
+    what.add_argument("--out", type=Path, help=f"run directory (default: runs/TASK-MODEL-OBJECTIVE-{stage}-sSEED)")
+    what.add_argument("--resume", action="store_true", help="go on exactly where the run in --out was stopped")
+    recipe = parser.add_argument_group("recipe (the paper's values; your flags win)")
+    recipe.add_argument("--lr", type=float, help="learning rate of all but the SSM parameters")
+    recipe.add_argument("--wd", "--weight-decay", type=float, help="AdamW weight decay")
+    recipe.add_argument("--batch", type=int, help="sequences per optimiser step, over all GPUs and micro-batches")
+    recipe.add_argument("--epochs", type=int, help="longest run, in epochs")
+    recipe.add_argument("--steps", type=int, help="longest run, in optimiser steps; wins over --epochs")
+    recipe.add_argument("--warmup", type=int, help="steps of linear warm-up")
+    recipe.add_argument("--schedule", choices=("constant", "cosine"), help="after warm-up; cosine reaches 0 at the end")
+    machine = parser.add_argument_group("machine")
+    machine.add_argument("--micro-batch", type=int, help="sequences per forward pass; halve it when memory runs out")
+    machine.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="auto: a GPU if there is one")
+    machine.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"),
+                         help="auto: bfloat16 autocast on a GPU that has it, else float32")
+    machine.add_argument("--compile", action="store_true", help="torch.compile the backbone")
+    machine.add_argument("--eval-every", type=int, help="steps between evaluations (default: one epoch)")
+    machine.add_argument("--log-every", type=int, default=100, help="steps between log lines")
+    return parser
+
+
+MACHINE_FLAGS = {"resume", "device", "dtype", "compile", "log_every", "out", "data_dir"}
+
+
+def parse_args(argv=None):
+    """Flags of stage 1: the recipe's row for (task, model, objective) gives the defaults."""
+    parser = base_parser(__doc__.splitlines()[0], "pretrain")
+    parser.add_argument("--mask", type=float, help="masking ratio: probability that a position is hidden")
+    parser.add_argument("--loss", choices=("ce", "l1"), help="cross-entropy over symbols or gray levels, or L1")
+    args = apply_recipe(parser, argv, RECIPES, lambda first: dict(
+        task=first.task, model=first.model, objective=first.objective))
+    if args.objective == "masked" and not 0 < args.mask < 1:
+        raise UserError(f"--mask must lie between 0 and 1, got {args.mask}")
+    args.out = args.out or Path("runs") / f"{args.task}-{args.model}-{args.objective}-pretrain-s{args.seed}"
+    return args
+
+
+def apply_recipe(parser, argv, recipes, key_of):
+    """Two passes: the first finds out which row, the second parses with that row as defaults, so that explicit flags
+    win and --help shows the row's values. Row cells are strings; argparse runs `type=` on string defaults."""
+    argv = sys.argv[1:] if argv is None else argv
+    first, _ = parser.parse_known_args([a for a in argv if a not in ("-h", "--help")])
+    rows = read_table(recipes)
+    wanted_help = len(argv) != len([a for a in argv if a not in ("-h", "--help")])
+    if wanted_help and first.task is None and getattr(first, "init", None) is None:
+        parser.parse_args(argv)                                        # prints help without a row, and exits
+    key = key_of(first)
+    for name in ("task", "model"):
+        if key[name] is None:
+            known = sorted({row[name] for row in rows})
+            raise UserError(f"--{name} is missing; one of: {' '.join(known)}")
+    matching = [row for row in rows if all(row[k] == v for k, v in key.items())]
+    if not matching:
+        pairs = sorted({f"{row['task']}/{row['model']}/{row['objective']}" for row in rows})
+        raise UserError(f"no recipe for {'/'.join(v for v in key.values())}; there is: {' '.join(pairs)}")
+    row = matching[0]
+    parser.set_defaults(**row)
+    args = parser.parse_args(argv)
+    args.task, args.model, args.objective = key["task"], key["model"], key["objective"]
+    args.arch = arch(args.task, args.model)
+    # What the user changed: a run with a non-empty list is never reported as the paper's setting.
+    recipe = vars(parser.parse_args([]))
+    args.changed = {k: getattr(args, k) for k in row if k in recipe and getattr(args, k) != recipe[k]}
+    for name in ("batch", "steps", "epochs", "micro_batch", "eval_every", "log_every"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    return args
+
+
+def setup(args):
+    """Processes, device and number format, each decision printed with its reason. Returns a small namespace."""
+    world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda, but torch sees no CUDA device; use --device cpu")
+    cuda = args.device != "cpu" and torch.cuda.is_available()
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    device = torch.device(f"cuda:{local}" if cuda else "cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    if world > args.batch:
+        raise UserError(f"--batch {args.batch} is smaller than the number of processes, {world}")
+    if world > 1:
+        dist.init_process_group("nccl" if cuda else "gloo")
+    bf16 = args.dtype == "bfloat16" or (args.dtype == "auto" and cuda and torch.cuda.is_bf16_supported())
+    why = "--dtype" if args.dtype != "auto" else "CUDA with bfloat16" if bf16 else f"{device.type}, autocast off"
+    run = SimpleNamespace(world=world, rank=rank, device=device, main=rank == 0, dtype="bfloat16" if bf16 else "float32")
+    run.say = lambda text: print(text, flush=True) if run.main else None
+    run.say(f"device {device} x {world}; {run.dtype} ({why}); SSM kernels and convolutions always float32")
+
+    def total(tensor):
+        """Sum over processes."""
+        if world > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def wrap(model, args):
+        """Compile in place (so that saved keys keep their names), then DDP."""
+        if args.compile:
+            model.backbone.compile()
+        if world == 1:
+            return model
+        with warnings.catch_warnings():          # newer torch renames broadcast_buffers, older knows no other name
+            warnings.simplefilter("ignore", FutureWarning)
+            # Buffers are equal on all processes already: BatchNorm counts the whole batch.
+            return torch.nn.parallel.DistributedDataParallel(model, device_ids=[local] if cuda else None,
+                                                             broadcast_buffers=False)
+
+    run.total, run.wrap = total, wrap
+    run.autocast = lambda: torch.autocast(device.type, torch.bfloat16, enabled=bf16)
+    # Gradients are exchanged on the last micro-batch only.
+    run.no_sync = lambda model, last: contextlib.nullcontext() if world == 1 or last else model.no_sync()
+    def close():
+        """All processes together: one that leaves early takes the others' connections with it."""
+        if world > 1:
+            dist.barrier()
+            dist.destroy_process_group()
+
+    run.close = close
+    return run
+
+
+def to_device(batch, device):
+    return tuple(None if tensor is None else tensor.to(device, non_blocking=True) for tensor in batch)
+
+
+def steps_of(args, n):
+    """Total steps and steps per epoch for n training sequences. The last, incomplete batch of an epoch is left out; the
+    next epoch's order differs, so no sequence is left out for good."""
+    per_epoch = max(1, n // args.batch)
+    args.eval_every = args.eval_every or per_epoch
+    return args.steps or args.epochs * per_epoch, per_epoch
+
+
+def batch_rows(n, args, step, per_epoch, run):
+    """Which sequences make up this step's batch (whole) and which of them are this process's (mine): a pure function of
+    seed and step, so there is no sampler state to save."""
+    epoch, i = divmod(step, per_epoch)
+    whole = _order(n, args.seed, epoch)[i * args.batch:(i + 1) * args.batch]
+    bounds = [len(whole) * r // run.world for r in (run.rank, run.rank + 1)]
+    return SimpleNamespace(whole=whole, mine=slice(*bounds))
+
+
+_last_order = {}
+
+
+def _order(n, seed, epoch):
+    """One epoch's order, kept until the next is asked for: shuffling 160,000 numbers at every step would be felt."""
+    if (n, seed, epoch) not in _last_order:
+        _last_order.clear()
+        _last_order[n, seed, epoch] = order(n, seed, epoch)
+    return _last_order[n, seed, epoch]
+
+
+def new_state():
+    """Loop state beyond weights and optimiser; all of it goes into last.pt."""
+    return dict(step=0, evaluated=0, best=-math.inf, best_step=0, seconds=0.0, loss_sum=0.0, loss_steps=0)
+
+
+def micro_batches(n, size):
+    """Slices of at most `size` of n rows, each with whether it is the last."""
+    size = size or n
+    return [(slice(i, i + size), i + size >= n) for i in range(0, n, size)]
+
+
+def lr_multiplier(step, warmup, total, schedule):
+    """Factor of every group's initial learning rate: linear warm-up, then constant, or half a cosine down to 0."""
+    if step < warmup:
+        return (step + 1) / warmup
+    if schedule == "constant":
+        return 1.0
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+
+
+# ---- run directory ---------------------------------------------------------------------------------------------------
+
+
+def write_atomically(path, write):
+    """write(temporary path), flush to disk, rename: a kill at any moment leaves the old file or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    write(temporary)
+    with open(temporary, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def write_json(path, record):
+    write_atomically(path, lambda temporary: temporary.write_text(json.dumps(record, indent=1, default=str) + "\n"))
+
+
+def config_of(args):
+    """What defines the run; saved in config.json and inside each checkpoint."""
+    return json.loads(json.dumps({k: v for k, v in vars(args).items() if k not in MACHINE_FLAGS}, default=str))
+
+
+def open_run(args, run):
+    """Makes the run directory or, with --resume, checks that it is this run's. Returns the checkpoint to go on from."""
+    last, config = args.out / "last.pt", args.out / "config.json"
+    if args.resume and (args.out / "result.json").exists():
+        run.say(f"{args.out} is finished; nothing to do")
+        run.close()
+        raise SystemExit(0)
+    if run.main:
+        if not args.resume:
+            if args.out.exists() and any(args.out.iterdir()):
+                raise UserError(f"run directory {args.out} is not empty; add --resume to go on, or choose another --out")
+        elif config.exists():
+            saved, ours = read_json(config), config_of(args)
+            for key in sorted((saved.keys() | ours.keys()) - {"changed"}):
+                if saved.get(key) != ours.get(key):
+                    raise UserError(f"--resume: {args.out} was started with {key} = {saved.get(key)}, "
+                                    f"now {ours.get(key)}; give the same flags as before")
+        elif last.exists():
+            raise UserError(f"--resume: {args.out} has a checkpoint but no config.json; it is not a run directory")
+        args.out.mkdir(parents=True, exist_ok=True)
+        write_json(config, config_of(args))
+    if run.world > 1:
+        dist.barrier()
+    return last if args.resume and last.exists() else None
+
+
+def read_json(path):
+    try:
+        return json.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing; is {Path(path).parent} a run directory?") from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise UserError(f"{path} is not readable JSON; the file is damaged") from None
+
+
+def read_checkpoint(path):
+    """A checkpoint on the CPU. Only tensors and plain values are ever unpickled (weights_only)."""
+    if not Path(path).exists():
+        raise UserError(f"checkpoint {path} does not exist")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint["model"], checkpoint["config"]
+    except Exception as error:
+        raise UserError(f"{path} is not a checkpoint of this project, or it is cut short "
+                        f"({type(error).__name__})") from None
+    return checkpoint
+
+
+def save(path, run, args, model, **more):
+    """model, config and whatever else, by process 0."""
+    if run.main:
+        record = dict(model=model.state_dict(), config=config_of(args), **more)
+        write_atomically(path, lambda temporary: torch.save(record, temporary))
+
+
+def restore(path, args, model, optimizer):
+    """Weights, optimiser and loop state from last.pt of the same run."""
+    checkpoint = read_checkpoint(path)
+    if checkpoint["config"].get("arch") != config_of(args)["arch"]:
+        raise UserError(f"{path} holds another architecture: {checkpoint['config'].get('arch')}")
+    try:
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        return checkpoint["state"]
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise UserError(f"{path} does not fit this model: {str(error).splitlines()[0]}") from None
+
+
+def environment(run):
+    """What a reader needs to place a number: versions, commit, hardware."""
+    here = Path(__file__).resolve().parent
+    commit = subprocess.run(["git", "-C", here, "describe", "--always", "--dirty", "--abbrev=10"],
+                            capture_output=True, text=True).stdout.strip() or "unknown"
+    name = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else f"CPU ({platform.machine()})"
+    return dict(commit=commit, torch=torch.__version__, python=platform.python_version(), device=name,
+                processes=run.world, threads=torch.get_num_threads(), dtype=run.dtype)
+
+
+def plan(args, run, model, optimizer, total, per_epoch, train, val):
+    """Everything that was decided, before the first step."""
+    run.say(f"{args.task} / {args.model} / {args.objective}: {count(model):,} parameters; "
+            f"{len(train):,} training and {len(val):,} validation sequences")
+    for group in optimizer.param_groups:
+        numbers = sum(p.numel() for p in group["params"])
+        run.say(f"  {group['name']:5} {numbers:11,} parameters, lr {group['initial_lr']:g}, "
+                f"weight decay {group['weight_decay']:g}")
+    share = f"{args.batch} sequences a step"
+    if run.world > 1 or args.micro_batch:
+        share += f" = {run.world} processes x up to {-(-args.batch // run.world)}"
+        share += f" in micro-batches of {args.micro_batch}" if args.micro_batch else ""
+    run.say(f"  {total:,} steps = {total / per_epoch:.1f} epochs of {per_epoch:,}; {share}; {args.schedule} schedule, "
+            f"{args.warmup} warm-up steps; evaluation every {args.eval_every:,}")
+    if args.micro_batch and args.arch.get("norm") == "batch":
+        run.say("  note: BatchNorm takes its statistics per micro-batch, so --micro-batch changes this model's results")
+    run.say(f"  run directory {args.out}" + (f"; differs from the recipe in {args.changed}" if args.changed else ""))
+
+
+class Log:
+    """log.jsonl and the console. Also keeps the clock: seconds spent, milliseconds per step, time left.
+
+    The first record holds argv and environment. On --resume, records past the checkpoint are cut off (they will be
+    written again), so the file reads as if nothing had happened.
+    """
+
+    SAVE_SECONDS = 600                         # between evaluations, a checkpoint at least this often
+
+    def __init__(self, args, run, total, state):
+        self.path, self.run, self.total, self.every = args.out / "log.jsonl", run, total, args.log_every
+        self.environment = environment(run)
+        self.clock = self.saved_at = self.since = time.perf_counter()
+        self.seconds_before, self.steps_timed = state["seconds"], 0
+        kept = []
+        if args.resume and run.main and self.path.exists():
+            for line in self.path.read_text().splitlines():
+                try:
+                    record = json.loads(line)
+                except json.JSONDecodeError:
+                    break                                              # a line torn by the kill
+                done = state["evaluated"] if record["kind"] == "eval" else state["step"]
+                if record["step"] <= done:
+                    kept.append(json.dumps(record))
+        if run.main:
+            write_atomically(self.path, lambda temporary: temporary.write_text("".join(k + "\n" for k in kept)))
+        self.write(dict(kind="resume" if kept else "start", step=state["step"], total=total, argv=sys.argv,
+                        **self.environment))
+
+    def write(self, record):
+        if self.run.main:
+            with open(self.path, "a") as file:
+                file.write(json.dumps(record) + "\n")
+
+    @contextlib.contextmanager
+    def pause(self):
+        """Time spent evaluating does not count as training speed."""
+        start = time.perf_counter()
+        yield
+        self.since += time.perf_counter() - start
+
+    def seconds(self):
+        return self.seconds_before + time.perf_counter() - self.clock
+
+    def training(self, step, state, loss, optimizer):
+        """Called after each step; writes a line every `every` steps. Stops the run at a loss that is not finite."""
+        rates = sorted({group["lr"] for group in optimizer.param_groups}, reverse=True)
+        if not math.isfinite(loss):
+            gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))
+            raise UserError(f"loss is {loss} at step {step}: learning rates {', '.join(f'{r:.3g}' for r in rates)}, "
+                            f"gradient norm {norm:.3g}; the last good checkpoint is {self.path.parent / 'last.pt'}")
+        state["loss_sum"] += loss
+        state["loss_steps"] += 1
+        self.steps_timed += 1
+        if (step + 1) % self.every:
+            return
+        now = time.perf_counter()
+        pace = (now - self.since) / self.steps_timed
+        self.since, self.steps_timed = now, 0
+        mean = state["loss_sum"] / state["loss_steps"]
+        state.update(loss_sum=0.0, loss_steps=0)
+        self.write(dict(kind="train", step=step + 1, loss=mean, lr=rates[0], ms_per_step=round(1000 * pace, 2)))
+        left = time.strftime("%H:%M:%S", time.gmtime(pace * (self.total - step - 1)))
+        self.run.say(f"step {step + 1:>6}/{self.total}  loss {mean:.4f}  lr {rates[0]:.2e}  {1000 * pace:7.1f} ms/step  "
+                     f"time left {left}")
+
+    def evaluation(self, step, **values):
+        self.write(dict(kind="eval", step=step, **values))
+        self.run.say(f"step {step:>6}/{self.total}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
+
+    def save(self, step, state, run, args, model, optimizer):
+        state.update(step=step, seconds=self.seconds())
+        with self.pause():
+            save(args.out / "last.pt", run, args, model, optimizer=optimizer.state_dict(), state=state)
+        self.saved_at = time.perf_counter()
+
+    def save_if_due(self, step, state, run, args, model, optimizer):
+        if time.perf_counter() - self.saved_at > self.SAVE_SECONDS:
+            self.save(step, state, run, args, model, optimizer)
+
+    def finish(self, args, run, state, model, examples, results):
+        """result.json, written last: its presence means that the run is complete."""
+        if not run.main:
+            return
+        if run.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(run.device)
+        else:
+            import resource
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        record = dict(results, task=args.task, model=args.model, objective=args.objective, seed=args.seed,
+                      steps=self.total, best_step=state["best_step"], parameters=count(model), train_examples=examples,
+                      full_recipe=not args.changed and examples == TASKS[args.task].sizes[0], changed=args.changed,
+                      seconds=round(self.seconds(), 1), peak_memory_bytes=peak, **self.environment)
+        write_json(args.out / "result.json", record)
+        run.say(f"done in {record['seconds']:.0f} s: best at step {state['best_step']}; "
+                + "  ".join(f"{k} {v:.4f}" for k, v in results.items() if isinstance(v, float))
+                + f"; wrote {args.out / 'result.json'}")
+
+
+def guarded(main):
+    """Runs a stage's main; a user's mistake is one line and exit code 2, Ctrl-C is one line and exit code 130."""
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command with --resume goes on from the last checkpoint", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    guarded(main)

@@ -1,0 +1,458 @@
+"""The two stages: objective, batches, resuming after kill -9, several processes, error messages, recipes."""
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import data
+import finetune
+import models
+import pretrain
+from conftest import ROOT
+from data import EOS, MASK, PAD, TASKS, DataError as UserError
+from models import read_table
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory):
+    """Both demo tasks, small."""
+    folder = tmp_path_factory.mktemp("data")
+    for task in ("listops_demo", "pathfinder_demo"):
+        data.prepare(task, str(folder), sizes=(64, 24, 40), workers=1)
+    return str(folder)
+
+
+def flags(prepared, out, task="listops_demo", model="s4", **more):
+    words = ["--task", task, "--model", model, "--data-dir", prepared, "--out", str(out), "--device", "cpu"]
+    settings = dict(steps=6, batch=8, eval_every=3, log_every=1, warmup=2) | more
+    for name, value in settings.items():
+        words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    return words
+
+
+def run(script, words, **more):
+    return subprocess.run([sys.executable, ROOT / script, *words], env=ENVIRONMENT, capture_output=True, text=True,
+                          timeout=120, **more)
+
+
+def log_of(out):
+    """What the log says about training, without the clock."""
+    records = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in r.items() if k != "ms_per_step"} for r in records if r["kind"] in ("train", "eval")]
+
+
+def weights(path):
+    return torch.load(path, weights_only=True)["model"]
+
+
+def same_weights(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+# ---- the objective ---------------------------------------------------------------------------------------------------
+
+
+def test_masked_symbols_are_hidden_and_only_they_are_predicted():
+    task = TASKS["listops_demo"]
+    lengths = torch.tensor([30, 12])
+    x = torch.randint(4, task.vocab, (2, 30), generator=torch.Generator().manual_seed(0))
+    x[0, 29] = x[1, 11] = EOS
+    x[1, 12:] = PAD
+    chosen = pretrain.choose_positions((2, 30), 0.5, 0, 1)
+    inputs, targets, where = pretrain.corrupt(task, x, chosen, lengths)
+    assert (inputs[where] == MASK).all() and torch.equal(inputs[~where], x[~where])
+    assert not where[1, 12:].any() and torch.equal(where[0], chosen[0])
+    prediction = torch.randn(int(where.sum()), task.vocab)
+    loss, right = pretrain.spt_loss(task, prediction, targets, where, "ce")
+    elsewhere = torch.where(where, targets, torch.full_like(targets, 5))
+    assert torch.equal(loss, pretrain.spt_loss(task, prediction, elsewhere, where, "ce")[0])
+    by_hand = -prediction.double().log_softmax(-1)[range(len(prediction)), x[where]].sum()
+    assert loss.item() == pytest.approx(by_hand.item(), rel=1e-5)
+    assert right == (prediction.argmax(-1) == x[where]).sum()
+
+
+@pytest.mark.parametrize("loss", ["ce", "l1"])
+def test_masked_pixels(loss):
+    task = TASKS["pathfinder_demo"]
+    x = torch.randint(0, 256, (3, task.length, 1), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    chosen = pretrain.choose_positions((3, task.length), 0.5, 7)
+    inputs, targets, where = pretrain.corrupt(task, x, chosen, None)
+    assert inputs.shape == (3, task.length, 2)
+    assert (inputs[..., 0][where] == 0).all() and torch.equal(inputs[..., 1] == 1, where)
+    assert torch.allclose(inputs[..., 0][~where], x[..., 0][~where] / 127.5 - 1, atol=1e-6)
+    outputs = 256 if loss == "ce" else 1
+    prediction = torch.randn(int(where.sum()), outputs)
+    value, score = pretrain.spt_loss(task, prediction, targets, where, loss)
+    truth = x[..., 0][where]
+    if loss == "ce":
+        exact = -prediction.double().log_softmax(-1)[range(len(truth)), truth.long()].sum()
+    else:
+        exact = (prediction[:, 0].double() - (truth / 127.5 - 1).double()).abs().sum()
+        assert score.item() == pytest.approx(-(prediction[:, 0] - (truth / 127.5 - 1)).square().sum().item(), rel=1e-4)
+    assert value.item() == pytest.approx(exact.item(), rel=1e-5)
+
+
+def test_causal_targets_are_the_next_position():
+    task = TASKS["listops_demo"]
+    lengths = torch.tensor([6, 3])
+    x = torch.tensor([[5, 6, 7, 8, 9, 3], [10, 11, 3, 1, 1, 1]])
+    inputs, targets, where = pretrain.shift(task, x, lengths)
+    assert torch.equal(inputs, x)
+    assert targets[where].tolist() == [6, 7, 8, 9, 3, 11, 3]
+    assert where.tolist() == [[True] * 5 + [False], [True, True] + [False] * 4]
+
+
+def test_masking_ratio_and_determinism():
+    chosen = pretrain.choose_positions((400, 500), 0.15, 3, 9)
+    assert abs(chosen.float().mean().item() - 0.15) < 0.003
+    assert torch.equal(chosen, pretrain.choose_positions((400, 500), 0.15, 3, 9))
+    assert not torch.equal(chosen, pretrain.choose_positions((400, 500), 0.15, 3, 10))
+    assert chosen.sum(1).float().std() > 4                   # independent per position, not an exact count
+
+
+def test_batches_cover_an_epoch_and_processes_share_a_batch():
+    args = SimpleNamespace(batch=10, seed=4)
+    seen = []
+    for step in range(7):
+        parts = [pretrain.batch_rows(75, args, step, 7, SimpleNamespace(rank=r, world=3)) for r in range(3)]
+        shared = np.concatenate([p.whole[p.mine] for p in parts])
+        assert np.array_equal(shared, parts[0].whole) and len(shared) == 10
+        seen.extend(shared)
+    assert len(set(seen)) == 70
+    again = pretrain.batch_rows(75, args, 7, 7, SimpleNamespace(rank=0, world=1)).whole
+    assert not np.array_equal(again, seen[:10])              # the next epoch has another order
+
+
+# ---- resuming --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script, model", [("pretrain.py", "s4"), ("finetune.py", "rotary")])
+def test_kill_9_at_random_moments_then_resume_is_bit_identical(script, model, prepared, tmp_path):
+    words = dict(task="listops_demo" if model == "s4" else "pathfinder_demo", model=model, steps=60, eval_every=4)
+    quiet, noisy = tmp_path / "quiet", tmp_path / "noisy"
+    assert run(script, flags(prepared, quiet, **words)).returncode == 0
+    rng = random.Random(script)
+    kills = 0
+    while not (noisy / "result.json").exists():
+        command = [sys.executable, ROOT / script, *flags(prepared, noisy, **words), "--resume"]
+        process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        if kills < 3:
+            # Wait for some further log lines, so that the kill falls into training and not into torch's import.
+            goal, size = rng.randrange(1, 6), len((noisy / "log.jsonl").read_text()) if noisy.exists() else 0
+            deadline = time.time() + 60
+            while process.poll() is None and time.time() < deadline:
+                if (noisy / "log.jsonl").exists() and len((noisy / "log.jsonl").read_text()) > size + 70 * goal:
+                    break
+                time.sleep(0.002)
+            time.sleep(rng.random() * 0.02)
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        error = process.communicate()[1].decode()
+        assert process.returncode in (0, -9), error
+    assert kills == 3
+    assert log_of(quiet) == log_of(noisy)
+    for name in ("last.pt", "best.pt"):
+        assert same_weights(weights(quiet / name), weights(noisy / name))
+
+
+def test_kill_9_inside_a_checkpoint_write(prepared, tmp_path):
+    words = flags(prepared, tmp_path / "quiet")
+    assert run("pretrain.py", words).returncode == 0
+    killer = tmp_path / "killer.py"
+    killer.write_text(f"""
+import os, sys
+sys.path.insert(0, {str(ROOT)!r})
+import torch, pretrain
+whole, calls = torch.save, 0
+def torn(record, path):
+    global calls
+    calls += 1
+    whole(record, path)
+    if calls == int(sys.argv[1]):
+        os.truncate(path, os.path.getsize(path) // 2)
+        os.kill(os.getpid(), 9)
+torch.save = torn
+pretrain.main(sys.argv[2:])
+""")
+    for call in (1, 2, 3):                                   # in best.pt, in last.pt, in the second evaluation
+        out = tmp_path / f"torn{call}"
+        words = flags(prepared, out)
+        killed = subprocess.run([sys.executable, killer, str(call), *words], env=ENVIRONMENT, capture_output=True)
+        assert killed.returncode == -9
+        assert run("pretrain.py", words + ["--resume"]).returncode == 0
+        assert log_of(out) == log_of(tmp_path / "quiet")
+        assert same_weights(weights(out / "last.pt"), weights(tmp_path / "quiet" / "last.pt"))
+
+
+def test_micro_batches_do_not_change_the_step(prepared, tmp_path):
+    for name, more in (("whole", {}), ("parts", dict(micro_batch=3))):
+        pretrain.main(flags(prepared, tmp_path / name, **more))
+    whole, parts = (weights(tmp_path / name / "last.pt") for name in ("whole", "parts"))
+    for key in whole:
+        assert torch.allclose(whole[key], parts[key], atol=2e-5), key
+
+
+# ---- several processes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
+def test_two_processes_do_what_one_does(stage, prepared, tmp_path):
+    """S4 with BatchNorm on padded batches, batch 9 over 2 processes: losses, evaluations and weights agree."""
+    program = tmp_path / "program.py"
+    program.write_text(f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import models
+models.ARCH = '''task model layers d state n_ssm norm place dt_min dt_max dt_lr ssm_lr
+listops_demo s4 2 16 8 4 batch pre 0.001 0.1 main 0.001'''
+import {stage}
+{stage}.main(sys.argv[1:])
+""")
+    outs = []
+    for processes in (1, 2):
+        out = tmp_path / str(processes)
+        words = flags(prepared, out, batch=9, steps=5)
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        done = subprocess.run([sys.executable, *(launcher if processes > 1 else []), program, *words],
+                              env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        outs.append(out)
+    for one, two in zip(*(log_of(out) for out in outs)):
+        assert one.keys() == two.keys()
+        assert all(one[k] == pytest.approx(two[k], rel=1e-4, abs=1e-5) for k in one if k != "kind")
+    one, two = (weights(out / "last.pt") for out in outs)
+    for key in one:
+        assert torch.allclose(one[key].double(), two[key].double(), atol=2e-4), key
+    assert json.loads((outs[1] / "result.json").read_text())["processes"] == 2
+
+
+# ---- from stage 1 to stage 2 -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task, model, objective", [("listops_demo", "rotary", "masked"),
+                                                    ("pathfinder_demo", "s4", "masked")])
+def test_finetuning_starts_from_the_pretrained_backbone(task, model, objective, prepared, tmp_path, capsys):
+    pretrain.main(flags(prepared, tmp_path / "pt", task, model))
+    pretrained = weights(tmp_path / "pt" / "best.pt")
+    args = finetune.parse_args(["--init", str(tmp_path / "pt"), "--steps", "2", "--data-dir", prepared])
+    assert (args.task, args.model, args.start) == (task, model, "spt")
+    row = TASKS[task]
+    backbone = models.Backbone(args.arch, row.length, row.vocab if row.kind == "tokens" else None, row.channels)
+    model = models.Classifier(backbone, row.classes, args.pool)
+    head = model.head.weight.clone()
+    finetune.load_backbone(model, tmp_path / "pt", print)
+    for key, value in model.state_dict().items():
+        if key.startswith("head."):
+            continue
+        exact = pretrained[key][:, :1] if key == "backbone.encoder.weight" and task == "pathfinder_demo" else pretrained[key]
+        assert torch.equal(value, exact), key
+    assert torch.equal(model.head.weight, head)
+    printed = capsys.readouterr().out
+    assert ("mask-indicator column" in printed) == (task == "pathfinder_demo") and "fresh: head.bias" in printed
+
+
+def test_the_test_split_is_whole_and_judged_by_the_validated_checkpoint(prepared, tmp_path):
+    """An independent count with best.pt, one sequence at a time: batches, padding and the odd end change nothing."""
+    out = tmp_path / "ft"
+    finetune.main(flags(prepared, out, "listops_demo", "s4", steps=12, batch=7))
+    result = json.loads((out / "result.json").read_text())
+    evals = [r for r in log_of(out) if r["kind"] == "eval"]
+    best = max(evals, key=lambda r: (r["val_accuracy"], -r["step"]))
+    assert result["best_step"] == best["step"] and result["val_accuracy"] == best["val_accuracy"]
+    row = TASKS["listops_demo"]
+    model = models.Classifier(models.Backbone(models.arch("listops_demo", "s4"), row.length, row.vocab), row.classes, "mean")
+    model.load_state_dict(weights(out / "best.pt"))
+    model.eval()
+    split = data.load("listops_demo", "test", prepared)
+    right = 0
+    for i in range(len(split)):
+        x, y, lengths = split.batch(np.array([i]))
+        right += (model(x, lengths).argmax(-1) == y).item()
+    assert result["test_examples"] == len(split) == 40
+    assert result["test_accuracy"] == pytest.approx(right / 40)
+
+
+def test_learning_happens(prepared, tmp_path):
+    """Both stages lower their training loss on data they can memorise."""
+    for stage, out in ((pretrain, tmp_path / "pt"), (finetune, tmp_path / "ft")):
+        stage.main(flags(prepared, out, "listops_demo", "rotary", steps=150, batch=16, eval_every=150, log_every=10,
+                         lr=3e-3, schedule="constant"))
+        losses = [r["loss"] for r in log_of(out) if r["kind"] == "train"]
+        assert losses[-1] < 0.9 * losses[0], (stage.__name__, losses)
+
+
+# ---- a user's mistakes -----------------------------------------------------------------------------------------------
+
+
+def mistake(stage, words):
+    with pytest.raises(UserError) as error:
+        stage.main(words)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_mistakes_are_one_line(prepared, tmp_path):
+    good = tmp_path / "good"
+    pretrain.main(flags(prepared, good, steps=2, eval_every=2))
+    before = {p.name: p.read_bytes() for p in good.iterdir()}
+
+    assert "not empty" in mistake(pretrain, flags(prepared, good))
+    assert "no recipe for pathx256/transformer" in mistake(pretrain, flags(prepared, tmp_path / "a", "pathx256", "transformer"))
+    assert "no recipe" in mistake(pretrain, flags(prepared, tmp_path / "a", "nothing"))
+    assert "--task is missing" in mistake(pretrain, ["--model", "s4"])
+    assert "between 0 and 1" in mistake(pretrain, flags(prepared, tmp_path / "a", mask=1.5))
+    assert "--batch must be at least 1" in mistake(pretrain, flags(prepared, tmp_path / "a", batch=0))
+    assert "was pretrained with --model s4" in mistake(
+        finetune, ["--init", str(good), "--model", "rotary", "--data-dir", prepared])
+    assert "is missing" in mistake(finetune, ["--init", str(tmp_path / "nowhere")])
+    assert "finetuning run" in mistake(finetune, ["--init", str(_finetuned(prepared, tmp_path))])
+    (good / "result.json").unlink()
+    assert "was started with steps = 2, now 4" in mistake(pretrain, flags(prepared, good, steps=4, eval_every=2, resume=True))
+    assert {p.name: p.read_bytes() for p in good.iterdir()} == {k: v for k, v in before.items() if k != "result.json"}
+
+
+def _finetuned(prepared, tmp_path):
+    finetune.main(flags(prepared, tmp_path / "ft", steps=2, eval_every=2))
+    return tmp_path / "ft"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "foreign", "empty", "pickle"])
+def test_damaged_checkpoints_are_one_line_and_left_alone(damage, prepared, tmp_path):
+    out = tmp_path / "run"
+    pretrain.main(flags(prepared, out, steps=2, eval_every=2))
+    (out / "result.json").unlink()
+    for name in ("last.pt", "best.pt"):
+        path = out / name
+        if damage == "truncated":
+            path.write_bytes(path.read_bytes()[:-500])
+        elif damage == "foreign":
+            torch.save({"weights": torch.zeros(3)}, path)
+        elif damage == "empty":
+            path.write_bytes(b"")
+        else:
+            import pickle
+            path.write_bytes(pickle.dumps(SimpleNamespace(model=1)))
+    bytes_before = (out / "last.pt").read_bytes()
+    assert "not a checkpoint of this project" in mistake(pretrain, flags(prepared, out, steps=2, eval_every=2, resume=True))
+    assert "not a checkpoint of this project" in mistake(
+        finetune, ["--init", str(out), "--data-dir", prepared, "--out", str(tmp_path / "ft")])
+    assert (out / "last.pt").read_bytes() == bytes_before
+
+
+def test_checkpoint_of_another_architecture(prepared, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    pretrain.main(flags(prepared, one, steps=2, eval_every=2))
+    pretrain.main(flags(prepared, two, model="rotary", steps=2, eval_every=2))
+    (one / "result.json").unlink()
+    shutil.copy(two / "last.pt", one / "last.pt")
+    assert "another architecture" in mistake(pretrain, flags(prepared, one, steps=2, eval_every=2, resume=True))
+    shutil.copy(two / "best.pt", one / "best.pt")
+    assert "another architecture" in mistake(finetune, ["--init", str(one), "--data-dir", prepared, "--out", str(tmp_path / "f")])
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(prepared, tmp_path):
+    out = tmp_path / "run"
+    words = flags(prepared, out, model="rotary", lr="1e30", steps=20, eval_every=1, schedule="constant", warmup=1)
+    message = mistake(pretrain, words)
+    assert "loss is" in message and "learning rate" in message and "gradient norm" in message
+    assert not (out / "result.json").exists()
+    assert all(torch.isfinite(v).all() for v in weights(out / "best.pt").values())
+
+
+def test_exit_code_2_without_traceback(prepared, tmp_path):
+    done = run("pretrain.py", ["--task", "pathx256", "--model", "rotary"])
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stderr.startswith("error: no recipe")
+
+
+def test_finished_runs_are_left_alone(prepared, tmp_path):
+    out = tmp_path / "run"
+    pretrain.main(flags(prepared, out, steps=2))
+    before = (out / "log.jsonl").read_bytes()
+    with pytest.raises(SystemExit) as done:
+        pretrain.main(flags(prepared, out, steps=2, resume=True))
+    assert done.value.code == 0 and (out / "log.jsonl").read_bytes() == before
+
+
+# ---- recipes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", [pretrain, finetune])
+def test_every_recipe_row(stage, capsys, tmp_path):
+    """Each row parses as defaults and shows in --help, has an architecture, and is the only one for its key."""
+    rows = read_table(stage.RECIPES)
+    keys = [tuple(row.get(k) for k in ("task", "model", "objective", "start")) for row in rows]
+    assert len(set(keys)) == len(keys)
+    for row in rows:
+        words = ["--task", row["task"], "--model", row["model"], "--objective", row["objective"]]
+        if row.get("start") == "spt":
+            (tmp_path / "config.json").write_text(json.dumps({k: row[k] for k in ("task", "model", "objective")}
+                                                             | {"arch": models.arch(row["task"], row["model"])}))
+            words = ["--init", str(tmp_path)]
+        args = stage.parse_args(words)
+        assert not args.changed and args.arch and row["task"] in TASKS
+        for name, cell in row.items():
+            value = getattr(args, name)
+            assert str(value) == cell or value == pytest.approx(float(cell)), (row, name)
+        assert (args.steps or args.epochs) and args.schedule in ("constant", "cosine")
+        with pytest.raises(SystemExit):
+            stage.parse_args(words + ["--help"])
+        assert f"(default: {row['batch']})" in capsys.readouterr().out
+
+
+def test_both_stages_have_the_same_pairs():
+    pairs = [{(row["task"], row["model"], row["objective"]) for row in read_table(stage.RECIPES)}
+             for stage in (pretrain, finetune)]
+    assert pairs[0] == pairs[1]
+    assert {(t, m) for t, m, _ in pairs[0]} == {(r["task"], r["model"]) for r in read_table(models.ARCH)}
+
+
+def test_explicit_flags_win():
+    args = pretrain.parse_args(["--task", "pathx", "--model", "s4", "--lr", "0.25", "--batch", "8"])
+    assert args.lr == 0.25 and args.changed == {"lr": 0.25} and args.warmup == 5000
+    assert pretrain.parse_args(["--task", "pathx", "--model", "transformer", "--objective", "causal"]).lr == 1e-3
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
+@pytest.mark.parametrize("row", [r for r in read_table(pretrain.RECIPES) if "demo" not in r["task"]],
+                         ids=lambda r: f"{r['task']}-{r['model']}-{r['objective']}")
+def test_every_pair_of_the_paper_makes_a_step(stage, row):
+    """The real architecture at a cut length: finite loss, a gradient on every parameter."""
+    sizes, task = models.arch(row["task"], row["model"]), TASKS[row["task"]]
+    length = 48
+    sizes = sizes | ({"block": 16} if "block" in sizes else {})
+    causal = row["objective"] == "causal"
+    tokens = task.kind == "tokens"
+    torch.manual_seed(0)
+    lengths = torch.tensor([48, 20]) if tokens else None
+    if tokens:
+        x = torch.randint(4, task.vocab, (2, length))
+    else:
+        x = torch.randint(0, 256, (2, length, 1), dtype=torch.uint8)
+    backbone = models.Backbone(sizes, length, task.vocab if tokens else None, 1,
+                               mask_channel=stage == "pretrain" and not causal and not tokens, causal=causal)
+    if stage == "pretrain":
+        model = models.Denoiser(backbone, task.vocab)
+        if causal:
+            inputs, targets, where = pretrain.shift(task, x, lengths)
+        else:
+            inputs, targets, where = pretrain.corrupt(task, x, pretrain.choose_positions((2, length), 0.5, 0), lengths)
+        loss, _ = pretrain.spt_loss(task, model(inputs, lengths, where), targets, where, row["loss"])
+    else:
+        model = models.Classifier(backbone, task.classes, "mean")
+        inputs = x if tokens else data.normalise(task, x)
+        loss = torch.nn.functional.cross_entropy(model(inputs, lengths), torch.tensor([0, 1]))
+    loss.backward()
+    assert math.isfinite(loss.item())
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() and p.grad.abs().sum() > 0 for p in model.parameters())
