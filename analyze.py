@@ -44,9 +44,14 @@ def read_results(directory):
 
 
 def accuracies(results, **wanted):
-    """{seed: test accuracy in percent} of the finetuning runs that match."""
-    return {r["seed"]: 100 * r["test_accuracy"] for r in results
-            if "test_accuracy" in r and all(r.get(k) == v for k, v in wanted.items())}
+    """{seed: test accuracy in percent} of the finetuning runs that match; two runs of one seed are an error."""
+    found = {}
+    for r in results:
+        if "test_accuracy" in r and all(r.get(k) == v for k, v in wanted.items()):
+            if r["seed"] in found:
+                raise UserError(f"two runs of seed {r['seed']} for {wanted}; one of them is {r['run']}")
+            found[r["seed"]] = 100 * r["test_accuracy"]
+    return found
 
 
 def mean_std(values):
@@ -152,10 +157,10 @@ def demo(args):
         raise UserError(f"no finished finetuning run below {args.runs}; run: bash run_all.sh demo")
     table = demo_table(results)
     seconds = sum(r["seconds"] for r in read_results(args.runs))
-    first = results[0]
-    caption = (f"Test accuracy in percent, mean ± standard deviation; shortened runs on generated data, commit "
-               f"{first['commit']}, {first['device']}, torch {first['torch']}, {seconds / 60:.0f} core-minutes of "
-               f"training. Made by `bash run_all.sh demo`.")
+    where = {name: ", ".join(sorted({str(r.get(name)) for r in results})) for name in ("commit", "device", "torch")}
+    caption = (f"Test accuracy in percent, mean ± standard deviation over seeds. Small models on small generated sets: "
+               f"not the paper's tasks. Commit {where['commit']}, {where['device']}, torch {where['torch']}, "
+               f"{seconds / 60:.0f} minutes of training added up over runs.")
     print(f"\n{table}\n\n{caption}\n")
     demo_figure(results, args.figure)
     print(f"figure: {args.figure}")

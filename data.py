@@ -63,7 +63,7 @@ SPLITS = ("train", "val", "test")
 CHUNK = 500        # examples generated from one random stream: the unit of work, of progress and of restart
 
 
-class DataError(Exception):
+class UserError(Exception):
     """A user's mistake, in one line: what is wrong, the value, the command that fixes it."""
 
 
@@ -82,7 +82,7 @@ class Grammar:
 class Snakes:
     """Parameters of the Pathfinder generator [1, 2]; lengths in px."""
     padding: int                    # forbidden frame
-    seed_distance: int              # between the two tails; twice this is the frame for the first seed
+    seed_distance: int              # between the two tails
     paddle: int                     # segment length
     thickness: float                # segment width
     margins: tuple                  # drawn uniformly for each image
@@ -91,8 +91,11 @@ class Snakes:
     distractors: int                # attempted; the crowded ones fail
     snake_contrast: float           # gray of distractors; targets have snake_contrast * paddle_contrast
     paddle_contrast: float = 1.0
+    frame: int | None = None        # kept free of the first seed; official: twice the seed distance
     contour: int = 14               # segments of a target snake
     distractor: int = 4             # segments of a distractor (contour // 3)
+    levels: int = 256               # gray levels kept
+    distinct: bool = False          # draw an image that came up before again, so that splits are disjoint
 
 
 @dataclass(frozen=True)
@@ -130,15 +133,16 @@ TASKS = {
     "pathfinder64":    _images(64,  LRA,   1,  12,   5,   1.0,  (1,),   1.8,  2.5,   5,   0.8),
     "pathx":           _images(128, LRA,   1,  20,   5,   1.5,  (2, 3), 1.8,  3.0,   8,   0.9),
     "pathx256":        _images(256, LRA,  22,  27,   5,   2.0,  (3,),   1.8,  5.0,   7,   1.0),
-    "pathfinder_demo": _images(16,  DEMO,  1,   3,   2,   0.5,  (1,),   1.0,  1.0,   2,   2.0, 0.75,
-                               contour=5, distractor=2),
+    # Large discs, bright against the curves, and three gray levels: how the curves run is all there is to learn.
+    "pathfinder_demo": _images(14,  DEMO,  1,   4,   2,   1.0,  (1,),   1.0,  1.5,   0,   0.66,
+                               frame=5, contour=4, levels=3, distinct=True),
 }
 
 
 def task_row(task):
-    """The row of `task`; DataError with the list of tasks when there is none."""
+    """The row of `task`; UserError with the list of tasks when there is none."""
     if task not in TASKS:
-        raise DataError(f"no task '{task}'; the tasks are: {' '.join(TASKS)}")
+        raise UserError(f"no task '{task}'; the tasks are: {' '.join(TASKS)}")
     return TASKS[task]
 
 
@@ -176,13 +180,13 @@ class Split:
 
 
 def load(task, split, data_dir="data"):
-    """Memory-map one prepared split -> Split. DataError when it is missing, cut short, or of another row."""
+    """Memory-map one prepared split -> Split. UserError when it is missing, cut short, or of another row."""
     row, folder = task_row(task), Path(data_dir) / task
     if split not in SPLITS:
-        raise DataError(f"no split '{split}'; the splits are: {' '.join(SPLITS)}")
+        raise UserError(f"no split '{split}'; the splits are: {' '.join(SPLITS)}")
     meta = _read_meta(folder, task, data_dir)
     if meta is None:
-        raise DataError(f"{folder} is not prepared; run: "
+        raise UserError(f"{folder} is not prepared; run: "
                         f"{_redo(folder, task, data_dir).split(' && ')[1]}")
     _check_meta(meta, folder, task, data_dir)
     arrays = {}
@@ -193,7 +197,7 @@ def load(task, split, data_dir="data"):
                 if list(array.shape) != entry["shape"] or str(array.dtype) != entry["dtype"]:
                     raise ValueError
             except (OSError, ValueError):
-                raise DataError(f"{folder / name} is damaged: not the array that meta.json describes; "
+                raise UserError(f"{folder / name} is damaged: not the array that meta.json describes; "
                                 f"{_redo(folder, task, data_dir)}") from None
             arrays[name[len(split) + 1:-len(".npy")]] = array
     return Split(row.kind, **arrays)
@@ -204,9 +208,12 @@ def normalise(row, x):
     return (x.float() / 255 - row.mean) / row.std
 
 
+ORDER = 2323       # tag of this random stream: its seeds coincide with those of the generators
+
+
 def order(n, seed, epoch):
     """The order in which an epoch visits n examples: int64 (n,), a pure function of its arguments."""
-    return np.random.default_rng(np.random.SeedSequence([seed, epoch])).permutation(n)
+    return np.random.default_rng([ORDER, seed, epoch]).permutation(n)
 
 
 # ---- ListOps -------------------------------------------------------------------------------------
@@ -521,7 +528,7 @@ def _grow_pairs(rng, t, side, snakes, count):
     compass = rng.integers(0, 360, count)
     number = np.flatnonzero(t.usable[degree[0]])
     degree, compass = degree[:, number], compass[number]
-    kernel, frame = t.kernel[degree[0]], 2 * snakes.seed_distance                        # (a, pixels, 2)
+    kernel, frame = t.kernel[degree[0]], snakes.frame or 2 * snakes.seed_distance        # (a, pixels, 2)
     low, high = frame - kernel.min(1), side - frame - kernel.max(1)                # (a, 2) high is exclusive
     tail = low + np.floor(rng.random(low.shape) * np.maximum(high - low, 0)).astype(np.int64)
     tails = tail, np.round(tail + t.apart[compass]).astype(np.int64)
@@ -660,7 +667,9 @@ def _draw(t, side, snakes, segments, discs):
         paste(np.arange(len(discs)), row, column, offsets(disc), disc[disc > 0])
     canvas = canvas.reshape(-1, width, width)[:, pad:-pad, pad:-pad]
     # The official files went through an image writer that stretches every image to 0..255.
-    return (canvas * (255 / canvas.max((1, 2), keepdims=True)) + 0.5).astype(np.uint8)
+    images = (canvas * (255 / canvas.max((1, 2), keepdims=True)) + 0.5).astype(np.uint8)
+    coarse = np.arange(256) * snakes.levels // 256 * 255 // (snakes.levels - 1)              # identity for 256
+    return coarse.astype(np.uint8)[images]
 
 
 def _accepted_pairs(rng, t, side, snakes, count):
@@ -715,7 +724,7 @@ def _find(source, *layouts):
         for layout in layouts:
             if (root / layout).exists():
                 return root / layout
-    raise DataError(f"--lra-dir {lra_dir} has none of: {', '.join(layouts)} (also looked in lra_release/)")
+    raise UserError(f"--lra-dir {lra_dir} has none of: {', '.join(layouts)} (also looked in lra_release/)")
 
 
 def evaluate(symbols):
@@ -744,7 +753,7 @@ def read_listops(path, length):
     """Read an official file, header "Source<TAB>Target" -> ids uint8 (total,), lengths (n,), labels (n,).
 
     As in [1]: `]` becomes X, parentheses go, split at white space; cut to length - 1, then EOS. Expressions
-    are evaluated. DataError with file and line for a wrong column count, no expression, or a label that is
+    are evaluated. UserError with file and line for a wrong column count, no expression, or a label that is
     wrong.
     """
     number = {symbol: DIGIT + i for i, symbol in enumerate(SYMBOLS)}
@@ -754,16 +763,16 @@ def read_listops(path, length):
         for line, text in enumerate(file, 1):
             fields = text.rstrip("\n").split("\t")
             if len(fields) != 2:
-                raise DataError(f"{path}, line {line}: {len(fields)} columns, not 2; restore the file")
+                raise UserError(f"{path}, line {line}: {len(fields)} columns, not 2; restore the file")
             if line == 1 and fields[0] == "Source":
                 continue
             symbols = fields[0].translate(letters).split()
             try:
                 value = evaluate(symbols)
             except ValueError as error:
-                raise DataError(f"{path}, line {line}: {error}; restore the file") from None
+                raise UserError(f"{path}, line {line}: {error}; restore the file") from None
             if fields[1].strip() != str(value):
-                raise DataError(f"{path}, line {line}: label '{fields[1]}' of an expression that is {value}; "
+                raise UserError(f"{path}, line {line}: label '{fields[1]}' of an expression that is {value}; "
                                 "restore the file")
             rows.append([number[symbol] for symbol in symbols[:length - 1]] + [EOS])
             labels.append(value)
@@ -781,7 +790,7 @@ def read_pathfinder_index(folder):
     paths, labels, empty = [], [], 0
     files = sorted((folder / "metadata").glob("*.npy"), key=lambda path: path.stem.zfill(12))   # as numbers
     if not files:
-        raise DataError(f"{folder}/metadata holds no .npy file; restore the LRA release")
+        raise UserError(f"{folder}/metadata holds no .npy file; restore the LRA release")
     for file in files:
         try:
             if file.read_bytes()[:6] == b"\x93NUMPY":
@@ -789,13 +798,13 @@ def read_pathfinder_index(folder):
             else:
                 rows = [line.split() for line in file.read_text().splitlines() if line.strip()]
         except (OSError, ValueError) as error:
-            raise DataError(f"{file}: not readable as metadata ({error}); restore the LRA release") from None
+            raise UserError(f"{file}: not readable as metadata ({error}); restore the LRA release") from None
         for line, fields in enumerate(rows, 1):
             if len(fields) < 4 or fields[3] not in ("0", "1"):
-                raise DataError(f"{file}, line {line}: no label 0 or 1 in column 3; restore the LRA release")
+                raise UserError(f"{file}, line {line}: no label 0 or 1 in column 3; restore the LRA release")
             path = folder / fields[0] / fields[1]
             if not path.exists():
-                raise DataError(f"{path} is missing ({file}, line {line}); restore the LRA release")
+                raise UserError(f"{path} is missing ({file}, line {line}); restore the LRA release")
             if path.stat().st_size == 0:
                 empty += 1
                 continue
@@ -824,13 +833,13 @@ def prepare(task, data_dir="data", sizes=None, seed=None, lra_dir=None, workers=
     seed:    of the generator; None: 0, or whatever is there
     lra_dir: root of the official release, read instead of generating
     workers: processes; None: one for every core. The result does not depend on it.
-    DataError when another set is there (nothing is ever overwritten), or the official files are damaged.
+    UserError when another set is there (nothing is ever overwritten), or the official files are damaged.
     """
     row, folder = task_row(task), Path(data_dir) / task
     if sizes is not None and (len(sizes) != 3 or min(sizes) < 1):
-        raise DataError(f"sizes {tuple(sizes)}: train, val and test must be three positive numbers")
+        raise UserError(f"sizes {tuple(sizes)}: train, val and test must be three positive numbers")
     if seed is not None and seed < 0:
-        raise DataError(f"--seed {seed}: must not be negative")
+        raise UserError(f"--seed {seed}: must not be negative")
     source = lra_dir and f"official {Path(lra_dir).resolve()}"
     asked = dict(sizes=sizes and [int(size) for size in sizes], seed=seed, source=source)
     meta = _read_meta(folder, task, data_dir)        # before the lock, so that a read-only folder can be used
@@ -844,7 +853,7 @@ def prepare(task, data_dir="data", sizes=None, seed=None, lra_dir=None, workers=
             if not (folder / "meta.json").exists():   # else another process made it while we waited
                 _prepare_locked(row, task, folder, asked, workers or os.cpu_count())
     except OSError as error:
-        raise DataError(f"{folder}: {error}; make room, or choose another --data-dir") from None
+        raise UserError(f"{folder}: {error}; make room, or choose another --data-dir") from None
     _check_meta(_read_meta(folder, task, data_dir), folder, task, data_dir, asked)
     return folder
 
@@ -860,7 +869,7 @@ def _prepare_locked(row, task, folder, asked, workers):
         _write_json(parts / "plan.json", plan)
     elif unfinished not in (None, plan):
         theirs = ", ".join(f"{key} {unfinished.get(key)}" for key in plan if unfinished.get(key) != plan[key])
-        raise DataError(f"{folder} holds an unfinished set with {theirs}; ask for it, or run: rm -r {folder}")
+        raise UserError(f"{folder} holds an unfinished set with {theirs}; ask for it, or run: rm -r {folder}")
     {"listops": prepare_listops, "pathfinder": prepare_pathfinder}[row.family](row, folder, plan, workers)
     files = {}
     for path in sorted(folder.glob("*.npy")):
@@ -897,7 +906,7 @@ def prepare_listops(row, folder, plan, workers):
                     rows.append(tokens)
                     labels.append(label)
         if len(rows) - before < len(chunks) * CHUNK // 50:
-            raise DataError(f"{plan['task']} has too few distinct expressions for {total}; ask for fewer")
+            raise UserError(f"{plan['task']} has too few distinct expressions for {total}; ask for fewer")
         chunks = range(chunks.stop, chunks.stop + 1)
     for split, start, size in zip(SPLITS, np.cumsum([0] + plan["sizes"]), plan["sizes"]):
         mine = slice(start, start + size)
@@ -929,6 +938,27 @@ def prepare_pathfinder(row, folder, plan, workers):
         for start in range(0, size, CHUNK):
             jobs.append((len(jobs), min(CHUNK, size - start), folder, plan, row, split, start))
     _run_chunks(_pathfinder_chunk, jobs, workers)
+    if row.make.distinct:
+        _replace_repeats(folder, plan, row)
+
+
+def _replace_repeats(folder, plan, row):
+    """Small pictures repeat. A kill in here is harmless: the chunks no longer fit their checksums and are redrawn."""
+    rng, seen = np.random.default_rng([plan["seed"], 1 << 40]), set()
+
+    def spares():
+        while True:
+            made = make_pathfinder(row, rng, 64)
+            yield from zip(made.images.reshape(64, row.length, 1), made.labels)
+
+    spare = spares()
+    for split in SPLITS:
+        x, y = (np.load(folder / f"{split}_{name}.npy", mmap_mode="r+") for name in "xy")
+        for i in range(len(y)):
+            while x[i].tobytes() in seen:
+                x[i], y[i] = next(spare)
+            seen.add(x[i].tobytes())
+        x.flush(), y.flush()
 
 
 def _pathfinder_chunk(index, count, folder, plan, row, split, start):
@@ -958,9 +988,9 @@ def _read_official_images(row, folder, plan):
                 with Image.open(paths[member]) as image:
                     pixels = np.asarray(image.convert("L"))
             except (OSError, SyntaxError) as error:
-                raise DataError(f"{paths[member]}: {error}; restore the LRA release") from None
+                raise UserError(f"{paths[member]}: {error}; restore the LRA release") from None
             if pixels.shape != (row.side, row.side):
-                raise DataError(f"{paths[member]} is {pixels.shape}, not {row.side} px; restore the release")
+                raise UserError(f"{paths[member]} is {pixels.shape}, not {row.side} px; restore the release")
             images[place, :, 0] = pixels.reshape(-1)
         images.flush()
 
@@ -968,7 +998,7 @@ def _read_official_images(row, folder, plan):
 def _official_size(plan, i, available, path):
     size = plan["sizes"][i] if plan["sizes"] else available
     if size > available or not size:
-        raise DataError(f"{path}: {available} examples for {SPLITS[i]}, not {size}; change --{SPLITS[i]}")
+        raise UserError(f"{path}: {available} examples for {SPLITS[i]}, not {size}; change --{SPLITS[i]}")
     return size
 
 
@@ -999,7 +1029,7 @@ def _run_chunks(make, jobs, workers):
                         worker.terminate()
                 raise
             except BrokenProcessPool:
-                raise DataError(f"{folder}: a worker was killed (out of memory?); the same command goes on "
+                raise UserError(f"{folder}: a worker was killed (out of memory?); the same command goes on "
                                 "from here, with a smaller --workers if need be") from None
             finally:
                 pool.shutdown(cancel_futures=True)
@@ -1071,7 +1101,7 @@ def _create(path, shape):
         pass
     need, free = np.prod(shape) / 1e9, shutil.disk_usage(path.parent).free / 1e9
     if need > free:                                 # a full disk kills a process that writes to mapped memory
-        raise DataError(f"{path} needs {need:.1f} GB, {free:.1f} are free; make room, or change --data-dir")
+        raise UserError(f"{path} needs {need:.1f} GB, {free:.1f} are free; make room, or change --data-dir")
     return np.lib.format.open_memmap(path, "w+", np.uint8, shape)
 
 
@@ -1086,27 +1116,27 @@ def _redo(folder, task, data_dir):
 
 
 def _read_meta(folder, task, data_dir):
-    """meta.json of a prepared task; None where there is none, DataError where it is not whole."""
+    """meta.json of a prepared task; None where there is none, UserError where it is not whole."""
     if not (folder / "meta.json").exists():
         return None
     meta = _read_json(folder / "meta.json")
     if meta is None or not {"sizes", "seed", "source", "row", "files"} <= set(meta):
-        raise DataError(f"{folder / 'meta.json'} is damaged; {_redo(folder, task, data_dir)}")
+        raise UserError(f"{folder / 'meta.json'} is damaged; {_redo(folder, task, data_dir)}")
     return meta
 
 
 def _check_meta(meta, folder, task, data_dir, asked=None):
-    """DataError unless the set is the one asked for, of today's row, and its files have their full size."""
+    """UserError unless the set is the one asked for, of today's row, and its files have their full size."""
     if meta["row"] != _plain(TASKS[task]):
-        raise DataError(f"{folder} was made with other parameters of {task}; {_redo(folder, task, data_dir)}")
+        raise UserError(f"{folder} was made with other parameters of {task}; {_redo(folder, task, data_dir)}")
     for key, value in (asked or {}).items():
         if value is not None and meta[key] != value:
-            raise DataError(f"{folder} was made with {key} {meta[key]}, not {value}; leave out that flag, "
+            raise UserError(f"{folder} was made with {key} {meta[key]}, not {value}; leave out that flag, "
                             f"or run: rm -r {folder}")
     for name, entry in meta["files"].items():
         size = (folder / name).stat().st_size if (folder / name).exists() else 0
         if size != entry["bytes"]:
-            raise DataError(f"{folder / name} is cut short: {size:,} of {entry['bytes']:,} bytes; "
+            raise UserError(f"{folder / name} is cut short: {size:,} of {entry['bytes']:,} bytes; "
                             f"{_redo(folder, task, data_dir)}")
 
 
@@ -1140,7 +1170,7 @@ def print_image_stats(task, count, seed):
     """Generate `count` images in memory and print them beside the official generator's figures."""
     row = TASKS[task]
     if row.side not in OFFICIAL:
-        raise DataError(f"{task}: no official figures for {row.side} px; there are for 32, 64, 128 and 256")
+        raise UserError(f"{task}: no official figures for {row.side} px; there are for 32, 64, 128 and 256")
     start, parts = time.process_time(), []
     for index in tqdm(range(-(-count // CHUNK)), desc=f"{count} images", unit="chunk"):
         rng = np.random.default_rng([seed, index])
@@ -1198,7 +1228,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     try:
         _command(args)
-    except DataError as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -1214,12 +1244,12 @@ def _command(args):
             print(f"{name:16} {row.kind:10} length {row.length:6,}  classes {row.classes:2}  {sizes}")
         return
     if args.task is None:
-        raise DataError(f"no --task; the tasks are: {' '.join(TASKS)}")
+        raise UserError(f"no --task; the tasks are: {' '.join(TASKS)}")
     row = task_row(args.task)
     if args.workers is not None and args.workers < 1:
-        raise DataError(f"--workers {args.workers}: must be positive")
+        raise UserError(f"--workers {args.workers}: must be positive")
     if args.stats_images is not None and args.stats_images < 1:
-        raise DataError(f"--stats-images {args.stats_images}: must be positive")
+        raise UserError(f"--stats-images {args.stats_images}: must be positive")
     if args.stats:
         count = args.stats_images or (300 if (row.side or 0) > 32 else 2000)
         show = print_listops_stats if row.family == "listops" else print_image_stats

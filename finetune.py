@@ -15,10 +15,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data import TASKS, DataError as UserError, load, normalise, prepare
+from data import TASKS, UserError, load, normalise, prepare
 from models import Backbone, Classifier, param_groups
-from pretrain import (Log, apply_recipe, base_parser, batch_rows, guarded, lr_multiplier, micro_batches, new_state,
-                      open_run, plan, read_checkpoint, read_json, restore, save, setup, steps_of, to_device)
+from pretrain import (Log, apply_recipe, base_parser, batch_rows, guarded, identity, lr_multiplier, micro_batches,
+                      new_state, open_run, plan, read_checkpoint, read_json, restore, save, setup, steps_of, to_device)
 
 # start: spt = from a pretraining run (paper, tables 4 and 5, first value of each pair), scratch = random weights.
 # Transformers from scratch take the values of their SPT row: the paper lists no others. S4 from scratch is cited by the
@@ -52,38 +52,38 @@ pathx           s4           masked     spt      max     1e-3  0.05     64      
 pathx           s4           masked     scratch  max     5e-4  0.05     16      50      -   10000  cosine
 pathx256        s4           masked     spt      max     1e-3  0.05     64      50      -   10000  cosine
 pathx256        s4           masked     scratch  max     1e-4  0.05     16      50      -   10000  cosine
-listops_demo    transformer  masked     spt      mean    1e-3     0     32       -   1500     100  cosine
-listops_demo    transformer  masked     scratch  mean    1e-3     0     32       -   4500     100  cosine
-listops_demo    rotary       masked     spt      mean    1e-3     0     32       -   1500     100  cosine
-listops_demo    rotary       masked     scratch  mean    1e-3     0     32       -   4500     100  cosine
-listops_demo    s4           masked     spt      mean    1e-3     0     32       -   1500     100  cosine
-listops_demo    s4           masked     scratch  mean    1e-3     0     32       -   4500     100  cosine
-pathfinder_demo transformer  masked     spt      mean    1e-3     0     32       -    500     100  cosine
-pathfinder_demo transformer  masked     scratch  mean    1e-3     0     32       -   1500     100  cosine
-pathfinder_demo rotary       masked     spt      mean    1e-3     0     32       -    500     100  cosine
-pathfinder_demo rotary       masked     scratch  mean    1e-3     0     32       -   1500     100  cosine
-pathfinder_demo s4           masked     spt      mean    1e-3     0     32       -    500     100  cosine
-pathfinder_demo s4           masked     scratch  mean    1e-3     0     32       -   1500     100  cosine
+listops_demo    transformer  masked     spt      mean    1e-3     0     32       -   1000      50  cosine
+listops_demo    transformer  masked     scratch  mean    1e-3     0     32       -   1700      50  cosine
+listops_demo    rotary       masked     spt      mean    1e-3     0     32       -   1000      50  cosine
+listops_demo    rotary       masked     scratch  mean    1e-3     0     32       -   1700      50  cosine
+listops_demo    s4           masked     spt      mean    4e-3     0     32       -   1000      50  cosine
+listops_demo    s4           masked     scratch  mean    4e-3     0     32       -   1700      50  cosine
+pathfinder_demo transformer  masked     spt      mean    1e-3     0     16       -   1400      50  cosine
+pathfinder_demo transformer  masked     scratch  mean    1e-3     0     16       -   2700      50  cosine
+pathfinder_demo rotary       masked     spt      mean    1e-3     0     16       -   1400      50  cosine
+pathfinder_demo rotary       masked     scratch  mean    1e-3     0     16       -   2700      50  cosine
+pathfinder_demo s4           masked     spt      mean    1e-2     0     16       -    900      50  cosine
+pathfinder_demo s4           masked     scratch  mean    1e-2     0     16       -   1900      50  cosine
 """
 
 
 def parse_args(argv=None):
     """Flags of stage 2. With --init, task, model and objective come from the pretraining run's config.json."""
-    parser = base_parser(__doc__.splitlines()[0], "finetune")
+    parser = base_parser(__doc__.splitlines()[0], "START")
     parser.add_argument("--init", type=Path, help="pretraining run directory; without it, training is from scratch")
     parser.add_argument("--pool", choices=("mean", "max", "last"), help="how the sequence becomes one vector")
     inherited = {}
 
     def key_of(first):
         if first.init is None:
-            return dict(task=first.task, model=first.model, objective=first.objective, start="scratch")
+            return dict(task=first.task, model=first.model, objective=first.objective or "masked", start="scratch")
         inherited.update(read_json(first.init / "config.json"))
         for name in ("task", "model", "objective", "arch"):
             if name not in inherited:
                 raise UserError(f"{first.init / 'config.json'} has no {name}; is it a pretraining run of this project?")
         if "start" in inherited:
             raise UserError(f"{first.init} is a finetuning run; --init wants a pretraining run")
-        for name in ("task", "model"):
+        for name in ("task", "model", "objective"):
             if getattr(first, name) not in (None, inherited[name]):
                 raise UserError(f"--{name} {getattr(first, name)}, but {first.init} was pretrained with "
                                 f"--{name} {inherited[name]}")
@@ -93,18 +93,27 @@ def parse_args(argv=None):
     args.start = "scratch" if args.init is None else "spt"
     if inherited:
         args.arch = inherited["arch"]
-    args.pretraining = {k: inherited[k] for k in ("mask", "lr", "batch", "steps", "epochs", "seed") if k in inherited}
+    if inherited:
+        args.pretraining = {k: inherited.get(k) for k in ("mask", "lr", "batch", "steps", "epochs", "seed", "data")}
+        if inherited.get("changed") or not (args.init / "result.json").exists():
+            # A finetuned model is only as much the recipe's as the pretraining it starts from.
+            args.changed["init"] = f"{args.init}: {inherited.get('changed') or 'pretraining is unfinished'}"
     args.out = args.out or Path("runs") / f"{args.task}-{args.model}-{args.objective}-{args.start}-s{args.seed}"
     return args
 
 
-def load_backbone(model, directory, say):
+def load_backbone(model, args, say):
     """Puts the pretrained backbone into a Classifier and says exactly what was and what was not taken over.
 
     Everything but the head transfers. The one shape that may differ is the input layer of continuous tasks: its
     mask-indicator column has no counterpart any more and is dropped. Any other difference is an error.
     """
-    checkpoint = read_checkpoint(Path(directory) / "best.pt")
+    directory = args.init
+    checkpoint = read_checkpoint(directory / "best.pt")
+    config = checkpoint["config"]
+    for name, ours in (("objective", args.objective), ("arch", args.arch)):
+        if config.get(name) != ours:
+            raise UserError(f"{directory}/best.pt holds another architecture: {name} {config.get(name)}, not {ours}")
     pretrained = {k: v for k, v in checkpoint["model"].items() if k.startswith("backbone.")}
     ours = model.state_dict()
     encoder = "backbone.encoder.weight"
@@ -152,6 +161,10 @@ def main(argv=None):
     task = TASKS[args.task]
     prepare(args.task, args.data_dir)
     train, val, test = (load(args.task, name, args.data_dir) for name in ("train", "val", "test"))
+    args.data = identity(args)
+    if args.init is not None and args.pretraining["data"] != args.data:
+        raise UserError(f"{args.init} was pretrained on {args.pretraining['data']}, and {args.data_dir}/{args.task} holds "
+                        f"{args.data}; its test split may hold what was pretrained on")
     total, per_epoch = steps_of(args, len(train))
     resume_from = open_run(args, run)
 
@@ -161,7 +174,7 @@ def main(argv=None):
                         causal=args.objective == "causal")
     model = Classifier(backbone, task.classes, args.pool)
     if resume_from is None and args.init is not None:
-        load_backbone(model, args.init, run.say)
+        load_backbone(model, args, run.say)
     model.to(run.device)
     optimizer = torch.optim.AdamW(param_groups(model, args.lr, args.wd), fused=True)
     state = new_state() if resume_from is None else restore(resume_from, args, model, optimizer)
@@ -190,12 +203,13 @@ def main(argv=None):
         x, y, lengths = to_device(train.batch(rows.whole[rows.mine]), run.device)
         optimizer.zero_grad(set_to_none=True)
         batch_loss = torch.zeros((), device=run.device)
-        for part, last in micro_batches(len(x), args.micro_batch):
-            with run.no_sync(parallel, last), run.autocast():
-                inputs = x[part] if task.kind == "tokens" else normalise(task, x[part])
-                logits = parallel(inputs, None if lengths is None else lengths[part])
+        for part, last in micro_batches(len(x), args, run):
+            with run.no_sync(parallel, last):
+                with run.autocast():
+                    inputs = x[part] if task.kind == "tokens" else normalise(task, x[part])
+                    logits = parallel(inputs, None if lengths is None else lengths[part])
                 loss = F.cross_entropy(logits.float(), y[part], reduction="sum") / len(rows.whole)
-                (loss * run.world).backward()                          # DDP averages gradients; we want their sum
+                (loss * run.world).backward()                          # outside autocast, as in pretrain.py
             batch_loss += loss.detach()
         optimizer.step()
         log.training(step, state, run.total(batch_loss).item(), optimizer)

@@ -119,16 +119,16 @@ def geometric_sums(V, log_p, l, dtype=torch.float32):
     Re(xy) = Re x Re y - Im x Im y is one real matrix product of inner size 2n.
     """
     r, d, n = V.shape
-    # Half the square root of l in the left factor, which carries the r rows: both factors are then about equally large.
+    # The left factor carries the r rows, so m is sqrt(r l) rather than sqrt(l): both factors are then equally large.
     m = min(l, max(1, round(math.sqrt(l * max(1, r)))))
     rows = -(-l // m)                                                                    # ceil(l / m)
     log_p = log_p.to(torch.complex128)
     index = torch.arange(max(m, rows), device=V.device, dtype=torch.float64)
     right = torch.exp(log_p[..., None] * index[:m])                                      # (d, n, m)   p^j
     left = torch.exp(log_p[:, None, :] * (index[:rows, None] * m))                       # (d, l/m, n) p^(i m)
-    half = torch.complex64 if dtype == torch.float32 else torch.complex128
-    right = torch.view_as_real(right.to(half)).transpose(-1, -2).flatten(1, 2)           # (d, 2n, m): Re, Im per state
-    left = V.to(half).transpose(0, 1)[:, :, None, :] * left.to(half)[:, None]            # (d, r, l/m, n)
+    number = torch.complex64 if dtype == torch.float32 else torch.complex128
+    right = torch.view_as_real(right.to(number)).transpose(-1, -2).flatten(1, 2)           # (d, 2n, m): Re, Im per state
+    left = V.to(number).transpose(0, 1)[:, :, None, :] * left.to(number)[:, None]            # (d, r, l/m, n)
     left = torch.view_as_real(left.conj().resolve_conj()).flatten(-2).flatten(1, 2)      # (d, r l/m, 2n): Re, -Im
     K = torch.bmm(left, right)                                                           # (d, r l/m, m)
     return K.view(d, r, rows * m)[..., :l].transpose(0, 1)                               # (r, d, l)
@@ -177,10 +177,10 @@ def hippo_nplr(N):
     A = -torch.tril(B[:, None] * B[None, :], diagonal=-1) - torch.diag(k + 1)            # (N, N) LegS
     normal = A + P[:, None] * P[None, :]                                                 # -1/2 I + skew
     imag, V = torch.linalg.eigh(-1j * (normal - normal.T).to(torch.complex128) / 2)      # ascending, V unitary
-    half = slice(0, N // 2)                                                              # the negative imaginary parts
+    first = slice(0, N // 2)                                                             # the negative imaginary parts
     Vh = V.conj().T.to(torch.complex128)
     A_diag = torch.complex(torch.full_like(imag, -0.5), imag)
-    return A_diag[half], (Vh @ P.to(Vh.dtype))[half], (Vh @ B.to(Vh.dtype))[half]
+    return A_diag[first], (Vh @ P.to(Vh.dtype))[first], (Vh @ B.to(Vh.dtype))[first]
 
 
 def discretize(A, P, B, dt):
@@ -323,8 +323,8 @@ def attention_backend():
 
 def _attend(q, k, v, causal, mask):
     """softmax(q k^T / sqrt(e)) v. Causal: the last query is aligned with the last key, as when looking one block back."""
-    half = q.dtype in (torch.float16, torch.bfloat16)
-    if mask is None and q.is_cuda and half and attention_backend()[0] == "flash-attn":
+    flash = q.is_cuda and q.dtype in (torch.float16, torch.bfloat16)
+    if mask is None and flash and attention_backend()[0] == "flash-attn":
         from flash_attn import flash_attn_func
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))                                 # (b, l, h, e)
         return flash_attn_func(q, k, v, causal=causal).transpose(1, 2)
@@ -351,9 +351,9 @@ def attention(q, k, v, causal=False, block=None, lengths=None):
         lo, hi = max(0, start - block), min(l, start + (block if causal else 2 * block))
         mask = None
         if lengths is not None and not causal:      # causal: padding is at the end, where no real query ever looks
-            inside = torch.arange(lo, hi, device=q.device) < lengths[:, None]            # (b, keys)
-            inside = inside | ~inside.any(-1, keepdim=True)      # no key left: a padded query; softmax needs one
-            mask = inside[:, None, None, :]                                              # (b, 1, 1, keys)
+            real = torch.arange(lo, hi, device=q.device) < lengths[:, None]              # (b, keys)
+            real = real | ~real.any(-1, keepdim=True)            # no key left: a padded query; softmax needs one
+            mask = real[:, None, None, :]                                                # (b, 1, 1, keys)
         out.append(_attend(q[..., start:start + block, :], k[..., lo:hi, :], v[..., lo:hi, :], causal, mask))
     return out[0] if len(out) == 1 else torch.cat(out, -2)
 

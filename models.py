@@ -39,10 +39,10 @@ pathx           s4                6  256      -     -      -     64    256  batc
 pathx256        s4                6  256      -     -      -     64    256  batch  pre    0.0001     0.1  0.0005   0.0005
 listops_demo    transformer       3   64      4   128      -      -      -  layer  pre         -       -      -        -
 listops_demo    rotary            3   64      4   128      -      -      -  layer  pre         -       -      -        -
-listops_demo    s4                3   64      -     -      -     16      1  layer  pre     0.001     0.1  0.001    0.001
-pathfinder_demo transformer       3   64      4   128      -      -      -  layer  pre         -       -      -        -
-pathfinder_demo rotary            3   64      4   128      -      -      -  layer  pre         -       -      -        -
-pathfinder_demo s4                3   64      -     -      -     16      1  layer  pre     0.001     0.1  0.001    0.001
+listops_demo    s4                3   64      -     -      -     16     64  batch  pre     0.001     0.1  0.001    0.001
+pathfinder_demo transformer       3   32      2    64      -      -      -  layer  pre         -       -      -        -
+pathfinder_demo rotary            3   32      2    64      -      -      -  layer  pre         -       -      -        -
+pathfinder_demo s4                3   32      -     -      -     16     32  batch  pre     0.001     0.1  0.001    0.001
 """
 
 
@@ -272,7 +272,8 @@ class Backbone(nn.Module):
         self.norm = NORMS[s.norm](d) if s.place == "pre" else None
 
     def forward(self, x, lengths=None):
-        x = self.encoder(x)                                                                   # (b, l, d)
+        # The sum that all layers add to stays float32 under autocast, for every model alike.
+        x = self.encoder(x).float()                                                           # (b, l, d)
         if self.positions is not None:
             x = x + self.positions[: x.shape[1]]
         for layer in self.layers:

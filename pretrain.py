@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from data import MASK, TASKS, DataError as UserError, load, normalise, order, prepare
+from data import MASK, TASKS, UserError, load, normalise, order, prepare
 from models import Backbone, Denoiser, arch, count, inside, param_groups, read_table
 
 # Learning rate, batch and weight decay: paper, tables 4 and 5 (the second value of each pair). Masking ratio: section 2.
@@ -50,12 +50,12 @@ pathx           transformer  causal        -  ce      1e-3     0      8     200 
 pathx           rotary       masked     0.50  ce      1e-3     0      8     200      -    5000  constant
 pathx           s4           masked     0.50  ce      1e-3  0.05      8      50      -    5000  constant
 pathx256        s4           masked     0.50  ce      1e-3  0.05      8      50      -    5000  constant
-listops_demo    transformer  masked     0.15  ce      1e-3     0     32       -   3000     100  cosine
-listops_demo    rotary       masked     0.15  ce      1e-3     0     32       -   3000     100  cosine
-listops_demo    s4           masked     0.15  ce      1e-3     0     32       -   3000     100  cosine
-pathfinder_demo transformer  masked     0.50  ce      1e-3     0     32       -   1000     100  cosine
-pathfinder_demo rotary       masked     0.50  ce      1e-3     0     32       -   1000     100  cosine
-pathfinder_demo s4           masked     0.50  ce      1e-3     0     32       -   1000     100  cosine
+listops_demo    transformer  masked     0.15  ce      2e-3     0     32       -    700      50  cosine
+listops_demo    rotary       masked     0.15  ce      2e-3     0     32       -    700      50  cosine
+listops_demo    s4           masked     0.15  ce      4e-3     0     32       -    700      50  cosine
+pathfinder_demo transformer  masked     0.25  ce      3e-3     0     16       -   1300      50  cosine
+pathfinder_demo rotary       masked     0.25  ce      3e-3     0     16       -   1300      50  cosine
+pathfinder_demo s4           masked     0.25  ce      1e-2     0     16       -   1000      50  cosine
 """
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -63,10 +63,13 @@ pathfinder_demo s4           masked     0.50  ce      1e-3     0     32       - 
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+HIDING = 1717           # tag of this random stream: seeds start at 0 for data, order and hiding alike
+
+
 def choose_positions(shape, ratio, *key):
     """Which positions to hide: (b, length) bool, each independently with probability `ratio` (an exact count would tell
     the model how many are left). A pure function of its arguments, so a resumed run hides the same positions again."""
-    return torch.from_numpy(np.random.default_rng(key).random(shape, dtype=np.float32) < ratio)
+    return torch.from_numpy(np.random.default_rng((HIDING, *key)).random(shape, dtype=np.float32) < ratio)
 
 
 def corrupt(task, x, where, lengths):
@@ -152,6 +155,7 @@ def main(argv=None):
     task = TASKS[args.task]
     prepare(args.task, args.data_dir)
     train, val = load(args.task, "train", args.data_dir), load(args.task, "val", args.data_dir)
+    args.data = identity(args)
     total, per_epoch = steps_of(args, len(train))
     resume_from = open_run(args, run)
 
@@ -192,13 +196,16 @@ def main(argv=None):
         hidden = run.total(where.sum()).clamp(min=1)                   # in the whole batch, on all processes
         optimizer.zero_grad(set_to_none=True)
         batch_loss = torch.zeros((), device=run.device)
-        for part, last in micro_batches(len(x), args.micro_batch):
-            with run.no_sync(parallel, last), run.autocast():
-                ends = None if lengths is None else lengths[part]
-                prediction = parallel(inputs[part], ends, where[part])
+        for part, last in micro_batches(len(x), args, run):
+            with run.no_sync(parallel, last):
+                with run.autocast():
+                    ends = None if lengths is None else lengths[part]
+                    prediction = parallel(inputs[part], ends, where[part])
                 loss, _ = spt_loss(task, prediction, targets[part], where[part], args.loss)
                 loss = loss / hidden
-                (loss * run.world).backward()                          # DDP averages gradients; we want their sum
+                # Outside autocast, which would take the float32 kernels' backward in bfloat16. DDP averages gradients
+                # over processes, and we want their sum.
+                (loss * run.world).backward()
             batch_loss += loss.detach()
         optimizer.step()
         log.training(step, state, run.total(batch_loss).item(), optimizer)
@@ -221,8 +228,8 @@ def base_parser(description, stage):
     what = parser.add_argument_group("what to run")
     what.add_argument("--task", help="one of: " + " ".join(TASKS))
     what.add_argument("--model", help="transformer (sinusoidal positions), rotary or s4")
-    what.add_argument("--objective", choices=("masked", "causal"), default="masked",
-                      help="masked: bidirectional model; causal: unidirectional model, next-symbol prediction")
+    what.add_argument("--objective", choices=("masked", "causal"),
+                      help="masked (unless --init says otherwise): bidirectional; causal: unidirectional, next position")
     what.add_argument("--seed", type=int, default=0, help="of weights, data order and hidden positions")
     what.add_argument("--data-dir", default="data", help="where prepared data sets live")
     what.add_argument("--out", type=Path, help=f"run directory (default: runs/TASK-MODEL-OBJECTIVE-{stage}-sSEED)")
@@ -246,7 +253,7 @@ def base_parser(description, stage):
     return parser
 
 
-MACHINE_FLAGS = {"resume", "device", "dtype", "compile", "log_every", "out", "data_dir"}
+MACHINE_FLAGS = {"resume", "device", "dtype", "compile", "log_every", "out", "data_dir"}      # do not define the run
 
 
 def parse_args(argv=None):
@@ -255,9 +262,13 @@ def parse_args(argv=None):
     parser.add_argument("--mask", type=float, help="masking ratio: probability that a position is hidden")
     parser.add_argument("--loss", choices=("ce", "l1"), help="cross-entropy over symbols or gray levels, or L1")
     args = apply_recipe(parser, argv, RECIPES, lambda first: dict(
-        task=first.task, model=first.model, objective=first.objective))
+        task=first.task, model=first.model, objective=first.objective or "masked"))
+    if args.objective == "causal" and args.mask is not None:
+        raise UserError(f"--mask {args.mask} has no meaning with --objective causal")
     if args.objective == "masked" and not 0 < args.mask < 1:
         raise UserError(f"--mask must lie between 0 and 1, got {args.mask}")
+    if args.loss == "l1" and TASKS[args.task].kind == "tokens":
+        raise UserError(f"--loss l1 needs samples, and {args.task} consists of symbols; use --loss ce")
     args.out = args.out or Path("runs") / f"{args.task}-{args.model}-{args.objective}-pretrain-s{args.seed}"
     return args
 
@@ -282,12 +293,14 @@ def apply_recipe(parser, argv, recipes, key_of):
         raise UserError(f"no recipe for {'/'.join(v for v in key.values())}; there is: {' '.join(pairs)}")
     row = matching[0]
     parser.set_defaults(**row)
-    args = parser.parse_args(argv)
+    recipe, args = vars(parser.parse_args([])), parser.parse_args(argv)
     args.task, args.model, args.objective = key["task"], key["model"], key["objective"]
     args.arch = arch(args.task, args.model)
-    # What the user changed: a run with a non-empty list is never reported as the paper's setting.
-    recipe = vars(parser.parse_args([]))
-    args.changed = {k: getattr(args, k) for k in row if k in recipe and getattr(args, k) != recipe[k]}
+    if args.epochs != recipe["epochs"] and args.steps == recipe["steps"]:
+        args.steps = None                                              # --epochs was asked for, --steps was not
+    # What the user changed: a run with a non-empty list is never reported as the recipe's.
+    free = MACHINE_FLAGS | {"task", "model", "objective", "seed", "init"}
+    args.changed = {k: getattr(args, k) for k in recipe if k not in free and getattr(args, k) != recipe[k]}
     for name in ("batch", "steps", "epochs", "micro_batch", "eval_every", "log_every"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
@@ -383,10 +396,13 @@ def new_state():
     return dict(step=0, evaluated=0, best=-math.inf, best_step=0, seconds=0.0, loss_sum=0.0, loss_steps=0)
 
 
-def micro_batches(n, size):
-    """Slices of at most `size` of n rows, each with whether it is the last."""
-    size = size or n
-    return [(slice(i, i + size), i + size >= n) for i in range(0, n, size)]
+def micro_batches(n, args, run):
+    """Slices of n rows, at most --micro-batch each, and whether each is the last. Every process makes equally many,
+    whatever its share of the batch, because BatchNorm and DDP meet in each of them."""
+    largest = -(-args.batch // run.world)
+    parts = min(-(-largest // (args.micro_batch or largest)), args.batch // run.world)
+    bounds = [n * i // parts for i in range(parts + 1)]
+    return [(slice(a, b), i + 1 == parts) for i, (a, b) in enumerate(zip(bounds, bounds[1:]))]
 
 
 def lr_multiplier(step, warmup, total, schedule):
@@ -419,14 +435,19 @@ def config_of(args):
     return json.loads(json.dumps({k: v for k, v in vars(args).items() if k not in MACHINE_FLAGS}, default=str))
 
 
+def identity(args):
+    """Which data set this is: a resumed or finetuned run must see the one that it began with."""
+    meta = read_json(Path(args.data_dir) / args.task / "meta.json")
+    return {k: meta[k] for k in ("source", "seed", "sizes")}
+
+
 def open_run(args, run):
     """Makes the run directory or, with --resume, checks that it is this run's. Returns the checkpoint to go on from."""
     last, config = args.out / "last.pt", args.out / "config.json"
-    if args.resume and (args.out / "result.json").exists():
-        run.say(f"{args.out} is finished; nothing to do")
-        run.close()
-        raise SystemExit(0)
+    finished = args.resume and (args.out / "result.json").exists()
     if run.main:
+        if args.out.exists() and not args.out.is_dir():
+            raise UserError(f"--out {args.out} is a file; a run needs a directory")
         if not args.resume:
             if args.out.exists() and any(args.out.iterdir()):
                 raise UserError(f"run directory {args.out} is not empty; add --resume to go on, or choose another --out")
@@ -435,11 +456,16 @@ def open_run(args, run):
             for key in sorted((saved.keys() | ours.keys()) - {"changed"}):
                 if saved.get(key) != ours.get(key):
                     raise UserError(f"--resume: {args.out} was started with {key} = {saved.get(key)}, "
-                                    f"now {ours.get(key)}; give the same flags as before")
-        elif last.exists():
-            raise UserError(f"--resume: {args.out} has a checkpoint but no config.json; it is not a run directory")
-        args.out.mkdir(parents=True, exist_ok=True)
-        write_json(config, config_of(args))
+                                    f"now {ours.get(key)}; give the same flags as before, or choose another --out")
+        elif last.exists() or finished:
+            raise UserError(f"--resume: {args.out} has no config.json; it is not a run directory")
+        if not finished:
+            args.out.mkdir(parents=True, exist_ok=True)
+            write_json(config, config_of(args))
+    if finished:
+        run.say(f"{args.out} is finished; nothing to do")
+        run.close()
+        raise SystemExit(0)
     if run.world > 1:
         dist.barrier()
     return last if args.resume and last.exists() else None
@@ -608,7 +634,8 @@ class Log:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         record = dict(results, task=args.task, model=args.model, objective=args.objective, seed=args.seed,
                       steps=self.total, best_step=state["best_step"], parameters=count(model), train_examples=examples,
-                      full_recipe=not args.changed and examples == TASKS[args.task].sizes[0], changed=args.changed,
+                      data=args.data, changed=args.changed,
+                      full_recipe=not args.changed and examples == TASKS[args.task].sizes[0],
                       seconds=round(self.seconds(), 1), peak_memory_bytes=peak, **self.environment)
         write_json(args.out / "result.json", record)
         run.say(f"done in {record['seconds']:.0f} s: best at step {state['best_step']}; "

@@ -10,13 +10,13 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 SEEDS=${SEEDS:-0 1 2}
-JOBS=${JOBS:-$(python3 -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')}
+JOBS=${JOBS:-$(python -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')}
 
 # One chain a line. Stages of a chain are joined by &&, so that every line can run anywhere, in any order.
 demo_chains() {
     for seed in $SEEDS; do
         for task in listops_demo pathfinder_demo; do
-            for model in rotary s4; do
+            for model in transformer s4; do
                 name=$task-$model
                 common="--task $task --model $model --seed $seed --resume"
                 echo "python finetune.py $common --out $RUNS/$name-scratch-s$seed"
@@ -32,16 +32,24 @@ run_demo() {
     mkdir -p "$RUNS"
     rm -f "$RUNS/finished"
     # One thread a run: the models are small, and two runs side by side use two cores better than one run does.
-    export OMP_NUM_THREADS=1
+    # glibc is told to keep freed memory: handing it back and faulting it in again costs small models much of their time.
+    export OMP_NUM_THREADS=1 MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=8589934592
+    local chains jobs unfinished=0 out
     chains=$(demo_chains)
-    jobs=$(grep -o "\.py" <<< "$chains" | wc -l)
+    jobs=$(grep -o -- "--out " <<< "$chains" | wc -l)
     echo "$jobs runs, $JOBS side by side; their output goes to $RUNS/output.txt"
-    { xargs -P "$JOBS" -d '\n' -I{} bash -c '{}' <<< "$chains" > "$RUNS/output.txt" 2>&1 || true; touch "$RUNS/finished"; } &
+    {
+        tr '\n' '\0' <<< "$chains" | xargs -0 -P "$JOBS" -n 1 bash -c > "$RUNS/output.txt" 2>&1 || true
+        touch "$RUNS/finished"
+    } &
     python analyze.py watch "$RUNS" --jobs "$jobs" --until "$RUNS/finished"
     wait
-    if [ "$(ls "$RUNS"/*/result.json 2>/dev/null | wc -l)" -lt "$jobs" ]; then
-        echo "error: some runs did not finish; the last lines of $RUNS/output.txt:" >&2
-        grep -a "error" "$RUNS/output.txt" | tail -n 5 >&2
+    for out in $(grep -o -- "--out [^ ]*" <<< "$chains" | cut -d " " -f 2); do
+        [ -e "$out/result.json" ] || { echo "error: $out did not finish" >&2; unfinished=1; }
+    done
+    if [ "$unfinished" = 1 ]; then
+        echo "the end of $RUNS/output.txt:" >&2
+        tail -n 20 "$RUNS/output.txt" >&2
         exit 1
     fi
     python analyze.py demo --runs "$RUNS"

@@ -149,7 +149,7 @@ def test_listops_damaged_file(tmp_path, row, words):
     write_tsv(tmp_path / "lra", row)
     line = fails("--task", "listops", "--data-dir", tmp_path / "data", "--lra-dir", tmp_path / "lra")
     assert "basic_val.tsv" in line and all(word in line for word in words)
-    with pytest.raises(data.DataError, match="not prepared"):
+    with pytest.raises(data.UserError, match="not prepared"):
         data.load("listops", "val", tmp_path / "data")
 
 
@@ -253,8 +253,8 @@ def test_label_agrees_with_paths(pictures, task):
         assert any(same) if label else any(other)
         for row, column in (start, end):                                 # and the discs are drawn there
             assert made.images[i, row, column] > 100
-        for row, column in made.paths[i].reshape(-1, 2):
-            assert made.images[i, row - 1:row + 2, column - 1:column + 2].max() > 40
+        for row, column in made.paths[i].reshape(-1, 2) if snakes.levels == 256 else []:   # few levels: gaps
+            assert made.images[i, max(row - 1, 0):row + 2, max(column - 1, 0):column + 2].max() > 40
     assert (made.images.max((1, 2)) == 255).all()
 
 
@@ -398,9 +398,9 @@ def test_killed_then_finished(monkeypatch, tmp_path, task, workers):
     first.send_signal(signal.SIGKILL)
     first.communicate()
     assert not (tmp_path / "killed" / task / "meta.json").exists()
-    with pytest.raises(data.DataError, match="not prepared"):
+    with pytest.raises(data.UserError, match="not prepared"):
         data.load(task, "train", tmp_path / "killed")
-    with pytest.raises(data.DataError, match="unfinished set with sizes"):
+    with pytest.raises(data.UserError, match="unfinished set with sizes"):
         data.prepare(task, tmp_path / "killed", sizes=(10, 10, 10))
     done = sorted(path for path in parts.glob("[0-9]*.npz"))
     done[1].write_bytes(done[1].read_bytes()[:-40])                      # a torn part is made again
@@ -453,7 +453,7 @@ def test_prepared_is_kept(prepared):
 def test_damaged_set(tmp_path, damage, words):
     data.prepare("pathfinder_demo", tmp_path, sizes=(10, 8, 6), workers=1)
     damage(tmp_path / "pathfinder_demo")
-    with pytest.raises(data.DataError, match=words) as error:
+    with pytest.raises(data.UserError, match=words) as error:
         data.load("pathfinder_demo", "val", tmp_path)
     assert f"rm -r {tmp_path}/pathfinder_demo && python data.py --task pathfinder_demo" in str(error.value)
     assert "\n" not in str(error.value)
@@ -464,7 +464,7 @@ def test_retuned_row_is_noticed(prepared, tmp_path, monkeypatch):
     assert meta["seed"] == 0 and meta["sizes"] == list(SMALL)
     assert meta["files"]["test_y.npy"] == dict(shape=[130], dtype="uint8", bytes=258)
     monkeypatch.setitem(data.TASKS, "listops_demo", data.TASKS["listops"])
-    with pytest.raises(data.DataError, match="other parameters"):
+    with pytest.raises(data.UserError, match="other parameters"):
         data.load("listops_demo", "val", prepared)
 
 
