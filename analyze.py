@@ -36,9 +36,13 @@ def read_results(directory):
     for path in sorted(Path(directory).glob("**/result.json")):
         try:
             record = json.loads(path.read_text())
-            record["run"] = str(path.parent)
-            results.append(record)
-        except (OSError, json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
+            for key, kind in (("task", str), ("model", str), ("seed", int), ("seconds", (int, float))):
+                if not isinstance(record[key], kind):
+                    raise TypeError(f"{key} is {record[key]}")
+            if not isinstance(record.get("test_accuracy", 0.0), float):
+                raise TypeError(f"test_accuracy is {record['test_accuracy']}")
+            results.append(record | {"run": str(path.parent)})
+        except (OSError, ValueError, TypeError, KeyError) as error:
             print(f"warning: {path} is skipped: {error}", file=sys.stderr)
     return results
 
@@ -112,7 +116,10 @@ def demo_table(results):
 
 def demo_figure(results, path):
     """Bars: scratch beside SPT, for each task and model; a dot per seed."""
-    import matplotlib
+    try:
+        import matplotlib
+    except ImportError:
+        raise UserError("the figure needs matplotlib; run: pip install matplotlib") from None
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
@@ -165,7 +172,7 @@ def demo(args):
     demo_figure(results, args.figure)
     print(f"figure: {args.figure}")
     if args.readme:
-        replace_block(Path("README.md"), "demo", f"{table}\n\n{caption}\n\n![demo]({args.figure})")
+        replace_block(Path(__file__).with_name("README.md"), "demo", f"{table}\n\n{caption}\n\n![demo]({args.figure})")
 
 
 def replace_block(path, name, text):
@@ -192,8 +199,9 @@ def progress(directory):
             for line in (run / "log.jsonl").read_text().splitlines():
                 record = json.loads(line)
                 step, total = record.get("step", step), record.get("total", total)
-        except (OSError, json.JSONDecodeError):
+        except (OSError, ValueError, AttributeError):
             pass                                             # not there yet, or its last line is being written
+        total = max(total, 1)
         finished = (run / "result.json").exists()
         state[run.name] = (total, total) if finished else (min(step, total - 1), total)
     return state

@@ -200,6 +200,10 @@ def load(task, split, data_dir="data"):
                 raise UserError(f"{folder / name} is damaged: not the array that meta.json describes; "
                                 f"{_redo(folder, task, data_dir)}") from None
             arrays[name[len(split) + 1:-len(".npy")]] = array
+    if "offsets" in arrays:
+        offsets, steps = arrays["offsets"], np.diff(arrays["offsets"])
+        if offsets[0] != 0 or offsets[-1] != len(arrays["x"]) or steps.min() < 1 or steps.max() > row.length:
+            raise UserError(f"{folder / (split + '_offsets.npy')} is damaged; {_redo(folder, task, data_dir)}")
     return Split(row.kind, **arrays)
 
 

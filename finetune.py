@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from data import TASKS, UserError, load, normalise, prepare
-from models import Backbone, Classifier, param_groups
+from models import Backbone, Classifier, arch, param_groups
 from pretrain import (Log, apply_recipe, base_parser, batch_rows, guarded, identity, lr_multiplier, micro_batches,
                       new_state, open_run, plan, read_checkpoint, read_json, restore, save, setup, steps_of, to_device)
 
@@ -77,10 +77,15 @@ def parse_args(argv=None):
     def key_of(first):
         if first.init is None:
             return dict(task=first.task, model=first.model, objective=first.objective or "masked", start="scratch")
+        if not first.init.is_dir():
+            raise UserError(f"--init {first.init} is not a directory; it wants a pretraining run, not a checkpoint file")
         inherited.update(read_json(first.init / "config.json"))
         for name in ("task", "model", "objective", "arch"):
             if name not in inherited:
                 raise UserError(f"{first.init / 'config.json'} has no {name}; is it a pretraining run of this project?")
+        known = arch(inherited["task"], inherited["model"])
+        if known is None or not isinstance(inherited["arch"], dict) or inherited["arch"].keys() != known.keys():
+            raise UserError(f"{first.init} holds an architecture that models.py does not have: {inherited['arch']}")
         if "start" in inherited:
             raise UserError(f"{first.init} is a finetuning run; --init wants a pretraining run")
         for name in ("task", "model", "objective"):
@@ -90,6 +95,7 @@ def parse_args(argv=None):
         return {name: inherited[name] for name in ("task", "model", "objective")} | dict(start="spt")
 
     args = apply_recipe(parser, argv, RECIPES, key_of)
+    args.init = args.init and args.init.resolve()                      # one run, however its path was written
     args.start = "scratch" if args.init is None else "spt"
     if inherited:
         args.arch = inherited["arch"]
@@ -109,6 +115,8 @@ def load_backbone(model, args, say):
     mask-indicator column has no counterpart any more and is dropped. Any other difference is an error.
     """
     directory = args.init
+    if not (directory / "result.json").exists():
+        say(f"warning: {directory} is not finished; its best checkpoint so far is used")
     checkpoint = read_checkpoint(directory / "best.pt")
     config = checkpoint["config"]
     for name, ours in (("objective", args.objective), ("arch", args.arch)):
@@ -166,15 +174,15 @@ def main(argv=None):
         raise UserError(f"{args.init} was pretrained on {args.pretraining['data']}, and {args.data_dir}/{args.task} holds "
                         f"{args.data}; its test split may hold what was pretrained on")
     total, per_epoch = steps_of(args, len(train))
-    resume_from = open_run(args, run)
 
-    # ---- model: 1 resume this run, 2 start from a pretrained backbone, 3 start from scratch -------------------
+    # ---- model: 1 from a pretrained backbone, or 2 from scratch; a run that is resumed is loaded over it ----------
     torch.manual_seed(args.seed)
     backbone = Backbone(args.arch, task.length, task.vocab if task.kind == "tokens" else None, task.channels,
                         causal=args.objective == "causal")
     model = Classifier(backbone, task.classes, args.pool)
-    if resume_from is None and args.init is not None:
+    if args.init is not None:
         load_backbone(model, args, run.say)
+    resume_from = open_run(args, run)
     model.to(run.device)
     optimizer = torch.optim.AdamW(param_groups(model, args.lr, args.wd), fused=True)
     state = new_state() if resume_from is None else restore(resume_from, args, model, optimizer)
@@ -203,7 +211,7 @@ def main(argv=None):
         x, y, lengths = to_device(train.batch(rows.whole[rows.mine]), run.device)
         optimizer.zero_grad(set_to_none=True)
         batch_loss = torch.zeros((), device=run.device)
-        for part, last in micro_batches(len(x), args, run):
+        for part, last in micro_batches(rows, args, run):
             with run.no_sync(parallel, last):
                 with run.autocast():
                     inputs = x[part] if task.kind == "tokens" else normalise(task, x[part])

@@ -13,6 +13,7 @@ The result is a run directory with the weights that predicted the validation spl
 """
 import argparse
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -146,7 +147,9 @@ def evaluate(model, task, split, args, run):
         sums += torch.stack((loss.double(), score.double(), where.sum().double()))
     model.train()
     loss, score, n = run.total(sums).tolist()
-    return loss / max(n, 1), score / max(n, 1)
+    if n == 0:
+        raise UserError(f"no position of the validation split is hidden with --mask {args.mask}")
+    return loss / n, score / n
 
 
 def main(argv=None):
@@ -196,7 +199,7 @@ def main(argv=None):
         hidden = run.total(where.sum()).clamp(min=1)                   # in the whole batch, on all processes
         optimizer.zero_grad(set_to_none=True)
         batch_loss = torch.zeros((), device=run.device)
-        for part, last in micro_batches(len(x), args, run):
+        for part, last in micro_batches(rows, args, run):
             with run.no_sync(parallel, last):
                 with run.autocast():
                     ends = None if lengths is None else lengths[part]
@@ -280,7 +283,7 @@ def apply_recipe(parser, argv, recipes, key_of):
     first, _ = parser.parse_known_args([a for a in argv if a not in ("-h", "--help")])
     rows = read_table(recipes)
     wanted_help = len(argv) != len([a for a in argv if a not in ("-h", "--help")])
-    if wanted_help and first.task is None and getattr(first, "init", None) is None:
+    if wanted_help and None in (first.task, first.model) and getattr(first, "init", None) is None:
         parser.parse_args(argv)                                        # prints help without a row, and exits
     key = key_of(first)
     for name in ("task", "model"):
@@ -289,7 +292,8 @@ def apply_recipe(parser, argv, recipes, key_of):
             raise UserError(f"--{name} is missing; one of: {' '.join(known)}")
     matching = [row for row in rows if all(row[k] == v for k, v in key.items())]
     if not matching:
-        pairs = sorted({f"{row['task']}/{row['model']}/{row['objective']}" for row in rows})
+        same = [row for row in rows if row["task"] == key["task"]] or rows
+        pairs = sorted({f"{row['task']}/{row['model']}/{row['objective']}" for row in same})
         raise UserError(f"no recipe for {'/'.join(v for v in key.values())}; there is: {' '.join(pairs)}")
     row = matching[0]
     parser.set_defaults(**row)
@@ -301,6 +305,11 @@ def apply_recipe(parser, argv, recipes, key_of):
     # What the user changed: a run with a non-empty list is never reported as the recipe's.
     free = MACHINE_FLAGS | {"task", "model", "objective", "seed", "init"}
     args.changed = {k: getattr(args, k) for k in recipe if k not in free and getattr(args, k) != recipe[k]}
+    for name in ("lr", "wd", "warmup", "seed"):
+        if not (math.isfinite(getattr(args, name)) and getattr(args, name) >= 0):
+            raise UserError(f"--{name} must be a number from 0 up, got {getattr(args, name)}")
+    if args.seed >= 2**63:
+        raise UserError(f"--seed must be below 2^63, got {args.seed}")
     for name in ("batch", "steps", "epochs", "micro_batch", "eval_every", "log_every"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
@@ -310,6 +319,8 @@ def apply_recipe(parser, argv, recipes, key_of):
 def setup(args):
     """Processes, device and number format, each decision printed with its reason. Returns a small namespace."""
     world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    if world > 1 and not {"RANK", "MASTER_ADDR"} <= os.environ.keys():
+        raise UserError(f"WORLD_SIZE is {world}, but RANK or MASTER_ADDR is not set; start with torchrun")
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda, but torch sees no CUDA device; use --device cpu")
     cuda = args.device != "cpu" and torch.cuda.is_available()
@@ -366,7 +377,9 @@ def to_device(batch, device):
 def steps_of(args, n):
     """Total steps and steps per epoch for n training sequences. The last, incomplete batch of an epoch is left out; the
     next epoch's order differs, so no sequence is left out for good."""
-    per_epoch = max(1, n // args.batch)
+    if n < args.batch:
+        raise UserError(f"--batch {args.batch} is more than the {n} training sequences there are")
+    per_epoch = n // args.batch
     args.eval_every = args.eval_every or per_epoch
     return args.steps or args.epochs * per_epoch, per_epoch
 
@@ -396,11 +409,12 @@ def new_state():
     return dict(step=0, evaluated=0, best=-math.inf, best_step=0, seconds=0.0, loss_sum=0.0, loss_steps=0)
 
 
-def micro_batches(n, args, run):
-    """Slices of n rows, at most --micro-batch each, and whether each is the last. Every process makes equally many,
-    whatever its share of the batch, because BatchNorm and DDP meet in each of them."""
-    largest = -(-args.batch // run.world)
-    parts = min(-(-largest // (args.micro_batch or largest)), args.batch // run.world)
+def micro_batches(rows, args, run):
+    """Slices of this process's rows, at most --micro-batch each, and whether each is the last. Every process makes
+    equally many, whatever its share of the batch, because BatchNorm and DDP meet in each of them."""
+    largest, smallest = -(-len(rows.whole) // run.world), len(rows.whole) // run.world
+    parts = min(-(-largest // (args.micro_batch or largest)), smallest)
+    n = rows.mine.stop - rows.mine.start
     bounds = [n * i // parts for i in range(parts + 1)]
     return [(slice(a, b), i + 1 == parts) for i, (a, b) in enumerate(zip(bounds, bounds[1:]))]
 
@@ -420,10 +434,14 @@ def lr_multiplier(step, warmup, total, schedule):
 def write_atomically(path, write):
     """write(temporary path), flush to disk, rename: a kill at any moment leaves the old file or the new one."""
     temporary = path.with_name(path.name + ".tmp")
-    write(temporary)
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        write(temporary)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:                           # torch.save reports a full disk as RuntimeError
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"cannot write {path}: {str(error).splitlines()[0]}") from None
 
 
 def write_json(path, record):
@@ -442,25 +460,33 @@ def identity(args):
 
 
 def open_run(args, run):
-    """Makes the run directory or, with --resume, checks that it is this run's. Returns the checkpoint to go on from."""
+    """Makes the run directory or, with --resume, checks that it is this run's. Returns the checkpoint to go on from, or
+    None. A directory in which no checkpoint was written yet may be begun again with other flags."""
     last, config = args.out / "last.pt", args.out / "config.json"
     finished = args.resume and (args.out / "result.json").exists()
     if run.main:
-        if args.out.exists() and not args.out.is_dir():
-            raise UserError(f"--out {args.out} is a file; a run needs a directory")
-        if not args.resume:
-            if args.out.exists() and any(args.out.iterdir()):
-                raise UserError(f"run directory {args.out} is not empty; add --resume to go on, or choose another --out")
-        elif config.exists():
+        there = {p.name for p in args.out.iterdir() if p.suffix != ".tmp"} - {".lock"} if args.out.is_dir() else set()
+        if there and not args.resume:
+            raise UserError(f"run directory {args.out} is not empty; add --resume to go on, or choose another --out")
+        if there and "config.json" not in there:
+            raise UserError(f"--resume: {args.out} has no config.json; it is not a run directory")
+        if finished:
+            read_json(args.out / "result.json")
+        if there & {"last.pt", "result.json"}:
             saved, ours = read_json(config), config_of(args)
             for key in sorted((saved.keys() | ours.keys()) - {"changed"}):
                 if saved.get(key) != ours.get(key):
                     raise UserError(f"--resume: {args.out} was started with {key} = {saved.get(key)}, "
                                     f"now {ours.get(key)}; give the same flags as before, or choose another --out")
-        elif last.exists() or finished:
-            raise UserError(f"--resume: {args.out} has no config.json; it is not a run directory")
         if not finished:
-            args.out.mkdir(parents=True, exist_ok=True)
+            try:
+                args.out.mkdir(parents=True, exist_ok=True)
+                run.lock = open(args.out / ".lock", "w")               # held until this process ends
+                fcntl.lockf(run.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{args.out} is in use by another process") from None
+            except OSError as error:
+                raise UserError(f"cannot write to --out {args.out}: {error.strerror}") from None
             write_json(config, config_of(args))
     if finished:
         run.say(f"{args.out} is finished; nothing to do")
@@ -473,11 +499,14 @@ def open_run(args, run):
 
 def read_json(path):
     try:
-        return json.loads(Path(path).read_text())
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing; is {Path(path).parent} a run directory?") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise UserError(f"{path} is not readable JSON; the file is damaged") from None
+        record = json.loads(Path(path).read_text())
+    except OSError:
+        raise UserError(f"{path} cannot be read; is {Path(path).parent} a run directory?") from None
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        raise UserError(f"{path} is damaged: it should hold a JSON object")
+    return record
 
 
 def read_checkpoint(path):
@@ -508,16 +537,23 @@ def restore(path, args, model, optimizer):
     try:
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
-        return checkpoint["state"]
+        state = checkpoint["state"]
     except (KeyError, RuntimeError, ValueError) as error:
         raise UserError(f"{path} does not fit this model: {str(error).splitlines()[0]}") from None
+    # best.pt is needed at the end: better to hear now than then that it is gone.
+    if state["best_step"] and read_checkpoint(path.with_name("best.pt"))["config"] != config_of(args):
+        raise UserError(f"{path.with_name('best.pt')} belongs to another run")
+    return state
 
 
 def environment(run):
     """What a reader needs to place a number: versions, commit, hardware."""
     here = Path(__file__).resolve().parent
-    commit = subprocess.run(["git", "-C", here, "describe", "--always", "--dirty", "--abbrev=10"],
-                            capture_output=True, text=True).stdout.strip() or "unknown"
+    try:
+        commit = subprocess.run(["git", "-C", here, "describe", "--always", "--dirty", "--abbrev=10"],
+                                capture_output=True, text=True).stdout.strip() or "unknown"
+    except OSError:                                                    # no git on this machine
+        commit = "unknown"
     name = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else f"CPU ({platform.machine()})"
     return dict(commit=commit, torch=torch.__version__, python=platform.python_version(), device=name,
                 processes=run.world, threads=torch.get_num_threads(), dtype=run.dtype)
@@ -557,15 +593,15 @@ class Log:
         self.clock = self.saved_at = self.since = time.perf_counter()
         self.seconds_before, self.steps_timed = state["seconds"], 0
         kept = []
-        if args.resume and run.main and self.path.exists():
-            for line in self.path.read_text().splitlines():
+        if args.resume and run.main and self.path.is_file():
+            for line in self.path.read_text(errors="replace").splitlines():
                 try:
                     record = json.loads(line)
-                except json.JSONDecodeError:
+                    done = state["evaluated"] if record["kind"] == "eval" else state["step"]
+                    if record["step"] <= done:
+                        kept.append(json.dumps(record))
+                except (ValueError, KeyError, TypeError):
                     break                                              # a line torn by the kill
-                done = state["evaluated"] if record["kind"] == "eval" else state["step"]
-                if record["step"] <= done:
-                    kept.append(json.dumps(record))
         if run.main:
             write_atomically(self.path, lambda temporary: temporary.write_text("".join(k + "\n" for k in kept)))
         self.write(dict(kind="resume" if kept else "start", step=state["step"], total=total, argv=sys.argv,
@@ -593,7 +629,7 @@ class Log:
             gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
             norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))
             raise UserError(f"loss is {loss} at step {step}: learning rates {', '.join(f'{r:.3g}' for r in rates)}, "
-                            f"gradient norm {norm:.3g}; the last good checkpoint is {self.path.parent / 'last.pt'}")
+                            f"gradient norm {norm:.3g}; {self.last_good()}")
         state["loss_sum"] += loss
         state["loss_steps"] += 1
         self.steps_timed += 1
@@ -605,11 +641,18 @@ class Log:
         mean = state["loss_sum"] / state["loss_steps"]
         state.update(loss_sum=0.0, loss_steps=0)
         self.write(dict(kind="train", step=step + 1, loss=mean, lr=rates[0], ms_per_step=round(1000 * pace, 2)))
-        left = time.strftime("%H:%M:%S", time.gmtime(pace * (self.total - step - 1)))
+        minutes, seconds = divmod(int(pace * (self.total - step - 1)), 60)
+        left = f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
         self.run.say(f"step {step + 1:>6}/{self.total}  loss {mean:.4f}  lr {rates[0]:.2e}  {1000 * pace:7.1f} ms/step  "
                      f"time left {left}")
 
+    def last_good(self):
+        last = self.path.with_name("last.pt")
+        return f"the last good checkpoint is {last}" if last.exists() else "nothing was saved yet"
+
     def evaluation(self, step, **values):
+        if not all(math.isfinite(v) for v in values.values()):
+            raise UserError(f"validation at step {step} gave {values}; {self.last_good()}")
         self.write(dict(kind="eval", step=step, **values))
         self.run.say(f"step {step:>6}/{self.total}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
 
@@ -649,6 +692,9 @@ def guarded(main):
         main()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except torch.OutOfMemoryError:
+        print("error: out of GPU memory; give a smaller --micro-batch", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print("\ninterrupted; the same command with --resume goes on from the last checkpoint", file=sys.stderr)

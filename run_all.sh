@@ -55,9 +55,13 @@ run_demo() {
     python analyze.py demo --runs "$RUNS"
 }
 
-case "${1:-}" in
-    demo)
-        RUNS=${RUNS:-runs/demo}
+RUNS=${RUNS:-runs/demo}
+[[ $RUNS != *[[:space:]]* ]] || { echo "error: RUNS must not contain spaces: '$RUNS'" >&2; exit 2; }
+[[ $JOBS =~ ^[1-9][0-9]*$ ]] || { echo "error: JOBS must be a number of runs, got '$JOBS'" >&2; exit 2; }
+[[ $SEEDS =~ ^[0-9]+(\ [0-9]+)*$ ]] || { echo "error: SEEDS must be numbers with spaces between, got '$SEEDS'" >&2; exit 2; }
+
+case "${1:-} ${2:-}" in
+    "demo "|"demo --list")
         if [ "${2:-}" = "--list" ]; then demo_chains; else run_demo; fi ;;
     *)
         echo "usage: bash run_all.sh demo [--list]" >&2

@@ -140,7 +140,8 @@ def test_batches_cover_an_epoch_and_processes_share_a_batch():
 
 @pytest.mark.parametrize("script, model", [("pretrain.py", "s4"), ("finetune.py", "rotary")])
 def test_kill_9_at_random_moments_then_resume_is_bit_identical(script, model, prepared, tmp_path):
-    words = dict(task="listops_demo" if model == "s4" else "pathfinder_demo", model=model, steps=60, eval_every=4)
+    words = dict(task="listops_demo" if model == "s4" else "pathfinder_demo", model=model, steps=60, eval_every=4,
+                 log_every=3)
     quiet, noisy = tmp_path / "quiet", tmp_path / "noisy"
     assert run(script, flags(prepared, quiet, **words)).returncode == 0
     rng = random.Random(script)
@@ -165,6 +166,31 @@ def test_kill_9_at_random_moments_then_resume_is_bit_identical(script, model, pr
     assert log_of(quiet) == log_of(noisy)
     for name in ("last.pt", "best.pt"):
         assert same_weights(weights(quiet / name), weights(noisy / name))
+
+
+@pytest.mark.parametrize("stop", [2, 6, 7])
+def test_checkpoints_between_evaluations(stop, prepared, tmp_path, monkeypatch):
+    """Saved after every step and stopped before step `stop`; 6 is where an evaluation is due that was not made yet."""
+    words = dict(steps=10, eval_every=6, log_every=4)
+    pretrain.main(flags(prepared, tmp_path / "quiet", **words))
+    monkeypatch.setattr(pretrain.Log, "SAVE_SECONDS", 0)
+    loss, calls = pretrain.spt_loss, []
+
+    def interrupted(*arguments):
+        if torch.is_grad_enabled():
+            calls.append(1)
+            if len(calls) == stop + 1:
+                raise KeyboardInterrupt
+        return loss(*arguments)
+
+    monkeypatch.setattr(pretrain, "spt_loss", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain.main(flags(prepared, tmp_path / "noisy", **words))
+    monkeypatch.setattr(pretrain, "spt_loss", loss)
+    pretrain.main(flags(prepared, tmp_path / "noisy", resume=True, **words))
+    assert log_of(tmp_path / "quiet") == log_of(tmp_path / "noisy")
+    for name in ("last.pt", "best.pt"):
+        assert same_weights(weights(tmp_path / "quiet" / name), weights(tmp_path / "noisy" / name))
 
 
 def test_kill_9_inside_a_checkpoint_write(prepared, tmp_path):
@@ -369,11 +395,81 @@ def test_mistakes_are_one_line(prepared, tmp_path):
     assert "--batch must be at least 1" in mistake(pretrain, flags(prepared, tmp_path / "a", batch=0))
     assert "was pretrained with --model s4" in mistake(
         finetune, ["--init", str(good), "--model", "rotary", "--data-dir", prepared])
-    assert "is missing" in mistake(finetune, ["--init", str(tmp_path / "nowhere")])
+    assert "is not a directory" in mistake(finetune, ["--init", str(tmp_path / "nowhere")])
+    assert "is not a directory" in mistake(finetune, ["--init", str(good / "best.pt")])
+    assert "is more than the 64 training sequences" in mistake(pretrain, flags(prepared, tmp_path / "a", batch=65))
+    for name, value in (("lr", "nan"), ("lr", -1), ("warmup", -1), ("seed", -1), ("seed", 2**64)):
+        assert f"--{name} must be" in mistake(pretrain, flags(prepared, tmp_path / "a", **{name: value}))
+    assert "no position" in mistake(pretrain, flags(prepared, tmp_path / "a", mask=1e-9))
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "x"):
+        assert "cannot write to --out" in mistake(pretrain, flags(prepared, out))
     assert "finetuning run" in mistake(finetune, ["--init", str(_finetuned(prepared, tmp_path))])
     (good / "result.json").unlink()
     assert "was started with steps = 2, now 4" in mistake(pretrain, flags(prepared, good, steps=4, eval_every=2, resume=True))
     assert {p.name: p.read_bytes() for p in good.iterdir()} == {k: v for k, v in before.items() if k != "result.json"}
+
+
+def test_resume_leaves_foreign_directories_alone(prepared, tmp_path):
+    (tmp_path / "best.pt").write_text("precious")
+    assert "not a run directory" in mistake(pretrain, flags(prepared, tmp_path, resume=True))
+    assert (tmp_path / "best.pt").read_text() == "precious" and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("name, content, words", [
+    ("config.json", "[]", "damaged"), ("config.json", "{", "damaged"), ("config.json", None, "cannot be read"),
+    ("best.pt", None, "not a checkpoint"), ("best.pt", "gone", "does not exist"), ("result.json", "{", "damaged")])
+def test_damaged_run_directories_are_one_line(name, content, words, prepared, tmp_path):
+    pretrain.main(flags(prepared, tmp_path / "run", steps=2, eval_every=2))
+    if name != "result.json":
+        (tmp_path / "run" / "result.json").unlink()
+    path = tmp_path / "run" / name
+    path.unlink()
+    if content is None:
+        path.mkdir() if name == "config.json" else path.write_text("")
+    elif content != "gone":
+        path.write_text(content)
+    assert words in mistake(pretrain, flags(prepared, tmp_path / "run", steps=2, eval_every=2, resume=True))
+
+
+@pytest.mark.parametrize("log", ["5", '{"a": 1}', "\udcff", ""])
+def test_a_damaged_log_does_not_stop_a_run(log, prepared, tmp_path):
+    pretrain.main(flags(prepared, tmp_path, steps=4, eval_every=2))
+    (tmp_path / "result.json").unlink()
+    (tmp_path / "log.jsonl").write_bytes(log.encode("utf-8", "surrogateescape"))
+    pretrain.main(flags(prepared, tmp_path, steps=4, eval_every=2, resume=True))
+    assert (tmp_path / "result.json").exists()
+
+
+def test_a_mistake_leaves_nothing_in_the_way(prepared, tmp_path):
+    """After an error before the first checkpoint, the corrected command runs, with --resume and, in stage 2, without."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretrain, "evaluate", lambda *arguments: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
+        with pytest.raises(torch.OutOfMemoryError):
+            pretrain.main(flags(prepared, tmp_path / "pt"))
+    pretrain.main(flags(prepared, tmp_path / "pt", micro_batch=4, resume=True))
+    best = (tmp_path / "pt" / "best.pt").rename(tmp_path / "elsewhere")
+    words = ["--init", str(tmp_path / "pt"), "--out", str(tmp_path / "ft"), "--data-dir", prepared, "--steps", "2",
+             "--batch", "8"]
+    assert "does not exist" in mistake(finetune, words)
+    best.rename(tmp_path / "pt" / "best.pt")
+    finetune.main(words)
+
+
+def test_one_run_directory_serves_one_process(prepared, tmp_path):
+    words = flags(prepared, tmp_path / "run", steps=400, eval_every=400)
+    first = subprocess.Popen([sys.executable, ROOT / "pretrain.py", *words], env=ENVIRONMENT, stdout=subprocess.PIPE)
+    while b"run directory" not in first.stdout.readline():
+        pass
+    assert "in use by another process" in mistake(pretrain, words + ["--resume"])
+    first.kill()
+    first.communicate()
+
+
+def test_without_git(prepared, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    pretrain.main(flags(prepared, tmp_path / "run", steps=1))
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["commit"] == "unknown"
 
 
 def _finetuned(prepared, tmp_path):
@@ -415,13 +511,26 @@ def test_checkpoint_of_another_architecture(prepared, tmp_path):
     assert "another architecture" in mistake(finetune, ["--init", str(one), "--data-dir", prepared, "--out", str(tmp_path / "f")])
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(prepared, tmp_path):
-    out = tmp_path / "run"
-    words = flags(prepared, out, model="rotary", lr="1e30", steps=20, eval_every=1, schedule="constant", warmup=1)
-    message = mistake(pretrain, words)
-    assert "loss is" in message and "learning rate" in message and "gradient norm" in message
-    assert not (out / "result.json").exists()
-    assert all(torch.isfinite(v).all() for v in weights(out / "best.pt").values())
+def test_a_loss_that_is_not_finite_stops_the_run(prepared, tmp_path, monkeypatch):
+    loss, calls = pretrain.spt_loss, []
+
+    def breaks(*arguments):
+        calls.extend([1] * torch.is_grad_enabled())
+        value, score = loss(*arguments)
+        return (value * math.nan if len(calls) == 5 and torch.is_grad_enabled() else value), score
+
+    monkeypatch.setattr(pretrain, "spt_loss", breaks)
+    message = mistake(pretrain, flags(prepared, tmp_path, steps=20))
+    assert "loss is nan at step 4" in message and "learning rates" in message and "gradient norm" in message
+    assert f"last good checkpoint is {tmp_path / 'last.pt'}" in message and not (tmp_path / "result.json").exists()
+    for name in ("last.pt", "best.pt"):
+        assert all(torch.isfinite(v).all() for v in weights(tmp_path / name).values())
+
+
+def test_a_validation_that_is_not_finite_stops_the_run(prepared, tmp_path):
+    message = mistake(pretrain, flags(prepared, tmp_path, model="rotary", lr="1e30", steps=1, warmup=1))
+    assert "validation at step 1" in message and "nothing was saved yet" in message
+    assert not (tmp_path / "best.pt").exists()
 
 
 def test_exit_code_2_without_traceback(prepared, tmp_path):
