@@ -31,7 +31,7 @@ class UserError(Exception):
 
 
 def read_results(directory):
-    """Every finished run below `directory` as its result.json plus `run`, its path. Damaged files are named, not fatal."""
+    """Every finished run below `directory`: its result.json and `run`, its path. Damaged files are named, not fatal."""
     results = []
     for path in sorted(Path(directory).glob("**/result.json")):
         try:
@@ -165,8 +165,8 @@ def demo(args):
     table = demo_table(results)
     seconds = sum(r["seconds"] for r in read_results(args.runs))
     where = {name: ", ".join(sorted({str(r.get(name)) for r in results})) for name in ("commit", "device", "torch")}
-    caption = (f"Test accuracy in percent, mean ± standard deviation over seeds. Small models on small generated sets: "
-               f"not the paper's tasks. Commit {where['commit']}, {where['device']}, torch {where['torch']}, "
+    caption = (f"Test accuracy in percent, mean ± standard deviation over seeds. Small models on small generated "
+               f"sets: not the paper's tasks. Commit {where['commit']}, {where['device']}, torch {where['torch']}, "
                f"{seconds / 60:.0f} minutes of training added up over runs.")
     print(f"\n{table}\n\n{caption}\n")
     demo_figure(results, args.figure)
@@ -223,10 +223,13 @@ def watch(args):
         if finished - reported or time.time() - last_line > args.every:
             spent = time.time() - start
             rate = (amount - amount_before) / max(spent, 1e-9)
-            left = f"about {_clock((jobs - amount) / rate)} left" if amount - amount_before > 0.3 else "time left unknown"
+            left = "time left unknown"
+            if amount - amount_before > 0.3:
+                left = f"about {_clock((jobs - amount) / rate)} left"
             news = "".join(f" {name} done;" for name in sorted(finished - reported) if last_line)
             running = ", ".join(f"{name} {step}/{total}" for name, (step, total) in state.items() if step < total)
-            print(f"[{len(finished):>3}/{jobs} runs] {_clock(spent)} spent, {left};{news} running: {running}", flush=True)
+            print(f"[{len(finished):>3}/{jobs} runs] {_clock(spent)} spent, {left};{news} running: {running}",
+                  flush=True)
             reported, last_line = finished, time.time()
         if len(finished) >= jobs or args.once or (args.until and args.until.exists()):
             return

@@ -8,7 +8,7 @@ What differs from pretrain.py: a fresh classification head on a pooled sequence,
 from (`load_backbone`). Validation accuracy chooses the checkpoint; the test split is evaluated once, at the end, with
 that checkpoint, and every test sequence counts. Loop, run directory, --resume and torchrun are as in stage 1.
 """
-import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +78,7 @@ def parse_args(argv=None):
         if first.init is None:
             return dict(task=first.task, model=first.model, objective=first.objective or "masked", start="scratch")
         if not first.init.is_dir():
-            raise UserError(f"--init {first.init} is not a directory; it wants a pretraining run, not a checkpoint file")
+            raise UserError(f"--init {first.init} is not a directory; it wants a pretraining run, not a file")
         inherited.update(read_json(first.init / "config.json"))
         for name in ("task", "model", "objective", "arch"):
             if name not in inherited:
@@ -95,7 +95,7 @@ def parse_args(argv=None):
         return {name: inherited[name] for name in ("task", "model", "objective")} | dict(start="spt")
 
     args = apply_recipe(parser, argv, RECIPES, key_of)
-    args.init = args.init and args.init.resolve()                      # one run, however its path was written
+    args.init = args.init and Path(os.path.relpath(args.init))         # one run, however its path was written
     args.start = "scratch" if args.init is None else "spt"
     if inherited:
         args.arch = inherited["arch"]
@@ -171,8 +171,8 @@ def main(argv=None):
     train, val, test = (load(args.task, name, args.data_dir) for name in ("train", "val", "test"))
     args.data = identity(args)
     if args.init is not None and args.pretraining["data"] != args.data:
-        raise UserError(f"{args.init} was pretrained on {args.pretraining['data']}, and {args.data_dir}/{args.task} holds "
-                        f"{args.data}; its test split may hold what was pretrained on")
+        raise UserError(f"{args.init} was pretrained on {args.pretraining['data']}, and {args.data_dir}/{args.task} "
+                        f"holds {args.data}; its test split may hold what was pretrained on")
     total, per_epoch = steps_of(args, len(train))
 
     # ---- model: 1 from a pretrained backbone, or 2 from scratch; a run that is resumed is loaded over it ----------
