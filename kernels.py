@@ -260,60 +260,6 @@ def s4_kernel(A, P, B, C, dt, l):
     in float64 (about twice the time), so accuracy holds there too.
     """
     A, P, B, C = (v.to(torch.complex128) for v in (A, P, B, C))
-    Abar, _ = discretize(A, P, B, dt.double())
-    C_full = torch.cat((C, C.conj()), -1)                                                # (c, d, N)
-    C_tilde = C_full - torch.einsum("cdm,dmn->cdn", C_full, torch.linalg.matrix_power(Abar, l))
-    return C_tilde[..., : A.shape[-1]]                                                   # (c, d, n)
-
-
-def s4_kernel_naive(A, P, B, C, dt, l):
-    """The S4 kernel as the textbook writes it ([1], algorithm 1): same arguments and result as `s4_kernel`.
-
-    On the l-th roots of unity w, with C~ in place of C, the generating function sum_k K[k] w^k is
-        dt C~ [(1 - w) I - dt/2 (1 + w) A_full]^-1 B
-    and Woodbury's identity reduces the inverse of diagonal-plus-rank-1 to four Cauchy sums S(v) = sum_n v_n / D_n(w),
-    D_n = (1 - w) - dt/2 (1 + w) A_n. (This form has no division by 1 + w, which vanishes at w = -1.)
-    Builds (c, d, n, l) tensors: O(d n l) memory. Precision follows the inputs: give complex128 for an oracle.
-    """
-    A, P, B, C = (torch.cat((v, v.conj()), -1) for v in (A, P, B, C))                    # all N states
-    angle = torch.arange(l // 2 + 1, device=dt.device, dtype=torch.float64) * (-2 * math.pi / l)
-    w = torch.polar(torch.ones_like(angle), angle).to(A.dtype)                           # (l/2+1,)
-    dt = dt.to(A.real.dtype)[:, None]                                                    # (d, 1)
-    D = (1 - w) - (dt / 2)[..., None] * (1 + w) * A[..., None]                           # (d, N, l/2+1)
-
-    def cauchy(v):
-        return (v[..., None] / D).sum(-2)                                                # (..., d, l/2+1)
-
-    g = dt / 2 * (1 + w)                                                                 # (d, l/2+1)
-    spectrum = dt * (cauchy(C * B)
-                     - g * cauchy(C * P) * cauchy(P.conj() * B) / (1 + g * cauchy(P.conj() * P)))
-    return torch.fft.irfft(spectrum, n=l)                                                # (c, d, l)
-
-
-# Where some |1 - p^l| falls below this, the Cauchy sums are nearly singular on the grid and float32 cancels badly.
-NEAR_ROOT_OF_UNITY = 0.02
-
-
-@torch.amp.autocast("cpu", enabled=False)
-@torch.amp.autocast("cuda", enabled=False)
-def s4_kernel(A, P, B, C, dt, l):
-    """Convolution kernel of S4: A_full = diag(A) - P P*, bilinear discretisation (paper, eq. 2; [1]).
-
-    A, P, B complex (d, n) or (1, n), one of each conjugate pair; C complex (c, d, n), the truncation-corrected
-    C~ = C (I - Abar^l); dt (d,) -> real float32 (c, d, l).  With x~ = [x, conj x] over all N = 2n states,
-    K[k] = C_raw~ Abar^k Bbar.  C is not conjugated and there is no extra factor.
-
-    How: each Cauchy sum of `s4_kernel_naive` has terms
-        v_n / D_n(w) = v_n / (1 - dt A_n / 2)  *  1 / (1 - w p_n),      p_n = (1 + dt A_n / 2) / (1 - dt A_n / 2),
-    and on the l-th roots of unity  1 / (1 - w p) = sum_{k<l} w^k p^k / (1 - p^l)  exactly. So a Cauchy sum is the
-    discrete Fourier transform of a sum of geometric sequences with the poles p_n, which `geometric_sums` computes as
-    one matrix product for all four sums. O(d n sqrt(l)) exponentials, O(c d l) memory.
-
-    Accuracy, relative to the largest |K|, against a float64 recurrence: below 1e-4 (typically 1e-5) for dt in
-    [1e-4, 10], any l, Re A <= -1e-4; gradients alike, but that of dt is good to 1e-2 only at l in the thousands. When a pole p comes close to an l-th root of unity, the sums are large and cancel;
-    that case is detected and taken in float64 (about twice the time), so accuracy holds there too.
-    """
-    A, P, B, C = (v.to(torch.complex128) for v in (A, P, B, C))
     dt = dt.double()[:, None]                                                            # (d, 1)
     x = dt * A / 2
     log_p = torch.log((1 + x) / (1 - x))                                                 # (d, n)
