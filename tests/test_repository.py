@@ -28,6 +28,8 @@ def test_imports_go_one_way_and_do_nothing(name):
         elif isinstance(node, ast.ImportFrom):
             imported.add(node.module.split(".")[0])
     assert imported & FILES.keys() == FILES[name]
+    names = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    assert len(names) == len(set(names)), "defined twice"
     quiet = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.Expr, ast.If)
     for node in tree.body:
         assert isinstance(node, quiet), ast.dump(node)[:80]
