@@ -1,7 +1,7 @@
 """Stage 2, supervised training: classify sequences, from a self-pretrained run or from scratch.
 
-    python finetune.py --task listops_demo --model rotary                                    from scratch
-    python finetune.py --task listops_demo --model rotary --init runs/listops_demo-rotary-masked-pretrain-s0
+    python finetune.py --task listops_demo --model transformer                               from scratch
+    python finetune.py --init runs/listops_demo-transformer-masked-pretrain-s0               task and model: the run's
     python finetune.py --task pathx --model s4 --init runs/pathx-s4-masked-pretrain-s0       the paper's run
 
 What differs from pretrain.py: a fresh classification head on a pooled sequence, the labels, and where the weights come

@@ -1,6 +1,6 @@
 """Stage 1, self-pretraining (SPT): learn to reconstruct the task's own training inputs. No labels, no other data.
 
-    python pretrain.py --task listops_demo --model rotary         a few minutes on one CPU core
+    python pretrain.py --task listops_demo --model transformer    under a minute on one CPU core
     python pretrain.py --task pathx --model s4                    the paper's run, on one GPU
     torchrun --nproc-per-node=4 pretrain.py --task pathx --model s4
     python pretrain.py --task pathx --model s4 --help             every flag with the paper's value for this pair

@@ -31,9 +31,8 @@ run_demo() {
     for task in listops_demo pathfinder_demo; do python data.py --task $task; done
     mkdir -p "$RUNS"
     rm -f "$RUNS/finished"
-    # One thread a run: the models are small, and two runs side by side use two cores better than one run does.
-    # glibc is told to keep freed memory: handing it back and faulting it in again costs small models much of their time.
-    export OMP_NUM_THREADS=1 MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=8589934592
+    # One thread a run: these models are too small to share one out.
+    export OMP_NUM_THREADS=1
     local chains jobs unfinished=0 out
     chains=$(demo_chains)
     jobs=$(grep -o -- "--out " <<< "$chains" | wc -l)

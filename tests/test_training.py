@@ -258,8 +258,7 @@ import {stage}
     outs = []
     for processes in (1, 2):
         out = tmp_path / str(processes)
-        # Processes have 4 and 5 rows; with micro-batches of 3 both must cut theirs into two.
-        words = flags(prepared, out, batch=9, steps=5, **({} if stage == "pretrain" else dict(micro_batch=9)))
+        words = flags(prepared, out, batch=9, steps=5)
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         done = subprocess.run([sys.executable, *(launcher if processes > 1 else []), program, *words],
                               env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
@@ -270,6 +269,12 @@ import {stage}
         assert all(one[k] == pytest.approx(two[k], rel=1e-4, abs=1e-5) for k in one if k != "kind")
     assert_same_training(*outs)
     assert json.loads((outs[1] / "result.json").read_text())["processes"] == 2
+    # The processes have 4 and 5 rows: cut into micro-batches of 2 on their own, they would make 2 and 3 of them, and
+    # BatchNorm's sums would wait for each other for ever.
+    words = flags(prepared, tmp_path / "micro", batch=9, steps=2, micro_batch=2)
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program,
+                           *words], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 # ---- from stage 1 to stage 2 -----------------------------------------------------------------------------------------
