@@ -2,6 +2,7 @@
 
     python analyze.py demo              the demo's table (Markdown) and figure (results/demo.png) from runs/demo
     python analyze.py demo --readme     and puts the table into README.md, between its markers
+    python analyze.py demo --runs runs/demo-text --figure results/demo-text.png        the same for the text demo
     python analyze.py watch runs/demo   what is done, what is running, and for how long still
 
 A cell is the mean ± standard deviation over seeds of the test accuracy at the checkpoint that validation chose. A gain
@@ -19,7 +20,9 @@ from pathlib import Path
 T_QUANTILE = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262]
 
 MODEL_NAMES = {"transformer": "Transformer", "rotary": "Transformer (rotary)", "s4": "S4"}
-TASK_NAMES = {"pathfinder_demo": "Pathfinder, scaled down", "listops_demo": "ListOps, scaled down"}
+TASK_NAMES = {"pathfinder_demo": "Pathfinder, scaled down", "listops_demo": "ListOps, scaled down",
+              "text_demo": "Text (IMDb), cut short"}
+CHANCE = {"pathfinder_demo": 50, "listops_demo": 10, "text_demo": 50}          # percent
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Reading runs
@@ -140,9 +143,8 @@ def demo_figure(results, path):
                 axis.scatter([x] * len(values), values, s=14, color="black", zorder=3,
                              label="one seed" if i == 0 and j == 1 else None)
                 axis.text(x, max(values) + 1.2, f"{statistics.mean(values):.1f}", ha="center", fontsize=9)
-        chance = {"listops_demo": 10, "pathfinder_demo": 50}[task]
-        axis.axhline(chance, color="black", linewidth=0.8, linestyle=":")
-        axis.text((len(models) - 1) / 2, chance + 0.8, "chance", fontsize=8, ha="center")
+        axis.axhline(CHANCE[task], color="black", linewidth=0.8, linestyle=":")
+        axis.text((len(models) - 1) / 2, CHANCE[task] + 0.8, "chance", fontsize=8, ha="center")
         axis.set_xticks(range(len(models)), [MODEL_NAMES[m] for m in models])
         axis.set_title(TASK_NAMES.get(task, task), fontsize=10)
         axis.set_ylim(0, axis.get_ylim()[1] * 1.05)
@@ -163,14 +165,15 @@ def demo(args):
     table = demo_table(results)
     seconds = sum(r["seconds"] for r in read_results(args.runs))
     where = {name: ", ".join(sorted({str(r.get(name)) for r in results})) for name in ("commit", "device", "torch")}
-    caption = (f"Test accuracy in percent, mean ± standard deviation over seeds. Small models on small generated "
+    caption = (f"Test accuracy in percent, mean ± standard deviation over seeds. Small models on small or shortened "
                f"sets: not the paper's tasks. Commit {where['commit']}, {where['device']}, torch {where['torch']}, "
                f"{seconds / 60:.0f} minutes of training added up over runs.")
     print(f"\n{table}\n\n{caption}\n")
     demo_figure(results, args.figure)
     print(f"figure: {args.figure}")
     if args.readme:
-        replace_block(Path(__file__).with_name("README.md"), "demo", f"{table}\n\n{caption}\n\n![demo]({args.figure})")
+        name = args.figure.stem                              # the block has the figure's name
+        replace_block(Path(__file__).with_name("README.md"), name, f"{table}\n\n{caption}\n\n![{name}]({args.figure})")
 
 
 def replace_block(path, name, text):

@@ -1,66 +1,65 @@
-"""Data: every task of the paper, generated or read, prepared once into flat memory-mapped arrays.
+"""Data: every task of the paper, downloaded, read or generated, prepared once into flat memory-mapped arrays.
 
-    python data.py --list                          # the tasks
-    python data.py --task listops                  # 100,000 expressions: well under a minute
-    python data.py --task pathx                    # 200,000 images of 128 px, all cores, 3.3 GB
-    python data.py --task pathx --lra-dir DIR      # read the official LRA release instead of generating
+    python data.py --list                          # the tasks: sizes, sources, licences, what is ready
+    python data.py --task text                     # download IMDb, check it, prepare it
+    python data.py --task text --raw DIR           # the same from files you have: archives, or folders of them
+    python data.py --task pathx                    # generate 200,000 images of 128 px, all cores, 3.3 GB
+    python data.py --task pathx --raw DIR          # read the official LRA release instead of generating
+    python data.py --task image --show sheet.png   # a few examples, before and after masking
     python data.py --task pathx --stats            # generator beside the official generator's figures
 
-A prepared task is a folder `data/<task>/` with `{train,val,test}_{x,y}.npy` (tokens: and `_offsets.npy`) and
+A prepared task is a folder `data/<task>/` with `{train,val,test}_{x,y}.npy` (symbols: and `_offsets.npy`) and
 `meta.json`, which is written last: its presence means done. Expected last line:
 
     data/pathx: ready (train 160,000, val 20,000, test 20,000; generated, seed 0)
 
-The training scripts call `prepare` on first use, then `load`, `Split.batch`, `normalise` and `order`.
+The training scripts call `prepare` on first use, then `load_task`, `load`, `Split.batch`, `normalise`, `order`
+and `choose_positions`. Order of reading: the TASKS table, what the training scripts use, then `prepare` and the
+`prepare_<family>` of the task you care about. Downloading and crash safety stand at the end.
 
-The official LRA archive is no longer public, so its ListOps and Pathfinder are generated here by the
-processes of the official generators [1, 2], which are rejection samplers. The official Pathfinder script
-draws masks and tries one attempt at a time. Here thousands of attempts are arrays, an attempt is a list of
-segments, and every test against the mask is a look-up in a table over pairs of segments, so that no mask is
-drawn while snakes grow: the same distribution, 100 to 300 times faster on one core.
+The official LRA archive is no longer public. Its ListOps and Pathfinder are generated (generators.py), its
+Retrieval can only be read from files that you have; all other sources are the original ones.
 
-Glossary of Pathfinder
-    snake       a dashed curve of `contour` segments; two long target snakes and several short distractors
-    segment     one dash (the official "paddle"), `paddle` px long, followed by a gap of 2 * margin px
-    margin      px kept free around every segment
-    seed        a snake's first segment;  tail: its first point, its origin;  head: a segment's far end
-    pivot       the point `margin` px behind a segment's start: the centre of the circle its head lies on
-    reach       radius of that circle, paddle + margin
-    ink, mask   stamps of a segment: what is drawn; what it forbids to later segments (ink grown by margin)
-    disc        marker on two snake ends; label 1: both on the same snake, 0: on different snakes
-
-[1] github.com/google-research/long-range-arena, lra_benchmarks/data: generators, readers
-[2] github.com/drewlinsley/pathfinder, snakes2.py and snakes.py (Linsley et al. 2018)
+[1] github.com/google-research/long-range-arena, lra_benchmarks/data: readers
+[2] the paper's official configuration, which is that of S4 (github.com/state-spaces/s4) with symbols for masking
 """
 import argparse
+import codecs
+import contextlib
+import csv
 import fcntl
-import functools
 import hashlib
+import io
 import json
 import multiprocessing
 import os
+import pickle
+import re
 import shutil
 import signal
 import sys
+import tarfile
 import threading
 import time
+import wave
 import zipfile
 import zlib
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from types import SimpleNamespace
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path, PurePosixPath
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image
 from tqdm import tqdm
 
-# torch is imported where tensors are made: generator processes do without it and start much faster.
+from generators import (CHUNK, DIGIT, EOS, MASK, OFFICIAL, PAD, SYMBOLS, UNK, Grammar, Snakes, make_listops,
+                        make_pathfinder, print_image_stats, print_listops_stats)
 
-MASK, PAD, UNK, EOS = 0, 1, 2, 3
+# torch, requests and matplotlib are imported where they are used: generator processes do without them and start
+# much faster.
+
 SPLITS = ("train", "val", "test")
-CHUNK = 500        # examples generated from one random stream: the unit of work, of progress and of restart
 
 
 class UserError(Exception):
@@ -70,72 +69,125 @@ class UserError(Exception):
 # ---- tasks ---------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
-class Grammar:
-    """Parameters of the ListOps generator [1]."""
-    depth: int = 10                 # nodes at this depth are digits
-    arguments: tuple = (2, 10)      # fewest and most arguments of an operator, inclusive
-    leaf: float = 0.75              # probability that a node above the last depth is a digit
-    symbols: tuple = (500, 2000)    # expressions strictly between these lengths are kept
+class Archive:
+    """A file to download. It counts as whole only with this size and checksum."""
+    name: str
+    urls: tuple                     # tried in this order
+    bytes: int | None               # None, with checksum None: what `record` publishes
+    checksum: str | None            # "md5:..." or "sha256:..."
+    record: str | None = None       # Zenodo record as JSON
 
 
 @dataclass(frozen=True)
-class Snakes:
-    """Parameters of the Pathfinder generator [1, 2]; lengths in px."""
-    padding: int                    # forbidden frame
-    seed_distance: int              # between the two tails
-    paddle: int                     # segment length
-    thickness: float                # segment width
-    margins: tuple                  # drawn uniformly for each image
-    continuity: float               # turns of up to 90 / continuity degrees
-    marker: float                   # disc radius
-    distractors: int                # attempted; the crowded ones fail
-    snake_contrast: float           # gray of distractors; targets have snake_contrast * paddle_contrast
-    paddle_contrast: float = 1.0
-    frame: int | None = None        # kept free of the first seed; official: twice the seed distance
-    contour: int = 14               # segments of a target snake
-    distractor: int = 4             # segments of a distractor (contour // 3)
-    levels: int = 256               # gray levels kept
-    distinct: bool = False          # draw an image that came up before again, so that splits are disjoint
+class Source:
+    """Where a data set comes from."""
+    archives: tuple                 # to download; none: generated, or only with --raw
+    accepts: str                    # what --raw DIR may hold
+    licence: str
 
 
 @dataclass(frozen=True)
 class Task:
     """One row of TASKS: everything that defines a data set."""
     family: str                     # which prepare_<family> makes it
-    kind: str                       # "tokens" or "continuous"
+    kind: str                       # "tokens": symbols; "continuous": samples
     length: int                     # longest sequence l, <eos> included
-    classes: int
+    classes: int                    # 0: regression, one value in [-1, 1]
     sizes: tuple                    # examples in train, val, test
-    vocab: int = 256                # tokens: symbols and specials; continuous: gray levels
+    mask: float                     # masking ratio of self-pretraining (paper, section 2 and appendix C.3)
+    source: Source
+    vocab: int = 256                # tokens: symbols and specials; continuous: gray levels. 0: see `load_task`
     channels: int = 1
-    mean: float = 0.5               # x/255 -> (x/255 - mean) / std
-    std: float = 0.5
+    documents: int = 1              # sequences per example
+    scale: float = 255              # continuous: x -> (x / scale - mean) / std, one number or one a channel
+    mean: float | tuple = 0.5
+    std: float | tuple = 0.5
     side: int | None = None         # images: length is side * side, row by row
+    names: tuple = ()               # of the classes, where they are not numbers
     make: Grammar | Snakes | None = None
 
 
-def _expressions(length, sizes, *grammar):
-    return Task("listops", "tokens", length, 10, sizes, vocab=19, make=Grammar(*grammar))
+WORDS = tuple("bed cat down five forward go house left marvin no on right sheila tree up visual yes backward bird dog "
+              "eight follow four happy learn nine off one seven six stop three two wow zero".split())   # order of [2]
+THINGS = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
+
+LRA = Source((), "an LRA release (lra_release/...)", "Apache 2.0 (LRA)")
+IMDB = Source((Archive(
+    "aclImdb_v1.tar.gz", ("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
+                          "http://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"), 84_125_825,
+    "sha256:c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe"),),
+    "aclImdb_v1.tar.gz, or its folder aclImdb/", "none stated; cite Maas et al. 2011")
+AAN = Source((), "new_aan_pairs.{train,eval,test}.tsv, or the LRA release that holds them in tsv_data/",
+             "texts of the ACL Anthology Network; redistribution not allowed")
+CIFAR = Source((Archive(
+    "cifar-10-binary.tar.gz", ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+                               "http://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"), 170_052_171,
+    "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),),
+    "cifar-10-binary.tar.gz, cifar-10-python.tar.gz, a folder of either, or cifar10*.npz with x_train, y_train, "
+    "x_test, y_test", "none stated; cite Krizhevsky 2009")
+SPEECH = Source((Archive(
+    "speech_commands_v0.02.tar.gz",
+    ("https://storage.googleapis.com/download.tensorflow.org/data/speech_commands_v0.02.tar.gz",
+     "http://download.tensorflow.org/data/speech_commands_v0.02.tar.gz"), 2_428_923_189,
+    "sha256:af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58"),),
+    "speech_commands_v0.02.tar.gz, or a folder of it", "CC BY 4.0")
 
 
-def _images(side, sizes, *snakes, **more):
-    return Task("pathfinder", "continuous", side * side, 2, sizes, side=side, make=Snakes(*snakes, **more))
+def _bidmc(target, record, sizes):
+    archives = tuple(
+        Archive(f"BIDMC32{target}_{part}.ts",
+                (f"https://zenodo.org/records/{record}/files/BIDMC32{target}_{part}.ts?download=1",
+                 f"https://zenodo.org/record/{record}/files/BIDMC32{target}_{part}.ts"),
+                None, None, f"https://zenodo.org/api/records/{record}") for part in ("TRAIN", "TEST"))
+    source = Source(archives, f"BIDMC32{target}_TRAIN.ts and BIDMC32{target}_TEST.ts", "ODC-By (PhysioNet BIDMC)")
+    return Task("bidmc", "continuous", 4000, 0, sizes, 0.25, source, channels=2, scale=1, mean=0.0, std=1.0)
 
 
-LRA = (160_000, 20_000, 20_000)
+def _expressions(length, sizes, mask, *grammar):
+    return Task("listops", "tokens", length, 10, sizes, mask, LRA, vocab=19, make=Grammar(*grammar))
+
+
+def _images(side, sizes, mask, *snakes, **more):
+    return Task("pathfinder", "continuous", side * side, 2, sizes, mask, LRA, side=side,
+                names=("apart", "connected"), make=Snakes(*snakes, **more))
+
+
+def _reviews(length, sizes):
+    return Task("text", "tokens", length, 2, sizes, 0.15, IMDB, vocab=0, names=("negative", "positive"))
+
+
+def _pictures(channels, mean, std):
+    return Task("cifar", "continuous", 1024, 10, (45_000, 5_000, 10_000), 0.5, CIFAR, channels=channels, mean=mean,
+                std=std, side=32, names=THINGS)
+
+
+FULL = (160_000, 20_000, 20_000)
 DEMO = (5_000, 1_000, 2_000)
 TASKS = {
-    #                               length  sizes             depth  arguments  leaf  symbols
-    "listops":         _expressions(2048, (96_000, 2_000, 2_000), 10, (2, 10), 0.75, (500, 2000)),
-    "listops_demo":    _expressions(80,   DEMO,                    4, (2, 4),  0.75, (15, 80)),
-    #                          side sizes padding seed paddle thick margins cont. marker distr. contrasts
-    "pathfinder":      _images(32,  LRA,   1,   7,   2,   0.5,  (1,),   1.0,  1.5,   5,   2.0, 0.75),
-    "pathfinder64":    _images(64,  LRA,   1,  12,   5,   1.0,  (1,),   1.8,  2.5,   5,   0.8),
-    "pathx":           _images(128, LRA,   1,  20,   5,   1.5,  (2, 3), 1.8,  3.0,   8,   0.9),
-    "pathx256":        _images(256, LRA,  22,  27,   5,   2.0,  (3,),   1.8,  5.0,   7,   1.0),
+    #                               length  sizes                mask  depth  arguments  leaf  symbols
+    "listops":         _expressions(2048, (96_000, 2_000, 2_000), 0.10, 10, (2, 10), 0.75, (500, 2000)),
+    "text":            _reviews(4096, (22_500, 2_500, 25_000)),
+    "retrieval":       Task("retrieval", "tokens", 4000, 2, (147_086, 18_090, 17_437), 0.15, AAN, vocab=0, documents=2,
+                            names=("unrelated", "related")),
+    "image":           _pictures(1, 122.6 / 255, 61 / 255),
+    #                          side sizes mask padding seed paddle thick margins cont. marker distr. contrasts
+    "pathfinder":      _images(32,  FULL, 0.50,  1,   7,   2,   0.5,  (1,),   1.0,  1.5,   5,   2.0, 0.75),
+    "pathx":           _images(128, FULL, 0.50,  1,  20,   5,   1.5,  (2, 3), 1.8,  3.0,   8,   0.9),
+    "pathx256":        _images(256, FULL, 0.50, 22,  27,   5,   2.0,  (3,),   1.8,  5.0,   7,   1.0),
+    # mean and std of Speech Commands are those of the training clips: see `load_task`
+    "sc":              Task("speech", "continuous", 16_000, 35, (84_843, 9_981, 11_005), 0.25, SPEECH, scale=32768,
+                            names=WORDS),
+    "scifar":          _pictures(3, (0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261)),
+    "bidmc_hr":        _bidmc("HR", 4001456, (5_564, 1_192, 1_193)),
+    "bidmc_rr":        _bidmc("RR", 4001463, (5_509, 1_180, 1_181)),
+    "bidmc_spo2":      _bidmc("SpO2", 4001464, (5_564, 1_192, 1_193)),
+    # Not the paper's: the generator's fourth resolution, and the demos.
+    "pathfinder64":    _images(64,  FULL, 0.50,  1,  12,   5,   1.0,  (1,),   1.8,  2.5,   5,   0.8),
+    "listops_demo":    _expressions(80,   DEMO, 0.15,  4, (2, 4),  0.75, (15, 80)),
     # Large discs, bright against the curves, and three gray levels: how the curves run is all there is to learn.
-    "pathfinder_demo": _images(14,  DEMO,  1,   4,   2,   1.0,  (1,),   1.0,  1.5,   0,   0.66,
+    "pathfinder_demo": _images(14,  DEMO, 0.25,  1,   4,   2,   1.0,  (1,),   1.0,  1.5,   0,   0.66,
                                frame=5, contour=4, levels=3, distinct=True),
+    "text_demo":       _reviews(256, (22_500, 2_500, 25_000)),
 }
 
 
@@ -150,11 +202,11 @@ def task_row(task):
 
 @dataclass
 class Split:
-    """One split, memory-mapped. x: tokens (total,) uint8 or continuous (n, l, c) uint8; y: (n,)."""
-    kind: str
+    """One split, memory-mapped. x: tokens (total,) uint8 or uint16, or continuous (n, l, c); y: (n,)."""
+    row: Task
     x: np.ndarray
     y: np.ndarray
-    offsets: np.ndarray | None = None      # tokens: example i is x[offsets[i]:offsets[i + 1]], <eos> included
+    offsets: np.ndarray | None = None      # tokens: sequence i is x[offsets[i]:offsets[i + 1]], <eos> included
 
     def __len__(self):
         return len(self.y)
@@ -162,21 +214,23 @@ class Split:
     def batch(self, indices):
         """Examples `indices` (b,) as torch tensors (x, y, lengths); only their rows are read.
 
-        tokens:     x int64 (b, longest), padded with PAD; a row ends with EOS, which lengths int64 (b,) count
-        continuous: x uint8 (b, l, c), raw gray levels (see `normalise`); lengths None
-        y:          int64 (b,)
+        tokens:     x int64 (b, longest), padded with PAD; a row ends with EOS, which lengths int64 (b,) count.
+                    Two documents an example: x (b, 2, longest), lengths (b, 2)
+        continuous: x (b, l, c) as stored, uint8, int16 or float32 (see `normalise`); lengths None
+        y:          int64 (b,), or float32 (b,) for regression
         """
         import torch
         indices = np.asarray(indices, dtype=np.int64)
-        y = torch.from_numpy(self.y[indices].astype(np.int64))
-        if self.kind == "continuous":
+        y = torch.from_numpy(self.y[indices].astype(np.int64 if self.row.classes else np.float32))
+        if self.row.kind == "continuous":
             return torch.from_numpy(self.x[indices]), y, None
-        rows = [self.x[self.offsets[i]:self.offsets[i + 1]] for i in indices]
-        lengths = torch.tensor([len(row) for row in rows])
-        x = torch.full((len(rows), int(lengths.max())), PAD, dtype=torch.int64)    # (b, longest)
-        for i, row in enumerate(rows):
-            x[i, :len(row)] = torch.from_numpy(row.astype(np.int64))
-        return x, y, lengths
+        k = self.row.documents
+        sequences = [self.x[self.offsets[j]:self.offsets[j + 1]] for i in indices for j in range(k * i, k * i + k)]
+        lengths = torch.tensor([len(sequence) for sequence in sequences])
+        x = torch.full((len(sequences), int(lengths.max())), PAD, dtype=torch.int64)    # (b * documents, longest)
+        for i, sequence in enumerate(sequences):
+            x[i, :len(sequence)] = torch.from_numpy(sequence.astype(np.int64))
+        return (x, y, lengths) if k == 1 else (x.view(-1, k, x.shape[1]), y, lengths.view(-1, k))
 
 
 def load(task, split, data_dir="data"):
@@ -184,11 +238,7 @@ def load(task, split, data_dir="data"):
     row, folder = task_row(task), Path(data_dir) / task
     if split not in SPLITS:
         raise UserError(f"no split '{split}'; the splits are: {' '.join(SPLITS)}")
-    meta = _read_meta(folder, task, data_dir)
-    if meta is None:
-        raise UserError(f"{folder} is not prepared; run: "
-                        f"{_redo(folder, task, data_dir).split(' && ')[1]}")
-    _check_meta(meta, folder, task, data_dir)
+    meta = _ready(task, data_dir)
     arrays = {}
     for name, entry in meta["files"].items():
         if name.startswith(split + "_"):
@@ -204,531 +254,175 @@ def load(task, split, data_dir="data"):
         offsets, steps = arrays["offsets"], np.diff(arrays["offsets"])
         if offsets[0] != 0 or offsets[-1] != len(arrays["x"]) or steps.min() < 1 or steps.max() > row.length:
             raise UserError(f"{folder / (split + '_offsets.npy')} is damaged; {_redo(folder, task, data_dir)}")
-    return Split(row.kind, **arrays)
+    return Split(row, **arrays)
+
+
+def load_task(task, data_dir="data"):
+    """The row of a prepared task, with what only its data could tell: Text's and Retrieval's vocabulary, Speech
+    Commands' mean and std."""
+    row, found = task_row(task), _ready(task, data_dir)["found"]
+    return replace(row, **{field.name: found[field.name] for field in fields(row) if field.name in found})
+
+
+def _ready(task, data_dir):
+    folder = Path(data_dir) / task
+    meta = _read_meta(folder, task, data_dir)
+    if meta is None:
+        raise UserError(f"{folder} is not prepared; run: {_redo(folder, task, data_dir).split(' && ')[1]}")
+    _check_meta(meta, folder, task, data_dir)
+    return meta
 
 
 def normalise(row, x):
-    """Gray levels uint8 (b, l, c) -> float32 (b, l, c), (x/255 - mean) / std of the task's row."""
-    return (x.float() / 255 - row.mean) / row.std
+    """Samples (b, l, c) as stored -> float32 (b, l, c), (x / scale - mean) / std of the task's row."""
+    import torch
+    mean, std = (torch.tensor(value, device=x.device) if isinstance(value, tuple) else value
+                 for value in (row.mean, row.std))
+    return (x.float() / row.scale - mean) / std
 
 
-ORDER = 2323       # tag of this random stream: its seeds coincide with those of the generators
+# Random streams of training: pure functions of their arguments, so that there is no sampler state to save. Seeds
+# start at 0 everywhere, in the generators too; tags keep the streams apart.
+ORDER, HIDING = 2323, 1717
 
 
 def order(n, seed, epoch):
-    """The order in which an epoch visits n examples: int64 (n,), a pure function of its arguments."""
+    """The order in which an epoch visits n examples: int64 (n,)."""
     return np.random.default_rng([ORDER, seed, epoch]).permutation(n)
 
 
+def choose_positions(shape, ratio, *key):
+    """Which positions to hide: bool of `shape`, each independently with probability `ratio` (an exact count would tell
+    the model how many are left)."""
+    return np.random.default_rng((HIDING, *key)).random(shape, dtype=np.float32) < ratio
+
+
+# ---- preparing -----------------------------------------------------------------------------------
+# While a set is made, `parts/` in its folder says which set it is (plan.json) and holds one small file for
+# every finished chunk of a generator, so that the same command goes on where a killed one stopped. Chunk i of
+# the set with seed s is made from the random stream (s, i) and nothing else. Reading files starts over; what was
+# downloaded is kept. Small files are written under a temporary name and renamed.
+
+def prepare(task, data_dir="data", sizes=None, seed=None, raw=None, workers=None, grouped=False):
+    """Make data_dir/task ready, unless it is -> its folder. Several processes may call it at once.
+
+    sizes:   examples in (train, val, test); None: the row's, or whatever is there
+    seed:    of the generator; None: 0, or whatever is there
+    raw:     folder of the official files, read instead of downloading or generating
+    workers: processes of a generator; None: one for every core. The result does not depend on it.
+    grouped: BIDMC: no recording in two splits (see `recordings`)
+    UserError when another set is there (nothing is ever overwritten), or files are damaged or cannot be had.
+    """
+    row, folder = task_row(task), Path(data_dir) / task
+    if sizes is not None and (len(sizes) != 3 or min(sizes) < 1):
+        raise UserError(f"sizes {tuple(sizes)}: train, val and test must be three positive numbers")
+    if seed is not None and (seed < 0 or row.make is None):
+        raise UserError(f"--seed {seed}: must not be negative" if row.make else
+                        f"--seed {seed} has no meaning for {task}, whose splits are fixed; leave it out")
+    if grouped and row.family != "bidmc":
+        raise UserError(f"--grouped has no meaning for {task}; it is for bidmc_hr, bidmc_rr and bidmc_spo2")
+    if raw is not None and not Path(raw).is_dir():
+        raise UserError(f"--raw {raw} is not a folder; it may hold: {row.source.accepts}")
+    source = raw and f"files in {Path(raw).resolve()}"
+    asked = dict(sizes=sizes and [int(size) for size in sizes], seed=seed, source=source, grouped=grouped or None)
+    meta = _read_meta(folder, task, data_dir)        # before the lock, so that a read-only folder can be used
+    if meta is not None:
+        _check_meta(meta, folder, task, data_dir, asked)
+        return folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / ".lock", f"{folder} is being prepared by another process"):
+            if not (folder / "meta.json").exists():   # else another process made it while we waited
+                _prepare_locked(row, task, folder, asked, workers or os.cpu_count())
+    except OSError as error:
+        raise UserError(f"{folder}: {error}; make room, or choose another --data-dir") from None
+    _check_meta(_read_meta(folder, task, data_dir), folder, task, data_dir, asked)
+    return folder
+
+
+def _prepare_locked(row, task, folder, asked, workers):
+    source = asked["source"] or ("generated" if row.make else "downloaded")
+    plan = dict(task=task, sizes=asked["sizes"] or list(row.sizes), asked=bool(asked["sizes"]), seed=asked["seed"] or 0,
+                source=source, grouped=bool(asked["grouped"]), row=_plain(row))
+    parts = folder / "parts"
+    parts.mkdir(exist_ok=True)
+    unfinished = _read_json(parts / "plan.json")
+    if unfinished is None and source == "generated":                         # reading starts over anyway
+        _write_json(parts / "plan.json", plan)
+    elif unfinished not in (None, plan):
+        theirs = ", ".join(f"{key} {unfinished.get(key)}" for key in plan if unfinished.get(key) != plan[key])
+        raise UserError(f"{folder} holds an unfinished set with {theirs}; ask for it, or run: rm -r {folder}")
+    make = dict(listops=prepare_listops, text=prepare_text, retrieval=prepare_retrieval, cifar=prepare_cifar,
+                pathfinder=prepare_pathfinder, speech=prepare_speech, bidmc=prepare_bidmc)[row.family]
+    found = make(row, folder, plan, workers) or {}
+    files = {}
+    for path in sorted(folder.glob("*.npy")):
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        files[path.name] = dict(shape=list(array.shape), dtype=str(array.dtype), bytes=path.stat().st_size)
+    plan["sizes"] = [files[f"{split}_y.npy"]["shape"][0] for split in SPLITS]
+    _write_json(folder / "meta.json", dict(plan, found=found, files=files))
+    for path in [*parts.iterdir(), *folder.glob(".*.npy.*")]:                      # and what a kill left over
+        path.unlink()
+    parts.rmdir()
+
+
+def _size(plan, i, available, place):
+    """Examples to take for split i of those available: what was asked for, else at most the row's."""
+    size = plan["sizes"][i] if plan["asked"] else min(plan["sizes"][i], available)
+    if size > available or not size:
+        raise UserError(f"{place}: {available} examples for {SPLITS[i]}, not {size or 'one'}; change --{SPLITS[i]}")
+    return size
+
+
+def _shuffled(n):
+    """The permutation behind torch's random_split with seed 42, which S4 and the paper split by: int64 (n,)."""
+    import torch
+    return torch.randperm(n, generator=torch.Generator().manual_seed(42)).numpy()
+
+
 # ---- ListOps -------------------------------------------------------------------------------------
-# `[MAX 4 [MIN 2 3 ] 0 ]` -> ids 15 8 14 6 7 18 4 18 3, label 4. The grammar is a branching process: a node is
-# a digit with probability `leaf`, else an operator with a uniform number of arguments. Trees are drawn level
-# by level, thousands at once; those of the wrong length are dropped before anything is evaluated or written.
 
-SYMBOLS = tuple("0123456789") + ("[MIN", "[MAX", "[MED", "[SM", "X")     # ids 4..18; X closes an operator
-DIGIT, MIN, MAX, MED, SM, CLOSE = 4, 14, 15, 16, 17, 18
-
-
-def _draw_trees(grammar, rng, count):
-    """Draw `count` trees, keep those of the right length -> levels, lengths (kept,).
-
-    A level is the nodes of one depth, siblings adjacent: tree, parent (index in the level above), arity (0
-    for a digit), what (the digit, or the operator's id).
-    """
-    low, high = grammar.symbols
-    lengths, levels = np.zeros(count, np.int64), []
-    tree, parent = np.arange(count), np.zeros(count, np.int64)
-    for depth in range(1, grammar.depth + 1):
-        operator = (rng.random(len(tree)) >= grammar.leaf) & (depth < grammar.depth)
-        arity = np.where(operator, rng.integers(grammar.arguments[0], grammar.arguments[1] + 1, len(tree)), 0)
-        what = np.where(operator, rng.integers(MIN, SM + 1, len(tree)), rng.integers(0, 10, len(tree)))
-        levels.append(SimpleNamespace(tree=tree, parent=parent, arity=arity, what=what))
-        lengths += np.bincount(tree, np.where(operator, 2, 1), count).astype(np.int64)
-        # A tree that will be too long is not grown further: its pending arguments count one each at least.
-        growing = lengths + np.bincount(tree, arity, count) < high
-        lengths[~growing] = high
-        parent = np.repeat(np.arange(len(tree)), arity * growing[tree])
-        tree = tree[parent]
-    keep = (low < lengths) & (lengths < high)
-    renumber, above = np.cumsum(keep) - 1, np.zeros(count, np.int64)
-    for level in levels:
-        kept = keep[level.tree]
-        level.tree, level.parent = renumber[level.tree[kept]], above[level.parent[kept]]
-        level.arity, level.what = level.arity[kept], level.what[kept]
-        above = np.cumsum(kept) - 1
-    return levels, lengths[keep]
-
-
-def _evaluate(levels):
-    """Bottom-up: gives every level `value` and `size` (symbols of the subtree)."""
-    for level, below in zip(levels[::-1], [None] + levels[:0:-1]):
-        level.value, level.size = level.what.copy(), np.ones(len(level.what), np.int64)
-        operators = np.flatnonzero(level.arity)
-        if not len(operators):
-            continue
-        arity, what = level.arity[operators], level.what[operators]
-        first = np.cumsum(arity) - arity              # an operator's arguments are below[first:first + arity]
-        rising = below.value[np.lexsort((below.value, below.parent))]
-        middle = (rising[first + (arity - 1) // 2] + rising[first + arity // 2]) // 2   # int(median), see [1]
-        level.value[operators] = np.select(
-            [what == MIN, what == MAX, what == MED], [rising[first], rising[first + arity - 1], middle],
-            np.add.reduceat(below.value, first) % 10)
-        level.size[operators] = 2 + np.add.reduceat(below.size, first)
-
-
-def _write_tokens(levels, lengths):
-    """Top-down: the ids of every tree in reading order, EOS after each -> uint8 (sum(lengths + 1),)."""
-    tokens = np.full(int((lengths + 1).sum()), EOS, np.uint8)
-    start = np.cumsum(lengths + 1) - (lengths + 1)
-    for above, level in zip([None] + levels[:-1], levels):
-        if above is not None:
-            before = np.cumsum(level.size) - level.size           # symbols of all arguments to the left
-            first = np.cumsum(above.arity) - above.arity
-            start = above.start[level.parent] + 1 + before - before[first[level.parent]]
-        level.start, operator = start, level.arity > 0
-        tokens[start] = np.where(operator, level.what, DIGIT + level.what)
-        tokens[(start + level.size - 1)[operator]] = CLOSE
-    return tokens
-
-
-def make_listops(grammar, rng, count):
-    """Generate `count` expressions by the official grammar [1] -> tokens (total,), lengths (n,), labels (n,).
-
-    tokens uint8, one expression after the other, each ending in EOS; lengths int64 count it; labels uint8.
-    """
-    parts, have = [], 0
-    while have < count:
-        levels, lengths = _draw_trees(grammar, rng, 4096)
-        _evaluate(levels)
-        parts.append((_write_tokens(levels, lengths), lengths + 1, levels[0].value.astype(np.uint8)))
-        have += len(lengths)
-    tokens, lengths, labels = (np.concatenate(column) for column in zip(*parts))
-    return tokens[:lengths[:count].sum()], lengths[:count], labels[:count]
-
-
-# ---- Pathfinder: tables --------------------------------------------------------------------------
-# Coordinates are (row, column); angles turn from +column to +row. All that depends on a segment's orientation
-# is tabulated once per margin. Orientations 0..359 are a seed's whole degrees -180..179; orientation 360 + k
-# means that the head was candidate k of its circle. A stamp depends only on where the line ends on the fine
-# grid, so a few dozen distinct ones serve all orientations. `t` is always the namespace of these tables.
-
-ANTIALIAS = 2          # fine pixels per pixel
-FAR = -(1 << 20)       # coordinate of a segment that is not there: beyond the reach of every table
-HIT = 459              # a segment collides where mask + stamp >= 1.8, in units of 1/255
-BLOCKS_SEED = 77       # a seed may not lie where the mask is above 0.3 (in units of 1/255)
-
-
-def _step(angle, distance):
-    return np.stack([np.sin(angle), np.cos(angle)], -1) * distance
-
-
-def _move(origin, step):
-    """The pixel a step away: ceil per component, as in [2], not round.
-
-    Not to be tabulated as an offset: sines and cosines of right angles are not quite 0 in floating point,
-    and whether that is lost in the sum depends on the origin. Close to the top and left edges it pushes
-    snakes one pixel inwards; tabulated, a tenth more attempts succeed at 32 px.
-    """
-    return np.ceil(origin + step).astype(np.int64)
-
-
-def _disk(radius):
-    grid = np.arange(-radius, radius + 1)
-    return np.argwhere(grid[:, None] ** 2 + grid ** 2 <= radius ** 2) - radius
-
-
-def _spread(image, radius):
-    """Dilate image (..., side, side) by a disk; the sides stay, so leave room for it."""
-    padded = np.pad(image, [(0, 0)] * (image.ndim - 2) + [(radius, radius)] * 2)
-    side, out = image.shape[-1], np.zeros_like(image)
-    for row, column in _disk(radius) + radius:
-        np.maximum(out, padded[..., row:row + side, column:column + side], out=out)
-    return out
-
-
-def _shrink(image, side):
-    return np.asarray(Image.fromarray(image).resize((side, side), Image.Resampling.LANCZOS))
-
-
-def _stamps(snakes, margin, ends):
-    """Ink and mask of the lines from a centre to `ends` (s, 2) on the fine grid -> two uint8 (s, side, side).
-
-    As in [2], the line is drawn fine, for the mask also dilated, and both are shrunk by a Lanczos filter; its
-    ringing leaves the faint speckle of 1 to 6 gray levels around every segment of the official images.
-    """
-    half = snakes.paddle + int(np.ceil(snakes.thickness)) + margin
-    centre, side, ink, mask = half * ANTIALIAS, 2 * half + 1, [], []
-    for row, column in ends + centre:
-        fine = Image.new("L", (2 * centre + 1, 2 * centre + 1))
-        width = round(snakes.thickness * ANTIALIAS)
-        ImageDraw.Draw(fine).line([(centre, centre), (int(column), int(row))], fill=255, width=width)
-        ink.append(_shrink(np.asarray(fine), side))
-        mask.append(_shrink(_spread(np.asarray(fine), margin * ANTIALIAS), side))
-    return np.stack(ink), np.stack(mask)
-
-
-def _seed_kernel(mask, reach):
-    """Pixels (n, 2) that must be free for a seed at (0, 0), or None: an orientation that never finds a place.
-
-    The official test [2] dilates the blocked map by the stamp's pixels of exactly 1, drawn one pixel off the
-    centre both ways. Where the stamp of a corner pixel lies wholly outside the image, OpenCV's dilation
-    returns -DBL_MAX, the count of free pixels comes out as zero and the attempt is lost: only stamps with a
-    pixel in each closed quadrant are usable. At 32 px these are 30 of 360 degrees, so all seeds point up and
-    left.
-    """
-    kernel = np.argwhere(mask == 255) - mask.shape[-1] // 2 + 1
-    kernel = kernel[(np.abs(kernel) <= reach).all(1)]
-    usable = all((kernel * sign >= 0).all(1).any() for sign in ((1, 1), (1, -1), (-1, 1), (-1, -1)))
-    return kernel if usable else None
-
-
-def _pad_rows(rows):
-    """Ragged rows -> one int64 array, short rows filled with their first entry (a pixel named twice)."""
-    out = np.zeros((len(rows), max(map(len, rows))) + np.shape(rows[0])[1:], np.int64)
-    for i, row in enumerate(rows):
-        out[i], out[i, :len(row)] = row[0], row
-    return out
-
-
-@functools.lru_cache(maxsize=None)
-def pathfinder_tables(snakes, margin):
-    """All tables of one margin. Sizes: K candidates, S stamps, O = 360 + K orientations, T choices."""
-    reach = snakes.paddle + margin
-    t = SimpleNamespace(margin=margin, reach=reach, half=reach + int(np.ceil(snakes.thickness)))
-
-    # Candidates: the distinct pixels of the circle of radius `reach`, truncated, about one sample per pixel.
-    around = np.deg2rad(np.arange(0, 360, 360 / (2 * np.pi * reach)))
-    circle = np.floor(512 + _step(around, reach)).astype(np.int64) - 512
-    t.candidate = np.unique(circle, axis=0)                                            # (K, 2) from the pivot
-    degrees = np.deg2rad(np.arange(-180, 180))
-    direction = np.concatenate([degrees, np.arctan2(*t.candidate.T)])                    # (O,)
-
-    # Stamps: a seed is drawn forwards from its tail, every later segment backwards from its head.
-    drawn = np.concatenate([degrees, direction[360:] + np.pi])
-    centre = t.half * ANTIALIAS
-    ends = _move(centre, _step(drawn, snakes.paddle * ANTIALIAS)) - centre
-    ends, t.stamp = np.unique(ends, axis=0, return_inverse=True)                         # t.stamp (O,)
-    t.ink, t.mask = _stamps(snakes, margin, ends)                                        # (S, side, side)
-
-    # Growth: the next pivot, and how much each candidate is favoured by its turn. Only candidates within the
-    # largest turn are listed.
-    t.advance = _step(direction, reach + margin)                                         # (O, 2)
-    t.to_head, t.to_pivot = _step(degrees, snakes.paddle), _step(degrees + np.pi, reach)  # (360, 2) of seeds
-    turn = np.abs(direction[360:] - direction[:, None])
-    turn = np.minimum(turn, 2 * np.pi - turn)
-    favour = np.cos(np.minimum(snakes.continuity * turn, np.pi / 2)) ** 2                # (O, K)
-    choices = [np.flatnonzero(row > 1e-12) for row in favour]
-    t.choice = _pad_rows(choices)                                                  # (O, T) candidate numbers
-    t.favour = np.take_along_axis(favour, t.choice, 1)
-    t.favour[np.arange(t.choice.shape[1]) >= np.array([len(row) for row in choices])[:, None]] = 0
-
-    # Seeds: pixels that must be free, and their bounding box; the distance between the two tails.
-    kernels = [_seed_kernel(t.mask[stamp], reach) for stamp in t.stamp[:360]]
-    t.usable = np.array([kernel is not None for kernel in kernels])                      # (360,)
-    t.kernel = _pad_rows([np.zeros((1, 2), int) if kernel is None else kernel for kernel in kernels])
-    t.apart = _step(np.deg2rad(np.arange(360)), snakes.seed_distance)
-    _conflict_tables(t, margin)
-    return t
-
-
-def _conflict_tables(t, margin):
-    """What an older segment forbids to a newer one, as look-ups by the difference of their positions.
-
-    blocked (S, wide, wide): the older stamp's mask, dilated by the margin, at a candidate pixel.
-    hits (K, S, broad, broad): whether a segment with its head at candidate k collides with the older one.
-    Both end in zeros, so that differences can be clipped.
-    """
-    far = np.abs(t.candidate).max()
-    t.near = t.half + margin + far + 1                    # pivots this far from a segment do not feel it
-    t.blocked = _spread(np.pad(t.mask, [(0, 0)] + [(t.near + far - t.half,) * 2] * 2), margin)
-    t.wide = t.blocked.shape[-1]
-    t.candidate_flat = t.candidate @ (t.wide, 1)
-
-    core = [np.argwhere(t.mask[stamp] >= HIT - 255) for stamp in t.stamp[360:]]     # only these can reach HIT
-    t.core_low = np.stack([pixels.min(0) for pixels in core]) - t.half             # (K, 2) bounding boxes
-    t.core_high = np.stack([pixels.max(0) for pixels in core]) - t.half
-    t.span = 2 * t.half + 1
-    t.broad = 2 * t.span + 1
-    padded = np.pad(t.mask, [(0, 0)] + [(t.span,) * 2] * 2)
-    t.hits = np.zeros((len(core), len(t.mask), t.broad, t.broad), bool)
-    for k, pixels in enumerate(core):
-        for row, column in pixels:
-            least = HIT - int(t.mask[t.stamp[360 + k], row, column])
-            t.hits[k] |= padded[:, row:row + t.broad, column:column + t.broad] >= least
-
-
-# ---- Pathfinder: growth --------------------------------------------------------------------------
-# The mask is the pixel-wise maximum of its segments' stamps and a frame of ones, so the outcome of a test
-# against the mask is the worst of the tests against each segment. `old` (n, 3, a): row, column and stamp of
-# the n segments in the mask of each of a attempts.
-
-def _extend(rng, t, side, padding, old, pivot, orientation):
-    """Add one segment to one snake of each attempt -> alive, and their pivot, orientation, segment (3, p).
-
-    pivot (2, a), orientation (a,): of the snake's last segment. alive (p,): the attempts that found a place.
-    """
-    pivot = _move(pivot, t.advance[orientation].T)
-    free = 255 - _blocked(t, old, pivot, orientation)                                    # (a, T)
-    choice = t.choice[orientation]
-    for axis in (0, 1):
-        place = pivot[axis][:, None] + t.candidate[choice, axis]
-        free *= (place >= padding + t.margin) & (place < side - padding - t.margin)      # the dilated frame
-    odds = np.cumsum(t.favour[orientation] * free, axis=1)
-    todo = np.flatnonzero(odds[:, -1] >= 1e-4 * 255)                               # the others are dead ends
-    alive, chosen = [], []
-    for _ in range(3):                                                             # draws from the same odds
-        ball = rng.random(len(todo)) * odds[todo, -1]
-        k = choice[todo, (odds[todo] > ball[:, None]).argmax(1)]
-        hit = _collides(t, side, padding, old, todo, pivot[:, todo] + t.candidate[k].T, k)
-        alive.append(todo[~hit])
-        chosen.append(k[~hit])
-        todo = todo[hit]
-    alive, k = np.concatenate(alive), np.concatenate(chosen)
-    by_attempt = np.argsort(alive)
-    alive, k = alive[by_attempt], k[by_attempt]
-    pivot = pivot[:, alive]
-    segment = np.concatenate([pivot + t.candidate[k].T, t.stamp[360 + k][None]])
-    return alive, pivot, 360 + k, segment
-
-
-def _blocked(t, old, pivot, orientation):
-    """How far the dilated mask covers each candidate, 0..255 -> uint8 (a, T)."""
-    candidates = t.candidate_flat[t.choice]                                              # (O, T)
-    worst = np.zeros((len(orientation), t.choice.shape[1]), np.uint8)
-    table, centre = t.blocked.reshape(-1), t.wide // 2 * (t.wide + 1)
-    for row, column, stamp in old:
-        near = np.flatnonzero((np.abs(pivot[0] - row) < t.near) & (np.abs(pivot[1] - column) < t.near))
-        if len(near):
-            away = (pivot[0, near] - row[near]) * t.wide + pivot[1, near] - column[near]
-            start = stamp[near] * t.wide ** 2 + centre + away
-            cover = table.take(start[:, None] + candidates[orientation[near]])
-            worst[near] = np.maximum(worst[near], cover)
-    return worst
-
-
-def _collides(t, side, padding, old, attempt, head, k):
-    """Whether a segment whose head (2, p) was candidate k (p,) collides in `attempt` (p,) -> bool (p,)."""
-    corner = head + t.core_low[k].T, head + t.core_high[k].T
-    hit = (corner[0] < padding).any(0) | (corner[1] >= side - padding).any(0)
-    for row, column, stamp in old:
-        down, right = head[0] - row[attempt], head[1] - column[attempt]
-        near = np.flatnonzero((np.abs(down) < t.span) & (np.abs(right) < t.span))
-        hit[near] |= t.hits[k[near], stamp[attempt[near]], down[near] + t.span, right[near] + t.span]
-    return hit
-
-
-def _seed_pivot(t, tail, degree):
-    return _move(_move(tail, t.to_head[degree].T), t.to_pivot[degree].T)                 # (2, a)
-
-
-def _grow_pairs(rng, t, side, snakes, count):
-    """`count` attempts at the two target snakes -> numbers (s,) of the successes, their segments (s, n, 3).
-
-    Segment 2i + j is segment i of snake j. The first seed's stamp keeps clear of a frame twice the seed
-    distance wide; the second seed lies a seed distance away, unchecked but for the image's edge. The mask
-    lags: a segment enters it when its snake has grown another one, so step s sees segments 0 .. s - 3.
-    """
-    degree = rng.integers(0, 360, (2, count))
-    compass = rng.integers(0, 360, count)
-    number = np.flatnonzero(t.usable[degree[0]])
-    degree, compass = degree[:, number], compass[number]
-    kernel, frame = t.kernel[degree[0]], snakes.frame or 2 * snakes.seed_distance        # (a, pixels, 2)
-    low, high = frame - kernel.min(1), side - frame - kernel.max(1)                # (a, 2) high is exclusive
-    tail = low + np.floor(rng.random(low.shape) * np.maximum(high - low, 0)).astype(np.int64)
-    tails = tail, np.round(tail + t.apart[compass]).astype(np.int64)
-    heads = _move(tails[1], t.to_head[degree[1]])
-    ends = np.stack([tails[1], heads, _move(heads, t.to_pivot[degree[1]])])
-    inside = (high > low).all(1) & (ends >= 0).all((0, 2)) & (ends < side).all((0, 2))
-    number, degree = number[inside], degree[:, inside]
-    tails = [tail[inside].T for tail in tails]                                           # (2, a) each
-    grown = np.stack([[*tails[j], t.stamp[degree[j]]] for j in (0, 1)])                  # (2, 3, a)
-    pivots = [_seed_pivot(t, tails[j], degree[j]) for j in (0, 1)]
-    orientations = [degree[0], degree[1]]
-    for step in range(2, 2 * snakes.contour):
-        j = step % 2
-        alive, pivot, orientation, segment = _extend(
-            rng, t, side, snakes.padding, grown[:step - 2], pivots[j], orientations[j])
-        pivots[1 - j], orientations[1 - j] = pivots[1 - j][:, alive], orientations[1 - j][alive]
-        pivots[j], orientations[j] = pivot, orientation
-        number, grown = number[alive], np.concatenate([grown[:, :, alive], segment[None]])
-    return number, grown.transpose(2, 0, 1)
-
-
-# ---- Pathfinder: distractors and drawing ---------------------------------------------------------
-
-def _find_tails(rng, t, side, taken, image, degree):
-    """A uniformly drawn free place for a seed in each `image` (p,), or none -> found (p,) bool, tails (2, p).
-
-    taken (n, width, width): where the mask blocks seeds, in a margin of `reach` zeros. Places are drawn until
-    one is free, which needs no dilated map; only where dozens of draws fail is it made, to tell rare from
-    none.
-    """
-    width = taken.shape[-1]
-    kernel = t.kernel[degree] @ (width, 1) + t.reach * (width + 1)                       # (p, pixels)
-    found, tails = np.zeros(len(image), bool), np.zeros((2, len(image)), np.int64)
-    todo, draws = np.arange(len(image)), max(4, 256 // kernel.shape[1])
-    for _ in range(6):
-        places = rng.integers(0, side, (2, len(todo), draws))
-        start = image[todo, None] * width ** 2 + places[0] * width + places[1]
-        free = ~taken.reshape(-1).take(start[..., None] + kernel[todo, None]).any(-1)    # (todo, draws)
-        first = free.argmax(1)
-        good = free[np.arange(len(todo)), first]
-        found[todo[good]] = True
-        tails[:, todo[good]] = places[:, good, first[good]]
-        todo = todo[~good]
-    for i in todo:
-        free = np.ones((side, side), bool)
-        for row, column in t.kernel[degree[i]] + t.reach:
-            free &= taken[image[i], row:row + side, column:column + side] == 0
-        places = np.argwhere(free)
-        if len(places):
-            found[i], tails[:, i] = True, places[rng.integers(len(places))]
-    return found, tails
-
-
-def _mark_taken(t, taken, images, segments):
-    """Enter segments (n, 3, p) of images (p,) into the map of `_find_tails`."""
-    width, half = taken.shape[-1], t.half
-    grid = np.arange(-half, half + 1)
-    pixels = (grid[:, None] * width + grid + t.reach * (width + 1)).reshape(-1)
-    blocks = (t.mask >= BLOCKS_SEED).reshape(len(t.mask), -1)
-    stamp_pixels = _pad_rows([pixels[row] for row in blocks])                            # (S, most)
-    for row, column, stamp in segments:
-        taken.reshape(-1)[(images * width ** 2 + row * width + column)[:, None] + stamp_pixels[stamp]] = 1
-
-
-def _add_distractors(rng, t, side, snakes, pairs):
-    """Add the short snakes to pairs (n, 2 * contour, 3) -> segments (n, slots, 3), distractors placed (n,).
-
-    Up to five attempts each, skipped when all fail; slots of absent ones are FAR. As in [2], the first target
-    snake's last segment is not in the mask (an oversight there), so a distractor may cross it. Its stop when
-    less than 1 % of the mask is free is left out: a third or more always is.
-    """
-    n, own = len(pairs), 2 * snakes.contour
-    segments = np.full((own + snakes.distractors * snakes.distractor, 3, n), FAR)
-    segments[:, 2], segments[:own] = 0, pairs.transpose(1, 2, 0)
-    in_mask = [slot for slot in range(own) if slot != own - 2]
-    taken = np.zeros((n, side + 2 * t.reach, side + 2 * t.reach), np.uint8)
-    frame = taken[:, t.reach:-t.reach, t.reach:-t.reach]
-    frame[:] = 1
-    frame[:, snakes.padding:-snakes.padding, snakes.padding:-snakes.padding] = 0
-    _mark_taken(t, taken, np.arange(n), segments[in_mask])
-    placed = np.zeros(n, np.int64)
-    for slot in range(own, len(segments), snakes.distractor):
-        waiting = np.arange(n)
-        for _ in range(5):
-            degree = rng.integers(0, 360, len(waiting))
-            image, degree = waiting[t.usable[degree]], degree[t.usable[degree]]
-            found, tails = _find_tails(rng, t, side, taken, image, degree)
-            image, degree, tails = image[found], degree[found], tails[:, found]
-            new, pivot = np.stack([*tails, t.stamp[degree]])[None], _seed_pivot(t, tails, degree)
-            for step in range(1, snakes.distractor):
-                old = np.concatenate([segments[in_mask][:, :, image], new[:step - 1]])
-                alive, pivot, degree, segment = _extend(rng, t, side, snakes.padding, old, pivot, degree)
-                image, new = image[alive], np.concatenate([new[:, :, alive], segment[None]])
-            segments[slot:slot + snakes.distractor, :, image] = new
-            _mark_taken(t, taken, image, new)
-            placed[image] += 1
-            waiting = np.setdiff1d(waiting, image)
-        in_mask += range(slot, slot + snakes.distractor)
-    return segments.transpose(2, 0, 1), placed
-
-
-@functools.lru_cache(maxsize=None)
-def _disc(radius):
-    """The disc's stamp, centred on its pixel -> float32 (side, side), 0..1.
-
-    [2] draws it on the even fine grid of the whole image, so that its centre is the first fine pixel of its
-    pixel.
-    """
-    half = int(np.ceil(radius)) + 3                       # room for the filter's ringing
-    grid = np.arange(2 * half * ANTIALIAS + ANTIALIAS) - half * ANTIALIAS
-    fine = (grid[:, None] ** 2 + grid ** 2 <= (radius * ANTIALIAS) ** 2).astype(np.uint8) * 255
-    return _shrink(fine, 2 * half + 1).astype(np.float32) / 255
-
-
-def _draw(t, side, snakes, segments, discs):
-    """Images uint8 (n, side, side) of segments (n, slots, 3) and disc pixels (n, 2, 2)."""
-    disc = _disc(snakes.marker)
-    pad = max(t.half, len(disc) // 2)
-    width = side + 2 * pad
-    canvas = np.zeros(len(segments) * width ** 2, np.float32)
-
-    def paste(images, row, column, pixels, values):
-        where = (images * width ** 2 + (row + pad) * width + column + pad)[:, None] + pixels
-        canvas[where] = np.maximum(canvas[where], values)
-
-    def offsets(stamp):
-        return (np.argwhere(stamp) - len(stamp) // 2) @ (width, 1)
-
-    ink_pixels = _pad_rows([offsets(stamp) for stamp in t.ink])                          # (S, most)
-    ink_values = _pad_rows([stamp[stamp > 0] for stamp in t.ink]) * np.float32(snakes.snake_contrast / 255)
-    for slot, (row, column, stamp) in enumerate(segments.transpose(1, 2, 0)):
-        contrast = np.float32(snakes.paddle_contrast if slot < 2 * snakes.contour else 1)
-        there = np.flatnonzero(row != FAR)
-        paste(there, row[there], column[there], ink_pixels[stamp[there]], ink_values[stamp[there]] * contrast)
-    for row, column in discs.transpose(1, 2, 0):
-        paste(np.arange(len(discs)), row, column, offsets(disc), disc[disc > 0])
-    canvas = canvas.reshape(-1, width, width)[:, pad:-pad, pad:-pad]
-    # The official files went through an image writer that stretches every image to 0..255.
-    images = (canvas * (255 / canvas.max((1, 2), keepdims=True)) + 0.5).astype(np.uint8)
-    coarse = np.arange(256) * snakes.levels // 256 * 255 // (snakes.levels - 1)              # identity for 256
-    return coarse.astype(np.uint8)[images]
-
-
-def _accepted_pairs(rng, t, side, snakes, count):
-    """Two-snake attempts until `count` succeed -> segments (count, 2 * contour, 3), attempts per success."""
-    accepted, have, tried, batch = [], 0, 0, 4096
-    while have < count:
-        number, pairs = _grow_pairs(rng, t, side, snakes, batch)
-        accepted.append(pairs[:count - have])
-        have += len(accepted[-1])
-        tried += batch if have < count else number[len(accepted[-1]) - 1] + 1
-        # Enough for the rest at the rate so far, within what keeps the arrays in cache.
-        batch = int(np.clip(1.1 * (count - have) * tried / max(have, 1), 1024, 8192 / t.usable.mean()))
-    return np.concatenate(accepted), tried / count
-
-
-def make_pathfinder(row, rng, count):
-    """Generate `count` images by the official process [2] -> a namespace of arrays, one entry an image:
-
-    images uint8 (n, side, side), labels uint8 (n,), and how they came about: margins (n,), attempts (n,): at
-    the two target snakes, mean over the image's margin; distractors (n,) placed; paths (n, 2, contour, 2):
-    points of either target snake from its tail to its last head; discs (n, 2, 2): the marked points.
-    """
-    snakes, side = row.make, row.side
-    labels, marked = rng.integers(0, 2, (2, count))       # marked: the snake whose tail gets a disc
-    out = SimpleNamespace(
-        images=np.zeros((count, side, side), np.uint8), labels=labels.astype(np.uint8),
-        margins=rng.choice(snakes.margins, count), attempts=np.zeros(count), distractors=np.zeros(count, int),
-        paths=np.zeros((count, 2, snakes.contour, 2), np.int64), discs=np.zeros((count, 2, 2), np.int64))
-    for margin in snakes.margins:    # the margin is the image's, not the attempt's: wide ones fail more often
-        which = np.flatnonzero(out.margins == margin)
-        if not len(which):
-            continue
-        t = pathfinder_tables(snakes, margin)
-        pairs, out.attempts[which] = _accepted_pairs(rng, t, side, snakes, len(which))
-        segments, out.distractors[which] = _add_distractors(rng, t, side, snakes, pairs)
-        points = pairs[:, :, :2].reshape(-1, snakes.contour, 2, 2).transpose(0, 2, 1, 3)  # (n, 2, contour, 2)
-        each, start = np.arange(len(which)), marked[which]
-        end = np.where(labels[which] == 1, start, 1 - start)
-        discs = np.stack([points[each, start, 0], points[each, end, -1]], 1)              # (n, 2, 2)
-        out.paths[which], out.discs[which] = points, discs
-        for block in np.array_split(each, -(-len(each) * side ** 2 // 2 ** 20)):          # a few MB of canvas
-            out.images[which[block]] = _draw(t, side, snakes, segments[block], discs[block])
-    return out
-
-
-# ---- official files (--lra-dir) ------------------------------------------------------------------
-
-def _find(source, *layouts):
-    """The first of `layouts` below the release "official DIR"; DIR is the archive's outer or inner root."""
-    lra_dir = source.removeprefix("official ")
-    for root in (Path(lra_dir), Path(lra_dir) / "lra_release", Path(lra_dir) / "lra_release" / "lra_release"):
-        for layout in layouts:
-            if (root / layout).exists():
-                return root / layout
-    raise UserError(f"--lra-dir {lra_dir} has none of: {', '.join(layouts)} (also looked in lra_release/)")
+def prepare_listops(row, folder, plan, workers):
+    """All splits of a ListOps task: chunks until there are enough distinct ones, or the official files."""
+    if plan["source"] != "generated":
+        for i, split in enumerate(SPLITS):
+            path = _release(plan, f"listops-1000/basic_{split}.tsv", f"basic_{split}.tsv")
+            tokens, lengths, labels = read_listops(path, row.length)
+            size = _size(plan, i, len(labels), path)
+            _save_tokens(folder, split, tokens[:lengths[:size].sum()], lengths[:size], labels[:size])
+        return
+    total, seen, rows, labels = sum(plan["sizes"]), set(), [], []
+    chunks = range(-(-total // CHUNK))
+    while len(rows) < total:                              # more turns only to replace duplicates
+        _run_chunks(_listops_chunk, [(i, CHUNK, folder, plan, row) for i in chunks], workers)
+        before = len(rows)
+        for i in chunks:
+            part = _load_part(folder, i, plan)
+            expressions = np.split(part["tokens"], np.cumsum(part["lengths"])[:-1])
+            for tokens, label in zip(expressions, part["labels"]):
+                digest = hashlib.blake2b(tokens.tobytes(), digest_size=16).digest()
+                if digest not in seen:                # the official set is distinct, too: splits are disjoint
+                    seen.add(digest)
+                    rows.append(tokens)
+                    labels.append(label)
+        if len(rows) - before < len(chunks) * CHUNK // 50:
+            raise UserError(f"{plan['task']} has too few distinct expressions for {total}; ask for fewer")
+        chunks = range(chunks.stop, chunks.stop + 1)
+    for split, start, size in zip(SPLITS, np.cumsum([0] + plan["sizes"]), plan["sizes"]):
+        mine = slice(start, start + size)
+        lengths = [len(tokens) for tokens in rows[mine]]
+        _save_tokens(folder, split, np.concatenate(rows[mine]), lengths, labels[mine])
+
+
+def _listops_chunk(index, count, folder, plan, row):
+    rng = np.random.default_rng([plan["seed"], index])
+    tokens, lengths, labels = make_listops(row.make, rng, count)
+    _save_part(folder, index, plan, tokens=tokens, lengths=lengths, labels=labels)
+
+
+def _save_tokens(folder, split, tokens, lengths, labels):
+    for name, array in (("x", tokens), ("offsets", np.cumsum(np.concatenate([[0], lengths]))), ("y", labels)):
+        _save(folder / f"{split}_{name}.npy", np.asarray(array, dict(offsets=np.int64, y=np.uint8).get(name)))
 
 
 def evaluate(symbols):
@@ -784,151 +478,7 @@ def read_listops(path, length):
     return tokens, np.array([len(row) for row in rows], np.int64), np.array(labels, np.uint8)
 
 
-def read_pathfinder_index(folder):
-    """The metadata of one official folder -> image paths (n,), labels uint8 (n,), number of empty images.
-
-    metadata/<batch>.npy is plain text in the release and a numpy string array from the public generator;
-    columns 0, 1, 3 are folder, file, label. Batches in numeric order. One image of the release is known to be
-    0 bytes.
-    """
-    paths, labels, empty = [], [], 0
-    files = sorted((folder / "metadata").glob("*.npy"), key=lambda path: path.stem.zfill(12))   # as numbers
-    if not files:
-        raise UserError(f"{folder}/metadata holds no .npy file; restore the LRA release")
-    for file in files:
-        try:
-            if file.read_bytes()[:6] == b"\x93NUMPY":
-                rows = np.load(file, allow_pickle=False).astype(str).tolist()
-            else:
-                rows = [line.split() for line in file.read_text().splitlines() if line.strip()]
-        except (OSError, ValueError) as error:
-            raise UserError(f"{file}: not readable as metadata ({error}); restore the LRA release") from None
-        for line, fields in enumerate(rows, 1):
-            if len(fields) < 4 or fields[3] not in ("0", "1"):
-                raise UserError(f"{file}, line {line}: no label 0 or 1 in column 3; restore the LRA release")
-            path = folder / fields[0] / fields[1]
-            if not path.exists():
-                raise UserError(f"{path} is missing ({file}, line {line}); restore the LRA release")
-            if path.stat().st_size == 0:
-                empty += 1
-                continue
-            paths.append(path)
-            labels.append(int(fields[3]))
-    return paths, np.array(labels, np.uint8), empty
-
-
-def official_split(n):
-    """The split of S4 and the paper, random_split with seed 42 into 80, 10, 10 % -> three index arrays."""
-    import torch
-    shuffled = torch.randperm(n, generator=torch.Generator().manual_seed(42)).numpy()
-    return np.split(shuffled, [n - 2 * int(0.1 * n), n - int(0.1 * n)])
-
-
-# ---- preparing -----------------------------------------------------------------------------------
-# While a set is made, `parts/` in its folder says which set it is (plan.json) and holds one small file for
-# every finished chunk, so that the same command goes on where a killed one stopped. Chunk i of the set with
-# seed s is made from the random stream (s, i) and nothing else. Small files are written under a temporary
-# name and renamed.
-
-def prepare(task, data_dir="data", sizes=None, seed=None, lra_dir=None, workers=None):
-    """Make data_dir/task ready, unless it is -> its folder. Several processes may call it at once.
-
-    sizes:   examples in (train, val, test); None: the row's, or whatever is there
-    seed:    of the generator; None: 0, or whatever is there
-    lra_dir: root of the official release, read instead of generating
-    workers: processes; None: one for every core. The result does not depend on it.
-    UserError when another set is there (nothing is ever overwritten), or the official files are damaged.
-    """
-    row, folder = task_row(task), Path(data_dir) / task
-    if sizes is not None and (len(sizes) != 3 or min(sizes) < 1):
-        raise UserError(f"sizes {tuple(sizes)}: train, val and test must be three positive numbers")
-    if seed is not None and seed < 0:
-        raise UserError(f"--seed {seed}: must not be negative")
-    source = lra_dir and f"official {Path(lra_dir).resolve()}"
-    asked = dict(sizes=sizes and [int(size) for size in sizes], seed=seed, source=source)
-    meta = _read_meta(folder, task, data_dir)        # before the lock, so that a read-only folder can be used
-    if meta is not None:
-        _check_meta(meta, folder, task, data_dir, asked)
-        return folder
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)          # released when this process ends, however it ends
-            if not (folder / "meta.json").exists():   # else another process made it while we waited
-                _prepare_locked(row, task, folder, asked, workers or os.cpu_count())
-    except OSError as error:
-        raise UserError(f"{folder}: {error}; make room, or choose another --data-dir") from None
-    _check_meta(_read_meta(folder, task, data_dir), folder, task, data_dir, asked)
-    return folder
-
-
-def _prepare_locked(row, task, folder, asked, workers):
-    sizes = asked["sizes"] or (None if asked["source"] else list(row.sizes))        # None: all official files
-    plan = dict(task=task, sizes=sizes, seed=asked["seed"] or 0, source=asked["source"] or "generated",
-                row=_plain(row))
-    parts = folder / "parts"
-    parts.mkdir(exist_ok=True)
-    unfinished = _read_json(parts / "plan.json")
-    if unfinished is None and plan["source"] == "generated":                 # reading starts over anyway
-        _write_json(parts / "plan.json", plan)
-    elif unfinished not in (None, plan):
-        theirs = ", ".join(f"{key} {unfinished.get(key)}" for key in plan if unfinished.get(key) != plan[key])
-        raise UserError(f"{folder} holds an unfinished set with {theirs}; ask for it, or run: rm -r {folder}")
-    {"listops": prepare_listops, "pathfinder": prepare_pathfinder}[row.family](row, folder, plan, workers)
-    files = {}
-    for path in sorted(folder.glob("*.npy")):
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-        files[path.name] = dict(shape=list(array.shape), dtype=str(array.dtype), bytes=path.stat().st_size)
-    plan["sizes"] = [files[f"{split}_y.npy"]["shape"][0] for split in SPLITS]
-    _write_json(folder / "meta.json", dict(plan, files=files))
-    for path in [*parts.iterdir(), *folder.glob(".*.npy.*")]:                      # and what a kill left over
-        path.unlink()
-    parts.rmdir()
-
-
-def prepare_listops(row, folder, plan, workers):
-    """All splits of a ListOps task: chunks until there are enough distinct ones, or the official files."""
-    if plan["source"] != "generated":
-        for i, split in enumerate(SPLITS):
-            path = _find(plan["source"], f"listops-1000/basic_{split}.tsv", f"basic_{split}.tsv")
-            tokens, lengths, labels = read_listops(path, row.length)
-            size = _official_size(plan, i, len(labels), path)
-            _save_tokens(folder, split, tokens[:lengths[:size].sum()], lengths[:size], labels[:size])
-        return
-    total, seen, rows, labels = sum(plan["sizes"]), set(), [], []
-    chunks = range(-(-total // CHUNK))
-    while len(rows) < total:                              # more turns only to replace duplicates
-        _run_chunks(_listops_chunk, [(i, CHUNK, folder, plan, row) for i in chunks], workers)
-        before = len(rows)
-        for i in chunks:
-            part = _load_part(folder, i, plan)
-            expressions = np.split(part["tokens"], np.cumsum(part["lengths"])[:-1])
-            for tokens, label in zip(expressions, part["labels"]):
-                digest = hashlib.blake2b(tokens.tobytes(), digest_size=16).digest()
-                if digest not in seen:                # the official set is distinct, too: splits are disjoint
-                    seen.add(digest)
-                    rows.append(tokens)
-                    labels.append(label)
-        if len(rows) - before < len(chunks) * CHUNK // 50:
-            raise UserError(f"{plan['task']} has too few distinct expressions for {total}; ask for fewer")
-        chunks = range(chunks.stop, chunks.stop + 1)
-    for split, start, size in zip(SPLITS, np.cumsum([0] + plan["sizes"]), plan["sizes"]):
-        mine = slice(start, start + size)
-        lengths = [len(tokens) for tokens in rows[mine]]
-        _save_tokens(folder, split, np.concatenate(rows[mine]), lengths, labels[mine])
-
-
-def _listops_chunk(index, count, folder, plan, row):
-    rng = np.random.default_rng([plan["seed"], index])
-    tokens, lengths, labels = make_listops(row.make, rng, count)
-    _save_part(folder, index, plan, tokens=tokens, lengths=lengths, labels=labels)
-
-
-def _save_tokens(folder, split, tokens, lengths, labels):
-    for name, array in (("x", tokens), ("offsets", np.cumsum(np.concatenate([[0], lengths]))), ("y", labels)):
-        array = np.asarray(array, np.int64 if name == "offsets" else np.uint8)
-        _replace(folder / f"{split}_{name}.npy", lambda file: np.save(file, array))
-
+# ---- Pathfinder ----------------------------------------------------------------------------------
 
 def prepare_pathfinder(row, folder, plan, workers):
     """All splits of a Pathfinder task, drawn chunk by chunk straight into their place in the final files, so
@@ -980,12 +530,14 @@ def _checksum(folder, split, start, count):
 
 
 def _read_official_images(row, folder, plan):
-    source = _find(plan["source"], f"pathfinder{row.side}/curv_contour_length_14")
+    source = _release(plan, f"pathfinder{row.side}/curv_contour_length_14")
     paths, labels, empty = read_pathfinder_index(source)
     print(f"{source}: {len(paths):,} images, {empty} empty ones skipped")
-    for i, (split, members) in enumerate(zip(SPLITS, official_split(len(paths)))):
-        members = members[:_official_size(plan, i, len(members), source)]
-        _replace(folder / f"{split}_y.npy", lambda file: np.save(file, labels[members]))
+    tenth = int(0.1 * len(paths))
+    parts = np.split(_shuffled(len(paths)), [len(paths) - 2 * tenth, len(paths) - tenth])
+    for i, (split, members) in enumerate(zip(SPLITS, parts)):
+        members = members[:_size(plan, i, len(members), source)]
+        _save(folder / f"{split}_y.npy", labels[members])
         images = _create(folder / f"{split}_x.npy", (len(members), row.length, 1))
         for place, member in enumerate(tqdm(members, desc=f"{folder} {split}", unit="image")):
             try:
@@ -999,14 +551,620 @@ def _read_official_images(row, folder, plan):
         images.flush()
 
 
-def _official_size(plan, i, available, path):
-    size = plan["sizes"][i] if plan["sizes"] else available
-    if size > available or not size:
-        raise UserError(f"{path}: {available} examples for {SPLITS[i]}, not {size}; change --{SPLITS[i]}")
-    return size
+def read_pathfinder_index(folder):
+    """The metadata of one official folder -> image paths (n,), labels uint8 (n,), number of empty images.
+
+    metadata/<batch>.npy is plain text in the release and a numpy string array from the public generator;
+    columns 0, 1, 3 are folder, file, label. Batches in numeric order. One image of the release is known to be
+    0 bytes.
+    """
+    paths, labels, empty = [], [], 0
+    files = sorted((folder / "metadata").glob("*.npy"), key=lambda path: path.stem.zfill(12))   # as numbers
+    if not files:
+        raise UserError(f"{folder}/metadata holds no .npy file; restore the LRA release")
+    for file in files:
+        try:
+            if file.read_bytes()[:6] == b"\x93NUMPY":
+                rows = np.load(file, allow_pickle=False).astype(str).tolist()
+            else:
+                rows = [line.split() for line in file.read_text().splitlines() if line.strip()]
+        except (OSError, ValueError) as error:
+            raise UserError(f"{file}: not readable as metadata ({error}); restore the LRA release") from None
+        for line, fields in enumerate(rows, 1):
+            if len(fields) < 4 or fields[3] not in ("0", "1"):
+                raise UserError(f"{file}, line {line}: no label 0 or 1 in column 3; restore the LRA release")
+            path = folder / fields[0] / fields[1]
+            if not path.exists():
+                raise UserError(f"{path} is missing ({file}, line {line}); restore the LRA release")
+            if path.stat().st_size == 0:
+                empty += 1
+                continue
+            paths.append(path)
+            labels.append(int(fields[3]))
+    return paths, np.array(labels, np.uint8), empty
 
 
-# ---- preparing: chunks in processes --------------------------------------------------------------
+# ---- Text, Retrieval -----------------------------------------------------------------------------
+# Characters, not bytes or words. A text is cut to length - 1 characters, then EOS. Ids: the special symbols, then the
+# characters of the (cut) training texts by falling frequency, as in [2]; anything else is UNK.
+
+CODES = 0x110000           # code points of Unicode
+END = "\U0010ffff"         # stands for EOS while texts are strings; Unicode assigns it to nothing
+
+
+def _codes(texts):
+    """Texts joined -> code points (total,) uint32."""
+    return np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
+
+
+def vocabulary(counts, least):
+    """Counts of all code points (CODES,) -> characters in order of their ids, table code point -> id (CODES,).
+
+    Characters that occur fewer than `least` times are UNK. Ties go by code point.
+    """
+    known = np.flatnonzero(counts >= least)
+    known = known[np.lexsort((known, -counts[known]))]
+    table = np.full(CODES, UNK, np.uint8 if EOS + 1 + len(known) <= 256 else np.uint16)
+    table[known] = EOS + 1 + np.arange(len(known))
+    table[ord(END)] = EOS
+    return "".join(map(chr, known)), table
+
+
+def prepare_text(row, folder, plan, workers):
+    """IMDb (Maas et al. 2011): 25,000 training and 25,000 test reviews, label 1 = positive.
+
+    Validation is a tenth of the training reviews, where the official code validates on the test set. Characters count
+    as known from 15 occurrences in the 25,000 reviews on, as in [2].
+    """
+    place, reviews = _place(row, folder, plan, ("aclImdb*.tar*",), ("train/pos",)), {"train": [], "test": []}
+    for match, raw in _members(place, r"(?:^|/)(train|test)/(neg|pos)/(\d+_\d+)\.txt$"):
+        reviews[match[1]].append((match[2] == "pos", match[3], raw.decode("utf-8", "replace")[:row.length - 1]))
+    for name, some in reviews.items():
+        if len({positive for positive, _, _ in some}) < 2:
+            raise UserError(f"{place} holds no reviews {name}/neg/*.txt and {name}/pos/*.txt; get it again")
+        some.sort()
+    shuffled = _shuffled(len(reviews["train"]))
+    held_out = len(shuffled) // 10
+    parts = ([reviews["train"][i] for i in shuffled[:-held_out]], [reviews["train"][i] for i in shuffled[-held_out:]],
+             reviews["test"])
+    counts = np.bincount(_codes(text for _, _, text in reviews["train"]), minlength=CODES)
+    symbols, table = vocabulary(counts, least=15)
+    for i, (split, part) in enumerate(zip(SPLITS, parts)):
+        if split == "test":                               # sorted so far: a part of it would have one label
+            part = [part[j] for j in _shuffled(len(part))]
+        part = part[:_size(plan, i, len(part), place)]
+        lengths = [len(text) + 1 for _, _, text in part]
+        _save_tokens(folder, split, table[_codes(text + END for _, _, text in part)], lengths,
+                     [positive for positive, _, _ in part])
+    return dict(vocab=EOS + 1 + len(symbols), symbols=symbols)
+
+
+def read_retrieval(path):
+    """An official AAN file -> iterator over (label, text, text).
+
+    Columns label ("0.0" or "1.0"), id, id, text, text; no header. As in [2] a field may be quoted by `"`, and then may
+    hold tabs, line ends and doubled quotes ([1] takes quotes literally: a few texts differ). UserError with file and
+    line for another number of columns or another label.
+    """
+    csv.field_size_limit(2 ** 31 - 1)
+    with open(path, encoding="utf-8", errors="replace", newline="") as file:
+        reader = csv.reader(file, delimiter="\t")
+        try:
+            for fields_ in reader:
+                if len(fields_) != 5 or fields_[0] not in ("0.0", "1.0", "0", "1"):
+                    raise UserError(f"{path}, line {reader.line_num}: not a label 0.0 or 1.0, two ids and two texts, "
+                                    "separated by tabs; restore the file")
+                yield int(fields_[0][0]), fields_[3], fields_[4]
+        except csv.Error as error:
+            raise UserError(f"{path}, line {reader.line_num}: {error}; restore the file") from None
+
+
+def prepare_retrieval(row, folder, plan, workers):
+    """AAN (Radev et al. 2013; pairs of LRA): do two papers cite each other? Label 1: yes.
+
+    Read twice and a thousand texts at a time, since the training texts fill gigabytes: once for vocabulary and lengths,
+    once to write.
+    """
+    if plan["source"] == "downloaded":
+        raise UserError("retrieval cannot be downloaded: the LRA archive (storage.googleapis.com/long-range-arena/"
+                        "lra_release.gz) answers 403 Forbidden since 2026, and its texts may not be redistributed. If "
+                        "you have new_aan_pairs.{train,eval,test}.tsv or an LRA release, run: python data.py "
+                        "--task retrieval --raw DIR")
+    paths = [_release(plan, f"tsv_data/{name}", f"aan/{name}", name)
+             for name in (f"new_aan_pairs.{split}.tsv" for split in ("train", "eval", "test"))]
+
+    def pieces(path, least=1000):
+        """(labels, texts of both documents in turn), some hundred examples at a time."""
+        labels, texts = [], []
+        for label, *pair in read_retrieval(path):
+            labels.append(label)
+            texts += [text[:row.length - 1] for text in pair]
+            if len(texts) >= least:
+                yield labels, texts
+                labels, texts = [], []
+        if labels:
+            yield labels, texts
+
+    counts, labels, lengths = np.zeros(CODES, np.int64), [[], [], []], [[], [], []]
+    for i, path in enumerate(paths):
+        for some, texts in tqdm(pieces(path), desc=f"{path.name}, first reading", unit="piece"):
+            labels[i] += some
+            lengths[i] += [len(text) + 1 for text in texts]
+            if i == 0:
+                counts += np.bincount(_codes(texts), minlength=CODES)
+    symbols, table = vocabulary(counts, least=1)
+    for i, (split, path) in enumerate(zip(SPLITS, paths)):
+        size = _size(plan, i, len(labels[i]), path)
+        ends = np.cumsum([0] + lengths[i][:2 * size])
+        x, done = _create(folder / f"{split}_x.npy", (int(ends[-1]),), table.dtype), 0
+        for _, texts in tqdm(pieces(path), desc=f"{path.name}, second reading", unit="piece"):
+            texts = texts[:2 * size - done]
+            if not texts:
+                break
+            x[ends[done]:ends[done + len(texts)]] = table[_codes(text + END for text in texts)]
+            done += len(texts)
+        x.flush()
+        _save(folder / f"{split}_offsets.npy", ends)
+        _save(folder / f"{split}_y.npy", np.array(labels[i][:size], np.uint8))
+    return dict(vocab=EOS + 1 + len(symbols), symbols=symbols)
+
+
+# ---- Image, sCIFAR -------------------------------------------------------------------------------
+
+class _ArraysOnly(pickle.Unpickler):
+    """Reads the official pickled batches. A pickle can name any function to be called; here only what makes an array
+    exists."""
+
+    RECONSTRUCT = np.empty(0).__reduce__()[0]       # an empty array, which its pickled state then fills
+    ALLOWED = {"numpy.ndarray": np.ndarray, "numpy.dtype": np.dtype, "_codecs.encode": codecs.encode,
+               "numpy.core.multiarray._reconstruct": RECONSTRUCT, "numpy._core.multiarray._reconstruct": RECONSTRUCT}
+
+    def find_class(self, module, name):
+        if f"{module}.{name}" not in self.ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return self.ALLOWED[f"{module}.{name}"]
+
+
+def read_cifar(place):
+    """CIFAR-10 (Krizhevsky 2009), binary or pickled, archive or folder; or an .npz file.
+
+    -> {"train": (images, labels), "test": (images, labels)}, images uint8 (n, 32, 32, 3), or (n, 32, 32) where the .npz
+    holds grey ones, labels (n,), in the official order.
+    """
+    if place.suffix == ".npz":
+        try:
+            with np.load(place, allow_pickle=False) as file:
+                return {name: (file[f"x_{name}"], file[f"y_{name}"].reshape(-1)) for name in ("train", "test")}
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise UserError(f"{place}: not an .npz of x_train, y_train, x_test, y_test ({error})") from None
+    batches = {}
+    for match, raw in _members(place, r"(?:^|/)(data_batch_[1-5]|test_batch)(\.bin)?$"):
+        try:
+            if match[2]:                                              # a label and three planes, row by row
+                rows = np.frombuffer(raw, np.uint8).reshape(-1, 1 + 3072)
+                labels, planes = rows[:, 0], rows[:, 1:]
+            else:
+                batch = _ArraysOnly(io.BytesIO(raw), encoding="bytes").load()
+                labels, planes = np.array(batch[b"labels"], np.uint8), batch[b"data"]
+            if planes.dtype != np.uint8 or len(labels) != len(planes) or labels.max() > 9:
+                raise ValueError("labels and images do not belong together")
+            batches[match[1]] = planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
+        except Exception as error:       # unpickling raises whatever its bytes make it raise
+            raise UserError(f"{place}, {match[0]}: not a CIFAR-10 batch ({error}); get it again") from None
+    missing = {"test_batch", *(f"data_batch_{i}" for i in range(1, 6))} - batches.keys()
+    if missing:
+        raise UserError(f"{place} lacks {', '.join(sorted(missing))}; get it again")
+    test = batches.pop("test_batch")
+    train = [np.concatenate(column) for column in zip(*(batches[name] for name in sorted(batches)))]
+    return {"train": tuple(train), "test": test}
+
+
+def prepare_cifar(row, folder, plan, workers):
+    """Image (one grey channel) or sCIFAR (three): 32 x 32 pixels row by row. Validation: a tenth of the training images
+    as random_split with seed 42 draws it."""
+    place = _place(row, folder, plan, ("cifar-10-binary*.tar*", "cifar-10-python*.tar*", "cifar10*.npz"),
+                   ("data_batch_1.bin", "data_batch_1"))
+    read = read_cifar(place)
+    shuffled = _shuffled(len(read["train"][1]))
+    held_out = len(shuffled) - int(len(shuffled) * 0.9)
+    for i, (split, source, members) in enumerate(zip(SPLITS, ("train", "train", "test"), (
+            shuffled[:-held_out], shuffled[-held_out:], np.arange(len(read["test"][1]))))):
+        members = members[:_size(plan, i, len(members), place)]
+        images, labels = (array[members] for array in read[source])
+        if images.ndim == 4 and row.channels == 1:
+            images = grey(images)
+        if images.shape[1:] != ((32, 32, 3) if row.channels == 3 else (32, 32)):
+            raise UserError(f"{place} holds images {images.shape[1:]}; {plan['task']} needs 32 x 32 in "
+                            f"{'colour' if row.channels == 3 else 'colour or grey'}")
+        _save(folder / f"{split}_x.npy", images.reshape(-1, row.length, row.channels))
+        _save(folder / f"{split}_y.npy", labels.astype(np.uint8))
+
+
+def grey(images):
+    """uint8 (n, h, w, 3) -> (n, h, w): luma of ITU-R 601 in the integer arithmetic of PIL's conversion to "L"."""
+    out = np.empty(images.shape[:-1], np.uint8)
+    for start in range(0, len(images), 1000):
+        r, g, b = np.moveaxis(images[start:start + 1000].astype(np.uint32), -1, 0)
+        out[start:start + 1000] = (19595 * r + 38470 * g + 7471 * b + 32768) >> 16
+    return out
+
+
+# ---- Speech Commands -----------------------------------------------------------------------------
+
+def read_wav(raw, length):
+    """The bytes of a clip, 16 kHz, mono, 16 bits -> int16 (length,), silence after its end. ValueError for others."""
+    try:
+        with wave.open(io.BytesIO(raw)) as clip:
+            form = clip.getnchannels(), clip.getsampwidth(), clip.getframerate()
+            samples = np.frombuffer(clip.readframes(length), "<i2") if form == (1, 2, 16_000) else None
+    except (wave.Error, EOFError) as error:
+        raise ValueError(f"not a .wav file ({error})") from None
+    if samples is None:
+        raise ValueError(f"{form[0]} channels of {8 * form[1]} bits at {form[2]} Hz, not mono, 16 bits, 16,000 Hz")
+    out = np.zeros(length, np.int16)
+    out[:len(samples)] = samples
+    return out
+
+
+def prepare_speech(row, folder, plan, workers):
+    """Speech Commands v0.02 (Warden 2018), all 35 words, raw samples. The official lists name the validation and test
+    clips, the rest is training. An archive is read twice: once for the names and lists, once for the samples.
+
+    Normalised by one mean and one standard deviation of the padded training clips, where [2] takes one per time step
+    of values that it has divided by 2^15 twice.
+    """
+    place = _place(row, folder, plan, ("speech_commands*.tar*",), ("testing_list.txt",))
+    pattern = rf"(?:^|/)(?:((?:{'|'.join(row.names)})/[^/]+\.wav)|(validation|testing)_list\.txt)$"
+    clips, lists = [], {}
+    for match, raw in _members(place, pattern):
+        if match[1]:
+            clips.append(match[1])
+        else:
+            lists[match[2]] = set(raw.decode("utf-8", "replace").split())
+    if lists.keys() != {"validation", "testing"} or not clips:
+        raise UserError(f"{place} lacks validation_list.txt, testing_list.txt or clips; get it again")
+    parts = [sorted(set(clips) - lists["validation"] - lists["testing"]),
+             sorted(set(clips) & lists["validation"]), sorted(set(clips) & lists["testing"])]
+    where, arrays = {}, []
+    for i, (split, part) in enumerate(zip(SPLITS, parts)):
+        part = [part[j] for j in _shuffled(len(part))][:_size(plan, i, len(part), place)]
+        where |= {clip: (i, j) for j, clip in enumerate(part)}
+        arrays.append(_create(folder / f"{split}_x.npy", (len(part), row.length, 1), np.int16))
+        _save(folder / f"{split}_y.npy", np.array([row.names.index(clip.split("/")[0]) for clip in part], np.uint8))
+    sums = np.zeros(2)
+    for match, raw in tqdm(_members(place, pattern), desc=str(folder), total=len(clips) + 2, unit="file"):
+        if match[1] in where:
+            i, j = where[match[1]]
+            try:
+                clip = read_wav(raw, row.length)
+            except ValueError as error:
+                raise UserError(f"{place}, {match[1]}: {error}; get it again") from None
+            arrays[i][j, :, 0] = clip
+            if i == 0:
+                values = clip / row.scale
+                sums += values.sum(), np.square(values).sum()
+    for array in arrays:
+        array.flush()
+    mean, square = sums / arrays[0].size
+    return dict(mean=float(mean), std=float(np.sqrt(square - mean ** 2)))
+
+
+# ---- BIDMC ---------------------------------------------------------------------------------------
+
+def read_ts(path, length, channels):
+    """A .ts file of the TSER archive (Tan et al. 2021) -> series float32 (n, length, channels), targets float64 (n,).
+
+    After @data, a line an example: its channels, numbers separated by commas, then the target, separated by colons. A
+    missing value, "?", is interpolated between its neighbours. UserError with file and line for anything else.
+    """
+    series, targets, header = [], [], True
+    with open(path, encoding="latin-1") as file:
+        for line, text in enumerate(file, 1):
+            text = text.strip()
+            if header or not text or text.startswith("#"):
+                header = header and text.lower() != "@data"
+                continue
+            *parts, target = text.split(":")
+            try:
+                values = np.array([np.array(part.replace("?", "nan").split(","), np.float32) for part in parts])
+                if values.shape != (channels, length):
+                    raise ValueError(f"{values.shape[0]} channels of {values.shape[1:]} values")
+                for channel in values:
+                    known = np.flatnonzero(~np.isnan(channel))
+                    channel[:] = np.interp(np.arange(length), known, channel[known])
+                targets.append(float(target))
+            except ValueError as error:
+                raise UserError(f"{path}, line {line}: not {channels} channels of {length} values and a target "
+                                f"({error}); restore the file") from None
+            series.append(values.T)
+    if not series:
+        raise UserError(f"{path} holds no example after a line @data; restore the file")
+    return np.stack(series), np.array(targets)
+
+
+def official_windows(n):
+    """70, 15, 15 % as the official code splits -> three index arrays. It calls scikit-learn's train_test_split for 0.3
+    with seed 0, then for half of that with seed 1; test comes out first."""
+    def cut(members, share, seed):
+        shuffled = members[np.random.RandomState(seed).permutation(len(members))]
+        held_out = int(np.ceil(share * len(members)))
+        return shuffled[held_out:], shuffled[:held_out]
+
+    train, rest = cut(np.arange(n), 0.3, 0)
+    return train, *cut(rest, 0.5, 1)
+
+
+def fingerprints(series, span=32, rarity=64):
+    """What two windows of one recording share: hashes of `span` consecutive samples of all channels, at about one in
+    `rarity` positions, chosen by the samples themselves so that overlapping windows choose the same ones.
+
+    series float32 (n, l, c) -> window (m,) and hash (m,). Stretches of fewer than span / 2 distinct steps are left out:
+    a flat line looks the same in every recording.
+    """
+    windows, hashes = [], []
+    odd = np.random.default_rng(0).integers(0, 2 ** 63, span + series.shape[2], np.uint64) * 2 + 1
+    for start in range(0, len(series), 200):                          # 200 windows: some 100 MB
+        bits = series[start:start + 200].view(np.uint32).astype(np.uint64)             # (200, l, c)
+        mixed = (bits * odd[span:]).sum(-1)                                            # (200, l)
+        mixed ^= mixed >> np.uint64(29)
+        last = mixed.shape[1] - span + 1
+        total = sum(mixed[:, i:i + last] * odd[i] for i in range(span))
+        moves = np.cumsum(np.diff(mixed, axis=1, prepend=0) != 0, axis=1)
+        lively = moves[:, span - 1:] - moves[:, :last] >= span // 2
+        window, place = np.nonzero(lively & (total >> np.uint64(40) & np.uint64(rarity - 1) == 0))
+        windows.append(window + start)
+        hashes.append(total[window, place])
+    return np.concatenate(windows), np.concatenate(hashes)
+
+
+def recordings(window, hashes, n):
+    """Which windows come from one recording: those linked by shared samples -> group number (n,).
+
+    The files do not name the recordings, but neighbouring windows overlap.
+    """
+    parent = np.arange(n)
+
+    def root(i):
+        while parent[i] != i:
+            parent[i] = i = parent[parent[i]]
+        return i
+
+    by_hash = np.lexsort((window, hashes))
+    same = hashes[by_hash][1:] == hashes[by_hash][:-1]
+    for a, b in np.unique(np.stack([window[by_hash][:-1][same], window[by_hash][1:][same]], 1), axis=0):
+        parent[root(a)] = root(b)
+    return np.unique([root(i) for i in range(n)], return_inverse=True)[1]
+
+
+def prepare_bidmc(row, folder, plan, workers):
+    """BIDMC (Pimentel et al. 2017): heart rate, respiratory rate or oxygen saturation from PPG and ECG, 32 s at 125 Hz.
+
+    Official split: TRAIN and TEST are joined and windows drawn at random, so test windows overlap training windows; how
+    many is printed and kept in meta.json. With plan["grouped"], whole recordings are drawn, in about the same shares.
+    Targets are mapped to [-1, 1] by the range of the training split (paper, appendix C.3); `label_range` in meta.json
+    maps back.
+    """
+    if plan["source"] == "downloaded":
+        paths = [fetch(archive, folder.parent, plan["task"]) for archive in row.source.archives]
+    else:
+        raw, paths = _raw_dir(plan), []
+        for archive in row.source.archives:
+            found = [*raw.glob(archive.name), *raw.glob("*/" + archive.name)]
+            if not found:
+                raise UserError(f"--raw {raw} has no {archive.name}, nor has a folder in it")
+            paths.append(found[0])
+    series, targets = (np.concatenate(column) for column in
+                       zip(*(read_ts(path, row.length, row.channels) for path in paths)))
+    n = len(targets)
+    window, hashes = fingerprints(series)
+    groups = recordings(window, hashes, n)
+    if plan["grouped"]:
+        sizes = np.bincount(groups)
+        shuffled = np.random.RandomState(0).permutation(len(sizes))
+        middle = (np.cumsum(sizes[shuffled]) - sizes[shuffled] / 2) / n      # of each, in shares of all windows
+        split_of = np.digitize(middle, [0.7, 0.85])[np.argsort(shuffled)]
+        parts = [np.flatnonzero(split_of[groups] == i) for i in range(3)]
+        if len(sizes) > n // 2 or not all(map(len, parts)):
+            raise UserError(f"{n} windows fall into {len(sizes)} groups that share samples: that cannot be split by "
+                            "recording; leave out --grouped")
+    else:
+        parts = official_windows(n)
+    test, train = (np.isin(window, parts[i]) for i in (2, 0))
+    leak = len(np.unique(window[test & np.isin(hashes, hashes[train])])) / len(parts[2])
+    parts = [part[:_size(plan, i, len(part), plan["source"])] for i, part in enumerate(parts)]
+    low, high = np.abs(targets[parts[0]]).min(), np.abs(targets[parts[0]]).max()
+    if low == high:
+        raise UserError(f"{plan['source']}: all training targets are {low}; nothing to learn")
+    for split, part in zip(SPLITS, parts):
+        _save(folder / f"{split}_x.npy", series[part])
+        _save(folder / f"{split}_y.npy", ((targets[part] - low) / (high - low) * 2 - 1).astype(np.float32))
+    print(f"{folder}: {n:,} windows of {groups.max() + 1} groups that share samples; {100 * leak:.0f} % of the test "
+          "windows share samples with a training window")
+    return dict(label_range=[float(low), float(high)], groups=int(groups.max() + 1), leak=round(leak, 4))
+
+
+# ---- official files: folders and archives --------------------------------------------------------
+
+def _raw_dir(plan):
+    return Path(plan["source"].removeprefix("files in "))
+
+
+def _release(plan, *layouts):
+    """The first of `layouts` below --raw DIR, which may be the outer or inner root of an LRA release."""
+    raw = _raw_dir(plan)
+    for root in (raw, raw / "lra_release", raw / "lra_release" / "lra_release"):
+        for layout in layouts:
+            if (root / layout).exists():
+                return root / layout
+    raise UserError(f"--raw {raw} has none of: {', '.join(layouts)} (nor has its lra_release/)")
+
+
+def _place(row, folder, plan, archives, markers):
+    """Where the files are: the download; or below --raw DIR the first archive that matches, or folder with a marker."""
+    if plan["source"] == "downloaded":
+        return fetch(row.source.archives[0], folder.parent, plan["task"])
+    raw = _raw_dir(plan)
+    found = [path for pattern in archives for path in sorted(raw.glob(pattern))]
+    found += [root for root in (raw, *sorted(raw.iterdir())) for marker in markers if (root / marker).exists()]
+    if not found:
+        raise UserError(f"--raw {raw} holds nothing for {plan['task']}; it may hold: {row.source.accepts}")
+    print(f"{folder}: reading {found[0]}")
+    return found[0]
+
+
+def _members(place, pattern):
+    """The files in an archive or folder whose path matches -> iterator over (match, bytes).
+
+    An archive is read from front to back and never unpacked, so nothing in it can be written anywhere. UserError for
+    one that is damaged or that no official source would make: paths that lead out of it, links in place of files.
+    """
+    pattern = re.compile(pattern)
+    if place.is_dir():
+        for path in sorted(place.rglob("*")):
+            match = pattern.search(path.relative_to(place).as_posix())
+            if match and path.is_file():
+                yield match, path.read_bytes()
+        return
+    try:
+        with tarfile.open(place) as archive:
+            for member in archive:
+                path, match = PurePosixPath(member.name), pattern.search(member.name)
+                if path.is_absolute() or ".." in path.parts:
+                    raise UserError(f"{place} holds '{member.name}', which leads out of it; get another copy")
+                if match and not member.isfile():
+                    raise UserError(f"{place} holds '{member.name}', which is not a file; get another copy")
+                if match:
+                    yield match, archive.extractfile(member).read()
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise UserError(f"{place} is damaged ({error}); get it again") from None
+
+
+# ---- downloads -----------------------------------------------------------------------------------
+
+TIMEOUT = 10, 60           # seconds to connect; seconds without a byte
+TRIES = 4                  # in a row without a byte, for each address
+PAUSE = 2                  # seconds before trying again, times the number of failures in a row
+
+
+def fetch(archive, data_dir, task):
+    """Download `archive` into data_dir/downloads, unless it is there -> its path.
+
+    It gets its name only once size and checksum are right; until then it is NAME.part, which the next call goes on
+    with. UserError with every server's answer and what to do by hand, when all addresses fail.
+    """
+    import requests
+    folder = Path(data_dir) / "downloads"
+    folder.mkdir(parents=True, exist_ok=True)
+    path, part = folder / archive.name, folder / (archive.name + ".part")
+    failures = []
+    with _locked(folder / f".{archive.name}.lock", f"{path} is being downloaded by another process"):
+        if path.exists():
+            return path
+        try:
+            archive = _published(archive)
+        except (requests.RequestException, ValueError, LookupError) as error:
+            failures.append(f"{archive.record}: {_reason(error)}")
+        for url in archive.urls if archive.checksum else ():
+            for _ in range(2):
+                resumed = part.exists()
+                try:
+                    _download(url, part, archive.bytes)
+                except requests.RequestException as error:
+                    failures.append(f"{url}: {_reason(error)}")
+                    break
+                if _checksum_of(part, archive.checksum) == archive.checksum:
+                    os.replace(part, path)
+                    return path
+                part.unlink()                             # a part from elsewhere may be to blame: once more, afresh
+                if not resumed:
+                    failures.append(f"{url}: wrong checksum")
+                    break
+    accepts = task_row(task).source.accepts
+    raise UserError(f"{archive.name} cannot be downloaded ({'; '.join(failures)}). Get it in another way, put it into "
+                    f"a folder DIR and run: python data.py --task {task} --raw DIR (DIR may hold: {accepts})")
+
+
+def _published(archive):
+    """The archive with size and checksum filled in from its Zenodo record, where they are not known here."""
+    import requests
+    if archive.checksum is not None:
+        return archive
+    answer = requests.get(archive.record, timeout=TIMEOUT)
+    answer.raise_for_status()
+    entry = next(entry for entry in answer.json()["files"] if entry["key"] == archive.name)
+    return replace(archive, bytes=int(entry["size"]), checksum=entry["checksum"])
+
+
+def _reason(error):
+    import requests
+    if isinstance(error, requests.HTTPError) and error.response is not None:
+        return f"HTTP {error.response.status_code} {error.response.reason}"
+    if isinstance(error, requests.Timeout):
+        return "no answer"
+    if isinstance(error, requests.exceptions.ChunkedEncodingError):
+        return "broke off"
+    if isinstance(error, requests.ConnectionError):
+        return "no connection"
+    return str(error) or type(error).__name__
+
+
+def _download(url, part, size):
+    """Append to `part` from `url` until it has `size` bytes. requests.RequestException when the server refuses, offers
+    another size, or breaks off time and again; then what arrived stays."""
+    import requests
+    failures = 0
+    while True:
+        have = part.stat().st_size if part.exists() else 0
+        if have == size:
+            return
+        if have > size:
+            part.unlink()
+            have = 0
+        if shutil.disk_usage(part.parent).free < size - have:
+            raise UserError(f"{part} needs {(size - have) / 1e9:.2f} GB more than there is room for; make room, or "
+                            "choose another --data-dir")
+        before, broken = have, None
+        try:
+            headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+            with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as answer:
+                if answer.status_code == 416:              # it has less than we do: another file
+                    part.unlink()
+                    raise requests.ConnectionError("the server cannot go on from here")
+                answer.raise_for_status()
+                if answer.headers.get("Content-Range", "").split("-")[0] != f"bytes {have}":
+                    have = 0                               # a server that does not resume sends all of it
+                offered = answer.headers.get("Content-Length")
+                if offered and have + int(offered) != size:
+                    raise requests.exceptions.InvalidHeader(f"offers {have + int(offered):,} bytes, not {size:,}")
+                with open(part, "r+b" if have else "wb") as file, tqdm(
+                        desc=part.name, total=size, initial=have, unit="B", unit_scale=True, mininterval=0.5) as bar:
+                    file.seek(have)
+                    for block in answer.iter_content(1 << 16):
+                        file.write(block)
+                        bar.update(len(block))
+        except requests.HTTPError as error:
+            if error.response.status_code < 500:
+                raise
+            broken = error
+        except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError) as error:
+            broken = error
+        have = part.stat().st_size if part.exists() else 0
+        failures = 0 if have > before else failures + 1
+        if failures == TRIES:
+            raise broken or requests.ConnectionError(f"breaks off after {have:,} of {size:,} bytes")
+        if broken or have < size:
+            print(f"{url}: {_reason(broken) if broken else 'broke off'}, {have:,} bytes so far; trying again",
+                  file=sys.stderr)
+            time.sleep(PAUSE * failures)
+
+
+def _checksum_of(path, expected):
+    algorithm = expected.split(":")[0]
+    with open(path, "rb") as file:
+        return f"{algorithm}:{hashlib.file_digest(file, algorithm).hexdigest()}"
+
+
+# ---- generating: chunks in processes ---------------------------------------------------------------
 
 def _run_chunks(make, jobs, workers):
     """Call make(*job) for every job (index, count, folder, plan, ...) that has no valid part file yet."""
@@ -1071,7 +1229,7 @@ def _load_part(folder, index, plan):
     return arrays if str(arrays.pop("plan", "")) == json.dumps(plan) else None
 
 
-# ---- preparing: files ----------------------------------------------------------------------------
+# ---- files of a prepared set ----------------------------------------------------------------------
 
 def _replace(path, save):
     """Write `path` by save(file) under a temporary name, then rename: it is there whole or not at all."""
@@ -1081,6 +1239,22 @@ def _replace(path, save):
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+def _save(path, array):
+    _replace(path, lambda file: np.save(file, array))
+
+
+@contextlib.contextmanager
+def _locked(path, busy):
+    """Hold a lock file; it is released when this process ends, however it ends."""
+    with open(path, "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"{busy}; waiting", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _write_json(path, value):
@@ -1095,23 +1269,24 @@ def _read_json(path):
         return None
 
 
-def _create(path, shape):
-    """A writable uint8 array in a .npy file; what is there already is kept when it has the right shape."""
+def _create(path, shape, dtype=np.uint8):
+    """A writable array in a .npy file; what is there already is kept when it has the right shape."""
     try:
         array = np.load(path, mmap_mode="r+", allow_pickle=False)
-        if array.shape == shape and array.dtype == np.uint8:
+        if array.shape == shape and array.dtype == dtype:
             return array
     except (OSError, ValueError):
         pass
-    need, free = np.prod(shape) / 1e9, shutil.disk_usage(path.parent).free / 1e9
+    need, free = np.prod(shape) * np.dtype(dtype).itemsize / 1e9, shutil.disk_usage(path.parent).free / 1e9
     if need > free:                                 # a full disk kills a process that writes to mapped memory
         raise UserError(f"{path} needs {need:.1f} GB, {free:.1f} are free; make room, or change --data-dir")
-    return np.lib.format.open_memmap(path, "w+", np.uint8, shape)
+    return np.lib.format.open_memmap(path, "w+", dtype, shape)
 
 
 def _plain(row):
     """What a row says about the examples, as it reads back from a file."""
-    return {key: value for key, value in json.loads(json.dumps(asdict(row))).items() if key != "sizes"}
+    return {key: value for key, value in json.loads(json.dumps(asdict(row))).items()
+            if key not in ("sizes", "mask", "source", "names")}
 
 
 def _redo(folder, task, data_dir):
@@ -1124,7 +1299,7 @@ def _read_meta(folder, task, data_dir):
     if not (folder / "meta.json").exists():
         return None
     meta = _read_json(folder / "meta.json")
-    if meta is None or not {"sizes", "seed", "source", "row", "files"} <= set(meta):
+    if meta is None or not {"sizes", "asked", "seed", "source", "grouped", "row", "found", "files"} <= set(meta):
         raise UserError(f"{folder / 'meta.json'} is damaged; {_redo(folder, task, data_dir)}")
     return meta
 
@@ -1144,72 +1319,116 @@ def _check_meta(meta, folder, task, data_dir, asked=None):
                             f"{_redo(folder, task, data_dir)}")
 
 
-# ---- --stats -------------------------------------------------------------------------------------
-# Measured by running the official generator: number of images, then the QUANTITIES. Attempts are geometric,
-# so their mean over n images is only known to a part in sqrt(n).
+# ---- --list, --show ------------------------------------------------------------------------------
 
-QUANTITIES = ("attempts per image", "distractors placed", "mean gray", "std of gray", "fraction > 0",
-              "fraction > 25, median", "fraction > 127", "fraction = 255", "disc px > 127", "disc px > 25")
-OFFICIAL = {
-    32:  (500, (318,  1.20, 20.3, 51.3, .342, .151,  .086, .0022, 8, 13)),
-    64:  (40,  (3760, 2.5,  13.2, 41.1, .257, .111,  .045, .0025, 20, 28)),
-    128: (90,  (316,  7.7,  7.90, 35.7, .138, .057,  .030, .0007, 28, 37)),   # attempts: 72, 560 by margin
-    256: (250, (8,    6.99, 2.95, 24.1, .039, .0171, .011, .0034, 80, 92)),
-}
-
-
-def image_stats(row, made):
-    """QUANTITIES of `make_pathfinder`'s images, and their deviations from image to image -> two lists."""
-    above = [(made.images > level).mean((1, 2)) for level in (0, 25, 127, 254)]
-    each = [made.attempts, made.distractors, made.images.mean((1, 2)), made.images.std((1, 2)), *above]
-    disc = 255 * _disc(row.make.marker)
-    values = [figure.mean() for figure in each] + [(disc > level).sum() for level in (127, 25)]
-    deviations = [figure.std() for figure in each] + [0, 0]
-    deviations[0] = values[0]                      # attempts: only means are recorded, but they are geometric
-    values[3], values[5] = made.images.std(), np.median(above[1])
-    return values, deviations
+def print_tasks(data_dir):
+    """The TASKS table for people: two lines a task."""
+    for name, row in TASKS.items():
+        sizes = " / ".join(f"{size:,}" for size in row.sizes)
+        classes = f"{row.classes} classes" if row.classes else "regression"
+        shape = f"{row.documents} x {row.length:,}" if row.documents > 1 else f"{row.length:,}"
+        print(f"{name:16} {row.kind:10}  length {shape:9}  channels {row.channels}  {classes:10}  {sizes}")
+        urls = [archive.urls[0].split("/")[2] for archive in row.source.archives]
+        size = sum(archive.bytes or 0 for archive in row.source.archives)
+        origin = (f"generated, or --raw: {row.source.accepts}" if row.make else
+                  f"only --raw: {row.source.accepts}" if not urls else
+                  f"{f'{size:,} bytes' if size else 'some hundred MB'} from {urls[0]}")
+        try:
+            state = "prepared" if _read_meta(Path(data_dir) / name, name, data_dir) else "not prepared"
+        except UserError:
+            state = "damaged"
+        print(f"{'':16} {state}; {origin}; licence: {row.source.licence}")
 
 
-def print_image_stats(task, count, seed):
-    """Generate `count` images in memory and print them beside the official generator's figures."""
-    row = TASKS[task]
-    if row.side not in OFFICIAL:
-        raise UserError(f"{task}: no official figures for {row.side} px; there are for 32, 64, 128 and 256")
-    start, parts = time.process_time(), []
-    for index in tqdm(range(-(-count // CHUNK)), desc=f"{count} images", unit="chunk"):
-        rng = np.random.default_rng([seed, index])
-        parts.append(vars(make_pathfinder(row, rng, min(CHUNK, count - CHUNK * index))))
-    seconds = (time.process_time() - start) / count
-    made = SimpleNamespace(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
-    (official, targets), (values, deviations) = OFFICIAL[row.side], image_stats(row, made)
-    print(f"{task}: {count} images of {row.side} px, seed {seed}. Target: {official} official images.")
-    print("Noise: two standard errors of the difference.")
-    print(f"{'quantity':22} {'target':>8} {'measured':>9} {'diff %':>7} {'noise %':>8}  within 5 %")
-    for name, target, value, deviation in zip(QUANTITIES, targets, values, deviations):
-        difference = 100 * (value / target - 1)
-        noise = 200 * deviation / value * np.sqrt(1 / count + 1 / official)
-        verdict = "yes" if abs(difference) <= 5 else "within noise" if abs(difference) <= noise else "NO"
-        print(f"{name:22} {target:8.4g} {value:9.4g} {difference:7.1f} {noise:8.1f}  {verdict}")
-    for margin in row.make.margins:
-        mine = made.margins == margin
-        print(f"margin {margin}: {mine.sum()} images, {made.attempts[mine].mean():.1f} attempts per image")
-    print(f"{1e3 * seconds:.2f} ms per image and core; {100 * made.labels.mean():.1f} % of labels are 1")
+SHOWN = 4                  # examples on a contact sheet
+ZOOM = 400                 # steps of a waveform on its right-hand side
 
 
-def print_listops_stats(task, count, seed):
-    """Generate `count` expressions in memory and print lengths and labels beside a simulation of [1]."""
-    start = time.process_time()
-    _, lengths, labels = make_listops(TASKS[task].make, np.random.default_rng([seed, 0]), count)
-    seconds, lengths = (time.process_time() - start) / count, lengths - 1
-    print(f"{task}: {count} expressions, seed {seed}, {1e3 * seconds:.3f} ms per expression and core")
-    figures = [lengths.mean(), *np.percentile(lengths, [5, 25, 50, 75, 95]), lengths.min(), lengths.max()]
-    print("length, mean p5 p25 p50 p75 p95 min max: " + " ".join(f"{figure:.0f}" for figure in figures))
-    if task == "listops":
-        print("      official process, 3,000 examples: 1064 540 723 995 1347 1819 501 1998")
-    shares = np.bincount(labels, minlength=10) / count
-    print("labels 0..9:                             " + " ".join(f"{share:.3f}" for share in shares))
-    if task == "listops":
-        print("      official process, 3,000 examples: .171 .091 .077 .078 .090 .088 .077 .076 .077 .173")
+def show(task, data_dir, path):
+    """Contact sheet of a few training examples: on the left as they are, on the right with the hidden positions of one
+    step of masked pretraining. Writes a picture to `path`."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    if Path(path).suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise UserError(f"--show {path}: give a file name that ends in .png, .pdf or .svg")
+    row, split = load_task(task, data_dir), load(task, "train", data_dir)
+    members = order(len(split), 0, 0)[:SHOWN]
+    x, y, lengths = split.batch(members)
+    hidden = choose_positions(x.shape[:-1] if row.kind == "continuous" else x.shape, row.mask, 0)
+    meta = _read_meta(Path(data_dir) / task, task, data_dir)
+    width, height = (5.4, 2.6) if row.side else (12, 2.0)
+    figure, axes = plt.subplots(len(members), 2, figsize=(width, height * len(members)), squeeze=False,
+                                layout="constrained")
+    for i, (before, after) in enumerate(axes):
+        if row.kind == "tokens":
+            symbols = ["<mask>", "<pad>", "<unk>", "<eos>", *meta["found"].get("symbols", SYMBOLS)]
+            between = " " if row.family == "listops" else ""
+            documents = zip(*(array.reshape(row.documents, -1) for array in (x[i].numpy(), hidden[i])),
+                            lengths[i].reshape(-1).tolist())
+            documents = [(ids[:n], where[:n]) for ids, where, n in documents]
+            for axis, cover in ((before, False), (after, True)):
+                _show_text(axis, ["".join(("█" * len(symbols[t]) if cover and h else symbols[t]) + between
+                                          for t, h in zip(ids, where)) for ids, where in documents])
+        elif row.side:
+            _show_image(before, after, row, x[i].numpy(), hidden[i])
+        else:
+            _show_waves(before, after, normalise(row, x[i:i + 1])[0].numpy(), hidden[i])
+        value = y[i].item()
+        if row.classes:
+            label = f"label {value}" + (f": {row.names[value]}" if row.names else "")
+        else:
+            low, high = meta["found"]["label_range"]
+            label = f"target {value:.2f} (in units: {low + (value + 1) / 2 * (high - low):.1f})"
+        before.set_title(label, fontsize=9, loc="left")
+        after.set_title(f"{row.mask:.0%} hidden", fontsize=9, loc="left")
+    figure.suptitle(f"{task}: before and after masking", fontsize=11)
+    try:
+        figure.savefig(path, dpi=110)
+    except OSError as error:
+        raise UserError(f"cannot write --show {path}: {error.strerror}") from None
+    finally:
+        plt.close(figure)
+
+
+def _show_text(axis, texts, width=88, rows=11):
+    """The beginning of one text or several, in lines of `width` characters."""
+    rows = rows // len(texts)
+    lines = []
+    for text in texts:
+        text = re.sub(r"\s", " ", text)
+        lines += [text[i:i + width] for i in range(0, min(len(text), rows * width), width)]
+        lines[-1] += " ..." if len(text) > rows * width else ""
+        lines.append("")
+    axis.text(0, 1, "\n".join(lines), family="monospace", fontsize=7.6, va="top", transform=axis.transAxes,
+              parse_math=False)
+    axis.axis("off")
+
+
+def _show_image(before, after, row, x, hidden):
+    image = np.repeat(x, 3 // row.channels, axis=1).reshape(row.side, row.side, 3)
+    covered = image.copy()
+    covered[hidden.reshape(row.side, row.side)] = (214, 90, 30)
+    for axis, picture in ((before, image), (after, covered)):
+        axis.imshow(picture, interpolation="nearest")
+        axis.axis("off")
+
+
+def _show_waves(before, after, x, hidden):
+    """All of it; and a few steps from its loudest point on, hidden ones at 0 as the model gets them."""
+    start = int(np.clip(np.abs(x).sum(1).argmax() - ZOOM // 4, 0, len(x) - ZOOM))
+    steps = np.arange(start, start + ZOOM)
+    for c, channel in enumerate(x.T):
+        before.plot(channel, linewidth=0.5, color=f"C{c}")
+        after.plot(steps, np.where(hidden[steps], np.nan, channel[steps]), ".-", markersize=2.5, linewidth=0.8,
+                   color=f"C{c}")
+    before.axvspan(start, start + ZOOM, color="0.85", zorder=0)
+    gone = steps[hidden[steps]]
+    after.plot(gone, np.zeros(len(gone)), ".", markersize=2.5, color="#d65a1e", label="hidden")
+    after.legend(loc="upper right", fontsize=7)
+    for axis in (before, after):
+        axis.set_xlabel("step", fontsize=7)
+        axis.tick_params(labelsize=7)
 
 
 # ---- command line --------------------------------------------------------------------------------
@@ -1220,12 +1439,16 @@ def main(argv=None):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", help="one of: " + " ".join(TASKS))
     parser.add_argument("--data-dir", default="data",
-                        help="tasks are prepared in DATA_DIR/TASK (default: data)")
+                        help="tasks are prepared in DATA_DIR/TASK, downloads kept in "
+                        "DATA_DIR/downloads (default: data)")
     for split in SPLITS:
         parser.add_argument(f"--{split}", type=int, metavar="N", help=f"{split} size (default: the row's)")
+    parser.add_argument("--raw", "--lra-dir", metavar="DIR", help="read the official files in DIR: an LRA release for "
+                        "listops, pathfinder*, pathx* and retrieval; what a download would bring for the others")
+    parser.add_argument("--grouped", action="store_true", help="bidmc: split by recording instead of by window")
     parser.add_argument("--seed", type=int, help="of the generator (default: 0)")
-    parser.add_argument("--lra-dir", help="root of the official LRA release: read it instead of generating")
-    parser.add_argument("--workers", type=int, metavar="K", help="processes (default: all cores)")
+    parser.add_argument("--workers", type=int, metavar="K", help="processes of the generator (default: all cores)")
+    parser.add_argument("--show", metavar="FILE", help="prepare, then draw some examples before and after masking")
     parser.add_argument("--stats", action="store_true", help="print the generator beside official figures")
     parser.add_argument("--stats-images", type=int, metavar="N", help="size of --stats (default: 2000, 300)")
     parser.add_argument("--list", action="store_true", help="print the tasks")
@@ -1243,10 +1466,7 @@ def main(argv=None):
 
 def _command(args):
     if args.list:
-        for name, row in TASKS.items():
-            sizes = " / ".join(f"{size:,}" for size in row.sizes)
-            print(f"{name:16} {row.kind:10} length {row.length:6,}  classes {row.classes:2}  {sizes}")
-        return
+        return print_tasks(args.data_dir)
     if args.task is None:
         raise UserError(f"no --task; the tasks are: {' '.join(TASKS)}")
     row = task_row(args.task)
@@ -1255,18 +1475,26 @@ def _command(args):
     if args.stats_images is not None and args.stats_images < 1:
         raise UserError(f"--stats-images {args.stats_images}: must be positive")
     if args.stats:
+        if row.make is None:
+            raise UserError(f"--stats is for generated tasks; {args.task} is not generated")
+        if row.side and row.side not in OFFICIAL:
+            raise UserError(f"{args.task}: no official figures for {row.side} px; there are for 32, 64, 128 and 256")
         count = args.stats_images or (300 if (row.side or 0) > 32 else 2000)
-        show = print_listops_stats if row.family == "listops" else print_image_stats
-        return show(args.task, count, args.seed or 0)
+        print_stats = print_listops_stats if row.family == "listops" else print_image_stats
+        return print_stats(args.task, row, count, args.seed or 0)
     asked = [getattr(args, split) for split in SPLITS]
     sizes = None                                          # the row's, or whatever is there
     if any(size is not None for size in asked):
         sizes = [default if size is None else size for size, default in zip(asked, row.sizes)]
-    folder = prepare(args.task, args.data_dir, sizes, args.seed, args.lra_dir, args.workers)
+    folder = prepare(args.task, args.data_dir, sizes, args.seed, args.raw, args.workers, args.grouped)
     meta = _read_meta(folder, args.task, args.data_dir)
-    counts = ", ".join(f"{split} {size:,}" for split, size in zip(SPLITS, meta["sizes"]))
+    counts = ", ".join(f"{split} {size:,}" + (f" of {full:,}" if size < full and not meta["asked"] else "")
+                       for split, size, full in zip(SPLITS, meta["sizes"], row.sizes))
     source = f"generated, seed {meta['seed']}" if meta["source"] == "generated" else meta["source"]
-    print(f"{folder}: ready ({counts}; {source})")
+    print(f"{folder}: ready ({counts}; {source}{', split by recording' if meta['grouped'] else ''})")
+    if args.show:
+        show(args.task, args.data_dir, args.show)
+        print(f"{args.show}: written")
 
 
 if __name__ == "__main__":

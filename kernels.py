@@ -198,17 +198,23 @@ def discretize(A, P, B, dt):
     return Abar, Bbar
 
 
-def truncation_correction(A, P, B, C, dt, l):
+def truncation_correction(A, P, C, dt, l):
     """C~ = C (I - Abar^l), the form of C that S4 trains ([1], lemma C.3): C complex (c, d, n) -> (c, d, n).
 
-    It turns the truncated sum over k < l into a closed form. Abar maps conjugate pairs to conjugate pairs, so C~ keeps
-    the pairing and half of it is enough. Run in float64: Abar^l by repeated squaring.
+    It turns the truncated sum over k < l into a closed form. The state keeps its conjugate pairs, [x, conj x], so A_full
+    is x -> F x + G conj x, and on [Re x, Im x] a real matrix: a quarter of the arithmetic, felt where N is large. Run in
+    float64: Abar^l by repeated squaring.
     """
-    A, P, B, C = (v.to(torch.complex128) for v in (A, P, B, C))
-    Abar, _ = discretize(A, P, B, dt.double())
-    C_full = torch.cat((C, C.conj()), -1)                                                # (c, d, N)
-    C_tilde = C_full - torch.einsum("cdm,dmn->cdn", C_full, torch.linalg.matrix_power(Abar, l))
-    return C_tilde[..., : A.shape[-1]]                                                   # (c, d, n)
+    A, P, C = (v.to(torch.complex128) for v in (A, P, C))
+    F = torch.diag_embed(A) - P[..., :, None] * P.conj()[..., None, :]                   # (d, n, n)
+    G = -P[..., :, None] * P[..., None, :]
+    A_real = torch.cat((torch.cat((F.real + G.real, G.imag - F.imag), -1),
+                        torch.cat((F.imag + G.imag, F.real - G.real), -1)), -2)          # (d, N, N)
+    half_step, eye = dt.double()[:, None, None] / 2 * A_real, torch.eye(A_real.shape[-1]).to(A_real)
+    power = torch.linalg.matrix_power(torch.linalg.solve(eye - half_step, eye + half_step), l)
+    C_real = torch.cat((C.real, -C.imag), -1)                                            # (c, d, N) Re C x as a row
+    C_tilde = C_real - torch.einsum("cdm,dmn->cdn", C_real, power)
+    return torch.complex(*C_tilde.chunk(2, -1)).conj().resolve_conj()                    # (c, d, n)
 
 
 def s4_kernel_naive(A, P, B, C, dt, l):
@@ -370,7 +376,7 @@ def random_s4(d, N, c, l, dt_min=1e-3, dt_max=0.1, dtype=torch.complex64, device
     A, P, B = (v.expand(d, -1).contiguous() for v in hippo_nplr(N))                      # (d, n)
     C = torch.randn(c, d, N // 2, dtype=torch.complex128, generator=generator)
     dt = torch.exp(torch.rand(d, generator=generator, dtype=torch.float64) * math.log(dt_max / dt_min)) * dt_min
-    C = truncation_correction(A, P, B, C, dt, l)
+    C = truncation_correction(A, P, C, dt, l)
     real = torch.empty(0, dtype=dtype).real.dtype
     return [v.to(device, dtype) for v in (A, P, B, C)] + [dt.to(device, real)]
 

@@ -2,12 +2,12 @@
 
     Backbone      symbols or samples (b, l) -> features (b, l, d)
     Denoiser      backbone + a linear head on the positions to be predicted         stage 1, pretrain.py
-    Classifier    backbone + pooling over the sequence + a linear head              stage 2, finetune.py
+    Classifier    backbone + pooling over the sequence + a head                     stage 2, finetune.py
 
 Read `ARCH`, then `S4` and `Attention` (the two sequence mixers that the paper compares), then `Backbone`. Sizes are
 b batch, l length, d width, h heads, n stored states; matrices are upper-case and explained in kernels.py. "Paper" is
-Amos et al. 2024, "Never Train from Scratch"; its tables 4 and 5 fix the sizes below, and S4's are those of Gu et al.
-2022 as the paper's official configurations spell them out.
+Amos et al. 2024, "Never Train from Scratch"; its table 4 fixes the Transformers' sizes below, and S4's are those of Gu
+et al. 2022 as the paper's official configurations spell them out.
 """
 import math
 import types
@@ -25,24 +25,46 @@ from kernels import attention, fft_conv, hippo_nplr, rotary, s4_kernel, truncati
 #   s4           Gu et al. 2022, table 11. n_ssm: how many copies of (A, P, B) there are for the d channels to share
 # block: attention is cut into blocks of that many positions.  norm, place: which norm, before (pre) or after (post) the
 # residual sum.  dt_lr, ssm_lr: learning rates of the step size and of A, P, B; "main" follows the rest of the model.
+# dropout: inside S4 and on the residual branch, whole channels of a sequence; Transformers have none.  sCIFAR's
+# Transformer is Image's (appendix C.1.6). The official S4 for Speech Commands pretrains with LayerNorm and finetunes
+# with BatchNorm, an accident: here it has BatchNorm in both.
 ARCH = """
-task            model        layers    d  heads    ff  block  state  n_ssm  norm   place  dt_min  dt_max  dt_lr   ssm_lr
-listops         transformer       6  512      8  1024      -      -      -  layer  pre         -       -      -        -
-listops         rotary            6  512      8  1024      -      -      -  layer  pre         -       -      -        -
-listops         s4                8  128      -     -      -     64    128  batch  post    0.001     0.1   main    0.001
-pathfinder      transformer       4  128      8   128      -      -      -  layer  pre         -       -      -        -
-pathfinder      rotary            6  128      4   512      -      -      -  layer  pre         -       -      -        -
-pathfinder      s4                6  256      -     -      -     64    256  batch  pre     0.001     0.1  0.001    0.001
-pathx           transformer       4  128      8   128   4096      -      -  layer  pre         -       -      -        -
-pathx           rotary            5  128      4   512   4096      -      -  layer  pre         -       -      -        -
-pathx           s4                6  256      -     -      -     64    256  batch  pre    0.0001     0.1  0.0005   0.0005
-pathx256        s4                6  256      -     -      -     64    256  batch  pre    0.0001     0.1  0.0005   0.0005
-listops_demo    transformer       3   64      4   128      -      -      -  layer  pre         -       -      -        -
-listops_demo    rotary            3   64      4   128      -      -      -  layer  pre         -       -      -        -
-listops_demo    s4                3   64      -     -      -     16     64  batch  pre     0.001     0.1  0.001    0.001
-pathfinder_demo transformer       3   32      2    64      -      -      -  layer  pre         -       -      -        -
-pathfinder_demo rotary            3   32      2    64      -      -      -  layer  pre         -       -      -        -
-pathfinder_demo s4                3   32      -     -      -     16     32  batch  pre     0.001     0.1  0.001    0.001
+task            model       layers   d heads   ff block state n_ssm norm  place dt_min dt_max  dt_lr ssm_lr dropout
+listops         transformer      6 512     8 1024     -     -     - layer pre        -      -      -      -       -
+listops         rotary           6 512     8 1024     -     -     - layer pre        -      -      -      -       -
+listops         s4               8 128     -    -     -    64   128 batch post   0.001    0.1   main  0.001       -
+text            transformer      6 512     8 1024     -     -     - layer pre        -      -      -      -       -
+text            rotary           6 512     8 1024     -     -     - layer pre        -      -      -      -       -
+text            s4               6 256     -    -     -    64   256 batch pre    0.001    0.1   main  0.001       -
+retrieval       transformer      4 128     4  512     -     -     - layer pre        -      -      -      -       -
+retrieval       rotary           6 128     4  512     -     -     - layer pre        -      -      -      -       -
+retrieval       s4               6 256     -    -     -    64   256 batch pre    0.001    0.1   main  0.001       -
+image           transformer      3  64     4  128     -     -     - layer pre        -      -      -      -       -
+image           rotary           6 256     4  512     -     -     - layer pre        -      -      -      -       -
+image           s4               6 512     -    -     -    64     2 layer post   0.001    0.1   main  0.001     0.1
+pathfinder      transformer      4 128     8  128     -     -     - layer pre        -      -      -      -       -
+pathfinder      rotary           6 128     4  512     -     -     - layer pre        -      -      -      -       -
+pathfinder      s4               6 256     -    -     -    64   256 batch pre    0.001    0.1  0.001  0.001       -
+pathx           transformer      4 128     8  128  4096     -     - layer pre        -      -      -      -       -
+pathx           rotary           5 128     4  512  4096     -     - layer pre        -      -      -      -       -
+pathx           s4               6 256     -    -     -    64   256 batch pre   0.0001    0.1 0.0005 0.0005       -
+pathx256        s4               6 256     -    -     -    64   256 batch pre   0.0001    0.1 0.0005 0.0005       -
+sc              rotary           4 128     4  128  4000     -     - layer pre        -      -      -      -       -
+sc              s4               6 128     -    -     -    64    64 batch pre    0.001    0.1  0.001  0.001       -
+scifar          rotary           6 256     4  512     -     -     - layer pre        -      -      -      -       -
+scifar          s4               6 512     -    -     -    64     2 layer post   0.001    0.1  0.001  0.001     0.1
+bidmc_hr        rotary           4 128     4  128     -     -     - layer pre        -      -      -      -       -
+bidmc_hr        s4               6 128     -    -     -   256     2 layer pre    0.001    0.1  0.001  0.001       -
+bidmc_rr        rotary           4 128     4  128     -     -     - layer pre        -      -      -      -       -
+bidmc_rr        s4               6 128     -    -     -   256     2 layer pre    0.001    0.1  0.001  0.001       -
+bidmc_spo2      rotary           4 128     4  128     -     -     - layer pre        -      -      -      -       -
+bidmc_spo2      s4               6 128     -    -     -   256     2 layer pre    0.001    0.1  0.001  0.001       -
+listops_demo    transformer      3  64     4  128     -     -     - layer pre        -      -      -      -       -
+listops_demo    rotary           3  64     4  128     -     -     - layer pre        -      -      -      -       -
+listops_demo    s4               3  64     -    -     -    16    64 batch pre    0.001    0.1  0.001  0.001       -
+pathfinder_demo transformer      3  32     2   64     -     -     - layer pre        -      -      -      -       -
+pathfinder_demo rotary           3  32     2   64     -     -     - layer pre        -      -      -      -       -
+pathfinder_demo s4               3  32     -    -     -    16    32 batch pre    0.001    0.1  0.001  0.001       -
 """
 
 
@@ -107,7 +129,7 @@ class S4(nn.Module):
     scales, where a step that is small for a weight can move a pole across the unit circle.
     """
 
-    def __init__(self, d, state, n_ssm, dt_min, dt_max, length, causal, dt_lr, ssm_lr):
+    def __init__(self, d, state, n_ssm, dt_min, dt_max, length, causal, dt_lr, ssm_lr, dropout=0.0):
         super().__init__()
         self.d, self.causal, self.length = d, causal, length
         A, P, B = (v.repeat(n_ssm, 1) for v in hippo_nplr(state))                             # (n_ssm, n)
@@ -115,7 +137,7 @@ class S4(nn.Module):
         # Complex standard normal, one output map per direction.
         C = torch.randn(1 if causal else 2, d, state // 2, dtype=torch.complex64)             # (c, d, n)
         repeats = d // n_ssm
-        C = truncation_correction(*(v.repeat(repeats, 1) for v in (A, P, B)), C, log_dt.exp(), length)
+        C = truncation_correction(A.repeat(repeats, 1), P.repeat(repeats, 1), C, log_dt.exp(), length)
         self.log_dt = nn.Parameter(log_dt)
         self.A_log_re = nn.Parameter((-A.real).log().float())       # Re A = -exp(.) < 0: the recurrence stays stable
         self.A_im = nn.Parameter(A.imag.float())
@@ -124,6 +146,7 @@ class S4(nn.Module):
         self.B = nn.Parameter(torch.view_as_real(B).float().clone())
         self.C = nn.Parameter(torch.view_as_real(C.to(torch.complex64)).clone())
         self.D = nn.Parameter(torch.randn(d))                        # the skip connection y += D u
+        self.dropout = nn.Dropout1d(dropout)                         # one mask along the length, of (b, d, l)
         self.out = nn.Linear(d, 2 * d)
         # None stands for the main learning rate.
         self.special = dict(A_log_re=ssm_lr, A_im=ssm_lr, P=ssm_lr, B=ssm_lr, log_dt=dt_lr)
@@ -142,7 +165,7 @@ class S4(nn.Module):
             u = u * inside(lengths, x.shape[1])[:, None]
         K = self.kernel()
         y = fft_conv(u, K[0], None if self.causal else K[1]) + self.D[:, None] * u            # (b, d, l)
-        return F.glu(self.out(F.gelu(y).transpose(1, 2)), dim=-1)                             # (b, l, d)
+        return F.glu(self.out(self.dropout(F.gelu(y)).transpose(1, 2)), dim=-1)               # (b, l, d)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -151,8 +174,8 @@ class S4(nn.Module):
 
 
 def inside(lengths, l):
-    """(b,) true lengths -> (b, l) bool, True at real positions."""
-    return torch.arange(l, device=lengths.device) < lengths[:, None]
+    """True lengths (...,) -> (..., l) bool, True at real positions."""
+    return torch.arange(l, device=lengths.device) < lengths[..., None]
 
 
 class SumOverProcesses(torch.autograd.Function):
@@ -202,7 +225,7 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 class LayerNorm(nn.LayerNorm):
-    """nn.LayerNorm with the calling convention of `BatchNorm`: a position is normalised alone, lengths do not matter."""
+    """nn.LayerNorm with the calling convention of `BatchNorm`: a position is normalised alone, whatever the lengths."""
 
     def forward(self, x, lengths=None):
         return super().forward(x)
@@ -228,14 +251,15 @@ class TransformerLayer(nn.Module):
 class S4Layer(nn.Module):
     """x + s4(norm(x)), or norm(x + s4(x)) where the norm comes after. The GLU inside S4 takes the place of the FF."""
 
-    def __init__(self, d, norm, place, mixer):
+    def __init__(self, d, norm, place, mixer, dropout=0.0):
         super().__init__()
         self.pre, self.norm, self.mixer = place == "pre", NORMS[norm](d), mixer
+        self.dropout = nn.Dropout1d(dropout)
 
     def forward(self, x, lengths=None):
-        if self.pre:
-            return x + self.mixer(self.norm(x, lengths), lengths)
-        return self.norm(x + self.mixer(x, lengths), lengths)
+        y = self.mixer(self.norm(x, lengths) if self.pre else x, lengths)                     # (b, l, d)
+        x = x + self.dropout(y.transpose(1, 2)).transpose(1, 2)                               # one mask for the length
+        return x if self.pre else self.norm(x, lengths)
 
 
 def sinusoids(l, d):
@@ -246,6 +270,7 @@ def sinusoids(l, d):
 
 class Backbone(nn.Module):
     """(b, l) symbols or (b, l, channels) samples -> (b, l, d). All that self-pretraining hands on to finetuning.
+    Several documents an example, (b, k, l) symbols with lengths (b, k) -> (b, k, l, d), are b * k sequences to it.
 
     sizes: a row of `ARCH`. vocab: number of symbols, or None for continuous input. mask_channel: one more input
     channel that is 1 where the sample was masked out (masked pretraining of continuous input only).
@@ -260,9 +285,10 @@ class Backbone(nn.Module):
         positions = sinusoids(length, d) if s.model == "transformer" else None
         self.register_buffer("positions", positions, persistent=False)
         if s.model == "s4":
+            drop = getattr(s, "dropout", 0.0)
             self.layers = nn.ModuleList(
                 S4Layer(d, s.norm, s.place, S4(d, s.state, s.n_ssm, s.dt_min, s.dt_max, length, causal,
-                                               None if s.dt_lr == "main" else s.dt_lr, s.ssm_lr))
+                                               None if s.dt_lr == "main" else s.dt_lr, s.ssm_lr, drop), drop)
                 for _ in range(s.layers))
         else:
             self.layers = nn.ModuleList(
@@ -272,13 +298,17 @@ class Backbone(nn.Module):
         self.norm = NORMS[s.norm](d) if s.place == "pre" else None
 
     def forward(self, x, lengths=None):
+        leading = x.shape[:1] if lengths is None else lengths.shape
+        if len(leading) > 1:
+            x, lengths = x.flatten(0, 1), lengths.flatten()                                   # (b * k, l)
         # The sum that all layers add to stays float32 under autocast, for every model alike.
         x = self.encoder(x).float()                                                           # (b, l, d)
         if self.positions is not None:
             x = x + self.positions[: x.shape[1]]
         for layer in self.layers:
             x = layer(x, lengths)
-        return x if self.norm is None else self.norm(x, lengths)
+        x = x if self.norm is None else self.norm(x, lengths)
+        return x if len(leading) == 1 else x.unflatten(0, leading)                            # (b, l, d), (b, k, l, d)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -296,32 +326,43 @@ class Denoiser(nn.Module):
         self.head = nn.Linear(_width(backbone), outputs)
 
     def forward(self, x, lengths, where):
-        """x as in Backbone, where (b, l) bool -> (m, outputs), one row per True: no logits where no loss is taken."""
+        """x as in Backbone, where (b, l) or (b, k, l) bool -> (m, outputs), one row per True: no logits where no loss
+        is taken."""
         return self.head(self.backbone(x, lengths)[where])
 
 
 class Classifier(nn.Module):
-    """Stage 2: one label per sequence. pool: mean, max or last, over a sequence's true length."""
+    """Stage 2: one label per example; classes or, for regression, one output.
 
-    def __init__(self, backbone, outputs, pool):
+    pool: mean, max or last, over a sequence's true length.
+    head: linear; mlp, with one hidden layer; pair, on both documents of an example, with their difference and product.
+    """
+
+    def __init__(self, backbone, outputs, pool, head="linear"):
         super().__init__()
         if pool not in ("mean", "max", "last"):
             raise ValueError(f"pool must be mean, max or last, got {pool}")
-        self.backbone, self.pool = backbone, pool
-        self.head = nn.Linear(_width(backbone), outputs)
+        self.backbone, self.pool, self.pair = backbone, pool, head == "pair"
+        d = _width(backbone)
+        self.head = {"linear": lambda: nn.Linear(d, outputs),
+                     "mlp": lambda: nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, outputs)),
+                     "pair": lambda: nn.Sequential(nn.Linear(4 * d, d), nn.GELU(), nn.Linear(d, outputs))}[head]()
 
     def forward(self, x, lengths=None):
-        """x as in Backbone -> (b, outputs)."""
-        x = self.backbone(x, lengths)                                                         # (b, l, d)
+        """x as in Backbone -> (b, outputs). With the head `pair`: x (b, 2, l), lengths (b, 2)."""
+        x = self.backbone(x, lengths)                                                         # (b, l, d), (b, 2, l, d)
         if lengths is None:
-            lengths = torch.full((x.shape[0],), x.shape[1], device=x.device)
-        real = inside(lengths, x.shape[1])[..., None]                                         # (b, l, 1)
+            lengths = torch.full(x.shape[:-2], x.shape[-2], device=x.device)
+        real = inside(lengths, x.shape[-2])[..., None]                                        # (b, l, 1), (b, 2, l, 1)
         if self.pool == "mean":
-            x = (x * real).sum(1) / lengths[:, None]
+            x = (x * real).sum(-2) / lengths[..., None]
         elif self.pool == "max":
-            x = x.masked_fill(~real, -math.inf).amax(1)
+            x = x.masked_fill(~real, -math.inf).amax(-2)
         else:
-            x = x[torch.arange(x.shape[0], device=x.device), lengths - 1]
+            x = x.take_along_dim(lengths[..., None, None] - 1, -2).squeeze(-2)
+        if self.pair:
+            one, two = x.unbind(1)                                                            # (b, d) both
+            x = torch.cat((one, two, one - two, one * two), -1)                               # (b, 4 d)
         return self.head(x)                                                                   # (b, outputs)
 
 

@@ -30,33 +30,59 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from data import MASK, TASKS, UserError, load, normalise, order, prepare
+from data import MASK, TASKS, UserError, choose_positions, load, load_task, normalise, order, prepare
 from models import Backbone, Denoiser, arch, count, inside, param_groups, read_table
 
-# Learning rate, batch and weight decay: paper, tables 4 and 5 (the second value of each pair). Masking ratio: section 2.
-# Epochs, warm-up and schedule: the official configurations. (The paper prints two "Masked" rows for Pathfinder and
-# PathX; the second is the causal one, by elimination.)  epochs is the longest run: the best checkpoint counts.
+# Learning rate, batch and weight decay: paper, tables 4 to 6 (its values for PT), and S4's weight decay Gu et al. 2022.
+# Epochs, warm-up and schedule: the official configurations. Masking ratio: `Task.mask`. epochs is the longest run: the
+# best checkpoint counts. Retrieval: a batch counts pairs. The paper's misprints, as read here:
+#   Pathfinder and PathX have two "Masked" rows; the second is the causal one, by elimination.
+#   Image, Transformer, masked: the learning rate "1e03" is 1e-3.
 RECIPES = """
-task            model        objective  mask  loss      lr    wd  batch  epochs  steps  warmup  schedule
-listops         transformer  masked     0.10  ce      1e-3   0.1    128     100      -    2000  constant
-listops         transformer  causal        -  ce      5e-4   0.1     32     100      -    2000  constant
-listops         rotary       masked     0.10  ce      1e-3  0.05    256     100      -    2000  constant
-listops         s4           masked     0.10  ce      1e-3  0.05    128     100      -    2000  constant
-pathfinder      transformer  masked     0.50  ce      1e-3     0     16      50      -    2500  constant
-pathfinder      transformer  causal        -  ce      1e-3     0    128      50      -    2500  constant
-pathfinder      rotary       masked     0.50  ce      1e-3     0     32      50      -    2500  constant
-pathfinder      s4           masked     0.50  ce      1e-3  0.03      8     200      -    2500  constant
-pathx           transformer  masked     0.50  ce      5e-4     0      8     200      -    5000  constant
-pathx           transformer  causal        -  ce      1e-3     0      8     200      -    5000  constant
-pathx           rotary       masked     0.50  ce      1e-3     0      8     200      -    5000  constant
-pathx           s4           masked     0.50  ce      1e-3  0.05      8      50      -    5000  constant
-pathx256        s4           masked     0.50  ce      1e-3  0.05      8      50      -    5000  constant
-listops_demo    transformer  masked     0.15  ce      2e-3     0     32       -    700      50  cosine
-listops_demo    rotary       masked     0.15  ce      2e-3     0     32       -    700      50  cosine
-listops_demo    s4           masked     0.15  ce      4e-3     0     32       -    700      50  cosine
-pathfinder_demo transformer  masked     0.25  ce      3e-3     0     16       -   1300      50  cosine
-pathfinder_demo rotary       masked     0.25  ce      3e-3     0     16       -   1300      50  cosine
-pathfinder_demo s4           masked     0.25  ce      1e-2     0     16       -   1000      50  cosine
+task             model        objective  loss    lr    wd  batch  epochs  steps  warmup  schedule
+listops          transformer  masked       ce  1e-3   0.1    128     100      -    2000  constant
+listops          transformer  causal       ce  5e-4   0.1     32     100      -    2000  constant
+listops          rotary       masked       ce  1e-3  0.05    256     100      -    2000  constant
+listops          s4           masked       ce  1e-3  0.05    128     100      -    2000  constant
+text             transformer  masked       ce  5e-4   0.1     32      32      -    5000  constant
+text             transformer  causal       ce  1e-3   0.1     32      32      -    5000  constant
+text             rotary       masked       ce  5e-4   0.1      8      32      -    5000  constant
+text             s4           masked       ce  5e-4  0.05      8      32      -    1000  constant
+retrieval        transformer  masked       ce  5e-3     0     32      32      -    2000  constant
+retrieval        transformer  causal       ce  5e-3     0     32      32      -    2000  constant
+retrieval        rotary       masked       ce  5e-3     0     32      32      -    2000  constant
+retrieval        s4           masked       ce  5e-4  0.05      8      20      -    2500  constant
+image            transformer  masked       l1  1e-3     0     32      50      -    2500  constant
+image            transformer  causal       l1  5e-3     0     32      50      -    2500  constant
+image            rotary       masked       l1  1e-3     0     32     200      -    2000  constant
+image            s4           masked       l1  1e-3  0.05     32     200      -    1000  constant
+pathfinder       transformer  masked       ce  1e-3     0     16      50      -    2500  constant
+pathfinder       transformer  causal       ce  1e-3     0    128      50      -    2500  constant
+pathfinder       rotary       masked       ce  1e-3     0     32      50      -    2500  constant
+pathfinder       s4           masked       ce  1e-3  0.03      8     200      -    2500  constant
+pathx            transformer  masked       ce  5e-4     0      8     200      -    5000  constant
+pathx            transformer  causal       ce  1e-3     0      8     200      -    5000  constant
+pathx            rotary       masked       ce  1e-3     0      8     200      -    5000  constant
+pathx            s4           masked       ce  1e-3  0.05      8      50      -    5000  constant
+pathx256         s4           masked       ce  1e-3  0.05      8      50      -    5000  constant
+sc               rotary       masked       l1  1e-3     0      8     200      -    2000  constant
+sc               rotary       causal       l1  1e-3     0     32     200      -    2000  constant
+sc               s4           masked       l1  1e-3  0.05     32      40      -    1000  cosine
+sc               s4           causal       l1  1e-3  0.05     32      40      -    1000  cosine
+scifar           rotary       masked       l1  1e-3     0     32     200      -    2000  constant
+scifar           s4           masked       l1  1e-3  0.05     32     200      -    2000  constant
+bidmc_hr         rotary       masked       l1  5e-4     0     16     500      -     500  constant
+bidmc_hr         s4           masked       l1  1e-3  0.05     64     500      -     500  constant
+bidmc_rr         rotary       masked       l1  5e-4     0     16     500      -     500  constant
+bidmc_rr         s4           masked       l1  1e-3  0.05     64     500      -     500  constant
+bidmc_spo2       rotary       masked       l1  5e-4     0     16     500      -     500  constant
+bidmc_spo2       s4           masked       l1  1e-3  0.05     64     500      -     500  constant
+listops_demo     transformer  masked       ce  2e-3     0     32       -    700      50  cosine
+listops_demo     rotary       masked       ce  2e-3     0     32       -    700      50  cosine
+listops_demo     s4           masked       ce  4e-3     0     32       -    700      50  cosine
+pathfinder_demo  transformer  masked       ce  3e-3     0     16       -   1300      50  cosine
+pathfinder_demo  rotary       masked       ce  3e-3     0     16       -   1300      50  cosine
+pathfinder_demo  s4           masked       ce  1e-2     0     16       -   1000      50  cosine
 """
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -64,24 +90,15 @@ pathfinder_demo s4           masked     0.25  ce      1e-2     0     16       - 
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-HIDING = 1717           # tag of this random stream: seeds start at 0 for data, order and hiding alike
-
-
-def choose_positions(shape, ratio, *key):
-    """Which positions to hide: (b, length) bool, each independently with probability `ratio` (an exact count would tell
-    the model how many are left). A pure function of its arguments, so a resumed run hides the same positions again."""
-    return torch.from_numpy(np.random.default_rng((HIDING, *key)).random(shape, dtype=np.float32) < ratio)
-
-
 def corrupt(task, x, where, lengths):
-    """Masked objective: raw batch x and positions where (b, l) -> inputs, targets, where.
+    """Masked objective: raw batch x and positions where (b, l), or (b, k, l) for k documents -> inputs, targets, where.
 
-    Symbols: a hidden one becomes the <mask> symbol. Samples: a hidden one becomes 0 after normalisation, and one more
-    channel says which are hidden, since 0 is also an honest value. Every chosen position is hidden (none is kept or
-    replaced at random, as BERT would). Padding is never chosen; <eos> may be.
+    Symbols: a hidden one becomes the <mask> symbol. Samples: a hidden one becomes 0 after normalisation in all its
+    channels, and one more channel says which are hidden, since 0 is also an honest value. Every chosen position is
+    hidden (none is kept or replaced at random, as BERT would). Padding is never chosen; <eos> may be.
     """
     if lengths is not None:
-        where = where & inside(lengths, x.shape[1])
+        where = where & inside(lengths, where.shape[-1])
     if task.kind == "tokens":
         return x.masked_fill(where, MASK), x, where                                           # (b, l) all three
     hidden = where[..., None].float()                                                         # (b, l, 1)
@@ -90,12 +107,17 @@ def corrupt(task, x, where, lengths):
 
 
 def shift(task, x, lengths):
-    """Causal objective: the target at t is the input at t + 1; the last position has no target."""
-    b, l = x.shape[:2]
-    targets = torch.roll(x, -1, dims=1)
-    ends = torch.full((b,), l, device=x.device) if lengths is None else lengths
-    where = inside(ends - 1, l)                                                               # (b, l)
+    """Causal objective: the target at t is the input at t + 1; the last position has none. Shapes as in corrupt."""
+    *leading, l = positions_of(task, x)
+    targets = torch.roll(x, -1, dims=len(leading))
+    ends = torch.full(leading, l, device=x.device) if lengths is None else lengths
+    where = inside(ends - 1, l)                                                               # (b, l) or (b, k, l)
     return (x if task.kind == "tokens" else normalise(task, x)), targets, where
+
+
+def positions_of(task, x):
+    """Shape of a batch without its channels: (b, l) or (b, k, l)."""
+    return x.shape if task.kind == "tokens" else x.shape[:-1]
 
 
 def spt_loss(task, prediction, targets, where, loss):
@@ -119,8 +141,9 @@ def pretext(task, args, x, lengths, rows, *key):
     positions of the whole batch are drawn everywhere, so that they do not depend on the number of processes."""
     if args.objective == "causal":
         return shift(task, x, lengths)
-    where = choose_positions((len(rows.whole), task.length), args.mask, *key)[rows.mine]      # (b, length)
-    return corrupt(task, x, where[:, : x.shape[1]].to(x.device), lengths)
+    _, *documents, l = positions_of(task, x)
+    where = choose_positions((len(rows.whole), *documents, task.length), args.mask, *key)[rows.mine]
+    return corrupt(task, x, torch.from_numpy(where[..., :l]).to(x.device), lengths)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -155,8 +178,8 @@ def evaluate(model, task, split, args, run):
 def main(argv=None):
     args = parse_args(argv)
     run = setup(args)
-    task = TASKS[args.task]
     prepare(args.task, args.data_dir)
+    task = load_task(args.task, args.data_dir)
     train, val = load(args.task, "train", args.data_dir), load(args.task, "val", args.data_dir)
     args.data = identity(args)
     total, per_epoch = steps_of(args, len(train))
@@ -193,6 +216,7 @@ def main(argv=None):
 
         for group in optimizer.param_groups:      # scales each group's own rate: SSM parameters keep theirs
             group["lr"] = group["initial_lr"] * lr_multiplier(step, args.warmup, total, args.schedule)
+        seed_dropout(args, step, run)
         rows = batch_rows(len(train), args, step, per_epoch, run)
         x, _, lengths = to_device(train.batch(rows.whole[rows.mine]), run.device)
         inputs, targets, where = pretext(task, args, x, lengths, rows, args.seed, step)
@@ -232,7 +256,8 @@ def base_parser(description, stage):
     what.add_argument("--task", help="one of: " + " ".join(TASKS))
     what.add_argument("--model", help="transformer (sinusoidal positions), rotary or s4")
     what.add_argument("--objective", choices=("masked", "causal"),
-                      help="masked (unless --init says otherwise): bidirectional; causal: unidirectional, next position")
+                      help="masked (unless --init says otherwise): bidirectional; causal: unidirectional, next "
+                           "position")
     what.add_argument("--seed", type=int, default=0, help="of weights, data order and hidden positions")
     what.add_argument("--data-dir", default="data", help="where prepared data sets live")
     what.add_argument("--out", type=Path, help=f"run directory (default: runs/TASK-MODEL-OBJECTIVE-{stage}-sSEED)")
@@ -240,14 +265,17 @@ def base_parser(description, stage):
     recipe = parser.add_argument_group("recipe (the paper's values; your flags win)")
     recipe.add_argument("--lr", type=float, help="learning rate of all but the SSM parameters")
     recipe.add_argument("--wd", "--weight-decay", type=float, help="AdamW weight decay")
-    recipe.add_argument("--batch", type=int, help="sequences per optimiser step, over all GPUs and micro-batches")
+    recipe.add_argument("--batch", type=int, help="sequences (retrieval: pairs) per optimiser step, over all GPUs and "
+                                                  "micro-batches")
     recipe.add_argument("--epochs", type=int, help="longest run, in epochs")
     recipe.add_argument("--steps", type=int, help="longest run, in optimiser steps; wins over --epochs")
     recipe.add_argument("--warmup", type=int, help="steps of linear warm-up")
-    recipe.add_argument("--schedule", choices=("constant", "cosine"), help="after warm-up; cosine reaches 0 at the end")
+    recipe.add_argument("--schedule", choices=("constant", "cosine", "step"),
+                        help="after warm-up; cosine reaches 0 at the end; step halves the rate after each fifth of the "
+                             "run")
     machine = parser.add_argument_group("machine")
     machine.add_argument("--micro-batch", type=int, help="sequences per forward pass; halve it when memory runs out")
-    machine.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="auto: a GPU if there is one")
+    machine.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="auto: GPU if there is one")
     machine.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"),
                          help="auto: bfloat16 autocast on a GPU that has it, else float32")
     machine.add_argument("--compile", action="store_true", help="torch.compile the backbone")
@@ -264,24 +292,29 @@ def parse_args(argv=None):
     parser = base_parser(__doc__.splitlines()[0], "pretrain")
     parser.add_argument("--mask", type=float, help="masking ratio: probability that a position is hidden")
     parser.add_argument("--loss", choices=("ce", "l1"), help="cross-entropy over symbols or gray levels, or L1")
-    args = apply_recipe(parser, argv, RECIPES, lambda first: dict(
+    # A masked row's ratio is its task's.
+    rows = [row | ({"mask": TASKS[row["task"]].mask} if row["objective"] == "masked" else {})
+            for row in read_table(RECIPES)]
+    args = apply_recipe(parser, argv, rows, lambda first: dict(
         task=first.task, model=first.model, objective=first.objective or "masked"))
     if args.objective == "causal" and args.mask is not None:
         raise UserError(f"--mask {args.mask} has no meaning with --objective causal")
     if args.objective == "masked" and not 0 < args.mask < 1:
         raise UserError(f"--mask must lie between 0 and 1, got {args.mask}")
-    if args.loss == "l1" and TASKS[args.task].kind == "tokens":
+    task = TASKS[args.task]
+    if args.loss == "l1" and task.kind == "tokens":
         raise UserError(f"--loss l1 needs samples, and {args.task} consists of symbols; use --loss ce")
+    if args.loss == "ce" and not (task.kind == "tokens" or (task.side and task.channels == 1)):
+        raise UserError(f"--loss ce needs symbols or gray levels, which {args.task} does not consist of; use --loss l1")
     args.out = args.out or Path("runs") / f"{args.task}-{args.model}-{args.objective}-pretrain-s{args.seed}"
     return args
 
 
-def apply_recipe(parser, argv, recipes, key_of):
+def apply_recipe(parser, argv, rows, key_of):
     """Two passes: the first finds out which row, the second parses with that row as defaults, so that explicit flags
     win and --help shows the row's values. Row cells are strings; argparse runs `type=` on string defaults."""
     argv = sys.argv[1:] if argv is None else argv
     first, _ = parser.parse_known_args([a for a in argv if a not in ("-h", "--help")])
-    rows = read_table(recipes)
     wanted_help = len(argv) != len([a for a in argv if a not in ("-h", "--help")])
     if wanted_help and None in (first.task, first.model) and getattr(first, "init", None) is None:
         parser.parse_args(argv)                                        # prints help without a row, and exits
@@ -334,7 +367,8 @@ def setup(args):
         dist.init_process_group("nccl" if cuda else "gloo")
     bf16 = args.dtype == "bfloat16" or (args.dtype == "auto" and cuda and torch.cuda.is_bf16_supported())
     why = "--dtype" if args.dtype != "auto" else "CUDA with bfloat16" if bf16 else f"{device.type}, autocast off"
-    run = SimpleNamespace(world=world, rank=rank, device=device, main=rank == 0, dtype="bfloat16" if bf16 else "float32")
+    run = SimpleNamespace(world=world, rank=rank, device=device, main=rank == 0,
+                          dtype="bfloat16" if bf16 else "float32")
     run.say = lambda text: print(text, flush=True) if run.main else None
     run.say(f"device {device} x {world}; {run.dtype} ({why}); SSM kernels and convolutions always float32")
 
@@ -393,6 +427,12 @@ def batch_rows(n, args, step, per_epoch, run):
     return SimpleNamespace(whole=whole, mine=slice(*bounds))
 
 
+def seed_dropout(args, step, run):
+    """What is dropped depends on seed, step and process only, so that a resumed run drops the same. Another number of
+    processes or micro-batches drops other channels, with the same probability."""
+    torch.manual_seed(int(np.random.SeedSequence([args.seed, step, run.rank]).generate_state(1, np.uint64)[0]))
+
+
 _last_order = {}
 
 
@@ -420,11 +460,14 @@ def micro_batches(rows, args, run):
 
 
 def lr_multiplier(step, warmup, total, schedule):
-    """Factor of every group's initial learning rate: linear warm-up, then constant, or half a cosine down to 0."""
+    """Factor of every group's initial learning rate: linear warm-up, then constant, half a cosine down to 0, or steps:
+    a half after each fifth of the run."""
     if step < warmup:
         return (step + 1) / warmup
     if schedule == "constant":
         return 1.0
+    if schedule == "step":
+        return 0.5 ** (5 * step // total)
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
 
 
@@ -456,7 +499,7 @@ def config_of(args):
 def identity(args):
     """Which data set this is: a resumed or finetuned run must see the one that it began with."""
     meta = read_json(Path(args.data_dir) / args.task / "meta.json")
-    return {k: meta[k] for k in ("source", "seed", "sizes")}
+    return {k: meta[k] for k in ("source", "seed", "sizes")} | ({"grouped": True} if meta["grouped"] else {})
 
 
 def open_run(args, run):
@@ -643,8 +686,8 @@ class Log:
         self.write(dict(kind="train", step=step + 1, loss=mean, lr=rates[0], ms_per_step=round(1000 * pace, 2)))
         minutes, seconds = divmod(int(pace * (self.total - step - 1)), 60)
         left = f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
-        self.run.say(f"step {step + 1:>6}/{self.total}  loss {mean:.4f}  lr {rates[0]:.2e}  {1000 * pace:7.1f} ms/step  "
-                     f"time left {left}")
+        self.run.say(f"step {step + 1:>6}/{self.total}  loss {mean:.4f}  lr {rates[0]:.2e}  "
+                     f"{1000 * pace:7.1f} ms/step  time left {left}")
 
     def last_good(self):
         last = self.path.with_name("last.pt")
@@ -678,7 +721,8 @@ class Log:
         record = dict(results, task=args.task, model=args.model, objective=args.objective, seed=args.seed,
                       steps=self.total, best_step=state["best_step"], parameters=count(model), train_examples=examples,
                       data=args.data, changed=args.changed,
-                      full_recipe=not args.changed and examples == TASKS[args.task].sizes[0],
+                      full_recipe=not args.changed and "grouped" not in args.data
+                      and examples == TASKS[args.task].sizes[0],
                       seconds=round(self.seconds(), 1), peak_memory_bytes=peak, **self.environment)
         write_json(args.out / "result.json", record)
         run.say(f"done in {record['seconds']:.0f} s: best at step {state['best_step']}; "

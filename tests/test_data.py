@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = ROOT.parent / "shared" / "data"
 sys.path.insert(0, str(ROOT))
 import data  # noqa: E402
+import generators  # noqa: E402
 
 SMALL = (1100, 120, 130)
 
@@ -76,7 +77,7 @@ def calculator(ids):
 @pytest.mark.parametrize("task, count", [("listops", 150), ("listops_demo", 1000)])
 def test_listops_labels_grammar_and_lengths(task, count):
     grammar = data.TASKS[task].make
-    tokens, lengths, labels = data.make_listops(grammar, np.random.default_rng(1), count)
+    tokens, lengths, labels = generators.make_listops(grammar, np.random.default_rng(1), count)
     assert len(lengths) == len(labels) == count and lengths.sum() == len(tokens)
     deepest = 0
     for ids, label in zip(np.split(tokens, np.cumsum(lengths)[:-1]), labels):
@@ -89,14 +90,14 @@ def test_listops_labels_grammar_and_lengths(task, count):
 
 
 def test_listops_arities():
-    tokens, _, _ = data.make_listops(data.Grammar(), np.random.default_rng(0), 200)
+    tokens, _, _ = generators.make_listops(generators.Grammar(), np.random.default_rng(0), 200)
     arities, open_counts = [], [0]
     for token in tokens[tokens != data.EOS]:
-        if token == data.CLOSE:
+        if token == generators.CLOSE:
             arities.append(open_counts.pop())
         else:
             open_counts[-1] += 1
-            if token >= data.MIN:
+            if token >= generators.MIN:
                 open_counts.append(0)
     assert open_counts == [200]          # every expression is one argument of nothing
     histogram = np.bincount(arities, minlength=12)
@@ -105,7 +106,7 @@ def test_listops_arities():
 
 
 def test_listops_statistics():
-    _, lengths, labels = data.make_listops(data.Grammar(), np.random.default_rng(0), 3000)
+    _, lengths, labels = generators.make_listops(generators.Grammar(), np.random.default_rng(0), 3000)
     assert abs((lengths - 1).mean() / 1040 - 1) < 0.03     # a plain recursive simulation: 1039.5 +- 3.6
     shares = np.bincount(labels, minlength=10) / 3000
     official = [.171, .091, .077, .078, .090, .088, .077, .076, .077, .173]
@@ -121,7 +122,7 @@ def test_evaluate_agrees_and_rejects():
 
 @pytest.mark.skipif(not (SAMPLES / "listops").exists(), reason="no sample of the original ListOps files")
 def test_listops_real_files(tmp_path):
-    data.prepare("listops", tmp_path, lra_dir=SAMPLES / "listops")
+    data.prepare("listops", tmp_path, raw=SAMPLES / "listops")
     for split, size in (("train", 8000), ("val", 1000), ("test", 1000)):
         part = data.load("listops", split, tmp_path)
         assert len(part) == size
@@ -157,7 +158,7 @@ def test_listops_long_expression_is_cut(tmp_path):
     write_tsv(tmp_path / "listops-1000", "[SM " + "1 " * 3000 + "]\t0\r\n")
     tokens, lengths, _ = data.read_listops(tmp_path / "listops-1000" / "basic_val.tsv", 2048)
     assert lengths.tolist() == [5, 2048] and tokens[-1] == data.EOS and tokens[-2] == 5
-    data.prepare("listops", tmp_path / "data", lra_dir=tmp_path)         # the release's own layout
+    data.prepare("listops", tmp_path / "data", raw=tmp_path)         # the release's own layout
     x, y, lengths = data.load("listops", "train", tmp_path / "data").batch([0])
     assert x.tolist() == [[15, 8, 7, 18, 3]] and y.tolist() == [4] and lengths.tolist() == [5]
 
@@ -178,7 +179,7 @@ def runs(values):
     ("pathx256", 3, [(-180, 179)]),
 ])
 def test_usable_seed_orientations(task, margin, expected):
-    t = data.pathfinder_tables(data.TASKS[task].make, margin)
+    t = generators.pathfinder_tables(data.TASKS[task].make, margin)
     assert runs(np.flatnonzero(t.usable) - 180) == expected
 
 
@@ -203,14 +204,14 @@ def pasted(side, stamp, row, column):
 def test_tables_equal_drawn_masks(monkeypatch, task, margin, count):
     """The look-ups by pairs of segments give what the official process reads off a drawn mask."""
     row = data.TASKS[task]
-    t, side, padding, steps = data.pathfinder_tables(row.make, margin), row.side, row.make.padding, []
-    extend = data._extend
-    monkeypatch.setattr(data, "_extend", lambda *args: steps.append(args) or extend(*args))
-    data._grow_pairs(np.random.default_rng(3), t, side, row.make, count)
+    t, side, padding, steps = generators.pathfinder_tables(row.make, margin), row.side, row.make.padding, []
+    extend = generators._extend
+    monkeypatch.setattr(generators, "_extend", lambda *args: steps.append(args) or extend(*args))
+    generators._grow_pairs(np.random.default_rng(3), t, side, row.make, count)
     compared = hits = covers = 0
     for _, _, _, _, old, pivot, orientation in steps:
         pivot = np.ceil(pivot + t.advance[orientation].T).astype(int)
-        cover = data._blocked(t, old, pivot, orientation)
+        cover = generators._blocked(t, old, pivot, orientation)
         for a in range(0, pivot.shape[1], 1 + pivot.shape[1] // 8):
             frame = np.full((side, side), 255)
             frame[padding:-padding, padding:-padding] = 0
@@ -225,7 +226,7 @@ def test_tables_equal_drawn_masks(monkeypatch, task, margin, count):
                 k = t.choice[orientation[a], choice]
                 drawn = (mask + pasted(side, t.mask[t.stamp[360 + k]], down, right)).max() >= 459
                 head = heads[choice][:, None]
-                told = data._collides(t, side, padding, old, np.array([a]), head, np.array([k]))
+                told = generators._collides(t, side, padding, old, np.array([a]), head, np.array([k]))
                 assert told[0] == drawn and cover[a, choice] == wide[down, right]
                 compared, hits, covers = compared + 1, hits + drawn, covers + (cover[a, choice] > 0)
     assert compared > 800 and min(hits, covers) > compared // 40
@@ -234,7 +235,7 @@ def test_tables_equal_drawn_masks(monkeypatch, task, margin, count):
 @pytest.fixture(scope="module")
 def pictures():
     counts = {"pathfinder": 600, "pathx": 40, "pathx256": 60, "pathfinder_demo": 100}
-    return {task: data.make_pathfinder(data.TASKS[task], np.random.default_rng(0), count)
+    return {task: generators.make_pathfinder(data.TASKS[task], np.random.default_rng(0), count)
             for task, count in counts.items()}
 
 
@@ -261,8 +262,8 @@ def test_label_agrees_with_paths(pictures, task):
 def test_pathfinder_statistics(pictures):
     """Loosely, beside the official generator's figures; `data.py --task T --stats` is the full table."""
     for task, tolerance in (("pathfinder", 0.03), ("pathx", 0.04), ("pathx256", 0.03)):
-        values, _ = data.image_stats(data.TASKS[task], pictures[task])
-        _, targets = data.OFFICIAL[data.TASKS[task].side]
+        values, _ = generators.image_stats(data.TASKS[task], pictures[task])
+        _, targets = generators.OFFICIAL[data.TASKS[task].side]
         difference = np.array(values) / targets - 1
         assert np.abs(difference[2:7]).max() < tolerance and (difference[8:] == 0).all()
         assert abs(difference[1]) < 0.12
@@ -308,7 +309,7 @@ def make_release(folder, numpy_format, sizes=(12, 11), side=32):
 @pytest.mark.parametrize("numpy_format", [False, True])
 def test_pathfinder_official_files(tmp_path, capsys, numpy_format):
     expected = make_release(tmp_path / "lra_release" / "lra_release", numpy_format)
-    data.prepare("pathfinder", tmp_path / "data", lra_dir=tmp_path)
+    data.prepare("pathfinder", tmp_path / "data", raw=tmp_path)
     assert "22 images, 1 empty" in capsys.readouterr().out
     shuffled = torch.randperm(22, generator=torch.Generator().manual_seed(42)).tolist()
     for split, members in (("train", shuffled[:18]), ("val", shuffled[18:20]), ("test", shuffled[20:])):
@@ -327,9 +328,9 @@ def test_pathfinder_damaged_release(tmp_path):
     assert "10.npy, line 1" in fails(*command)
     (base / "metadata" / "10.npy").write_bytes(b"\x93NUMPY torn")
     assert "10.npy" in fails(*command)
-    assert "--lra-dir" in fails("--task", "pathx", "--data-dir", tmp_path / "data", "--lra-dir", tmp_path)
+    assert "has none of: pathfinder128" in fails("--task", "pathx", "--data-dir", tmp_path / "data", "--raw", tmp_path)
     make_release(tmp_path / "whole", False)              # a failed reading leaves nothing in the way
-    data.prepare("pathfinder", tmp_path / "data", lra_dir=tmp_path / "whole")
+    data.prepare("pathfinder", tmp_path / "data", raw=tmp_path / "whole")
 
 
 # ---- reading -----------------------------------------------------------------------------------------
@@ -439,7 +440,8 @@ def test_prepared_is_kept(prepared):
     line = fails("--task", "listops_demo", "--data-dir", prepared, "--train", 5)
     assert "sizes [1100, 120, 130]" in line and f"rm -r {prepared}/listops_demo" in line
     assert "seed 0, not 4" in fails("--task", "listops_demo", "--data-dir", prepared, "--seed", 4)
-    assert "source" in fails("--task", "listops_demo", "--data-dir", prepared, "--lra-dir", "x")
+    assert "source" in fails("--task", "listops_demo", "--data-dir", prepared, "--lra-dir", prepared)
+    assert "--raw x is not a folder" in fails("--task", "listops_demo", "--data-dir", prepared, "--raw", "x")
     assert digest(prepared / "listops_demo") == before
 
 

@@ -13,8 +13,8 @@ import analyze
 import data
 from conftest import ROOT
 
-FILES = {"kernels": set(), "models": {"kernels"}, "data": set(), "pretrain": {"data", "models"},
-         "finetune": {"data", "models", "pretrain"}, "analyze": set()}
+FILES = {"kernels": set(), "models": {"kernels"}, "generators": set(), "data": {"generators"},
+         "pretrain": {"data", "models"}, "finetune": {"data", "models", "pretrain"}, "analyze": set()}
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"]}
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -34,8 +35,53 @@ def prepared(tmp_path_factory):
     return str(folder)
 
 
+def noise(row, n, seed=0):
+    """n made-up examples of a row of TASKS, as the arrays of a Split."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(row.classes, size=n).astype(np.uint8) if row.classes else rng.uniform(-1, 1, n).astype(np.float32)
+    if row.kind == "tokens":
+        lengths = rng.integers(2, row.length + 1, n * row.documents)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        x = rng.integers(EOS + 1, row.vocab, offsets[-1]).astype(np.uint8)
+        x[offsets[1:] - 1] = EOS
+        return dict(x=x, y=y, offsets=offsets)
+    shape = (n, row.length, row.channels)
+    x = {255: lambda: rng.integers(0, 256, shape).astype(np.uint8),
+         32768: lambda: (3000 * rng.standard_normal(shape)).astype(np.int16),
+         1: lambda: rng.standard_normal(shape).astype(np.float32)}[row.scale]()
+    return dict(x=x, y=y)
+
+
+def cut(task, length):
+    """The row of a task with shorter sequences, and with what its data would tell."""
+    found = dict(text=dict(vocab=99), retrieval=dict(vocab=99), speech=dict(mean=-1e-5, std=0.1))
+    return replace(TASKS[task], length=length), found.get(TASKS[task].family, {})
+
+
+def make_up(folder, task, length, sizes=(12, 5, 7)):
+    """A prepared set of noise in folder/task, as data.load accepts it once the row that is returned stands in TASKS."""
+    row, found = cut(task, length)
+    (folder / task).mkdir(parents=True)
+    files = {}
+    for split, n in zip(data.SPLITS, sizes):
+        for name, array in noise(replace(row, **found), n, n).items():
+            path = folder / task / f"{split}_{name}.npy"
+            np.save(path, array)
+            files[path.name] = dict(shape=list(array.shape), dtype=str(array.dtype), bytes=path.stat().st_size)
+    meta = dict(task=task, sizes=list(sizes), asked=True, seed=0, source="made up", grouped=False, row=data._plain(row),
+                found=found, files=files)
+    (folder / task / "meta.json").write_text(json.dumps(meta))
+    return row
+
+
+@pytest.fixture
+def quick_s4(monkeypatch):
+    """S4 starts without the truncation correction of C: its matrix powers take seconds a layer at the paper's sizes."""
+    monkeypatch.setattr(models, "truncation_correction", lambda A, P, C, dt, l: C)
+
+
 def flags(prepared, out, task="listops_demo", model="s4", **more):
-    words = ["--task", task, "--model", model, "--data-dir", prepared, "--out", str(out), "--device", "cpu"]
+    words = ["--task", task, "--model", model, "--data-dir", str(prepared), "--out", str(out), "--device", "cpu"]
     settings = dict(steps=6, batch=8, eval_every=3, log_every=1, warmup=2) | more
     for name, value in settings.items():
         words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
@@ -64,13 +110,17 @@ def same_weights(a, b):
 # ---- the objective ---------------------------------------------------------------------------------------------------
 
 
+def choose(*arguments):
+    return torch.from_numpy(data.choose_positions(*arguments))
+
+
 def test_masked_symbols_are_hidden_and_only_they_are_predicted():
     task = TASKS["listops_demo"]
     lengths = torch.tensor([30, 12])
     x = torch.randint(4, task.vocab, (2, 30), generator=torch.Generator().manual_seed(0))
     x[0, 29] = x[1, 11] = EOS
     x[1, 12:] = PAD
-    chosen = pretrain.choose_positions((2, 30), 0.5, 0, 1)
+    chosen = choose((2, 30), 0.5, 0, 1)
     inputs, targets, where = pretrain.corrupt(task, x, chosen, lengths)
     assert (inputs[where] == MASK).all() and torch.equal(inputs[~where], x[~where])
     assert not where[1, 12:].any() and torch.equal(where[0], chosen[0])
@@ -87,7 +137,7 @@ def test_masked_symbols_are_hidden_and_only_they_are_predicted():
 def test_masked_pixels(loss):
     task = TASKS["pathfinder_demo"]
     x = torch.randint(0, 256, (3, task.length, 1), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    chosen = pretrain.choose_positions((3, task.length), 0.5, 7)
+    chosen = choose((3, task.length), 0.5, 7)
     inputs, targets, where = pretrain.corrupt(task, x, chosen, None)
     assert inputs.shape == (3, task.length, 2)
     assert (inputs[..., 0][where] == 0).all() and torch.equal(inputs[..., 1] == 1, where)
@@ -104,6 +154,44 @@ def test_masked_pixels(loss):
     assert value.item() == pytest.approx(exact.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("task", ["sc", "scifar", "bidmc_rr"])
+def test_all_channels_of_a_step_are_hidden_together(task):
+    """int16, uint8 and float32; the loss is the absolute error of normalised samples, mean over channels."""
+    row, found = cut(task, 60)
+    row = replace(row, **found)
+    x, _, _ = data.Split(row, **noise(row, 3)).batch([0, 1, 2])
+    chosen = choose((3, 60), 0.25, 7)
+    inputs, targets, where = pretrain.corrupt(row, x, chosen, None)
+    mean, std = (np.broadcast_to(value, row.channels) for value in (row.mean, row.std))
+    exact = torch.from_numpy((x.numpy().astype(np.float64) / row.scale - mean) / std)
+    assert torch.equal(where, chosen) and inputs.shape == (3, 60, row.channels + 1)
+    assert torch.equal(inputs[..., -1] == 1, where) and (inputs[where][:, :-1] == 0).all()
+    assert torch.allclose(inputs[~where][:, :-1].double(), exact[~where], atol=1e-4)
+    prediction = torch.randn(int(where.sum()), row.channels)
+    loss, score = pretrain.spt_loss(row, prediction, targets, where, "l1")
+    error = prediction.double() - exact[where]
+    assert loss.item() == pytest.approx(error.abs().mean(-1).sum().item(), rel=1e-5)
+    assert score.item() == pytest.approx(-error.square().mean(-1).sum().item(), rel=1e-5)
+
+
+def test_documents_are_masked_independently_and_never_in_padding():
+    row = replace(TASKS["retrieval"], length=50, vocab=99)
+    x, _, lengths = data.Split(row, **noise(row, 6)).batch(range(6))
+    rows = SimpleNamespace(whole=np.arange(6), mine=slice(0, 6))
+    args = SimpleNamespace(objective="masked", mask=0.5)
+    inputs, targets, where = pretrain.pretext(row, args, x, lengths, rows, 0, 1)
+    real = torch.arange(x.shape[-1]) < lengths[..., None]
+    assert torch.equal(real, x != PAD) and not (where & ~real).any()
+    assert torch.equal(inputs == MASK, where) and torch.equal(targets, x)
+    both = real.all(1)
+    assert 0.3 < (where[:, 0] == where[:, 1])[both].float().mean() < 0.7
+    rows.mine = slice(2, 5)                                   # another process hides the same positions of its share
+    assert torch.equal(pretrain.pretext(row, args, x[2:5], lengths[2:5], rows, 0, 1)[2], where[2:5])
+    args.objective = "causal"
+    inputs, targets, where = pretrain.pretext(row, args, x, lengths, rows, 0, 1)
+    assert torch.equal(where.sum(-1), lengths - 1) and torch.equal(targets[where], x[..., 1:][where[..., :-1]])
+
+
 def test_causal_targets_are_the_next_position():
     task = TASKS["listops_demo"]
     lengths = torch.tensor([6, 3])
@@ -115,10 +203,10 @@ def test_causal_targets_are_the_next_position():
 
 
 def test_masking_ratio_and_determinism():
-    chosen = pretrain.choose_positions((400, 500), 0.15, 3, 9)
+    chosen = choose((400, 500), 0.15, 3, 9)
     assert abs(chosen.float().mean().item() - 0.15) < 0.003
-    assert torch.equal(chosen, pretrain.choose_positions((400, 500), 0.15, 3, 9))
-    assert not torch.equal(chosen, pretrain.choose_positions((400, 500), 0.15, 3, 10))
+    assert torch.equal(chosen, choose((400, 500), 0.15, 3, 9))
+    assert not torch.equal(chosen, choose((400, 500), 0.15, 3, 10))
     assert chosen.sum(1).float().std() > 4                   # independent per position, not an exact count
 
 
@@ -303,11 +391,10 @@ def test_finetuning_starts_from_the_pretrained_backbone(task, model, prepared, t
 
 def test_causal_from_end_to_end(prepared, tmp_path, monkeypatch):
     """No mask channel in stage 1, one kernel per channel in S4, and finetuning inherits the objective."""
-    rows = [f"{line.replace('masked     0.25', 'causal        -')}" for line in pretrain.RECIPES.splitlines()
-            if line.startswith("pathfinder_demo")]
-    monkeypatch.setattr(pretrain, "RECIPES", pretrain.RECIPES + "\n".join(rows) + "\n")
-    rows = [line.replace("masked", "causal") for line in finetune.RECIPES.splitlines() if line.startswith("pathfinder_demo")]
-    monkeypatch.setattr(finetune, "RECIPES", finetune.RECIPES + "\n".join(rows) + "\n")
+    for stage in (pretrain, finetune):
+        rows = [line.replace("masked", "causal") for line in stage.RECIPES.splitlines()
+                if line.startswith("pathfinder_demo")]
+        monkeypatch.setattr(stage, "RECIPES", stage.RECIPES + "\n".join(rows) + "\n")
     for model in ("s4", "transformer"):
         pretrain.main(flags(prepared, tmp_path / model, "pathfinder_demo", model, objective="causal"))
         state = weights(tmp_path / model / "best.pt")
@@ -375,6 +462,115 @@ def test_learning_happens(prepared, tmp_path):
                          lr=3e-3, schedule="constant"))
         losses = [r["loss"] for r in log_of(out) if r["kind"] == "train"]
         assert losses[-1] < 0.9 * losses[0], (stage.__name__, losses)
+
+
+# ---- the tasks that are not generated, on noise ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task, model, objective", [
+    ("text", "transformer", "causal"), ("retrieval", "transformer", "masked"), ("retrieval", "s4", "masked"),
+    ("image", "transformer", "causal"), ("scifar", "s4", "masked"), ("sc", "rotary", "causal"), ("sc", "s4", "masked"),
+    ("bidmc_spo2", "rotary", "masked")])
+def test_both_stages_from_end_to_end(task, model, objective, tmp_path, monkeypatch, quick_s4):
+    """The real architecture at a cut length; batches and micro-batches that do not divide the splits."""
+    monkeypatch.setitem(TASKS, task, make_up(tmp_path / "data", task, 40))
+    words = flags(tmp_path / "data", tmp_path / "pt", task, model, objective=objective, steps=2, batch=5, eval_every=2,
+                  micro_batch=3)
+    pretrain.main(words)
+    first = json.loads((tmp_path / "pt" / "result.json").read_text())
+    assert math.isfinite(first["val_score"]) and not first["full_recipe"]
+    finetune.main(["--init", str(tmp_path / "pt"), "--data-dir", str(tmp_path / "data"), "--out", str(tmp_path / "ft"),
+                   "--device", "cpu", "--steps", "2", "--batch", "5", "--micro-batch", "3"])
+    second = json.loads((tmp_path / "ft" / "result.json").read_text())
+    score = "r2" if task.startswith("bidmc") else "accuracy"
+    assert second["test_examples"] == 7 and (second["objective"], second["start"]) == (objective, "spt")
+    assert {f"val_{score}", f"test_{score}", "test_loss"} <= second.keys()
+    assert {"val_r2", "val_accuracy"} - second.keys()
+    evaluation = next(r for r in log_of(tmp_path / "ft") if r["kind"] == "eval")
+    assert evaluation.keys() == {"kind", "step", "val_loss", f"val_{score}"}
+    encoder = weights(tmp_path / "ft" / "best.pt")["backbone.encoder.weight"]
+    assert encoder.shape[1 if TASKS[task].kind == "continuous" else 0] == (
+        TASKS[task].channels if TASKS[task].kind == "continuous" else 99)
+
+
+def test_r2_is_that_of_the_whole_split_on_any_number_of_processes(tmp_path, monkeypatch):
+    row = make_up(tmp_path / "data", "bidmc_hr", 24, sizes=(30, 23, 17))
+    monkeypatch.setitem(TASKS, "bidmc_hr", row)
+    words = dict(steps=8, batch=4, eval_every=2, lr=3e-3)
+    one, two = tmp_path / "one", tmp_path / "two"
+    finetune.main(flags(tmp_path / "data", one, "bidmc_hr", "rotary", **words))
+    result = json.loads((one / "result.json").read_text())
+    evals = [r for r in log_of(one) if r["kind"] == "eval"]
+    best = max(evals, key=lambda r: (r["val_r2"], -r["step"]))
+    assert (result["best_step"], result["val_r2"]) == (best["step"], best["val_r2"])
+    model = models.Classifier(models.Backbone(models.arch("bidmc_hr", "rotary"), 24, None, 2), 1, "max")
+    model.load_state_dict(weights(one / "best.pt"))
+    for name in ("val", "test"):
+        x, y, _ = (split := data.load("bidmc_hr", name, tmp_path / "data")).batch(range(len(split)))
+        with torch.no_grad():
+            error = (model.eval()(data.normalise(row, x))[:, 0] - y).double().numpy()
+        y = y.double().numpy()
+        exact = 1 - (error ** 2).sum() / ((y - y.mean()) ** 2).sum()
+        assert result[f"{name}_r2"] == pytest.approx(exact, abs=1e-5)
+    assert result["test_loss"] == pytest.approx((error ** 2).mean(), rel=1e-5)
+
+    program = tmp_path / "program.py"
+    program.write_text(f"""
+import sys
+from dataclasses import replace
+sys.path.insert(0, {str(ROOT)!r})
+import data, finetune
+data.TASKS["bidmc_hr"] = replace(data.TASKS["bidmc_hr"], length=24)
+finetune.main(sys.argv[1:])
+""")
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program,
+                           *flags(tmp_path / "data", two, "bidmc_hr", "rotary", **words)],
+                          env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    other = json.loads((two / "result.json").read_text())
+    for key in ("val_r2", "test_r2", "test_loss"):
+        assert other[key] == pytest.approx(result[key], abs=1e-3), key
+
+
+def test_equal_targets_do_not_stop_a_run(tmp_path, monkeypatch):
+    monkeypatch.setitem(TASKS, "bidmc_hr", make_up(tmp_path / "data", "bidmc_hr", 24))
+    np.save(tmp_path / "data" / "bidmc_hr" / "val_y.npy", np.full(5, 0.3, np.float32))
+    finetune.main(flags(tmp_path / "data", tmp_path / "run", "bidmc_hr", "rotary", steps=2, batch=4))
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["val_r2"] == 0 and math.isfinite(result["test_r2"]) and result["best_step"] == 2
+
+
+@pytest.mark.parametrize("stage", [pretrain, finetune])
+def test_resuming_drops_the_same_channels(stage, tmp_path, monkeypatch):
+    monkeypatch.setitem(TASKS, "image", make_up(tmp_path / "data", "image", 24))
+    monkeypatch.setattr(models, "ARCH", """task model layers d state n_ssm norm place dt_min dt_max dt_lr ssm_lr dropout
+                                           image s4 2 16 8 4 layer post 0.001 0.1 main 0.001 0.5""")
+    words = dict(steps=6, batch=4, eval_every=6)
+    stage.main(flags(tmp_path / "data", tmp_path / "quiet", "image", **words))
+    monkeypatch.setattr(pretrain.Log, "SAVE_SECONDS", 0)
+    rows, calls = stage.batch_rows, []
+
+    def interrupted(*arguments):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return rows(*arguments)
+
+    monkeypatch.setattr(stage, "batch_rows", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stage.main(flags(tmp_path / "data", tmp_path / "noisy", "image", **words))
+    stage.main(flags(tmp_path / "data", tmp_path / "noisy", "image", resume=True, **words))
+    assert log_of(tmp_path / "quiet") == log_of(tmp_path / "noisy")
+    assert same_weights(weights(tmp_path / "quiet" / "last.pt"), weights(tmp_path / "noisy" / "last.pt"))
+
+
+def test_a_split_by_recording_is_another_data_set(tmp_path, monkeypatch):
+    monkeypatch.setitem(TASKS, "bidmc_hr", make_up(tmp_path / "data", "bidmc_hr", 24))
+    pretrain.main(flags(tmp_path / "data", tmp_path / "pt", "bidmc_hr", "rotary", steps=1, batch=4))
+    meta = tmp_path / "data" / "bidmc_hr" / "meta.json"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | dict(grouped=True)))
+    assert "may hold what was pretrained on" in mistake(
+        finetune, ["--init", str(tmp_path / "pt"), "--data-dir", str(tmp_path / "data")])
 
 
 # ---- a user's mistakes -----------------------------------------------------------------------------------------------
@@ -573,10 +769,14 @@ def test_every_recipe_row(stage, capsys, tmp_path):
         for name, cell in row.items():
             value = getattr(args, name)
             assert str(value) == cell or value == pytest.approx(float(cell)), (row, name)
-        assert (args.steps or args.epochs) and args.schedule in ("constant", "cosine")
+        assert (args.steps or args.epochs) and args.schedule in ("constant", "cosine", "step")
         with pytest.raises(SystemExit):
             stage.parse_args(words + ["--help"])
-        assert f"(default: {row['batch']})" in capsys.readouterr().out
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"(default: {row['batch']})" in shown
+        if stage is pretrain:
+            ratio = TASKS[row["task"]].mask if row["objective"] == "masked" else None
+            assert args.mask == ratio and f"that a position is hidden (default: {ratio})" in shown
 
 
 def test_both_stages_have_the_same_pairs():
@@ -592,19 +792,41 @@ def test_explicit_flags_win():
     assert pretrain.parse_args(["--task", "pathx", "--model", "transformer", "--objective", "causal"]).lr == 1e-3
     assert pretrain.parse_args(["--task", "pathx", "--model", "s4", "--steps", "6"]).changed == {"steps": 6}
     assert pretrain.parse_args(["--task", "pathx", "--model", "s4", "--micro-batch", "2"]).changed == {"micro_batch": 2}
+    assert pretrain.parse_args(["--task", "pathx", "--model", "s4", "--mask", "0.3"]).changed == {"mask": 0.3}
+    assert not pretrain.parse_args(["--task", "pathx", "--model", "s4", "--mask", "0.5"]).changed
+    assert finetune.parse_args(["--task", "text", "--model", "s4", "--head", "mlp"]).changed == {"head": "mlp"}
     args = pretrain.parse_args(["--task", "listops_demo", "--model", "s4", "--epochs", "2"])
     assert args.steps is None and args.epochs == 2                       # not the row's number of steps
     assert "no meaning" in mistake(pretrain, ["--task", "pathx", "--model", "transformer", "--objective", "causal",
                                               "--mask", "0.5"])
     assert "needs samples" in mistake(pretrain, ["--task", "listops", "--model", "s4", "--loss", "l1"])
+    for task in ("sc", "scifar", "bidmc_hr"):
+        assert "needs symbols or gray levels" in mistake(pretrain, ["--task", task, "--model", "s4", "--loss", "ce"])
+    assert pretrain.parse_args(["--task", "image", "--model", "s4", "--loss", "ce"]).changed == {"loss": "ce"}
+    assert "has 1 document; use --head linear" in mistake(
+        finetune, ["--task", "text", "--model", "s4", "--head", "pair"])
+    assert "has 2 documents; use --head pair" in mistake(
+        finetune, ["--task", "retrieval", "--model", "s4", "--head", "linear"])
 
 
-# Typed from the paper's tables 4 and 5, not from the code: (task, model, objective) -> lr and batch of SPT, of finetuning
-# after it, weight decay, pooling of finetuning (None: not in the paper).
+# Typed from the paper's tables 4, 5 and 6, not from the code: (task, model, objective) -> lr and batch of SPT, of
+# finetuning after it, weight decay, pooling of finetuning (None: not in the paper).
 PAPER = {("listops", "transformer", "masked"): (1e-3, 128, 1e-4, 64, 0.1, "mean"),
          ("listops", "transformer", "causal"): (5e-4, 32, 5e-4, 128, 0.1, "last"),
          ("listops", "rotary", "masked"): (1e-3, 256, 1e-4, 64, 0.05, "mean"),
          ("listops", "s4", "masked"): (1e-3, 128, 1e-3, 16, 0.05, None),
+         ("text", "transformer", "masked"): (5e-4, 32, 1e-4, 64, 0.1, "mean"),
+         ("text", "transformer", "causal"): (1e-3, 32, 1e-4, 64, 0.1, "mean"),
+         ("text", "rotary", "masked"): (5e-4, 8, 5e-4, 64, 0.1, "mean"),
+         ("text", "s4", "masked"): (5e-4, 8, 5e-4, 16, 0.05, None),
+         ("retrieval", "transformer", "masked"): (5e-3, 32, 5e-4, 16, 0, "mean"),
+         ("retrieval", "transformer", "causal"): (5e-3, 32, 1e-3, 48, 0, "mean"),
+         ("retrieval", "rotary", "masked"): (5e-3, 32, 5e-4, 16, 0, "mean"),
+         ("retrieval", "s4", "masked"): (5e-4, 8, 5e-4, 256, 0.05, None),
+         ("image", "transformer", "masked"): (1e-3, 32, 1e-3, 16, 0, "max"),
+         ("image", "transformer", "causal"): (5e-3, 32, 1e-3, 32, 0, "max"),
+         ("image", "rotary", "masked"): (1e-3, 32, 1e-3, 64, 0, "mean"),
+         ("image", "s4", "masked"): (1e-3, 32, 1e-3, 512, 0.05, None),
          ("pathfinder", "transformer", "masked"): (1e-3, 16, 5e-4, 16, 0, "mean"),
          ("pathfinder", "transformer", "causal"): (1e-3, 128, 1e-3, 256, 0, "mean"),
          ("pathfinder", "rotary", "masked"): (1e-3, 32, 5e-4, 64, 0, "mean"),
@@ -613,52 +835,70 @@ PAPER = {("listops", "transformer", "masked"): (1e-3, 128, 1e-4, 64, 0.1, "mean"
          ("pathx", "transformer", "causal"): (1e-3, 8, 5e-4, 256, 0, "max"),
          ("pathx", "rotary", "masked"): (1e-3, 8, 5e-4, 32, 0, "max"),
          ("pathx", "s4", "masked"): (1e-3, 8, 1e-3, 64, 0.05, "max"),
-         ("pathx256", "s4", "masked"): (1e-3, 8, 1e-3, 64, 0.05, "max")}
+         ("pathx256", "s4", "masked"): (1e-3, 8, 1e-3, 64, 0.05, "max"),
+         ("sc", "rotary", "masked"): (1e-3, 8, 1e-3, 256, 0, "max"),
+         ("sc", "rotary", "causal"): (1e-3, 32, 1e-3, 256, 0, "max"),
+         ("sc", "s4", "masked"): (1e-3, 32, 5e-3, 16, 0.05, None),
+         ("sc", "s4", "causal"): (1e-3, 32, 5e-4, 16, 0.05, None),
+         ("scifar", "rotary", "masked"): (1e-3, 32, 1e-3, 64, 0, "mean"),
+         ("scifar", "s4", "masked"): (1e-3, 32, 5e-4, 64, 0.05, None),
+         ("bidmc_hr", "rotary", "masked"): (5e-4, 16, 5e-4, 32, 0, "max"),
+         ("bidmc_rr", "rotary", "masked"): (5e-4, 16, 5e-4, 32, 0, "max"),
+         ("bidmc_spo2", "rotary", "masked"): (5e-4, 16, 1e-4, 8, 0, "max"),
+         ("bidmc_hr", "s4", "masked"): (1e-3, 64, 1e-3, 64, 0.05, None),
+         ("bidmc_rr", "s4", "masked"): (1e-3, 64, 1e-3, 64, 0.05, None),
+         ("bidmc_spo2", "s4", "masked"): (1e-3, 64, 1e-3, 64, 0.05, None)}
+# S4 from scratch, lr and batch: table 6 and appendix C.1.2.
+PAPER_SCRATCH = {"bidmc_rr": (1e-2, 32), "bidmc_hr": (1e-3, 32), "bidmc_spo2": (1e-2, 32), "pathx256": (1e-4, 16)}
+# Section 2 and appendix C.3: masking ratios, and the tasks with an L1 loss (table 4).
+PAPER_MASK = dict(image=.5, pathfinder=.5, pathx=.5, pathx256=.5, scifar=.5, text=.15, retrieval=.15, listops=.1,
+                  sc=.25, bidmc_hr=.25, bidmc_rr=.25, bidmc_spo2=.25)
+PAPER_L1 = {"image", "scifar", "sc", "bidmc_hr", "bidmc_rr", "bidmc_spo2"}
 
 
 def test_recipes_are_the_papers():
     ours = {(r["task"], r["model"], r["objective"]): r for r in read_table(pretrain.RECIPES) if "demo" not in r["task"]}
+    starts = {(r["task"], r["model"], r["objective"], r["start"]): r for r in read_table(finetune.RECIPES)}
     assert ours.keys() == PAPER.keys()
     for key, (pt_lr, pt_batch, ft_lr, ft_batch, decay, pool) in PAPER.items():
-        first = ours[key]
-        second = next(r for r in read_table(finetune.RECIPES)
-                      if (r["task"], r["model"], r["objective"], r["start"]) == (*key, "spt"))
+        first, second, scratch = ours[key], starts[*key, "spt"], starts[*key, "scratch"]
         assert (float(first["lr"]), int(first["batch"]), float(first["wd"])) == (pt_lr, pt_batch, decay), key
         assert (float(second["lr"]), int(second["batch"]), float(second["wd"])) == (ft_lr, ft_batch, decay), key
         assert pool in (None, second["pool"]), key
-        if key[2] == "masked":
-            assert float(first["mask"]) == (0.1 if key[0] == "listops" else 0.5)
+        assert first["loss"] == ("l1" if key[0] in PAPER_L1 else "ce") and TASKS[key[0]].mask == PAPER_MASK[key[0]]
+        assert (scratch["pool"], scratch["head"]) == (second["pool"], second["head"])
+        if key[1] != "s4":
+            assert {**scratch, "start": "spt"} == second
+        elif key[0] in PAPER_SCRATCH:
+            assert (float(scratch["lr"]), int(scratch["batch"])) == PAPER_SCRATCH[key[0]], key
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "finetune"])
-@pytest.mark.parametrize("row", [r for r in read_table(pretrain.RECIPES) if "demo" not in r["task"]],
+@pytest.mark.parametrize("recipe", [r for r in read_table(pretrain.RECIPES) if "demo" not in r["task"]],
                          ids=lambda r: f"{r['task']}-{r['model']}-{r['objective']}")
-def test_every_pair_of_the_paper_makes_a_step(stage, row):
+def test_every_pair_of_the_paper_makes_a_step(stage, recipe, quick_s4):
     """The real architecture at a cut length: finite loss, a gradient on every parameter."""
-    sizes, task = models.arch(row["task"], row["model"]), TASKS[row["task"]]
-    length = 48
-    sizes = sizes | ({"block": 16} if "block" in sizes else {})
-    causal = row["objective"] == "causal"
-    tokens = task.kind == "tokens"
+    row, found = cut(recipe["task"], 48)
+    row = replace(row, **found)
+    sizes = models.arch(recipe["task"], recipe["model"])
+    sizes |= {"block": 16} if "block" in sizes else {}
+    causal, tokens = recipe["objective"] == "causal", row.kind == "tokens"
     torch.manual_seed(0)
-    lengths = torch.tensor([48, 20]) if tokens else None
-    if tokens:
-        x = torch.randint(4, task.vocab, (2, length))
-    else:
-        x = torch.randint(0, 256, (2, length, 1), dtype=torch.uint8)
-    backbone = models.Backbone(sizes, length, task.vocab if tokens else None, 1,
+    x, y, lengths = data.Split(row, **noise(row, 3)).batch(range(3))
+    backbone = models.Backbone(sizes, row.length, row.vocab if tokens else None, row.channels,
                                mask_channel=stage == "pretrain" and not causal and not tokens, causal=causal)
     if stage == "pretrain":
-        model = models.Denoiser(backbone, task.vocab)
-        if causal:
-            inputs, targets, where = pretrain.shift(task, x, lengths)
-        else:
-            inputs, targets, where = pretrain.corrupt(task, x, pretrain.choose_positions((2, length), 0.5, 0), lengths)
-        loss, _ = pretrain.spt_loss(task, model(inputs, lengths, where), targets, where, row["loss"])
+        model = models.Denoiser(backbone, row.vocab if recipe["loss"] == "ce" else row.channels)
+        rows = SimpleNamespace(whole=np.arange(3), mine=slice(3))
+        args = SimpleNamespace(objective=recipe["objective"], mask=0.5)
+        inputs, targets, where = pretrain.pretext(row, args, x, lengths, rows, 0)
+        loss, _ = pretrain.spt_loss(row, model(inputs, lengths, where), targets, where, recipe["loss"])
     else:
-        model = models.Classifier(backbone, task.classes, "mean")
-        inputs = x if tokens else data.normalise(task, x)
-        loss = torch.nn.functional.cross_entropy(model(inputs, lengths), torch.tensor([0, 1]))
+        second = next(r for r in read_table(finetune.RECIPES)
+                      if all(r[k] == recipe[k] for k in ("task", "model", "objective")))
+        model = models.Classifier(backbone, row.classes or 1, second["pool"], second["head"])
+        loss = finetune.supervised_loss(row, model(x if tokens else data.normalise(row, x), lengths), y)
     loss.backward()
+    gradients = [p.grad for p in model.parameters()]
     assert math.isfinite(loss.item())
-    assert all(p.grad is not None and torch.isfinite(p.grad).all() and p.grad.abs().sum() > 0 for p in model.parameters())
+    assert all(g is not None and torch.isfinite(g).all() and g.abs().sum() > 0 for g in gradients)
