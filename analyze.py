@@ -21,8 +21,8 @@ T_QUANTILE = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262]
 
 MODEL_NAMES = {"transformer": "Transformer", "rotary": "Transformer (rotary)", "s4": "S4"}
 TASK_NAMES = {"pathfinder_demo": "Pathfinder, scaled down", "listops_demo": "ListOps, scaled down",
-              "text_demo": "Text (IMDb), cut short"}
-CHANCE = {"pathfinder_demo": 50, "listops_demo": 10, "text_demo": 50}          # percent
+              "text_demo": "Text (IMDb), 128 characters", "text256": "Text (IMDb), 256 characters"}
+CHANCE = {"pathfinder_demo": 50, "listops_demo": 10, "text_demo": 50, "text256": 50}          # percent
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Reading runs

@@ -27,14 +27,17 @@ import argparse
 import codecs
 import contextlib
 import csv
+import errno
 import fcntl
 import hashlib
 import io
 import json
+import lzma
 import multiprocessing
 import os
 import pickle
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -104,6 +107,7 @@ class Task:
     std: float | tuple = 0.5
     side: int | None = None         # images: length is side * side, row by row
     names: tuple = ()               # of the classes, where they are not numbers
+    subset: bool = False            # sizes are a choice: the source holds more
     make: Grammar | Snakes | None = None
 
 
@@ -152,8 +156,8 @@ def _images(side, sizes, mask, *snakes, **more):
                 names=("apart", "connected"), make=Snakes(*snakes, **more))
 
 
-def _reviews(length, sizes):
-    return Task("text", "tokens", length, 2, sizes, 0.15, IMDB, vocab=0, names=("negative", "positive"))
+def _reviews(length, sizes, mask, **more):
+    return Task("text", "tokens", length, 2, sizes, mask, IMDB, vocab=0, names=("negative", "positive"), **more)
 
 
 def _pictures(channels, mean, std):
@@ -166,7 +170,7 @@ DEMO = (5_000, 1_000, 2_000)
 TASKS = {
     #                               length  sizes                mask  depth  arguments  leaf  symbols
     "listops":         _expressions(2048, (96_000, 2_000, 2_000), 0.10, 10, (2, 10), 0.75, (500, 2000)),
-    "text":            _reviews(4096, (22_500, 2_500, 25_000)),
+    "text":            _reviews(4096, (22_500, 2_500, 25_000), 0.15),
     "retrieval":       Task("retrieval", "tokens", 4000, 2, (147_086, 18_090, 17_437), 0.15, AAN, vocab=0, documents=2,
                             names=("unrelated", "related")),
     "image":           _pictures(1, 122.6 / 255, 61 / 255),
@@ -187,7 +191,8 @@ TASKS = {
     # Large discs, bright against the curves, and three gray levels: how the curves run is all there is to learn.
     "pathfinder_demo": _images(14,  DEMO, 0.25,  1,   4,   2,   1.0,  (1,),   1.0,  1.5,   0,   0.66,
                                frame=5, contour=4, levels=3, distinct=True),
-    "text_demo":       _reviews(256, (22_500, 2_500, 25_000)),
+    "text256":         _reviews(256, (22_500, 2_500, 25_000), 0.30),
+    "text_demo":       _reviews(128, (5_000, 2_500, 10_000), 0.30, subset=True),
 }
 
 
@@ -268,7 +273,7 @@ def _ready(task, data_dir):
     folder = Path(data_dir) / task
     meta = _read_meta(folder, task, data_dir)
     if meta is None:
-        raise UserError(f"{folder} is not prepared; run: {_redo(folder, task, data_dir).split(' && ')[1]}")
+        raise UserError(f"{folder} is not prepared; run: {_how(task, data_dir)}")
     _check_meta(meta, folder, task, data_dir)
     return meta
 
@@ -316,14 +321,14 @@ def prepare(task, data_dir="data", sizes=None, seed=None, raw=None, workers=None
     row, folder = task_row(task), Path(data_dir) / task
     if sizes is not None and (len(sizes) != 3 or min(sizes) < 1):
         raise UserError(f"sizes {tuple(sizes)}: train, val and test must be three positive numbers")
-    if seed is not None and (seed < 0 or row.make is None):
-        raise UserError(f"--seed {seed}: must not be negative" if row.make else
-                        f"--seed {seed} has no meaning for {task}, whose splits are fixed; leave it out")
+    if seed is not None and (seed < 0 or raw is not None or row.make is None):
+        raise UserError(f"--seed {seed}: must not be negative" if seed < 0 else
+                        f"--seed {seed} is for generated sets; the official splits of {task} are fixed; leave it out")
     if grouped and row.family != "bidmc":
         raise UserError(f"--grouped has no meaning for {task}; it is for bidmc_hr, bidmc_rr and bidmc_spo2")
-    if raw is not None and not Path(raw).is_dir():
-        raise UserError(f"--raw {raw} is not a folder; it may hold: {row.source.accepts}")
-    source = raw and f"files in {Path(raw).resolve()}"
+    if raw is not None and (not str(raw) or not Path(raw).is_dir()):
+        raise UserError(f"--raw '{raw}' is not a folder; it may hold: {row.source.accepts}")
+    source = None if raw is None else f"files in {Path(raw).resolve()}"
     asked = dict(sizes=sizes and [int(size) for size in sizes], seed=seed, source=source, grouped=grouped or None)
     meta = _read_meta(folder, task, data_dir)        # before the lock, so that a read-only folder can be used
     if meta is not None:
@@ -335,15 +340,18 @@ def prepare(task, data_dir="data", sizes=None, seed=None, raw=None, workers=None
             if not (folder / "meta.json").exists():   # else another process made it while we waited
                 _prepare_locked(row, task, folder, asked, workers or os.cpu_count())
     except OSError as error:
-        raise UserError(f"{folder}: {error}; make room, or choose another --data-dir") from None
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        raise UserError(f"{folder}: {error}" + "; make room, or choose another --data-dir" * full) from None
     _check_meta(_read_meta(folder, task, data_dir), folder, task, data_dir, asked)
     return folder
 
 
 def _prepare_locked(row, task, folder, asked, workers):
+    """Make the set and, at the very end, meta.json. Only one process at a time is in here for one folder."""
     source = asked["source"] or ("generated" if row.make else "downloaded")
-    plan = dict(task=task, sizes=asked["sizes"] or list(row.sizes), asked=bool(asked["sizes"]), seed=asked["seed"] or 0,
-                source=source, grouped=bool(asked["grouped"]), row=_plain(row))
+    sizes = asked["sizes"] or (list(row.sizes) if source == "generated" or row.subset else None)
+    plan = dict(task=task, sizes=sizes, asked=bool(asked["sizes"]), seed=asked["seed"] or 0, source=source,
+                grouped=bool(asked["grouped"]), row=_plain(row))
     parts = folder / "parts"
     parts.mkdir(exist_ok=True)
     unfinished = _read_json(parts / "plan.json")
@@ -351,7 +359,8 @@ def _prepare_locked(row, task, folder, asked, workers):
         _write_json(parts / "plan.json", plan)
     elif unfinished not in (None, plan):
         theirs = ", ".join(f"{key} {unfinished.get(key)}" for key in plan if unfinished.get(key) != plan[key])
-        raise UserError(f"{folder} holds an unfinished set with {theirs}; ask for it, or run: rm -r {folder}")
+        raise UserError(f"{folder} holds an unfinished set with {theirs}; ask for it, or run: "
+                        f"rm -r {shlex.quote(str(folder))}")
     make = dict(listops=prepare_listops, text=prepare_text, retrieval=prepare_retrieval, cifar=prepare_cifar,
                 pathfinder=prepare_pathfinder, speech=prepare_speech, bidmc=prepare_bidmc)[row.family]
     found = make(row, folder, plan, workers) or {}
@@ -367,11 +376,13 @@ def _prepare_locked(row, task, folder, asked, workers):
 
 
 def _size(plan, i, available, place):
-    """Examples to take for split i of those available: what was asked for, else at most the row's."""
-    size = plan["sizes"][i] if plan["asked"] else min(plan["sizes"][i], available)
-    if size > available or not size:
-        raise UserError(f"{place}: {available} examples for {SPLITS[i]}, not {size or 'one'}; change --{SPLITS[i]}")
-    return size
+    """Examples to take for split i of those available: what was asked for, what a subset's row says, else all."""
+    if not available:
+        raise UserError(f"{place} holds no examples for {SPLITS[i]}; get it again")
+    size = plan["sizes"][i] if plan["sizes"] else available
+    if size > available and plan["asked"]:
+        raise UserError(f"{place}: {available} examples for {SPLITS[i]}, not {size}; change --{SPLITS[i]}")
+    return min(size, available)
 
 
 def _shuffled(n):
@@ -421,8 +432,10 @@ def _listops_chunk(index, count, folder, plan, row):
 
 
 def _save_tokens(folder, split, tokens, lengths, labels):
-    for name, array in (("x", tokens), ("offsets", np.cumsum(np.concatenate([[0], lengths]))), ("y", labels)):
-        _save(folder / f"{split}_{name}.npy", np.asarray(array, dict(offsets=np.int64, y=np.uint8).get(name)))
+    """Arrays of one split: sequences one after the other, where each begins, labels."""
+    _save(folder / f"{split}_x.npy", tokens)
+    _save(folder / f"{split}_offsets.npy", np.cumsum([0, *lengths], dtype=np.int64))
+    _save(folder / f"{split}_y.npy", np.asarray(labels, np.uint8))
 
 
 def evaluate(symbols):
@@ -538,8 +551,11 @@ def _read_official_images(row, folder, plan):
     for i, (split, members) in enumerate(zip(SPLITS, parts)):
         members = members[:_size(plan, i, len(members), source)]
         _save(folder / f"{split}_y.npy", labels[members])
-        images = _create(folder / f"{split}_x.npy", (len(members), row.length, 1))
+        path = folder / f"{split}_x.npy"
+        _create(path, (len(members), row.length, 1))
         for place, member in enumerate(tqdm(members, desc=f"{folder} {split}", unit="image")):
+            if place % CHUNK == 0:
+                images = np.load(path, mmap_mode="r+")    # a fresh map lets go of what has been written
             try:
                 with Image.open(paths[member]) as image:
                     pixels = np.asarray(image.convert("L"))
@@ -548,7 +564,6 @@ def _read_official_images(row, folder, plan):
             if pixels.shape != (row.side, row.side):
                 raise UserError(f"{paths[member]} is {pixels.shape}, not {row.side} px; restore the release")
             images[place, :, 0] = pixels.reshape(-1)
-        images.flush()
 
 
 def read_pathfinder_index(folder):
@@ -616,26 +631,26 @@ def prepare_text(row, folder, plan, workers):
     Validation is a tenth of the training reviews, where the official code validates on the test set. Characters count
     as known from 15 occurrences in the 25,000 reviews on, as in [2].
     """
-    place, reviews = _place(row, folder, plan, ("aclImdb*.tar*",), ("train/pos",)), {"train": [], "test": []}
+    place, reviews = _place(row, folder, plan, ("aclImdb*.tar*",), ("train/pos",)), {"train": {}, "test": {}}
     for match, raw in _members(place, r"(?:^|/)(train|test)/(neg|pos)/(\d+_\d+)\.txt$"):
-        reviews[match[1]].append((match[2] == "pos", match[3], raw.decode("utf-8", "replace")[:row.length - 1]))
+        reviews[match[1]][match[2] == "pos", match[3]] = raw.decode("utf-8", "replace")[:row.length - 1]
     for name, some in reviews.items():
-        if len({positive for positive, _, _ in some}) < 2:
+        if len({positive for positive, _ in some}) < 2:
             raise UserError(f"{place} holds no reviews {name}/neg/*.txt and {name}/pos/*.txt; get it again")
-        some.sort()
+        reviews[name] = [(positive, text) for (positive, _), text in sorted(some.items())]    # by label, then by file
     shuffled = _shuffled(len(reviews["train"]))
     held_out = len(shuffled) // 10
     parts = ([reviews["train"][i] for i in shuffled[:-held_out]], [reviews["train"][i] for i in shuffled[-held_out:]],
              reviews["test"])
-    counts = np.bincount(_codes(text for _, _, text in reviews["train"]), minlength=CODES)
+    counts = np.bincount(_codes(text for _, text in reviews["train"]), minlength=CODES)
     symbols, table = vocabulary(counts, least=15)
     for i, (split, part) in enumerate(zip(SPLITS, parts)):
         if split == "test":                               # sorted so far: a part of it would have one label
             part = [part[j] for j in _shuffled(len(part))]
         part = part[:_size(plan, i, len(part), place)]
-        lengths = [len(text) + 1 for _, _, text in part]
-        _save_tokens(folder, split, table[_codes(text + END for _, _, text in part)], lengths,
-                     [positive for positive, _, _ in part])
+        lengths = [len(text) + 1 for _, text in part]
+        _save_tokens(folder, split, table[_codes(text + END for _, text in part)], lengths,
+                     [positive for positive, _ in part])
     return dict(vocab=EOS + 1 + len(symbols), symbols=symbols)
 
 
@@ -646,15 +661,15 @@ def read_retrieval(path):
     hold tabs, line ends and doubled quotes ([1] takes quotes literally: a few texts differ). UserError with file and
     line for another number of columns or another label.
     """
-    csv.field_size_limit(2 ** 31 - 1)
-    with open(path, encoding="utf-8", errors="replace", newline="") as file:
+    csv.field_size_limit(1 << 22)                         # a quote that is never closed swallows no more
+    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
         reader = csv.reader(file, delimiter="\t")
         try:
-            for fields_ in reader:
-                if len(fields_) != 5 or fields_[0] not in ("0.0", "1.0", "0", "1"):
+            for columns in reader:
+                if len(columns) != 5 or columns[0] not in ("0.0", "1.0", "0", "1"):
                     raise UserError(f"{path}, line {reader.line_num}: not a label 0.0 or 1.0, two ids and two texts, "
                                     "separated by tabs; restore the file")
-                yield int(fields_[0][0]), fields_[3], fields_[4]
+                yield int(columns[0][0]), columns[3], columns[4]
         except csv.Error as error:
             raise UserError(f"{path}, line {reader.line_num}: {error}; restore the file") from None
 
@@ -729,14 +744,21 @@ def read_cifar(place):
     """CIFAR-10 (Krizhevsky 2009), binary or pickled, archive or folder; or an .npz file.
 
     -> {"train": (images, labels), "test": (images, labels)}, images uint8 (n, 32, 32, 3), or (n, 32, 32) where the .npz
-    holds grey ones, labels (n,), in the official order.
+    holds grey ones, labels uint8 (n,), in the official order.
     """
+    def checked(images, labels):
+        labels = np.asarray(labels)
+        if (images.dtype != np.uint8 or images.shape[1:] not in ((32, 32), (32, 32, 3)) or labels.dtype.kind not in "iu"
+                or labels.size != len(images) or not (0 <= labels.min() and labels.max() <= 9)):
+            raise ValueError(f"{labels.size} labels and {images.dtype} images {images.shape}")
+        return images, labels.reshape(-1).astype(np.uint8)
+
     if place.suffix == ".npz":
         try:
             with np.load(place, allow_pickle=False) as file:
-                return {name: (file[f"x_{name}"], file[f"y_{name}"].reshape(-1)) for name in ("train", "test")}
+                return {name: checked(file[f"x_{name}"], file[f"y_{name}"]) for name in ("train", "test")}
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise UserError(f"{place}: not an .npz of x_train, y_train, x_test, y_test ({error})") from None
+            raise UserError(f"{place}: not an .npz of CIFAR-10's x_train, y_train, x_test, y_test ({error})") from None
     batches = {}
     for match, raw in _members(place, r"(?:^|/)(data_batch_[1-5]|test_batch)(\.bin)?$"):
         try:
@@ -745,10 +767,8 @@ def read_cifar(place):
                 labels, planes = rows[:, 0], rows[:, 1:]
             else:
                 batch = _ArraysOnly(io.BytesIO(raw), encoding="bytes").load()
-                labels, planes = np.array(batch[b"labels"], np.uint8), batch[b"data"]
-            if planes.dtype != np.uint8 or len(labels) != len(planes) or labels.max() > 9:
-                raise ValueError("labels and images do not belong together")
-            batches[match[1]] = planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
+                labels, planes = batch[b"labels"], batch[b"data"]
+            batches[match[1]] = checked(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels)
         except Exception as error:       # unpickling raises whatever its bytes make it raise
             raise UserError(f"{place}, {match[0]}: not a CIFAR-10 batch ({error}); get it again") from None
     missing = {"test_batch", *(f"data_batch_{i}" for i in range(1, 6))} - batches.keys()
@@ -773,11 +793,10 @@ def prepare_cifar(row, folder, plan, workers):
         images, labels = (array[members] for array in read[source])
         if images.ndim == 4 and row.channels == 1:
             images = grey(images)
-        if images.shape[1:] != ((32, 32, 3) if row.channels == 3 else (32, 32)):
-            raise UserError(f"{place} holds images {images.shape[1:]}; {plan['task']} needs 32 x 32 in "
-                            f"{'colour' if row.channels == 3 else 'colour or grey'}")
+        if row.channels == 3 and images.ndim == 3:
+            raise UserError(f"{place} holds grey images; {plan['task']} needs colour")
         _save(folder / f"{split}_x.npy", images.reshape(-1, row.length, row.channels))
-        _save(folder / f"{split}_y.npy", labels.astype(np.uint8))
+        _save(folder / f"{split}_y.npy", labels)
 
 
 def grey(images):
@@ -801,6 +820,8 @@ def read_wav(raw, length):
         raise ValueError(f"not a .wav file ({error})") from None
     if samples is None:
         raise ValueError(f"{form[0]} channels of {8 * form[1]} bits at {form[2]} Hz, not mono, 16 bits, 16,000 Hz")
+    if len(samples) < min(clip.getnframes(), length):
+        raise ValueError(f"{len(samples)} of its {clip.getnframes()} samples are there")
     out = np.zeros(length, np.int16)
     out[:len(samples)] = samples
     return out
@@ -814,7 +835,7 @@ def prepare_speech(row, folder, plan, workers):
     of values that it has divided by 2^15 twice.
     """
     place = _place(row, folder, plan, ("speech_commands*.tar*",), ("testing_list.txt",))
-    pattern = rf"(?:^|/)(?:((?:{'|'.join(row.names)})/[^/]+\.wav)|(validation|testing)_list\.txt)$"
+    pattern = rf"(?:^|/)(?:((?:{'|'.join(row.names)})/[^/.][^/]*\.wav)|(validation|testing)_list\.txt)$"
     clips, lists = [], {}
     for match, raw in _members(place, pattern):
         if match[1]:
@@ -825,28 +846,26 @@ def prepare_speech(row, folder, plan, workers):
         raise UserError(f"{place} lacks validation_list.txt, testing_list.txt or clips; get it again")
     parts = [sorted(set(clips) - lists["validation"] - lists["testing"]),
              sorted(set(clips) & lists["validation"]), sorted(set(clips) & lists["testing"])]
-    where, arrays = {}, []
+    where = {}
     for i, (split, part) in enumerate(zip(SPLITS, parts)):
         part = [part[j] for j in _shuffled(len(part))][:_size(plan, i, len(part), place)]
         where |= {clip: (i, j) for j, clip in enumerate(part)}
-        arrays.append(_create(folder / f"{split}_x.npy", (len(part), row.length, 1), np.int16))
+        _create(folder / f"{split}_x.npy", (len(part), row.length, 1), np.int16)
         _save(folder / f"{split}_y.npy", np.array([row.names.index(clip.split("/")[0]) for clip in part], np.uint8))
-    sums = np.zeros(2)
-    for match, raw in tqdm(_members(place, pattern), desc=str(folder), total=len(clips) + 2, unit="file"):
+    n, total, squares = 0, 0.0, 0.0                        # of the training samples
+    for count, (match, raw) in enumerate(tqdm(_members(place, pattern), desc=str(folder), total=len(clips) + 2)):
+        if count % 2000 == 0:                             # a fresh map lets go of what has been written
+            arrays = [np.load(folder / f"{split}_x.npy", mmap_mode="r+") for split in SPLITS]
         if match[1] in where:
-            i, j = where[match[1]]
+            i, j = where.pop(match[1])
             try:
-                clip = read_wav(raw, row.length)
+                arrays[i][j, :, 0] = clip = read_wav(raw, row.length)
             except ValueError as error:
                 raise UserError(f"{place}, {match[1]}: {error}; get it again") from None
-            arrays[i][j, :, 0] = clip
             if i == 0:
                 values = clip / row.scale
-                sums += values.sum(), np.square(values).sum()
-    for array in arrays:
-        array.flush()
-    mean, square = sums / arrays[0].size
-    return dict(mean=float(mean), std=float(np.sqrt(square - mean ** 2)))
+                n, total, squares = n + row.length, total + values.sum(), squares + np.square(values).sum()
+    return dict(mean=float(total / n), std=float(np.sqrt(squares / n - (total / n) ** 2)))
 
 
 # ---- BIDMC ---------------------------------------------------------------------------------------
@@ -866,13 +885,17 @@ def read_ts(path, length, channels):
                 continue
             *parts, target = text.split(":")
             try:
-                values = np.array([np.array(part.replace("?", "nan").split(","), np.float32) for part in parts])
-                if values.shape != (channels, length):
-                    raise ValueError(f"{values.shape[0]} channels of {values.shape[1:]} values")
+                sizes = [part.count(",") + 1 for part in parts]
+                if sizes != [length] * channels:
+                    raise ValueError(f"channels of {sizes} values")
+                with np.errstate(over="ignore"):          # becomes infinite, which is refused below
+                    values = np.array([part.replace("?", "nan").split(",") for part in parts], np.float32)
                 for channel in values:
                     known = np.flatnonzero(~np.isnan(channel))
                     channel[:] = np.interp(np.arange(length), known, channel[known])
                 targets.append(float(target))
+                if not (np.isfinite(values).all() and np.isfinite(targets[-1])):
+                    raise ValueError("a value that is not finite")
             except ValueError as error:
                 raise UserError(f"{path}, line {line}: not {channels} channels of {length} values and a target "
                                 f"({error}); restore the file") from None
@@ -884,7 +907,7 @@ def read_ts(path, length, channels):
 
 def official_windows(n):
     """70, 15, 15 % as the official code splits -> three index arrays. It calls scikit-learn's train_test_split for 0.3
-    with seed 0, then for half of that with seed 1; test comes out first."""
+    with seed 0, then for half of that with seed 1; the head of each permutation is what is held out."""
     def cut(members, share, seed):
         shuffled = members[np.random.RandomState(seed).permutation(len(members))]
         held_out = int(np.ceil(share * len(members)))
@@ -947,12 +970,12 @@ def prepare_bidmc(row, folder, plan, workers):
     if plan["source"] == "downloaded":
         paths = [fetch(archive, folder.parent, plan["task"]) for archive in row.source.archives]
     else:
-        raw, paths = _raw_dir(plan), []
-        for archive in row.source.archives:
-            found = [*raw.glob(archive.name), *raw.glob("*/" + archive.name)]
-            if not found:
-                raise UserError(f"--raw {raw} has no {archive.name}, nor has a folder in it")
-            paths.append(found[0])
+        names = [archive.name for archive in row.source.archives]
+        raw = _raw_dir(plan)
+        roots = [root for root in (raw, *sorted(raw.iterdir())) if all((root / name).exists() for name in names)]
+        if not roots:
+            raise UserError(f"--raw {raw} does not hold {' and '.join(names)}, nor does a folder in it")
+        paths = [roots[0] / name for name in names]
     series, targets = (np.concatenate(column) for column in
                        zip(*(read_ts(path, row.length, row.channels) for path in paths)))
     n = len(targets)
@@ -965,22 +988,25 @@ def prepare_bidmc(row, folder, plan, workers):
         split_of = np.digitize(middle, [0.7, 0.85])[np.argsort(shuffled)]
         parts = [np.flatnonzero(split_of[groups] == i) for i in range(3)]
         if len(sizes) > n // 2 or not all(map(len, parts)):
-            raise UserError(f"{n} windows fall into {len(sizes)} groups that share samples: that cannot be split by "
+            raise UserError(f"{n} windows fall into {len(sizes)} groups that share samples, which cannot be split by "
                             "recording; leave out --grouped")
     else:
         parts = official_windows(n)
     test, train = (np.isin(window, parts[i]) for i in (2, 0))
     leak = len(np.unique(window[test & np.isin(hashes, hashes[train])])) / len(parts[2])
+    unknown = groups.max() + 1 > n // 2                    # windows rescaled one by one share no numbers
     parts = [part[:_size(plan, i, len(part), plan["source"])] for i, part in enumerate(parts)]
-    low, high = np.abs(targets[parts[0]]).min(), np.abs(targets[parts[0]]).max()
+    low, high = targets[parts[0]].min(), targets[parts[0]].max()
     if low == high:
         raise UserError(f"{plan['source']}: all training targets are {low}; nothing to learn")
     for split, part in zip(SPLITS, parts):
         _save(folder / f"{split}_x.npy", series[part])
         _save(folder / f"{split}_y.npy", ((targets[part] - low) / (high - low) * 2 - 1).astype(np.float32))
-    print(f"{folder}: {n:,} windows of {groups.max() + 1} groups that share samples; {100 * leak:.0f} % of the test "
-          "windows share samples with a training window")
-    return dict(label_range=[float(low), float(high)], groups=int(groups.max() + 1), leak=round(leak, 4))
+    print(f"{folder}: {n:,} windows in {groups.max() + 1} groups that share samples; " + (
+        "too many groups to tell which windows overlap" if unknown else
+        f"{100 * leak:.0f} % of the test windows share samples with a training window"))
+    return dict(label_range=[float(low), float(high)], groups=int(groups.max() + 1),
+                leak=None if unknown else round(leak, 4))
 
 
 # ---- official files: folders and archives --------------------------------------------------------
@@ -1004,11 +1030,12 @@ def _place(row, folder, plan, archives, markers):
     if plan["source"] == "downloaded":
         return fetch(row.source.archives[0], folder.parent, plan["task"])
     raw = _raw_dir(plan)
-    found = [path for pattern in archives for path in sorted(raw.glob(pattern))]
+    found = [path for pattern in archives for path in sorted(raw.glob(pattern))
+             if path.suffix in (".tar", ".tgz", ".gz", ".bz2", ".xz", ".npz")]
     found += [root for root in (raw, *sorted(raw.iterdir())) for marker in markers if (root / marker).exists()]
     if not found:
         raise UserError(f"--raw {raw} holds nothing for {plan['task']}; it may hold: {row.source.accepts}")
-    print(f"{folder}: reading {found[0]}")
+    print(f"{folder}: reading {found[0]}" + "".join(f", not {path.name}" for path in found[1:]))
     return found[0]
 
 
@@ -1035,14 +1062,21 @@ def _members(place, pattern):
                     raise UserError(f"{place} holds '{member.name}', which is not a file; get another copy")
                 if match:
                     yield match, archive.extractfile(member).read()
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise UserError(f"{place} is damaged ({error}); get it again") from None
+            # tarfile takes a damaged header for the end, and stops before the compressor's own checksum.
+            marked = archive.fileobj.tell() > archive.offset
+            while rest := archive.fileobj.read(1 << 20):
+                if rest.strip(b"\0"):
+                    raise tarfile.ReadError("it goes on after its end")
+            if not marked:
+                raise tarfile.ReadError("it is cut short")
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+        raise UserError(f"{place} is damaged ({str(error).splitlines()[0]}); get it again") from None
 
 
 # ---- downloads -----------------------------------------------------------------------------------
 
 TIMEOUT = 10, 60           # seconds to connect; seconds without a byte
-TRIES = 4                  # in a row without a byte, for each address
+TRIES = 4                  # in a row without a new byte, for each address
 PAUSE = 2                  # seconds before trying again, times the number of failures in a row
 
 
@@ -1058,11 +1092,13 @@ def fetch(archive, data_dir, task):
     path, part = folder / archive.name, folder / (archive.name + ".part")
     failures = []
     with _locked(folder / f".{archive.name}.lock", f"{path} is being downloaded by another process"):
-        if path.exists():
-            return path
+        if path.exists():                                 # ours, or put there by somebody
+            if archive.checksum is None or _checksum_of(path, archive.checksum) == archive.checksum:
+                return path
+            os.replace(path, part)
         try:
             archive = _published(archive)
-        except (requests.RequestException, ValueError, LookupError) as error:
+        except (requests.RequestException, ValueError, LookupError, TypeError) as error:
             failures.append(f"{archive.record}: {_reason(error)}")
         for url in archive.urls if archive.checksum else ():
             for _ in range(2):
@@ -1079,9 +1115,9 @@ def fetch(archive, data_dir, task):
                 if not resumed:
                     failures.append(f"{url}: wrong checksum")
                     break
-    accepts = task_row(task).source.accepts
     raise UserError(f"{archive.name} cannot be downloaded ({'; '.join(failures)}). Get it in another way, put it into "
-                    f"a folder DIR and run: python data.py --task {task} --raw DIR (DIR may hold: {accepts})")
+                    f"a folder DIR and run: {_how(task, data_dir)} --raw DIR (DIR may hold: "
+                    f"{TASKS[task].source.accepts})")
 
 
 def _published(archive):
@@ -1091,71 +1127,84 @@ def _published(archive):
         return archive
     answer = requests.get(archive.record, timeout=TIMEOUT)
     answer.raise_for_status()
-    entry = next(entry for entry in answer.json()["files"] if entry["key"] == archive.name)
-    return replace(archive, bytes=int(entry["size"]), checksum=entry["checksum"])
+    for entry in answer.json()["files"]:
+        if entry["key"] == archive.name and re.fullmatch("(md5|sha256):[0-9a-f]+", entry["checksum"]):
+            return replace(archive, bytes=int(entry["size"]), checksum=entry["checksum"])
+    raise LookupError(f"the record names no {archive.name} with a checksum")
 
 
 def _reason(error):
+    """Why a server did not help, in a few words."""
     import requests
-    if isinstance(error, requests.HTTPError) and error.response is not None:
+    if isinstance(error, requests.HTTPError):
         return f"HTTP {error.response.status_code} {error.response.reason}"
     if isinstance(error, requests.Timeout):
         return "no answer"
-    if isinstance(error, requests.exceptions.ChunkedEncodingError):
-        return "broke off"
     if isinstance(error, requests.ConnectionError):
         return "no connection"
-    return str(error) or type(error).__name__
+    return str(error) if str(error) and "\n" not in str(error) else type(error).__name__
 
 
 def _download(url, part, size):
-    """Append to `part` from `url` until it has `size` bytes. requests.RequestException when the server refuses, offers
-    another size, or breaks off time and again; then what arrived stays."""
+    """Go on with `part` until it has `size` bytes. requests.RequestException when the server refuses, offers something
+    else, or breaks off time and again; what arrived stays."""
     import requests
-    failures = 0
-    while True:
-        have = part.stat().st_size if part.exists() else 0
-        if have == size:
-            return
+    import urllib3
+    have = part.stat().st_size if part.exists() else 0
+    most, failures = have, 0
+    while have != size:
         if have > size:
             part.unlink()
             have = 0
         if shutil.disk_usage(part.parent).free < size - have:
-            raise UserError(f"{part} needs {(size - have) / 1e9:.2f} GB more than there is room for; make room, or "
-                            "choose another --data-dir")
-        before, broken = have, None
+            raise UserError(f"{part} needs {(size - have) / 1e6:,.1f} MB more than it has, and there is no room for "
+                            "them; make room, or choose another --data-dir")
         try:
-            headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-            with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as answer:
-                if answer.status_code == 416:              # it has less than we do: another file
-                    part.unlink()
-                    raise requests.ConnectionError("the server cannot go on from here")
-                answer.raise_for_status()
-                if answer.headers.get("Content-Range", "").split("-")[0] != f"bytes {have}":
-                    have = 0                               # a server that does not resume sends all of it
-                offered = answer.headers.get("Content-Length")
-                if offered and have + int(offered) != size:
-                    raise requests.exceptions.InvalidHeader(f"offers {have + int(offered):,} bytes, not {size:,}")
-                with open(part, "r+b" if have else "wb") as file, tqdm(
-                        desc=part.name, total=size, initial=have, unit="B", unit_scale=True, mininterval=0.5) as bar:
-                    file.seek(have)
-                    for block in answer.iter_content(1 << 16):
-                        file.write(block)
-                        bar.update(len(block))
+            _request(url, part, have, size)
+            reason = "broke off"
         except requests.HTTPError as error:
             if error.response.status_code < 500:
                 raise
-            broken = error
-        except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError) as error:
-            broken = error
+            reason = _reason(error)
+        except (requests.ConnectionError, requests.Timeout) as error:
+            reason = _reason(error)
+        except urllib3.exceptions.HTTPError:              # in the middle of a body
+            reason = "broke off"
         have = part.stat().st_size if part.exists() else 0
-        failures = 0 if have > before else failures + 1
+        failures = 0 if have > most else failures + 1
+        most = max(have, most)
         if failures == TRIES:
-            raise broken or requests.ConnectionError(f"breaks off after {have:,} of {size:,} bytes")
-        if broken or have < size:
-            print(f"{url}: {_reason(broken) if broken else 'broke off'}, {have:,} bytes so far; trying again",
-                  file=sys.stderr)
+            raise requests.RequestException(f"{reason}, {have:,} of {size:,} bytes")
+        if have != size:
+            print(f"{url}: {reason}, {have:,} of {size:,} bytes; trying again", file=sys.stderr)
             time.sleep(PAUSE * failures)
+
+
+def _request(url, part, have, size):
+    """One request for what is missing after `have` bytes; the body goes into `part` as it comes."""
+    import requests
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as answer:
+        if answer.status_code == 416:
+            part.unlink(missing_ok=True)
+            raise requests.RequestException("has another file, shorter than what is here already")
+        answer.raise_for_status()
+        if answer.headers.get("Content-Type", "").startswith("text/html"):
+            raise requests.RequestException("sends a web page instead")
+        if answer.headers.get("Content-Range", "").split("-")[0] != f"bytes {have}":
+            have = 0                                      # a server that does not resume sends all of it
+        offered = answer.headers.get("Content-Length", "")
+        if offered.isdigit() and have + int(offered) != size:
+            raise requests.RequestException(f"offers {have + int(offered):,} bytes, not {size:,}")
+        with open(part, "r+b" if have else "wb") as file, tqdm(
+                desc=part.name, total=size, initial=have, unit="B", unit_scale=True, mininterval=0.5) as bar:
+            file.seek(have)
+            # Not iter_content: it would unpack what a server calls a gzip encoding, and drop the end of a broken body.
+            for block in answer.raw.stream(1 << 16, decode_content=False):
+                if file.tell() + len(block) > size:
+                    raise requests.RequestException(f"sends more than {size:,} bytes")
+                file.write(block)
+                bar.update(len(block))
 
 
 def _checksum_of(path, expected):
@@ -1277,30 +1326,40 @@ def _create(path, shape, dtype=np.uint8):
             return array
     except (OSError, ValueError):
         pass
-    need, free = np.prod(shape) * np.dtype(dtype).itemsize / 1e9, shutil.disk_usage(path.parent).free / 1e9
-    if need > free:                                 # a full disk kills a process that writes to mapped memory
-        raise UserError(f"{path} needs {need:.1f} GB, {free:.1f} are free; make room, or change --data-dir")
-    return np.lib.format.open_memmap(path, "w+", dtype, shape)
+    array = np.lib.format.open_memmap(path, "w+", dtype, shape)
+    # Room is taken now: a disk that turns out full under mapped memory kills the process without a word.
+    if hasattr(os, "posix_fallocate"):
+        with open(path, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array
 
 
 def _plain(row):
     """What a row says about the examples, as it reads back from a file."""
     return {key: value for key, value in json.loads(json.dumps(asdict(row))).items()
-            if key not in ("sizes", "mask", "source", "names")}
+            if key not in ("sizes", "mask", "source", "names", "subset")}
+
+
+def _how(task, data_dir):
+    """What a user types to prepare a task."""
+    where = "" if str(data_dir) == "data" else f" --data-dir {shlex.quote(str(data_dir))}"
+    raw = "" if TASKS[task].make or TASKS[task].source.archives else " --raw DIR"
+    return f"python data.py --task {task}{where}{raw}"
 
 
 def _redo(folder, task, data_dir):
-    flag = "" if str(data_dir) == "data" else f" --data-dir {data_dir}"
-    return f"run: rm -r {folder} && python data.py --task {task}{flag}"
+    return f"run: rm -r {shlex.quote(str(folder))} && {_how(task, data_dir)} (and the flags it was made with)"
 
 
 def _read_meta(folder, task, data_dir):
     """meta.json of a prepared task; None where there is none, UserError where it is not whole."""
     if not (folder / "meta.json").exists():
         return None
-    meta = _read_json(folder / "meta.json")
-    if meta is None or not {"sizes", "asked", "seed", "source", "grouped", "row", "found", "files"} <= set(meta):
-        raise UserError(f"{folder / 'meta.json'} is damaged; {_redo(folder, task, data_dir)}")
+    meta = _read_json(folder / "meta.json") or {}
+    arrays = {f"{split}_{name}.npy" for split in SPLITS for name in "xy"}
+    if not ({"sizes", "asked", "seed", "source", "grouped", "row", "found", "files"} <= meta.keys()
+            and isinstance(meta["files"], dict) and arrays <= meta["files"].keys()):
+        raise UserError(f"{folder / 'meta.json'} is damaged, or of an older version; {_redo(folder, task, data_dir)}")
     return meta
 
 
@@ -1311,7 +1370,7 @@ def _check_meta(meta, folder, task, data_dir, asked=None):
     for key, value in (asked or {}).items():
         if value is not None and meta[key] != value:
             raise UserError(f"{folder} was made with {key} {meta[key]}, not {value}; leave out that flag, "
-                            f"or run: rm -r {folder}")
+                            f"or run: rm -r {shlex.quote(str(folder))}")
     for name, entry in meta["files"].items():
         size = (folder / name).stat().st_size if (folder / name).exists() else 0
         if size != entry["bytes"]:
@@ -1334,9 +1393,10 @@ def print_tasks(data_dir):
                   f"only --raw: {row.source.accepts}" if not urls else
                   f"{f'{size:,} bytes' if size else 'some hundred MB'} from {urls[0]}")
         try:
-            state = "prepared" if _read_meta(Path(data_dir) / name, name, data_dir) else "not prepared"
+            _ready(name, data_dir)
+            state = "prepared"
         except UserError:
-            state = "damaged"
+            state = "damaged" if (Path(data_dir) / name / "meta.json").exists() else "not prepared"
         print(f"{'':16} {state}; {origin}; licence: {row.source.licence}")
 
 
@@ -1350,12 +1410,11 @@ def show(task, data_dir, path):
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    if Path(path).suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise UserError(f"--show {path}: give a file name that ends in .png, .pdf or .svg")
     row, split = load_task(task, data_dir), load(task, "train", data_dir)
     members = order(len(split), 0, 0)[:SHOWN]
     x, y, lengths = split.batch(members)
-    hidden = choose_positions(x.shape[:-1] if row.kind == "continuous" else x.shape, row.mask, 0)
+    _, *documents, l = x.shape if row.kind == "tokens" else x.shape[:-1]
+    hidden = choose_positions((len(members), *documents, row.length), row.mask, 0, 0)[..., :l]
     meta = _read_meta(Path(data_dir) / task, task, data_dir)
     width, height = (5.4, 2.6) if row.side else (12, 2.0)
     figure, axes = plt.subplots(len(members), 2, figsize=(width, height * len(members)), squeeze=False,
@@ -1474,6 +1533,8 @@ def _command(args):
         raise UserError(f"--workers {args.workers}: must be positive")
     if args.stats_images is not None and args.stats_images < 1:
         raise UserError(f"--stats-images {args.stats_images}: must be positive")
+    if args.show is not None and Path(args.show).suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise UserError(f"--show '{args.show}': give a file name that ends in .png, .pdf or .svg")
     if args.stats:
         if row.make is None:
             raise UserError(f"--stats is for generated tasks; {args.task} is not generated")
@@ -1488,7 +1549,7 @@ def _command(args):
         sizes = [default if size is None else size for size, default in zip(asked, row.sizes)]
     folder = prepare(args.task, args.data_dir, sizes, args.seed, args.raw, args.workers, args.grouped)
     meta = _read_meta(folder, args.task, args.data_dir)
-    counts = ", ".join(f"{split} {size:,}" + (f" of {full:,}" if size < full and not meta["asked"] else "")
+    counts = ", ".join(f"{split} {size:,}" + (f" (official: {full:,})" if size != full and not meta["asked"] else "")
                        for split, size, full in zip(SPLITS, meta["sizes"], row.sizes))
     source = f"generated, seed {meta['seed']}" if meta["source"] == "generated" else meta["source"]
     print(f"{folder}: ready ({counts}; {source}{', split by recording' if meta['grouped'] else ''})")

@@ -105,6 +105,14 @@ bidmc_spo2       rotary       masked     spt      max   linear  1e-4     0      
 bidmc_spo2       rotary       masked     scratch  max   linear  1e-4     0      8     500      -       0  step
 bidmc_spo2       s4           masked     spt      mean  linear  1e-3  0.05     64     500      -       0  step
 bidmc_spo2       s4           masked     scratch  mean  linear  1e-2  0.05     32     500      -       0  step
+text256          rotary       masked     spt      max   linear  1e-3     0     16       -   2000      50  cosine
+text256          rotary       masked     scratch  max   linear  1e-3     0     16       -   6000      50  cosine
+text256          s4           masked     spt      max   linear  4e-3     0     16       -   2000      50  cosine
+text256          s4           masked     scratch  max   linear  4e-3     0     16       -   6000      50  cosine
+text_demo        rotary       masked     spt      max   linear  1e-3     0     32       -    700      50  cosine
+text_demo        rotary       masked     scratch  max   linear  1e-3     0     32       -   2000      50  cosine
+text_demo        s4           masked     spt      max   linear  4e-3     0     32       -    700      50  cosine
+text_demo        s4           masked     scratch  max   linear  4e-3     0     32       -   2000      50  cosine
 listops_demo     transformer  masked     spt      mean  linear  1e-3     0     32       -   1000      50  cosine
 listops_demo     transformer  masked     scratch  mean  linear  1e-3     0     32       -   1700      50  cosine
 listops_demo     rotary       masked     spt      mean  linear  1e-3     0     32       -   1000      50  cosine

@@ -77,6 +77,10 @@ bidmc_rr         rotary       masked       l1  5e-4     0     16     500      - 
 bidmc_rr         s4           masked       l1  1e-3  0.05     64     500      -     500  constant
 bidmc_spo2       rotary       masked       l1  5e-4     0     16     500      -     500  constant
 bidmc_spo2       s4           masked       l1  1e-3  0.05     64     500      -     500  constant
+text256          rotary       masked       ce  3e-3     0     16       -   4000      50  cosine
+text256          s4           masked       ce  4e-3     0     16       -   4000      50  cosine
+text_demo        rotary       masked       ce  3e-3     0     32       -   1300      50  cosine
+text_demo        s4           masked       ce  4e-3     0     32       -   1300      50  cosine
 listops_demo     transformer  masked       ce  2e-3     0     32       -    700      50  cosine
 listops_demo     rotary       masked       ce  2e-3     0     32       -    700      50  cosine
 listops_demo     s4           masked       ce  4e-3     0     32       -    700      50  cosine

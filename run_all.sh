@@ -3,7 +3,8 @@
 #
 #   bash run_all.sh demo             {Transformer, S4} x {scratch, SPT} on two generated tasks, 3 seeds, on a laptop
 #   bash run_all.sh demo-text        {rotary Transformer, S4} x {scratch, SPT} on real film reviews; downloads IMDb
-#   bash run_all.sh demo-text --raw DIR      the same with the aclImdb_v1.tar.gz that you have in DIR
+#   bash run_all.sh text256          the same with twice the text, all reviews and three times the steps
+#   bash run_all.sh demo-text --raw DIR      the aclImdb_v1.tar.gz that you have in DIR, instead of downloading
 #   bash run_all.sh TARGET --list    prints the commands instead, one chain a line, for any scheduler
 #
 # Rerunning goes on where it was stopped: finished runs are skipped, started ones resumed.
@@ -58,7 +59,7 @@ run_demo() {
 }
 
 usage() {
-    echo "usage: bash run_all.sh demo|demo-text [--raw DIR] [--list]" >&2
+    echo "usage: bash run_all.sh demo|demo-text|text256 [--raw DIR] [--list]" >&2
     exit 2
 }
 
@@ -66,13 +67,14 @@ TARGET=${1:-} LIST='' RAW=''
 case "$TARGET" in
     demo) TASKS="listops_demo pathfinder_demo" MODELS="transformer s4" ;;
     demo-text) TASKS="text_demo" MODELS="rotary s4" ;;
+    text256) TASKS="text256" MODELS="rotary s4" ;;
     *) usage ;;
 esac
 shift
 while [ $# -gt 0 ]; do
     case "$1" in
         --list) LIST=1; shift ;;
-        --raw) [ "$TARGET" = demo-text ] && [ -n "${2:-}" ] || usage; RAW=$2; shift 2 ;;
+        --raw) [ "$TARGET" != demo ] && [ -n "${2:-}" ] || usage; RAW=$2; shift 2 ;;
         *) usage ;;
     esac
 done
