@@ -340,8 +340,12 @@ def prepare(task, data_dir="data", sizes=None, seed=None, raw=None, workers=None
             if not (folder / "meta.json").exists():   # else another process made it while we waited
                 _prepare_locked(row, task, folder, asked, workers or os.cpu_count())
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        raise UserError(f"{folder}: {error}" + "; make room, or choose another --data-dir" * full) from None
+        hint = ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            hint = "; make room, or choose another --data-dir"
+        elif str(error.filename).startswith(str(data_dir)):
+            hint = "; choose another --data-dir"
+        raise UserError(f"{folder}: {error}{hint}") from None
     _check_meta(_read_meta(folder, task, data_dir), folder, task, data_dir, asked)
     return folder
 
@@ -1324,7 +1328,7 @@ def _create(path, shape, dtype=np.uint8):
         array = np.load(path, mmap_mode="r+", allow_pickle=False)
         if array.shape == shape and array.dtype == dtype:
             return array
-    except (OSError, ValueError):
+    except (OSError, ValueError, EOFError):
         pass
     array = np.lib.format.open_memmap(path, "w+", dtype, shape)
     # Room is taken now: a disk that turns out full under mapped memory kills the process without a word.

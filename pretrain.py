@@ -726,7 +726,7 @@ class Log:
                       steps=self.total, best_step=state["best_step"], parameters=count(model), train_examples=examples,
                       data=args.data, changed=args.changed,
                       full_recipe=not args.changed and "grouped" not in args.data
-                      and examples == TASKS[args.task].sizes[0],
+                      and args.data["sizes"] == list(TASKS[args.task].sizes),
                       seconds=round(self.seconds(), 1), peak_memory_bytes=peak, **self.environment)
         write_json(args.out / "result.json", record)
         run.say(f"done in {record['seconds']:.0f} s: best at step {state['best_step']}; "

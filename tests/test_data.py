@@ -441,7 +441,7 @@ def test_prepared_is_kept(prepared):
     assert "sizes [1100, 120, 130]" in line and f"rm -r {prepared}/listops_demo" in line
     assert "seed 0, not 4" in fails("--task", "listops_demo", "--data-dir", prepared, "--seed", 4)
     assert "source" in fails("--task", "listops_demo", "--data-dir", prepared, "--lra-dir", prepared)
-    assert "--raw x is not a folder" in fails("--task", "listops_demo", "--data-dir", prepared, "--raw", "x")
+    assert "--raw 'x' is not a folder" in fails("--task", "listops_demo", "--data-dir", prepared, "--raw", "x")
     assert digest(prepared / "listops_demo") == before
 
 

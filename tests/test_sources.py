@@ -24,7 +24,7 @@ import torch
 
 import data
 from conftest import ROOT
-from test_data import SAMPLES, fails
+from test_data import SAMPLES, digest, fails
 
 real = pytest.mark.skipif(not SAMPLES.is_dir(), reason="the real samples are not here")
 RNG = np.random.default_rng(0)
@@ -350,6 +350,36 @@ def test_disk_full(server, monkeypatch, tmp_path, reviews):
         assert "make room" in fails("--task", "text_demo", "--data-dir", folder) and no_set(folder)
     data.prepare("text_demo", folder)
     assert text_is_whole(folder)
+
+
+def test_disk_full_while_preparing(tmp_path):
+    """No file may grow beyond 1 MB, which the operating system enforces; then it may."""
+    tar(tmp_path / "speech_commands_v0.02.tar.gz", speech())
+    command = f"{sys.executable} data.py --task sc --raw {tmp_path} --data-dir {tmp_path / 'data'}"
+    full = subprocess.run(["bash", "-c", f"ulimit -f 1000; {command}"], cwd=ROOT, capture_output=True, text=True)
+    assert full.returncode == 2 and full.stderr.splitlines()[-1].startswith("error: ") and "make room" in full.stderr
+    with pytest.raises(data.UserError, match="not prepared"):
+        data.load("sc", "train", tmp_path / "data")
+    subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, check=True)
+    assert len(data.load("sc", "train", tmp_path / "data")) == 140
+
+
+@pytest.mark.parametrize("when", ["test_x.npy", "train_x.npy", "train_y.npy"])
+def test_killed_while_preparing(tmp_path, when):
+    """kill -9 as soon as a file is there: never a set, then the same set as without a kill."""
+    tar(tmp_path / "speech_commands_v0.02.tar.gz", speech())
+    argv = ("--task", "sc", "--raw", tmp_path, "--data-dir", tmp_path / "data")
+    running = process({}, *argv)
+    while not (tmp_path / "data" / "sc" / when).exists() and running.poll() is None:
+        time.sleep(0.001)
+    running.send_signal(signal.SIGKILL)
+    running.communicate()
+    if not (tmp_path / "data" / "sc" / "meta.json").exists():        # else it was faster than the signal
+        with pytest.raises(data.UserError, match="not prepared"):
+            data.load("sc", "train", tmp_path / "data")
+    assert data.main([str(word) for word in argv]) == 0
+    data.prepare("sc", tmp_path / "quiet", raw=tmp_path)
+    assert digest(tmp_path / "data" / "sc") == digest(tmp_path / "quiet" / "sc")
 
 
 # ---- archives ----------------------------------------------------------------------------------------

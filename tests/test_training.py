@@ -857,7 +857,8 @@ PAPER_L1 = {"image", "scifar", "sc", "bidmc_hr", "bidmc_rr", "bidmc_spo2"}
 
 
 def test_recipes_are_the_papers():
-    ours = {(r["task"], r["model"], r["objective"]): r for r in read_table(pretrain.RECIPES) if "demo" not in r["task"]}
+    ours = {(r["task"], r["model"], r["objective"]): r for r in read_table(pretrain.RECIPES)
+            if "demo" not in r["task"] and r["task"] != "text256"}
     starts = {(r["task"], r["model"], r["objective"], r["start"]): r for r in read_table(finetune.RECIPES)}
     assert ours.keys() == PAPER.keys()
     for key, (pt_lr, pt_batch, ft_lr, ft_batch, decay, pool) in PAPER.items():
