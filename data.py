@@ -791,8 +791,9 @@ def prepare_cifar(row, folder, plan, workers):
     read = read_cifar(place)
     shuffled = _shuffled(len(read["train"][1]))
     held_out = len(shuffled) - int(len(shuffled) * 0.9)
-    for i, (split, source, members) in enumerate(zip(SPLITS, ("train", "train", "test"), (
-            shuffled[:-held_out], shuffled[-held_out:], np.arange(len(read["test"][1]))))):
+    parts = (("train", "train", shuffled[:-held_out]), ("val", "train", shuffled[-held_out:]),
+             ("test", "test", np.arange(len(read["test"][1]))))
+    for i, (split, source, members) in enumerate(parts):
         members = members[:_size(plan, i, len(members), place)]
         images, labels = (array[members] for array in read[source])
         if images.ndim == 4 and row.channels == 1:
