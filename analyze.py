@@ -20,9 +20,9 @@ from pathlib import Path
 T_QUANTILE = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262]
 
 MODEL_NAMES = {"transformer": "Transformer", "rotary": "Transformer (rotary)", "s4": "S4"}
-TASK_NAMES = {"pathfinder_demo": "Pathfinder, scaled down", "listops_demo": "ListOps, scaled down",
-              "text_demo": "Text (IMDb), 128 characters", "text256": "Text (IMDb), 256 characters"}
-CHANCE = {"pathfinder_demo": 50, "listops_demo": 10, "text_demo": 50, "text256": 50}          # percent
+# Name and chance, in percent.
+DEMO_TASKS = {"pathfinder_demo": ("Pathfinder, scaled down", 50), "listops_demo": ("ListOps, scaled down", 10),
+              "text_demo": ("Text (IMDb), 128 characters", 50), "text256": ("Text (IMDb), 256 characters", 50)}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Reading runs
@@ -95,7 +95,7 @@ def signed(gain):
 
 def demo_table(results):
     """Markdown: one row per task and model, then the gap between the two models before and after SPT."""
-    tasks = [t for t in TASK_NAMES if any(r["task"] == t for r in results)]
+    tasks = [t for t in DEMO_TASKS if any(r["task"] == t for r in results)]
     models = [m for m in MODEL_NAMES if any(r["model"] == m for r in results)]
     lines = ["| task | model | from scratch | self-pretrained | gain [95 % interval] | seeds |",
              "|---|---|---|---|---|---|"]
@@ -106,13 +106,13 @@ def demo_table(results):
             spt = accuracies(results, task=task, model=model, start="spt")
             cells[model] = scratch, spt
             seeds = len(scratch.keys() & spt.keys())
-            lines.append(f"| {TASK_NAMES.get(task, task)} | {MODEL_NAMES[model]} | {mean_std(scratch.values())} | "
+            lines.append(f"| {DEMO_TASKS[task][0]} | {MODEL_NAMES[model]} | {mean_std(scratch.values())} | "
                          f"{mean_std(spt.values())} | {signed(paired_gain(scratch, spt))} | {seeds} |")
         others = [m for m in models if m != "s4"]
         if "s4" in cells and others and all(cells["s4"]) and all(cells[others[0]]):
             gaps = [statistics.mean(cells["s4"][i].values()) - statistics.mean(cells[others[0]][i].values())
                     for i in (0, 1)]
-            lines.append(f"| {TASK_NAMES.get(task, task)} | *gap, S4 minus Transformer* | {gaps[0]:+.1f} | "
+            lines.append(f"| {DEMO_TASKS[task][0]} | *gap, S4 minus Transformer* | {gaps[0]:+.1f} | "
                          f"{gaps[1]:+.1f} | | |")
     return "\n".join(lines)
 
@@ -126,7 +126,7 @@ def demo_figure(results, path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    tasks = [t for t in TASK_NAMES if any(r["task"] == t for r in results)]
+    tasks = [t for t in DEMO_TASKS if any(r["task"] == t for r in results)]
     models = [m for m in MODEL_NAMES if any(r["model"] == m for r in results)]
     colours = {"scratch": "#9aa5b1", "spt": "#0072b2"}                   # colour-blind safe, apart in gray too
     names = {"scratch": "from scratch", "spt": "self-pretrained (SPT)"}
@@ -143,10 +143,11 @@ def demo_figure(results, path):
                 axis.scatter([x] * len(values), values, s=14, color="black", zorder=3,
                              label="one seed" if i == 0 and j == 1 else None)
                 axis.text(x, max(values) + 1.2, f"{statistics.mean(values):.1f}", ha="center", fontsize=9)
-        axis.axhline(CHANCE[task], color="black", linewidth=0.8, linestyle=":")
-        axis.text((len(models) - 1) / 2, CHANCE[task] + 0.8, "chance", fontsize=8, ha="center")
+        chance = DEMO_TASKS[task][1]
+        axis.axhline(chance, color="black", linewidth=0.8, linestyle=":")
+        axis.text((len(models) - 1) / 2, chance + 0.8, "chance", fontsize=8, ha="center")
         axis.set_xticks(range(len(models)), [MODEL_NAMES[m] for m in models])
-        axis.set_title(TASK_NAMES.get(task, task), fontsize=10)
+        axis.set_title(DEMO_TASKS[task][0], fontsize=10)
         axis.set_ylim(0, axis.get_ylim()[1] * 1.05)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_ylabel("test accuracy, %, mean over seeds")

@@ -26,8 +26,8 @@ from pretrain import (Log, apply_recipe, base_parser, batch_rows, guarded, ident
 # Transformers from scratch take the values of their SPT row: the paper lists no others. S4 from scratch is cited by the
 # paper from Gu et al. 2022, so those rows are theirs, in the official configuration's numbers (PathX-256: paper,
 # appendix C.1.2; BIDMC: table 6, whose other entries for S4 repeat table 5's for S4 + SPT, a misprint). Epochs,
-# warm-up, schedule: the official configurations, but cosine for the Transformers on Speech Commands, where those wait
-# for a plateau. pool: table 4 for Transformers, the official configuration for S4, max on PathX (C.1.3). head: the
+# warm-up, schedule: the official configurations (rotary: as in pretrain.py), but warm-up and cosine for the Transformers
+# on Speech Commands, where those wait for a plateau. pool: table 4 for Transformers, the official configuration for S4, max on PathX (C.1.3). head: the
 # official configurations.
 RECIPES = """
 task             model        objective  start    pool  head      lr    wd  batch  epochs  steps  warmup  schedule
@@ -166,7 +166,6 @@ def parse_args(argv=None):
     args.start = "scratch" if args.init is None else "spt"
     if inherited:
         args.arch = inherited["arch"]
-    if inherited:
         args.pretraining = {k: inherited.get(k) for k in ("mask", "lr", "batch", "steps", "epochs", "seed", "data")}
         if inherited.get("changed") or not (args.init / "result.json").exists():
             # A finetuned model is only as much the recipe's as the pretraining it starts from.

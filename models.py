@@ -239,7 +239,7 @@ NORMS = {"layer": LayerNorm, "batch": BatchNorm}
 
 
 class TransformerLayer(nn.Module):
-    """x + attention(norm(x)), then x + ff(norm(x)). No dropout (paper, appendix C.1)."""
+    """x + attention(norm(x)), then x + ff(norm(x)). No dropout (official configurations)."""
 
     def __init__(self, d, heads, ff, use_rotary, causal, block):
         super().__init__()
@@ -305,8 +305,10 @@ class Backbone(nn.Module):
         leading = x.shape[:1] if lengths is None else lengths.shape
         if len(leading) > 1:
             x, lengths = x.flatten(0, 1), lengths.flatten()                                   # (b * k, l)
-        # The sum that all layers add to stays float32 under autocast, for every model alike.
-        x = self.encoder(x).float()                                                           # (b, l, d)
+        # The input and the sum that all layers add to stay float32 under autocast, for every model alike: bfloat16
+        # would keep 8 bits of a sample.
+        with torch.autocast(x.device.type, enabled=False):
+            x = self.encoder(x)                                                               # (b, l, d)
         if self.positions is not None:
             x = x + self.positions[: x.shape[1]]
         for layer in self.layers:
@@ -344,8 +346,6 @@ class Classifier(nn.Module):
 
     def __init__(self, backbone, outputs, pool, head="linear"):
         super().__init__()
-        if pool not in ("mean", "max", "last"):
-            raise ValueError(f"pool must be mean, max or last, got {pool}")
         self.backbone, self.pool, self.pair = backbone, pool, head == "pair"
         d = _width(backbone)
         self.head = {"linear": lambda: nn.Linear(d, outputs),
@@ -367,7 +367,8 @@ class Classifier(nn.Module):
         if self.pair:
             one, two = x.unbind(1)                                                            # (b, d) both
             x = torch.cat((one, two, one - two, one * two), -1)                               # (b, 4 d)
-        return self.head(x)                                                                   # (b, outputs)
+        with torch.autocast(x.device.type, enabled=False):             # one vector an example, and R2 close to 1
+            return self.head(x.float())                                                       # (b, outputs)
 
 
 def _width(backbone):

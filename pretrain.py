@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 import warnings
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,8 +35,8 @@ from data import MASK, TASKS, UserError, choose_positions, load, load_task, norm
 from models import Backbone, Denoiser, arch, count, inside, param_groups, read_table
 
 # Learning rate, batch and weight decay: paper, tables 4 to 6 (its values for PT), and S4's weight decay Gu et al. 2022.
-# Epochs, warm-up and schedule: the official configurations. Masking ratio: `Task.mask`. epochs is the longest run: the
-# best checkpoint counts. Retrieval: a batch counts pairs. The paper's misprints, as read here:
+# Epochs, warm-up and schedule: the official configurations (rotary, which has none on LRA: those of the sinusoidal row,
+# on Image those of sCIFAR). Masking ratio: `Task.mask`. epochs is the longest run: the best checkpoint counts. Retrieval: a batch counts pairs. The paper's misprints, as read here:
 #   Pathfinder and PathX have two "Masked" rows; the second is the causal one, by elimination.
 #   Image, Transformer, masked: the learning rate "1e03" is 1e-3.
 RECIPES = """
@@ -104,7 +105,7 @@ def corrupt(task, x, where, lengths):
     if lengths is not None:
         where = where & inside(lengths, where.shape[-1])
     if task.kind == "tokens":
-        return x.masked_fill(where, MASK), x, where                                           # (b, l) all three
+        return x.masked_fill(where, MASK), x, where                                           # all of the shape of x
     hidden = where[..., None].float()                                                         # (b, l, 1)
     inputs = torch.cat((normalise(task, x) * (1 - hidden), hidden), -1)                       # (b, l, channels + 1)
     return inputs, x, where
@@ -243,7 +244,7 @@ def main(argv=None):
         log.save_if_due(step + 1, state, run, args, model, optimizer)
 
     log.finish(args, run, state, model, len(train), dict(val_score=state["best"], score_is=(
-        "accuracy on hidden positions" if args.loss == "ce" else "minus squared error on hidden samples")))
+        "accuracy on predicted positions" if args.loss == "ce" else "minus squared error on predicted samples")))
     run.close()
 
 
@@ -269,7 +270,7 @@ def base_parser(description, stage):
     recipe = parser.add_argument_group("recipe (the paper's values; your flags win)")
     recipe.add_argument("--lr", type=float, help="learning rate of all but the SSM parameters")
     recipe.add_argument("--wd", "--weight-decay", type=float, help="AdamW weight decay")
-    recipe.add_argument("--batch", type=int, help="sequences (retrieval: pairs) per optimiser step, over all GPUs and "
+    recipe.add_argument("--batch", type=int, help="examples (retrieval: pairs) per optimiser step, over all GPUs and "
                                                   "micro-batches")
     recipe.add_argument("--epochs", type=int, help="longest run, in epochs")
     recipe.add_argument("--steps", type=int, help="longest run, in optimiser steps; wins over --epochs")
@@ -278,7 +279,7 @@ def base_parser(description, stage):
                         help="after warm-up; cosine reaches 0 at the end; step halves the rate after each fifth of the "
                              "run")
     machine = parser.add_argument_group("machine")
-    machine.add_argument("--micro-batch", type=int, help="sequences per forward pass; halve it when memory runs out")
+    machine.add_argument("--micro-batch", type=int, help="examples per forward pass; halve it when memory runs out")
     machine.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="auto: GPU if there is one")
     machine.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"),
                          help="auto: bfloat16 autocast on a GPU that has it, else float32")
@@ -502,8 +503,12 @@ def config_of(args):
 
 def identity(args):
     """Which data set this is: a resumed or finetuned run must see the one that it began with."""
-    meta = read_json(Path(args.data_dir) / args.task / "meta.json")
-    return {k: meta[k] for k in ("source", "seed", "sizes")} | ({"grouped": True} if meta["grouped"] else {})
+    folder = Path(args.data_dir) / args.task
+    meta = read_json(folder / "meta.json")
+    labels = zlib.crc32(b"".join((folder / f"{split}_y.npy").read_bytes() for split in ("train", "val", "test")))
+    source = "generated" if meta["source"] == "generated" else "official files"        # wherever they lie
+    return dict(source=source, seed=meta["seed"], sizes=meta["sizes"], labels=labels) | (
+        {"grouped": True} if meta["grouped"] else {})
 
 
 def open_run(args, run):

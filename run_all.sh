@@ -78,6 +78,8 @@ while [ $# -gt 0 ]; do
         *) usage ;;
     esac
 done
+[ -z "$LIST" ] || [ -z "$RAW" ] || { echo "error: --list prints training only; with --raw, prepare first:" \
+    "python data.py --task $TASKS --raw $RAW" >&2; exit 2; }
 RUNS=${RUNS:-runs/$TARGET}
 [[ $RUNS != *[[:space:]]* ]] || { echo "error: RUNS must not contain spaces: '$RUNS'" >&2; exit 2; }
 [[ $JOBS =~ ^[1-9][0-9]*$ ]] || { echo "error: JOBS must be a number of runs, got '$JOBS'" >&2; exit 2; }
