@@ -59,6 +59,7 @@ from tqdm import tqdm
 from generators import (CHUNK, DIGIT, EOS, MASK, OFFICIAL, PAD, SYMBOLS, UNK, Grammar, Snakes, make_listops,
                         make_pathfinder, print_image_stats, print_listops_stats)
 
+# MASK is not used here: the training scripts take all ids of special symbols from this file.
 # torch, requests and matplotlib are imported where they are used: generator processes do without them and start
 # much faster.
 
