@@ -78,8 +78,8 @@ class Archive:
     name: str
     urls: tuple                     # tried in this order
     bytes: int | None               # None, with checksum None: what `record` publishes
-    checksum: str | None            # "md5:..." or "sha256:..."
-    record: str | None = None       # Zenodo record as JSON
+    checksum: str | None            # "md5:...", "sha256:..." or "git:..." (of a git blob)
+    record: str | None = None       # list of files as JSON, as Zenodo or Hugging Face send it
 
 
 @dataclass(frozen=True)
@@ -213,9 +213,10 @@ class Split:
     x: np.ndarray
     y: np.ndarray
     offsets: np.ndarray | None = None      # tokens: sequence i is x[offsets[i]:offsets[i + 1]], <eos> included
+    chosen: np.ndarray | None = None       # only these examples count, numbered from 0; None: all
 
     def __len__(self):
-        return len(self.y)
+        return len(self.y if self.chosen is None else self.chosen)
 
     def batch(self, indices):
         """Examples `indices` (b,) as torch tensors (x, y, lengths); only their rows are read.
@@ -227,6 +228,7 @@ class Split:
         """
         import torch
         indices = np.asarray(indices, dtype=np.int64)
+        indices = indices if self.chosen is None else self.chosen[indices]
         y = torch.from_numpy(self.y[indices].astype(np.int64 if self.row.classes else np.float32))
         if self.row.kind == "continuous":
             return torch.from_numpy(self.x[indices]), y, None
@@ -239,8 +241,12 @@ class Split:
         return (x, y, lengths) if k == 1 else (x.view(-1, k, x.shape[1]), y, lengths.view(-1, k))
 
 
-def load(task, split, data_dir="data"):
-    """Memory-map one prepared split -> Split. UserError when it is missing, cut short, or of another row."""
+def load(task, split, data_dir="data", fraction=1.0):
+    """Memory-map one prepared split -> Split. UserError when it is missing, cut short, or of another row.
+
+    fraction: of its examples, the first so many of one fixed shuffle (seed 42, paper's appendix C.1.4 and [2]), so that
+    smaller subsets lie within larger ones and both stages see the same.
+    """
     row, folder = task_row(task), Path(data_dir) / task
     if split not in SPLITS:
         raise UserError(f"no split '{split}'; the splits are: {' '.join(SPLITS)}")
@@ -260,6 +266,9 @@ def load(task, split, data_dir="data"):
         offsets, steps = arrays["offsets"], np.diff(arrays["offsets"])
         if offsets[0] != 0 or offsets[-1] != len(arrays["x"]) or steps.min() < 1 or steps.max() > row.length:
             raise UserError(f"{folder / (split + '_offsets.npy')} is damaged; {_redo(folder, task, data_dir)}")
+    if fraction < 1:
+        n = len(arrays["y"])
+        arrays["chosen"] = np.random.RandomState(42).permutation(n)[:max(1, int(fraction * n))]
     return Split(row, **arrays)
 
 
@@ -1034,7 +1043,7 @@ def _release(plan, *layouts):
 def _place(row, folder, plan, archives, markers):
     """Where the files are: the download; or below --raw DIR the first archive that matches, or folder with a marker."""
     if plan["source"] == "downloaded":
-        return fetch(row.source.archives[0], folder.parent, plan["task"])
+        return fetch(row.source.archives[0], folder.parent / "downloads", _by_hand(plan["task"], folder.parent))
     raw = _raw_dir(plan)
     found = [path for pattern in archives for path in sorted(raw.glob(pattern))
              if path.suffix in (".tar", ".tgz", ".gz", ".bz2", ".xz", ".npz")]
@@ -1086,14 +1095,13 @@ TRIES = 4                  # in a row without a new byte, for each address
 PAUSE = 2                  # seconds before trying again, times the number of failures in a row
 
 
-def fetch(archive, data_dir, task):
-    """Download `archive` into data_dir/downloads, unless it is there -> its path.
+def fetch(archive, folder, by_hand):
+    """Download `archive` into a folder, unless it is there -> its path.
 
     It gets its name only once size and checksum are right; until then it is NAME.part, which the next call goes on
-    with. UserError with every server's answer and what to do by hand, when all addresses fail.
+    with. UserError with every server's answer and what to do `by_hand`, when all addresses fail.
     """
     import requests
-    folder = Path(data_dir) / "downloads"
     folder.mkdir(parents=True, exist_ok=True)
     path, part = folder / archive.name, folder / (archive.name + ".part")
     failures = []
@@ -1121,21 +1129,30 @@ def fetch(archive, data_dir, task):
                 if not resumed:
                     failures.append(f"{url}: wrong checksum")
                     break
-    raise UserError(f"{archive.name} cannot be downloaded ({'; '.join(failures)}). Get it in another way, put it into "
-                    f"a folder DIR and run: {_how(task, data_dir)} --raw DIR (DIR may hold: "
-                    f"{TASKS[task].source.accepts})")
+    raise UserError(f"{archive.name} cannot be downloaded ({'; '.join(failures)}). Get it in another way, {by_hand}")
+
+
+def _by_hand(task, data_dir):
+    return (f"put it into a folder DIR and run: {_how(task, data_dir)} --raw DIR "
+            f"(DIR may hold: {TASKS[task].source.accepts})")
 
 
 def _published(archive):
-    """The archive with size and checksum filled in from its Zenodo record, where they are not known here."""
+    """The archive with size and checksum filled in from its record, where they are not known here."""
     import requests
     if archive.checksum is not None:
         return archive
     answer = requests.get(archive.record, timeout=TIMEOUT)
     answer.raise_for_status()
-    for entry in answer.json()["files"]:
-        if entry["key"] == archive.name and re.fullmatch("(md5|sha256):[0-9a-f]+", entry["checksum"]):
-            return replace(archive, bytes=int(entry["size"]), checksum=entry["checksum"])
+    listing = answer.json()
+    if isinstance(listing, dict):                         # Zenodo
+        found = {entry["key"]: (entry["size"], entry["checksum"]) for entry in listing["files"]}
+    else:                                                 # Hugging Face: large files by content, small ones as in git
+        found = {entry["path"]: (entry["size"], f"sha256:{entry['lfs']['oid']}" if "lfs" in entry else
+                                 f"git:{entry['oid']}") for entry in listing}
+    size, checksum = found.get(archive.name, (0, ""))
+    if re.fullmatch("(md5|sha256|git):[0-9a-f]+", checksum):
+        return replace(archive, bytes=int(size), checksum=checksum)
     raise LookupError(f"the record names no {archive.name} with a checksum")
 
 
@@ -1216,7 +1233,57 @@ def _request(url, part, have, size):
 def _checksum_of(path, expected):
     algorithm = expected.split(":")[0]
     with open(path, "rb") as file:
+        if algorithm == "git":
+            return "git:" + hashlib.sha1(b"blob %d\0" % path.stat().st_size + file.read()).hexdigest()
         return f"{algorithm}:{hashlib.file_digest(file, algorithm).hexdigest()}"
+
+
+# ---- Pythia --------------------------------------------------------------------------------------
+# The paper's section 3.5 finetunes a language model on the tasks' own symbols: each symbol becomes one of the model's
+# tokens, and no position is added or lost. Only the two files below are fetched, and nothing in them is executed.
+
+PYTHIA = "https://huggingface.co/EleutherAI/pythia-70m-deduped/resolve/main"
+PYTHIA_FILES = tuple(
+    Archive(name, (f"{PYTHIA}/{name}",), None, None, PYTHIA.replace("EleutherAI", "api/models/EleutherAI", 1).replace(
+        "resolve", "tree")) for name in ("model.safetensors", "tokenizer.json"))
+
+
+def fetch_pythia(data_dir="data"):
+    """Download Pythia-70M into data_dir/pythia-70m-deduped, unless it is there -> paths of weights and tokenizer."""
+    folder = Path(data_dir) / "pythia-70m-deduped"
+    return tuple(fetch(archive, folder, f"put it into {folder}, and run the same command again; or take --model "
+                                        "pythia_rand, which needs no download") for archive in PYTHIA_FILES)
+
+
+def pythia_tokens(task, tokenizer, data_dir="data"):
+    """The token of each symbol of a prepared task: int64 (vocab,), and the symbols that have none.
+
+    A gray level is the token of its decimal digits ("0" to "255" have one each), a character its own, an operator of
+    ListOps that of its name ("MAX"). <eos>, <unk> and symbols without a token of their own become <|endoftext|>, <pad>
+    becomes <|padding|>, as in the official code; <mask> never occurs in finetuning.
+    """
+    row, meta = task_row(task), _ready(task, data_dir)
+    if row.kind == "continuous":
+        symbols = [str(level) for level in range(row.vocab)]
+    else:
+        names = {"[MIN": "MIN", "[MAX": "MAX", "[MED": "MED", "[SM": "SM", "X": "]"} if row.family == "listops" else {}
+        symbols = ["<|endoftext|>", "<|padding|>", "<|endoftext|>", "<|endoftext|>",
+                   *(names.get(symbol, symbol) for symbol in meta["found"].get("symbols", SYMBOLS))]
+    try:
+        with open(tokenizer, encoding="utf-8") as file:
+            known = json.load(file)["model"]["vocab"]
+        end = known["<|endoftext|>"]
+        # Tokens are written with one printable character for each byte: itself where it is printable, else the next
+        # unused ones from 256 on (byte-level BPE, as in GPT-2).
+        printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+        others = [byte for byte in range(256) if byte not in printable]
+        letter = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+        tokens = [known.get("".join(letter[byte] for byte in symbol.encode())) for symbol in symbols]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{tokenizer} is not Pythia's tokenizer, or it is damaged ({type(error).__name__}); "
+                        f"remove it, and run the same command again") from None
+    without = [symbol for symbol, token in zip(symbols, tokens) if token is None]
+    return np.array([end if token is None else token for token in tokens], np.int64), without
 
 
 # ---- generating: chunks in processes ---------------------------------------------------------------

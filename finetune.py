@@ -16,93 +16,100 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data import TASKS, UserError, load, load_task, normalise, prepare
-from models import Backbone, Classifier, arch, param_groups, read_table
-from pretrain import (Log, apply_recipe, base_parser, batch_rows, guarded, identity, lr_multiplier, micro_batches,
-                      new_state, open_run, plan, read_checkpoint, read_json, restore, save, seed_dropout, setup,
-                      steps_of, to_device)
+from data import TASKS, UserError, fetch_pythia, load, load_task, prepare, pythia_tokens
+from models import Backbone, Classifier, arch, neox_weights, param_groups, read_safetensors, read_table
+from pretrain import (Log, apply_recipe, base_parser, batch_rows, guarded, identity, inputs_of, lr_multiplier,
+                      micro_batches, new_state, open_run, plan, read_checkpoint, read_json, restore, run_directory,
+                      save, seed_dropout, setup, steps_of, symbols_of, to_device)
 
-# start: spt = from a pretraining run (paper, tables 4 to 6, its values for FT), scratch = random weights.
-# Transformers from scratch take the values of their SPT row: the paper lists no others. S4 from scratch is cited by the
-# paper from Gu et al. 2022, so those rows are theirs, in the official configuration's numbers (PathX-256: paper,
-# appendix C.1.2; BIDMC: table 6, whose other entries for S4 repeat table 5's for S4 + SPT, a misprint). Epochs,
-# warm-up, schedule: the official configurations (rotary: as in pretrain.py), but warm-up and cosine for the Transformers
-# on Speech Commands, where those wait for a plateau. pool: table 4 for Transformers, the official configuration for S4, max on PathX (C.1.3). head: the
-# official configurations.
+# start: spt = from a pretraining run (paper, tables 4 to 6, its values for FT), scratch = random weights, both = the
+# same values for either, corpus = the weights of a language model. Transformers from scratch take the values of their
+# SPT row: the paper lists no others. S4 from scratch is cited by the paper from Gu et al. 2022, so those rows are
+# theirs, in the official configuration's numbers (PathX-256: paper, appendix C.1.2; BIDMC: table 6, whose other entries
+# for S4 repeat table 5's for S4 + SPT, a misprint). Pythia with random weights takes the values of the pretrained one.
+# Epochs, warm-up, schedule: the official configurations (rotary: as in pretrain.py; s4_rand: as s4 with SPT), but
+# warm-up and cosine for the Transformers on Speech Commands, where those wait for a plateau. pool: table 4 for
+# Transformers, the official configuration for all others, max on PathX (C.1.3). head: the official configurations.
 RECIPES = """
 task             model        objective  start    pool  head      lr    wd  batch  epochs  steps  warmup  schedule
-listops          transformer  masked     spt      mean  linear  1e-4   0.1     64     100      -    2000  constant
-listops          transformer  masked     scratch  mean  linear  1e-4   0.1     64     100      -    2000  constant
-listops          transformer  causal     spt      last  linear  5e-4   0.1    128     100      -    2000  constant
-listops          transformer  causal     scratch  last  linear  5e-4   0.1    128     100      -    2000  constant
-listops          rotary       masked     spt      mean  linear  1e-4  0.05     64     100      -    2000  constant
-listops          rotary       masked     scratch  mean  linear  1e-4  0.05     64     100      -    2000  constant
+listops          transformer  masked     both     mean  linear  1e-4   0.1     64     100      -    2000  constant
+listops          transformer  causal     both     last  linear  5e-4   0.1    128     100      -    2000  constant
+listops          rotary       masked     both     mean  linear  1e-4  0.05     64     100      -    2000  constant
 listops          s4           masked     spt      mean  linear  1e-3  0.05     16      40      -    2000  constant
 listops          s4           masked     scratch  mean  linear  1e-2  0.05     50      40      -    2000  cosine
-text             transformer  masked     spt      mean  mlp     1e-4   0.1     64      65      -    2000  constant
-text             transformer  masked     scratch  mean  mlp     1e-4   0.1     64      65      -    2000  constant
-text             transformer  causal     spt      mean  mlp     1e-4   0.1     64      65      -    2000  constant
-text             transformer  causal     scratch  mean  mlp     1e-4   0.1     64      65      -    2000  constant
-text             rotary       masked     spt      mean  mlp     5e-4   0.1     64      65      -    2000  constant
-text             rotary       masked     scratch  mean  mlp     5e-4   0.1     64      65      -    2000  constant
+listops          s4_rand      masked     spt      mean  linear  1e-3  0.05     16      40      -    2000  constant
+listops          s4_rand      masked     scratch  mean  linear  5e-4  0.05     16      40      -    2000  constant
+listops          dlr          masked     both     mean  linear  5e-4  0.05     16      40      -    2000  constant
+listops          dlr_rand     masked     spt      mean  linear  5e-4  0.05     64      40      -    2000  constant
+listops          dlr_rand     masked     scratch  mean  linear  1e-4  0.05     16      40      -    2000  constant
+listops          pythia       causal     corpus   mean  linear  5e-5     0     64     200      -     200  cosine
+listops          pythia_rand  causal     scratch  mean  linear  5e-5     0     64     200      -     200  cosine
+text             transformer  masked     both     mean  mlp     1e-4   0.1     64      65      -    2000  constant
+text             transformer  causal     both     mean  mlp     1e-4   0.1     64      65      -    2000  constant
+text             rotary       masked     both     mean  mlp     5e-4   0.1     64      65      -    2000  constant
 text             s4           masked     spt      mean  linear  5e-4  0.05     16      32      -    5000  cosine
 text             s4           masked     scratch  mean  linear  1e-2  0.05     16      32      -    5000  cosine
-retrieval        transformer  masked     spt      mean  pair    5e-4     0     16      32      -    5000  constant
-retrieval        transformer  masked     scratch  mean  pair    5e-4     0     16      32      -    5000  constant
-retrieval        transformer  causal     spt      mean  pair    1e-3     0     48      32      -    5000  constant
-retrieval        transformer  causal     scratch  mean  pair    1e-3     0     48      32      -    5000  constant
-retrieval        rotary       masked     spt      mean  pair    5e-4     0     16      32      -    5000  constant
-retrieval        rotary       masked     scratch  mean  pair    5e-4     0     16      32      -    5000  constant
+text             s4_rand      masked     both     mean  linear  1e-3  0.05     16      32      -    5000  cosine
+text             dlr          masked     spt      mean  linear  1e-3  0.05     16      32      -    2000  constant
+text             dlr          masked     scratch  mean  linear  5e-4  0.05     16      32      -    2000  constant
+text             dlr_rand     masked     spt      mean  linear  5e-4  0.05     16      32      -    2000  constant
+text             dlr_rand     masked     scratch  mean  linear  1e-3  0.05     16      32      -    2000  constant
+text             pythia       causal     corpus   last  linear  5e-4     0     16      32      -    5000  constant
+text             pythia_rand  causal     scratch  last  linear  5e-4     0     16      32      -    5000  constant
+retrieval        transformer  masked     both     mean  pair    5e-4     0     16      32      -    5000  constant
+retrieval        transformer  causal     both     mean  pair    1e-3     0     48      32      -    5000  constant
+retrieval        rotary       masked     both     mean  pair    5e-4     0     16      32      -    5000  constant
 retrieval        s4           masked     spt      mean  pair    5e-4  0.05    256      20      -    2500  constant
 retrieval        s4           masked     scratch  mean  pair    1e-2  0.05     64      20      -    2500  cosine
-image            transformer  masked     spt      max   mlp     1e-3     0     16     200      -    2000  constant
-image            transformer  masked     scratch  max   mlp     1e-3     0     16     200      -    2000  constant
-image            transformer  causal     spt      max   mlp     1e-3     0     32     200      -    2000  constant
-image            transformer  causal     scratch  max   mlp     1e-3     0     32     200      -    2000  constant
-image            rotary       masked     spt      mean  mlp     1e-3     0     64     200      -    2000  constant
-image            rotary       masked     scratch  mean  mlp     1e-3     0     64     200      -    2000  constant
+retrieval        pythia       causal     corpus   mean  pair    1e-4     0    256      20      -    2500  constant
+retrieval        pythia_rand  causal     scratch  mean  pair    1e-4     0    256      20      -    2500  constant
+image            transformer  masked     both     max   mlp     1e-3     0     16     200      -    2000  constant
+image            transformer  causal     both     max   mlp     1e-3     0     32     200      -    2000  constant
+image            rotary       masked     both     mean  mlp     1e-3     0     64     200      -    2000  constant
 image            s4           masked     spt      mean  linear  1e-3  0.05    512     200      -    1000  cosine
 image            s4           masked     scratch  mean  linear  1e-2  0.05     50     200      -    1000  cosine
-pathfinder       transformer  masked     spt      mean  linear  5e-4     0     16     200      -    5000  constant
-pathfinder       transformer  masked     scratch  mean  linear  5e-4     0     16     200      -    5000  constant
-pathfinder       transformer  causal     spt      mean  linear  1e-3     0    256     200      -    5000  constant
-pathfinder       transformer  causal     scratch  mean  linear  1e-3     0    256     200      -    5000  constant
-pathfinder       rotary       masked     spt      mean  linear  5e-4     0     64     200      -    5000  constant
-pathfinder       rotary       masked     scratch  mean  linear  5e-4     0     64     200      -    5000  constant
+image            s4_rand      masked     spt      mean  linear  5e-4  0.05     64     200      -    1000  cosine
+image            s4_rand      masked     scratch  mean  linear  1e-4  0.05    128     200      -    1000  cosine
+image            dlr          masked     spt      mean  linear  1e-3  0.05     64     200      -    1000  constant
+image            dlr          masked     scratch  mean  linear  5e-4  0.05     64     200      -    1000  constant
+image            dlr_rand     masked     spt      mean  linear  1e-3  0.05     64     200      -    1000  constant
+image            dlr_rand     masked     scratch  mean  linear  1e-3  0.05     16     200      -    1000  constant
+image            pythia       causal     corpus   mean  linear  7e-5     0     64     200      -    2000  constant
+image            pythia_rand  causal     scratch  mean  linear  7e-5     0     64     200      -    2000  constant
+pathfinder       transformer  masked     both     mean  linear  5e-4     0     16     200      -    5000  constant
+pathfinder       transformer  causal     both     mean  linear  1e-3     0    256     200      -    5000  constant
+pathfinder       rotary       masked     both     mean  linear  5e-4     0     64     200      -    5000  constant
 pathfinder       s4           masked     spt      last  linear  1e-3  0.03     64     200      -    2500  constant
 pathfinder       s4           masked     scratch  last  linear  4e-3  0.03     64     200      -    2500  cosine
-pathx            transformer  masked     spt      max   linear  5e-4     0     32     200      -    5000  constant
-pathx            transformer  masked     scratch  max   linear  5e-4     0     32     200      -    5000  constant
-pathx            transformer  causal     spt      max   linear  5e-4     0    256     200      -    5000  constant
-pathx            transformer  causal     scratch  max   linear  5e-4     0    256     200      -    5000  constant
-pathx            rotary       masked     spt      max   linear  5e-4     0     32     200      -    5000  constant
-pathx            rotary       masked     scratch  max   linear  5e-4     0     32     200      -    5000  constant
+pathfinder       pythia       causal     corpus   last  linear  1e-4     0   1024     200      -    2500  constant
+pathfinder       pythia_rand  causal     scratch  last  linear  1e-4     0   1024     200      -    2500  constant
+pathx            transformer  masked     both     max   linear  5e-4     0     32     200      -    5000  constant
+pathx            transformer  causal     both     max   linear  5e-4     0    256     200      -    5000  constant
+pathx            rotary       masked     both     max   linear  5e-4     0     32     200      -    5000  constant
 pathx            s4           masked     spt      max   linear  1e-3  0.05     64      50      -   10000  cosine
 pathx            s4           masked     scratch  max   linear  5e-4  0.05     16      50      -   10000  cosine
+pathx            s4_rand      masked     both     max   linear  5e-4  0.05     16      50      -   10000  cosine
+pathx            dlr          masked     both     max   linear  5e-4  0.05     64      50      -    5000  cosine
+pathx            dlr_rand     masked     spt      max   linear  5e-4  0.05     16      50      -    5000  cosine
+pathx            dlr_rand     masked     scratch  max   linear  5e-4  0.05     64      50      -    5000  cosine
 pathx256         s4           masked     spt      max   linear  1e-3  0.05     64      50      -   10000  cosine
 pathx256         s4           masked     scratch  max   linear  1e-4  0.05     16      50      -   10000  cosine
-sc               rotary       masked     spt      max   linear  1e-3     0    256     200      -    2000  cosine
-sc               rotary       masked     scratch  max   linear  1e-3     0    256     200      -    2000  cosine
-sc               rotary       causal     spt      max   linear  1e-3     0    256     200      -    2000  cosine
-sc               rotary       causal     scratch  max   linear  1e-3     0    256     200      -    2000  cosine
+sc               rotary       masked     both     max   linear  1e-3     0    256     200      -    2000  cosine
+sc               rotary       causal     both     max   linear  1e-3     0    256     200      -    2000  cosine
 sc               s4           masked     spt      max   linear  5e-3  0.05     16      40      -    1000  cosine
 sc               s4           masked     scratch  max   linear  1e-2  0.05     16      40      -    1000  cosine
 sc               s4           causal     spt      max   linear  5e-4  0.05     16      40      -    1000  cosine
 sc               s4           causal     scratch  max   linear  1e-2  0.05     16      40      -    1000  cosine
-scifar           rotary       masked     spt      mean  mlp     1e-3     0     64     200      -    2000  constant
-scifar           rotary       masked     scratch  mean  mlp     1e-3     0     64     200      -    2000  constant
+scifar           rotary       masked     both     mean  mlp     1e-3     0     64     200      -    2000  constant
 scifar           s4           masked     spt      mean  linear  5e-4  0.05     64     200      -    1000  cosine
 scifar           s4           masked     scratch  mean  linear  1e-2  0.05     50     200      -    1000  cosine
-bidmc_hr         rotary       masked     spt      max   linear  5e-4     0     32     500      -       0  step
-bidmc_hr         rotary       masked     scratch  max   linear  5e-4     0     32     500      -       0  step
+bidmc_hr         rotary       masked     both     max   linear  5e-4     0     32     500      -       0  step
 bidmc_hr         s4           masked     spt      mean  linear  1e-3  0.05     64     500      -       0  step
 bidmc_hr         s4           masked     scratch  mean  linear  1e-3  0.05     32     500      -       0  step
-bidmc_rr         rotary       masked     spt      max   linear  5e-4     0     32     500      -       0  step
-bidmc_rr         rotary       masked     scratch  max   linear  5e-4     0     32     500      -       0  step
+bidmc_rr         rotary       masked     both     max   linear  5e-4     0     32     500      -       0  step
 bidmc_rr         s4           masked     spt      mean  linear  1e-3  0.05     64     500      -       0  step
 bidmc_rr         s4           masked     scratch  mean  linear  1e-2  0.05     32     500      -       0  step
-bidmc_spo2       rotary       masked     spt      max   linear  1e-4     0      8     500      -       0  step
-bidmc_spo2       rotary       masked     scratch  max   linear  1e-4     0      8     500      -       0  step
+bidmc_spo2       rotary       masked     both     max   linear  1e-4     0      8     500      -       0  step
 bidmc_spo2       s4           masked     spt      mean  linear  1e-3  0.05     64     500      -       0  step
 bidmc_spo2       s4           masked     scratch  mean  linear  1e-2  0.05     32     500      -       0  step
 text256          rotary       masked     spt      max   linear  1e-3     0     16       -   2000      50  cosine
@@ -125,7 +132,19 @@ pathfinder_demo  rotary       masked     spt      mean  linear  1e-3     0     1
 pathfinder_demo  rotary       masked     scratch  mean  linear  1e-3     0     16       -   2700      50  cosine
 pathfinder_demo  s4           masked     spt      mean  linear  1e-2     0     16       -    900      50  cosine
 pathfinder_demo  s4           masked     scratch  mean  linear  1e-2     0     16       -   1900      50  cosine
+pathfinder_demo  s4_rand      masked     spt      mean  linear  1e-2     0     16       -    900      50  cosine
+pathfinder_demo  s4_rand      masked     scratch  mean  linear  1e-2     0     16       -   1900      50  cosine
+pathfinder_demo  dlr          masked     spt      mean  linear  1e-2     0     16       -    900      50  cosine
+pathfinder_demo  dlr          masked     scratch  mean  linear  1e-2     0     16       -   1900      50  cosine
+pathfinder_demo  dlr_rand     masked     spt      mean  linear  1e-2     0     16       -    900      50  cosine
+pathfinder_demo  dlr_rand     masked     scratch  mean  linear  1e-2     0     16       -   1900      50  cosine
 """
+
+
+def recipes():
+    """The rows of `RECIPES`, one per start."""
+    return [row | {"start": start} for row in read_table(RECIPES)
+            for start in (("spt", "scratch") if row["start"] == "both" else (row["start"],))]
 
 
 def parse_args(argv=None):
@@ -139,38 +158,44 @@ def parse_args(argv=None):
 
     def key_of(first):
         if first.init is None:
-            return dict(task=first.task, model=first.model, objective=first.objective or "masked", start="scratch")
+            return dict(task=first.task, model=first.model, objective=first.objective,
+                        start="corpus" if first.model == "pythia" else "scratch")
         if not first.init.is_dir():
             raise UserError(f"--init {first.init} is not a directory; it wants a pretraining run, not a file")
         inherited.update(read_json(first.init / "config.json"))
         for name in ("task", "model", "objective", "arch"):
             if name not in inherited:
                 raise UserError(f"{first.init / 'config.json'} has no {name}; is it a pretraining run of this project?")
-        known = arch(inherited["task"], inherited["model"])
+        known = arch(inherited["task"], inherited["model"], inherited.get("size"))
         if known is None or not isinstance(inherited["arch"], dict) or inherited["arch"].keys() != known.keys():
             raise UserError(f"{first.init} holds an architecture that models.py does not have: {inherited['arch']}")
         if "start" in inherited:
             raise UserError(f"{first.init} is a finetuning run; --init wants a pretraining run")
-        for name in ("task", "model", "objective"):
-            if getattr(first, name) not in (None, inherited[name]):
+        for name in ("task", "model", "size", "objective"):
+            if getattr(first, name) not in (None, inherited.get(name)):
                 raise UserError(f"--{name} {getattr(first, name)}, but {first.init} was pretrained with "
-                                f"--{name} {inherited[name]}")
+                                f"--{name} {inherited.get(name)}")
+        # Both stages see the same examples, unless a flag says otherwise.
+        parser.set_defaults(size=inherited.get("size"), train_fraction=inherited.get("train_fraction", 1.0))
         return {name: inherited[name] for name in ("task", "model", "objective")} | dict(start="spt")
 
-    args = apply_recipe(parser, argv, read_table(RECIPES), key_of)
+    args = apply_recipe(parser, argv, recipes(), key_of)
     documents = TASKS[args.task].documents
     if (args.head == "pair") != (documents == 2):
         raise UserError(f"--head {args.head} does not fit {args.task}, where an example has {documents} document"
                         f"{'s; use --head pair' if documents > 1 else '; use --head linear or mlp'}")
     args.init = args.init and Path(os.path.relpath(args.init))         # one run, however its path was written
-    args.start = "scratch" if args.init is None else "spt"
+    if args.train_fraction < 1:                            # also where it is inherited
+        args.changed["train_fraction"] = args.train_fraction
     if inherited:
         args.arch = inherited["arch"]
-        args.pretraining = {k: inherited.get(k) for k in ("mask", "lr", "batch", "steps", "epochs", "seed", "data")}
+        args.pretraining = {k: inherited.get(k) for k in (
+            "mask", "loss", "lr", "wd", "batch", "steps", "epochs", "warmup", "schedule", "train_fraction", "seed",
+            "data")}
         if inherited.get("changed") or not (args.init / "result.json").exists():
             # A finetuned model is only as much the recipe's as the pretraining it starts from.
             args.changed["init"] = f"{args.init}: {inherited.get('changed') or 'pretraining is unfinished'}"
-    args.out = args.out or Path("runs") / f"{args.task}-{args.model}-{args.objective}-{args.start}-s{args.seed}"
+    args.out = args.out or run_directory(args, args.start)
     return args
 
 
@@ -209,6 +234,21 @@ def load_backbone(model, args, say):
         f"{', '.join(sorted(head))}{dropped}")
 
 
+def load_pythia(model, args, say):
+    """Puts the weights of Pythia-70M into a Classifier, downloading them on first use (paper, section 3.5)."""
+    path, tokenizer = fetch_pythia(args.data_dir)
+    tokens, without = pythia_tokens(args.task, tokenizer, args.data_dir)
+    try:
+        weights = neox_weights(read_safetensors(path), args.arch, torch.from_numpy(tokens))
+        model.backbone.load_state_dict(weights)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise UserError(f"{path} is not the weights of pythia-70m-deduped, or it is damaged "
+                        f"({str(error).splitlines()[0]}); remove it, and run the same command again") from None
+    say(f"from {path}: {len(weights)} tensors taken over; of the embedding, the {len(tokens)} rows of this task's "
+        "symbols" + (f"; without a token of their own: {' '.join(map(repr, without))}" if without else ""))
+    say("fresh: " + ", ".join(sorted(k for k in model.state_dict() if k.startswith("head."))))
+
+
 def supervised_loss(task, outputs, y):
     """Summed loss: cross-entropy of outputs (b, classes) and y (b,), or for regression the squared error of (b, 1)."""
     if task.classes:
@@ -233,7 +273,7 @@ def evaluate(model, task, split, args, run):
     for i in range(run.rank, -(-len(split) // size), run.world):
         x, y, lengths = to_device(split.batch(np.arange(i * size, min((i + 1) * size, len(split)))), run.device)
         with run.autocast():
-            outputs = model(x if task.kind == "tokens" else normalise(task, x), lengths).double()
+            outputs = model(inputs_of(task, args.model, x), lengths).double()
         sums[0] += supervised_loss(task, outputs, y)
         sums[1] += (outputs.argmax(-1) == y).sum()                     # for classes only
         sums[2] += len(y)
@@ -247,23 +287,28 @@ def main(argv=None):
     run = setup(args)
     if args.init is not None:
         run.say(f"inherited from {args.init}: task {args.task}, model {args.model}, objective {args.objective}, sizes")
+        if args.train_fraction < 1:
+            run.say(f"  trains on a share of {args.train_fraction:g} of the training examples (--train-fraction)")
     prepare(args.task, args.data_dir)
     task = load_task(args.task, args.data_dir)
     score_name = "accuracy" if task.classes else "r2"
-    train, val, test = (load(args.task, name, args.data_dir) for name in ("train", "val", "test"))
+    train = load(args.task, "train", args.data_dir, args.train_fraction)
+    val, test = (load(args.task, name, args.data_dir) for name in ("val", "test"))
     args.data = identity(args)
     if args.init is not None and args.pretraining["data"] != args.data:
         raise UserError(f"{args.init} was pretrained on {args.pretraining['data']}, and {args.data_dir}/{args.task} "
                         f"holds {args.data}; its test split may hold what was pretrained on")
     total, per_epoch = steps_of(args, len(train))
 
-    # ---- model: 1 from a pretrained backbone, or 2 from scratch; a run that is resumed is loaded over it ----------
+    # ---- model: from a pretraining run, from Pythia's weights, or from scratch; a resumed run is loaded over it ----
     torch.manual_seed(args.seed)
-    backbone = Backbone(args.arch, task.length, task.vocab if task.kind == "tokens" else None, task.channels,
+    backbone = Backbone(args.arch, task.length, symbols_of(task, args.model), task.channels,
                         causal=args.objective == "causal")
     model = Classifier(backbone, task.classes or 1, args.pool, args.head)
     if args.init is not None:
         load_backbone(model, args, run.say)
+    elif args.model == "pythia":
+        load_pythia(model, args, run.say)
     resume_from = open_run(args, run)
     model.to(run.device)
     optimizer = torch.optim.AdamW(param_groups(model, args.lr, args.wd), fused=True)
@@ -297,7 +342,7 @@ def main(argv=None):
         for part, last in micro_batches(rows, args, run):
             with run.no_sync(parallel, last):
                 with run.autocast():
-                    inputs = x[part] if task.kind == "tokens" else normalise(task, x[part])
+                    inputs = inputs_of(task, args.model, x[part])
                     outputs = parallel(inputs, None if lengths is None else lengths[part])
                 loss = supervised_loss(task, outputs.float(), y[part]) / len(rows.whole)
                 (loss * run.world).backward()                          # outside autocast, as in pretrain.py

@@ -1,15 +1,28 @@
 """Models: a table of architectures, thin layers over kernels.py, one backbone with two heads.
 
+    python models.py       every architecture: parameters, length, memory of one sequence, FLOPs per position
+
     Backbone      symbols or samples (b, l) -> features (b, l, d)
     Denoiser      backbone + a linear head on the positions to be predicted         stage 1, pretrain.py
     Classifier    backbone + pooling over the sequence + a head                     stage 2, finetune.py
 
-Read `ARCH`, then `S4` and `Attention` (the two sequence mixers that the paper compares), then `Backbone`. Sizes are
-b batch, l length, d width, h heads, n stored states; matrices are upper-case and explained in kernels.py. "Paper" is
-Amos et al. 2024, "Never Train from Scratch"; its table 4 fixes the Transformers' sizes below, and S4's are those of Gu
-et al. 2022 as the paper's official configurations spell them out.
+The order of the file is that of the paper's argument
+    1  Sizes: one row of `ARCH` per task and model.
+    2  A linear recurrence is a convolution: `SSM`, the layer around any kernel                      (eq. 1 and 2.4)
+    3  With a diagonal recurrence the kernel is a sum of geometric sequences: `DLR`                  (eq. 3)
+    4  Diagonal plus rank one, discretised from continuous time: `S4`, which HiPPO initialises       (eq. 2)
+    5  Nothing set by hand: `randomise`. What HiPPO gave, self-pretraining then has to learn         (section 3.3)
+    6  The other way to mix positions: `Attention`                                                   (section 3.2)
+    7  Norms, residual layers, `Backbone`;  8  heads;  9  Pythia's weights                            (section 3.5)
+   10  Optimiser groups;  11  the table that this file prints
+
+Sizes are b batch, l length, d width, h heads, n states; matrices are upper-case and explained in kernels.py. "Paper" is
+Amos et al. 2024, "Never Train from Scratch". Its table 4 fixes the Transformers' sizes below; S4's are those of Gu et
+al. 2022 as the paper's official configurations spell them out, and DLR's are S4's (appendix C.1.3).
 """
+import json
 import math
+import os
 import types
 
 import torch
@@ -17,37 +30,54 @@ import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 
-from kernels import attention, fft_conv, hippo_nplr, rotary, s4_kernel, truncation_correction
+from kernels import attention, diagonal_kernel, fft_conv, hippo_nplr, rotary, s4_kernel, truncation_correction, turns
+
+# ---------------------------------------------------------------------------------------------------------------------
+# 1  Sizes
+# ---------------------------------------------------------------------------------------------------------------------
 
 # One row per (task, model). A dash means "not part of this architecture".
 #   transformer  paper table 4, rows marked with a dagger: the sizes of Tay et al. 2020, sinusoidal positions
 #   rotary       paper table 4, "Transformer + Rotary"
 #   s4           Gu et al. 2022, table 11. n_ssm: how many copies of (A, P, B) there are for the d channels to share
+#   dlr          S4's depth and width with 1024 states and LayerNorm (appendix C.1.3)
+#   pythia       GPT-NeoX as Pythia-70M has it (Biderman et al. 2023)
+# s4_rand and dlr_rand have the rows of s4 and dlr and other initial values (see `randomise`), pythia_rand that of
+# pythia.
 # block: attention is cut into blocks of that many positions.  norm, place: which norm, before (pre) or after (post) the
-# residual sum.  dt_lr, ssm_lr: learning rates of the step size and of A, P, B; "main" follows the rest of the model.
-# dropout: inside S4 and on the residual branch, whole channels of a sequence; Transformers have none.  sCIFAR's
-# Transformer is Image's (appendix C.1.6). The official S4 for Speech Commands pretrains with LayerNorm and finetunes
-# with BatchNorm, an accident: here it has BatchNorm in both.
+# residual sum.  dt_lr, ssm_lr: learning rates of the step size and of A, P, B (DLR: of all three parameters of its
+# kernel); "main" follows the rest of the model.  dropout: inside S4 and on the residual branch, whole channels of a
+# sequence; Transformers have none.  sCIFAR's Transformer is Image's (appendix C.1.6). The official S4 for Speech
+# Commands pretrains with LayerNorm and finetunes with BatchNorm, an accident: here it has BatchNorm in both.
 ARCH = """
 task            model       layers   d heads   ff block state n_ssm norm  place dt_min dt_max  dt_lr ssm_lr dropout
 listops         transformer      6 512     8 1024     -     -     - layer pre        -      -      -      -       -
 listops         rotary           6 512     8 1024     -     -     - layer pre        -      -      -      -       -
 listops         s4               8 128     -    -     -    64   128 batch post   0.001    0.1   main  0.001       -
+listops         dlr              8 128     -    -     -  1024     - layer post  0.0001  0.001      - 0.0001       -
+listops         pythia           6 512     8 2048     -     -     - layer pre        -      -      -      -       -
 text            transformer      6 512     8 1024     -     -     - layer pre        -      -      -      -       -
 text            rotary           6 512     8 1024     -     -     - layer pre        -      -      -      -       -
 text            s4               6 256     -    -     -    64   256 batch pre    0.001    0.1   main  0.001       -
+text            dlr              6 256     -    -     -  1024     - layer pre   0.0001  0.001      - 0.0001       -
+text            pythia           6 512     8 2048     -     -     - layer pre        -      -      -      -       -
 retrieval       transformer      4 128     4  512     -     -     - layer pre        -      -      -      -       -
 retrieval       rotary           6 128     4  512     -     -     - layer pre        -      -      -      -       -
 retrieval       s4               6 256     -    -     -    64   256 batch pre    0.001    0.1   main  0.001       -
+retrieval       pythia           6 512     8 2048     -     -     - layer pre        -      -      -      -       -
 image           transformer      3  64     4  128     -     -     - layer pre        -      -      -      -       -
 image           rotary           6 256     4  512     -     -     - layer pre        -      -      -      -       -
 image           s4               6 512     -    -     -    64     2 layer post   0.001    0.1   main  0.001     0.1
+image           dlr              6 512     -    -     -  1024     - layer pre   0.0001  0.001      - 0.0001       -
+image           pythia           6 512     8 2048     -     -     - layer pre        -      -      -      -       -
 pathfinder      transformer      4 128     8  128     -     -     - layer pre        -      -      -      -       -
 pathfinder      rotary           6 128     4  512     -     -     - layer pre        -      -      -      -       -
 pathfinder      s4               6 256     -    -     -    64   256 batch pre    0.001    0.1  0.001  0.001       -
+pathfinder      pythia           6 512     8 2048     -     -     - layer pre        -      -      -      -       -
 pathx           transformer      4 128     8  128  4096     -     - layer pre        -      -      -      -       -
 pathx           rotary           5 128     4  512  4096     -     - layer pre        -      -      -      -       -
 pathx           s4               6 256     -    -     -    64   256 batch pre   0.0001    0.1 0.0005 0.0005       -
+pathx           dlr              6 256     -    -     -  1024     - layer pre   0.0001  0.001      - 0.0001       -
 pathx256        s4               6 256     -    -     -    64   256 batch pre   0.0001    0.1 0.0005 0.0005       -
 sc              rotary           4 128     4  128  4000     -     - layer pre        -      -      -      -       -
 sc              s4               6 128     -    -     -    64    64 batch pre    0.001    0.1  0.001  0.001       -
@@ -69,6 +99,23 @@ listops_demo    s4               3  64     -    -     -    16    64 batch pre   
 pathfinder_demo transformer      3  32     2   64     -     -     - layer pre        -      -      -      -       -
 pathfinder_demo rotary           3  32     2   64     -     -     - layer pre        -      -      -      -       -
 pathfinder_demo s4               3  32     -    -     -    16    32 batch pre    0.001    0.1  0.001  0.001       -
+pathfinder_demo dlr              3  32     -    -     -   128     - layer pre    0.001    0.1       -  0.001       -
+"""
+
+# `--size` (paper, table 9): what to put in place of the row's numbers. The paper prints parameter counts only; 3m is
+# the row itself. S4's last step enlarges its state too, as the paper says it had to (appendix E).
+SIZES = """
+task   model   size  layers   d state   ff
+image  rotary  100k       6  48     -   72
+image  rotary  300k       6  80     -  160
+image  rotary  1m         6 144     -  288
+image  rotary  3m         6 256     -  512
+image  rotary  10m        6 448     -  896
+image  s4      100k       6  64    64    -
+image  s4      300k       6 128    64    -
+image  s4      1m         6 256    64    -
+image  s4      3m         6 512    64    -
+image  s4      10m        6 832   128    -
 """
 
 
@@ -80,62 +127,114 @@ def read_table(text):
     return [{key: cell for key, cell in zip(head, row) if cell != "-"} for row in rows]
 
 
-def arch(task, model):
+def arch(task, model, size=None):
     """The row of `ARCH` as a plain dict (numbers converted), or None. It is saved in config.json and in checkpoints."""
-    for row in read_table(ARCH):
-        if (row["task"], row["model"]) == (task, model):
-            def value(cell):
-                try:
-                    return int(cell) if cell.isdigit() else float(cell)
-                except ValueError:
-                    return cell
-            return {key: value(cell) for key, cell in row.items()}
-    return None
+    def value(cell):
+        try:
+            return int(cell) if cell.isdigit() else float(cell)
+        except ValueError:
+            return cell
+
+    def find(table, **key):
+        row = next((row for row in read_table(table) if key.items() <= row.items()), None)
+        return row and {name: value(cell) for name, cell in row.items() if name != "size"}
+
+    row = find(ARCH, task=task, model=model.removesuffix("_rand"))
+    if row is not None and size is not None:
+        other = find(SIZES, task=task, model=model, size=size)
+        row = other and row | other
+    return row and row | {"model": model}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The two sequence mixers
+# 2  A linear recurrence is a convolution
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class Attention(nn.Module):
-    """Multi-head self-attention, (b, l, d) -> (b, l, d).
+class SSM(nn.Module):
+    """A linear recurrence per channel, then GELU and GLU: (b, l, d) -> (b, l, d).
 
-    One Linear makes queries, keys and values. torch's default initialisation depends only on the input width, so this
-    is the same as three independent projections. (The official code copies one projection into q, k, v and o, which
-    makes every position attend to itself at the start; see README, "Where we differ".)
+    Paper, eq. 1: x[k] = Abar x[k-1] + Bbar u[k], y[k] = C x[k] for every channel by itself. Unrolled, y = K * u with
+    K[k] = C Abar^k Bbar (eq. 2.4), and that is all that is computed here: a convolution with the kernels that `kernel`
+    makes, plus the skip connection D u. Which recurrence it is, is the business of `DLR` and `S4` below. Bidirectional
+    layers have a second kernel for the reversed direction. Channels meet in the GLU only.
     """
 
-    def __init__(self, d, heads, use_rotary, causal, block=None):
+    def __init__(self, kernel, d, dropout=0.0):
         super().__init__()
-        self.heads, self.use_rotary, self.causal, self.block = heads, use_rotary, causal, block
-        self.qkv = nn.Linear(d, 3 * d)
-        self.out = nn.Linear(d, d)
+        self.kernel = kernel
+        self.D = nn.Parameter(torch.randn(d))
+        self.dropout = nn.Dropout1d(dropout)                         # one mask along the length, of (b, d, l)
+        self.out = nn.Linear(d, 2 * d)
 
     def forward(self, x, lengths=None):
-        b, l, d = x.shape
-        q, k, v = (y.view(b, l, self.heads, -1).transpose(1, 2) for y in self.qkv(x).split(d, -1))   # (b, h, l, e)
-        if self.use_rotary:
-            q, k = rotary(q), rotary(k)
-        y = attention(q, k, v, causal=self.causal, block=self.block, lengths=lengths)
-        return self.out(y.transpose(1, 2).reshape(b, l, d))                                   # (b, l, d)
+        u = x.transpose(1, 2)                                                                 # (b, d, l)
+        if lengths is not None:       # a convolution does not know padding; zeros do not move its state
+            u = u * inside(lengths, x.shape[1])[:, None]
+        K = self.kernel(x.shape[1])                                                           # (c, d, l) or longer
+        y = fft_conv(u, K[0], K[1] if len(K) == 2 else None) + self.D[:, None] * u            # (b, d, l)
+        return F.glu(self.out(self.dropout(F.gelu(y)).transpose(1, 2)), dim=-1)               # (b, l, d)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# 3  Diagonal: DLR
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class DLR(nn.Module):
+    """Kernels of the diagonal linear RNN (paper, eq. 3; Gupta et al. 2022): K[k] = Re sum_n W_n e^(Lambda_n k).
+
+    Abar = diag(e^Lambda) and Bbar = 1, so K[k] = C Abar^k 1 with C = W. There is no step size, no continuous time and
+    no conjugate pairing. All channels and directions of a layer share the poles e^Lambda, and each mixes them with its
+    own W. Re Lambda = -theta^2 <= 0: whatever is learned, the recurrence never grows.
+
+    At the start: decay rates dt / 2 with dt log-uniform in [dt_min, dt_max], one full turn of frequencies 2 pi n / N,
+    and W of size 1 / N.
+
+    `special`: as in `S4`.
+    """
+
+    def __init__(self, d, state, dt_min, dt_max, causal, ssm_lr):
+        super().__init__()
+        dt = torch.exp(torch.rand(state) * math.log(dt_max / dt_min)) * dt_min               # log-uniform
+        self.theta = nn.Parameter((dt / 2).sqrt())                                            # (n,)
+        self.Lambda_im = nn.Parameter(torch.arange(state) * (2 * math.pi / state))            # (n,)
+        # Complex parameters are stored as real pairs, so that Adam keeps moments per component.
+        self.W = nn.Parameter(torch.randn(1 if causal else 2, d, state, 2) / state)           # (c, d, n, 2)
+        self.special = dict(theta=ssm_lr, Lambda_im=ssm_lr, W=ssm_lr)
+
+    @torch.compiler.disable                                          # complex arithmetic: the compiler gains nothing
+    def forward(self, l):
+        """(c, d, l), float32."""
+        Lambda = torch.complex(-self.theta.float().square(), self.Lambda_im.float())          # (n,)
+        return diagonal_kernel(torch.view_as_complex(self.W.float()), Lambda, l)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# 4  Diagonal plus low rank: S4
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 class S4(nn.Module):
-    """The S4 layer, (b, l, d) -> (b, l, d): one linear recurrence per channel as a convolution, then GELU and GLU.
+    """Kernels of S4 (paper, eq. 2; Gu et al. 2022).
 
-    Paper, eq. 2. Each channel has its own step size dt and output map C; A, P and B exist in `n_ssm` copies that the
-    channels share in turn. Bidirectional layers have a second C for the reversed direction, everything else shared.
-    C is trained in the truncation-corrected form C~ = C (I - Abar^length), which ties it to the task's `length`: the
-    kernel is always made at that length and then cut to the batch's.
+    The recurrence comes from a differential equation, x' = A x + B u, sampled with a step size dt (eq. 2.1 to 2.3), one
+    per channel: dt stretches the same kernel in time. A is diagonal minus rank one, diag(A) - P P*, which is what HiPPO
+    needs: its A is not diagonalisable in a stable way, but is normal up to rank one. HiPPO's A, P, B make the state
+    remember the past as coefficients of Legendre polynomials, so kernels decay over some 1 / dt steps and not over a
+    few. That is the prior whose worth the paper asks about.
+
+    A, P and B exist in `n_ssm` copies that the channels share in turn; each channel has its own C, a second one when
+    bidirectional. C is trained in the truncation-corrected form C~ = C (I - Abar^length), which ties it to the task's
+    `length`: kernels are always made at that length, and the convolution cuts them to the batch's.
 
     `special` names the parameters with a learning rate of their own and no weight decay: A, P, B and log dt set time
-    scales, where a step that is small for a weight can move a pole across the unit circle.
+    scales, where a step that is small for a weight can move a pole across the unit circle. None is the main rate.
     """
 
-    def __init__(self, d, state, n_ssm, dt_min, dt_max, length, causal, dt_lr, ssm_lr, dropout=0.0):
+    def __init__(self, d, state, n_ssm, dt_min, dt_max, length, causal, dt_lr, ssm_lr):
         super().__init__()
-        self.d, self.causal, self.length = d, causal, length
+        self.d, self.length = d, length
         A, P, B = (v.repeat(n_ssm, 1) for v in hippo_nplr(state))                             # (n_ssm, n)
         log_dt = torch.rand(d) * math.log(dt_max / dt_min) + math.log(dt_min)                 # log-uniform
         # Complex standard normal, one output map per direction.
@@ -145,35 +244,79 @@ class S4(nn.Module):
         self.log_dt = nn.Parameter(log_dt)
         self.A_log_re = nn.Parameter((-A.real).log().float())       # Re A = -exp(.) < 0: the recurrence stays stable
         self.A_im = nn.Parameter(A.imag.float())
-        # Complex parameters are stored as real pairs, so that Adam keeps moments per component.
         self.P = nn.Parameter(torch.view_as_real(P).float().clone())
         self.B = nn.Parameter(torch.view_as_real(B).float().clone())
         self.C = nn.Parameter(torch.view_as_real(C.to(torch.complex64)).clone())
-        self.D = nn.Parameter(torch.randn(d))                        # the skip connection y += D u
-        self.dropout = nn.Dropout1d(dropout)                         # one mask along the length, of (b, d, l)
-        self.out = nn.Linear(d, 2 * d)
-        # None stands for the main learning rate.
         self.special = dict(A_log_re=ssm_lr, A_im=ssm_lr, P=ssm_lr, B=ssm_lr, log_dt=dt_lr)
 
-    @torch.compiler.disable                                          # complex arithmetic: the compiler gains nothing
-    def kernel(self):
-        """The convolution kernels (c, d, length), float32."""
+    @torch.compiler.disable
+    def forward(self, l):
+        """(c, d, length), float32, whatever l is."""
         A = torch.complex(-self.A_log_re.float().exp().clamp(min=1e-4), self.A_im.float())    # (n_ssm, n)
         P, B, C = (torch.view_as_complex(v.float()) for v in (self.P, self.B, self.C))
         A, P, B = (v.repeat(self.d // v.shape[0], 1) for v in (A, P, B))                      # (d, n) channels in turn
         return s4_kernel(A, P, B, C, self.log_dt.float().exp(), self.length)
 
-    def forward(self, x, lengths=None):
-        u = x.transpose(1, 2)                                                                 # (b, d, l)
-        if lengths is not None:       # a convolution does not know padding; zeros do not move its state
-            u = u * inside(lengths, x.shape[1])[:, None]
-        K = self.kernel()
-        y = fft_conv(u, K[0], None if self.causal else K[1]) + self.D[:, None] * u            # (b, d, l)
-        return F.glu(self.out(self.dropout(F.gelu(y)).transpose(1, 2)), dim=-1)               # (b, l, d)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# 5  Nothing set by hand
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def randomise(module):
+    """The paper's random initialisation (section 3.3, appendix C.1.3): every parameter, norm gains and biases included,
+    is drawn from N(0, 0.1^2).
+
+    What that does to S4: dt = e^(log dt) is about 1 where HiPPO's channels have 0.001 to 0.1, Re A = -e^(.) about -1
+    and Im A about 0, so the bilinear map puts every pole near (1 - 1/2) / (1 + 1/2) = 1/3, and a kernel has died within
+    ten steps. To DLR: decay rates theta^2 scatter around 0.01, and of a thousand some are next to 0, so memory there
+    is; but all frequencies are a few tenths of a radian at most, where DLR's own start has them all around the circle.
+    Its kernels are large, slow swells that cannot tell a position from its neighbour. Either way what the initialisation
+    knew is gone, and self-pretraining is asked to put something in its place. The tests state the numbers.
+    """
+    for parameter in module.parameters():
+        parameter.normal_(0, 0.1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Norms, layers, backbone
+# 6  Attention
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention, (b, l, d) -> (b, l, d). turned: rotary positions turn the first so many of a head's
+    d / h dimensions; 0: none.
+
+    One Linear makes queries, keys and values. torch's default initialisation depends only on the input width, so this
+    is the same as three independent projections. (The official code copies one projection into q, k, v and o, which
+    makes every position attend to itself at the start; see README, "Where we differ".)
+    """
+
+    def __init__(self, d, heads, turned, causal, block=None):
+        super().__init__()
+        self.heads, self.turned, self.causal, self.block = heads, turned, causal, block
+        self.qkv = nn.Linear(d, 3 * d)
+        self.out = nn.Linear(d, d)
+
+    def forward(self, x, lengths=None):
+        b, l, d = x.shape
+        q, k, v = (y.view(b, l, self.heads, -1).transpose(1, 2) for y in self.qkv(x).split(d, -1))   # (b, h, l, e)
+        if self.turned:
+            t = self.turned
+            q, k = (rotary(y) if t == y.shape[-1] else torch.cat((rotary(y[..., :t]), y[..., t:]), -1) for y in (q, k))
+        y = attention(q, k, v, causal=self.causal, block=self.block, lengths=lengths)
+        return self.out(y.transpose(1, 2).reshape(b, l, d))                                   # (b, l, d)
+
+
+def sinusoids(l, d):
+    """Fixed sinusoidal positions (l, d): sin and cos interleaved, base 10000 (Vaswani et al. 2017)."""
+    angle = torch.arange(l, dtype=torch.float64)[:, None] * 10000.0 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
+    return torch.stack((angle.sin(), angle.cos()), -1).flatten(1).float()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# 7  Norms, residual layers, backbone
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -239,21 +382,22 @@ NORMS = {"layer": LayerNorm, "batch": BatchNorm}
 
 
 class TransformerLayer(nn.Module):
-    """x + attention(norm(x)), then x + ff(norm(x)). No dropout (official configurations)."""
+    """x + attention(norm(x)), then + ff(norm(x)) of that sum, or of x itself when `parallel` (GPT-NeoX). No dropout
+    (official configurations)."""
 
-    def __init__(self, d, heads, ff, use_rotary, causal, block):
+    def __init__(self, d, heads, ff, turned, causal, block=None, parallel=False):
         super().__init__()
-        self.norm1, self.norm2 = LayerNorm(d), LayerNorm(d)
-        self.mixer = Attention(d, heads, use_rotary, causal, block)
+        self.norm1, self.norm2, self.parallel = LayerNorm(d), LayerNorm(d), parallel
+        self.mixer = Attention(d, heads, turned, causal, block)
         self.ff = nn.Sequential(nn.Linear(d, ff), nn.GELU(), nn.Linear(ff, d))
 
     def forward(self, x, lengths=None):
-        x = x + self.mixer(self.norm1(x), lengths)
-        return x + self.ff(self.norm2(x))
+        y = x + self.mixer(self.norm1(x), lengths)
+        return y + self.ff(self.norm2(x if self.parallel else y))
 
 
-class S4Layer(nn.Module):
-    """x + s4(norm(x)), or norm(x + s4(x)) where the norm comes after. The GLU inside S4 takes the place of the FF."""
+class SSMLayer(nn.Module):
+    """x + ssm(norm(x)), or norm(x + ssm(x)) where the norm comes after. The GLU inside takes the place of the FF."""
 
     def __init__(self, d, norm, place, mixer, dropout=0.0):
         super().__init__()
@@ -266,10 +410,7 @@ class S4Layer(nn.Module):
         return x if self.pre else self.norm(x, lengths)
 
 
-def sinusoids(l, d):
-    """Fixed sinusoidal positions (l, d): sin and cos interleaved, base 10000 (Vaswani et al. 2017)."""
-    angle = torch.arange(l, dtype=torch.float64)[:, None] * 10000.0 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
-    return torch.stack((angle.sin(), angle.cos()), -1).flatten(1).float()
+TURNED = {"transformer": 0, "rotary": 1, "pythia": 1 / 4}            # share of a head that rotary positions turn
 
 
 class Backbone(nn.Module):
@@ -283,23 +424,32 @@ class Backbone(nn.Module):
     def __init__(self, sizes, length, vocab=None, channels=1, mask_channel=False, causal=False):
         super().__init__()
         s = types.SimpleNamespace(**sizes)
-        d = s.d
+        d, family = s.d, s.model.removesuffix("_rand")
         self.encoder = nn.Embedding(vocab, d) if vocab else nn.Linear(channels + mask_channel, d)
-        # The Transformer of table 1 knows positions from the input only; rotary and S4 carry them in the mixer.
-        positions = sinusoids(length, d) if s.model == "transformer" else None
+        # The Transformer of table 1 knows positions from the input only; all others carry them in the mixer.
+        positions = sinusoids(length, d) if family == "transformer" else None
         self.register_buffer("positions", positions, persistent=False)
-        if s.model == "s4":
+
+        def layer():
+            if family in TURNED:
+                turned = int(TURNED[family] * d // s.heads)
+                return TransformerLayer(d, s.heads, s.ff, turned, causal, getattr(s, "block", None), family == "pythia")
+            if family == "dlr":
+                kernel = DLR(d, s.state, s.dt_min, s.dt_max, causal, s.ssm_lr)
+            else:
+                kernel = S4(d, s.state, s.n_ssm, s.dt_min, s.dt_max, length, causal,
+                            None if s.dt_lr == "main" else s.dt_lr, s.ssm_lr)
             drop = getattr(s, "dropout", 0.0)
-            self.layers = nn.ModuleList(
-                S4Layer(d, s.norm, s.place, S4(d, s.state, s.n_ssm, s.dt_min, s.dt_max, length, causal,
-                                               None if s.dt_lr == "main" else s.dt_lr, s.ssm_lr, drop), drop)
-                for _ in range(s.layers))
-        else:
-            self.layers = nn.ModuleList(
-                TransformerLayer(d, s.heads, s.ff, s.model == "rotary", causal, getattr(s, "block", None))
-                for _ in range(s.layers))
+            return SSMLayer(d, s.norm, s.place, SSM(kernel, d, drop), drop)
+
+        self.layers = nn.ModuleList(layer() for _ in range(s.layers))
         # A residual stream that is normalised only on its way into each layer leaves the last sum unnormalised.
         self.norm = NORMS[s.norm](d) if s.place == "pre" else None
+        self.random = s.model in ("s4_rand", "dlr_rand")
+        if self.random:
+            randomise(self)
+        elif family == "pythia":
+            neox_start(self)
 
     def forward(self, x, lengths=None):
         leading = x.shape[:1] if lengths is None else lengths.shape
@@ -318,7 +468,7 @@ class Backbone(nn.Module):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Heads
+# 8  Heads
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -330,6 +480,8 @@ class Denoiser(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.head = nn.Linear(_width(backbone), outputs)
+        if backbone.random:
+            randomise(self.head)
 
     def forward(self, x, lengths, where):
         """x as in Backbone, where (b, l) or (b, k, l) bool -> (m, outputs), one row per True: no logits where no loss
@@ -351,6 +503,8 @@ class Classifier(nn.Module):
         self.head = {"linear": lambda: nn.Linear(d, outputs),
                      "mlp": lambda: nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, outputs)),
                      "pair": lambda: nn.Sequential(nn.Linear(4 * d, d), nn.GELU(), nn.Linear(d, outputs))}[head]()
+        if backbone.random:
+            randomise(self.head)
 
     def forward(self, x, lengths=None):
         """x as in Backbone -> (b, outputs). With the head `pair`: x (b, 2, l), lengths (b, 2)."""
@@ -376,7 +530,78 @@ def _width(backbone):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Optimiser groups, description
+# 9  Pythia
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def neox_start(backbone):
+    """How an untrained GPT-NeoX starts, the paper's "Pythia 70M (Rand Init)": N(0, 0.02^2) and zero biases."""
+    for module in backbone.modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            module.weight.normal_(0, 0.02)
+        if isinstance(module, nn.Linear):
+            module.bias.zero_()
+
+
+def read_safetensors(path):
+    """A .safetensors file -> {name: tensor}, memory-mapped and read-only. Nothing in it is executed or unpickled.
+
+    The format: 8 bytes, little-endian, the length n of a header; n bytes of JSON, {name: {dtype, shape, data_offsets}};
+    then the arrays, row-major, at their offsets from there. ValueError for anything else.
+    """
+    dtypes = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+              "I64": torch.int64, "U8": torch.uint8, "BOOL": torch.bool}
+    total = os.path.getsize(path)
+    with open(path, "rb") as file:
+        n = int.from_bytes(file.read(8), "little")
+        if not 2 <= n <= total - 8:
+            raise ValueError("it has no header")
+        header = json.loads(file.read(n))
+    data = torch.from_file(str(path), shared=False, size=total, dtype=torch.uint8)[8 + n:]
+    tensors = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        dtype, shape, (start, stop) = dtypes[entry["dtype"]], entry["shape"], entry["data_offsets"]
+        if not 0 <= start <= stop <= len(data) or stop - start != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"{name} does not lie inside it")
+        tensors[name] = data[start:stop].clone().view(dtype).view(shape)                      # offsets may be odd
+    return tensors
+
+
+def neox_weights(tensors, sizes, tokens):
+    """The tensors of a GPT-NeoX checkpoint -> state dict of the `Backbone` with these sizes. tokens (vocab,): which of
+    the checkpoint's tokens stands for each symbol of the task; the embeddings of all others could never be used and are
+    left out. KeyError or RuntimeError where names or shapes do not fit.
+
+    Two conventions differ. There, the rows of query_key_value are (h, 3, e), head by head; here all queries come first,
+    then keys, then values. There, rotary positions pair dimension m with m + e/8, half a rotated part away; `rotary`
+    pairs neighbours. Reordering the rows of queries and keys alike leaves their products as they were.
+    """
+    heads, e = sizes["heads"], sizes["d"] // sizes["heads"]
+    turned = int(TURNED["pythia"] * e)
+    neighbours = torch.arange(turned).view(2, -1).T.flatten().tolist() + list(range(turned, e))
+
+    def fused(name):
+        rows = tensors[name].float().unflatten(0, (heads, 3, e)).transpose(0, 1)              # (3, h, e, ...)
+        return torch.cat((rows[:2, :, neighbours], rows[2:])).flatten(0, 2)                   # (3 d, ...)
+
+    weights = {"encoder.weight": tensors["gpt_neox.embed_in.weight"].float()[tokens]}
+    for part in ("weight", "bias"):
+        weights[f"norm.{part}"] = tensors[f"gpt_neox.final_layer_norm.{part}"].float()
+        for i in range(sizes["layers"]):
+            theirs, ours = f"gpt_neox.layers.{i}", f"layers.{i}"
+            weights[f"{ours}.mixer.qkv.{part}"] = fused(f"{theirs}.attention.query_key_value.{part}")
+            for name, same in (("norm1", "input_layernorm"), ("norm2", "post_attention_layernorm"),
+                               ("mixer.out", "attention.dense"), ("ff.0", "mlp.dense_h_to_4h"),
+                               ("ff.2", "mlp.dense_4h_to_h")):
+                weights[f"{ours}.{name}.{part}"] = tensors[f"{theirs}.{same}.{part}"].float()
+    return weights
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# 10  Optimiser groups
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -384,7 +609,7 @@ def param_groups(model, lr, weight_decay):
     """Groups for AdamW. SSM parameters keep their own learning rate and are not decayed; everything else, biases and
     norm gains included, takes the recipe's (as in the official code). A schedule must scale each `initial_lr`."""
     rates = {id(getattr(layer, name)): rate or lr
-             for layer in model.modules() if isinstance(layer, S4) for name, rate in layer.special.items()}
+             for layer in model.modules() if isinstance(layer, (DLR, S4)) for name, rate in layer.special.items()}
     groups = {}
     for parameter in model.parameters():
         special = id(parameter) in rates
@@ -399,3 +624,92 @@ def param_groups(model, lr, weight_decay):
 def count(model):
     """Number of trainable parameters."""
     return sum(p.numel() for p in model.parameters())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# 11  The table
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class GivenKernel(nn.Module):
+    """Stands in for a kernel where only the cost of using it is of interest."""
+
+    def __init__(self, c, d):
+        super().__init__()
+        self.c, self.d = c, d
+
+    def forward(self, l):
+        return torch.empty(self.c, self.d, l)
+
+
+def describe(sizes, length, vocab, channels, causal=False):
+    """What one sequence costs: (mixer parameters, other parameters, bytes that autograd keeps for the backward pass in
+    float32, FLOPs per position of the forward pass). Without heads.
+
+    The model runs on tensors that have shapes but no values, and every operation is counted, so the numbers follow
+    whatever you change above. Two FLOPs a multiply-add, 2.5 n log2 n a real FFT; element-wise work is not counted, and
+    neither are the kernels of state space models, which are made once a batch from the weights. Causal attention is
+    counted like the full one.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def fft(x, dim, *rest, out_shape=None, **more):
+        n = max(x[dim[-1]], out_shape[dim[-1]])
+        rows = math.prod(x) // x[dim[-1]]
+        return int(rows * 2.5 * n * math.log2(max(2, n)))
+
+    def attend(q, k, v, *rest, out_shape=None, **more):
+        return 4 * math.prod(q) * k[-2]
+
+    saved = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        saved[storage._cdata] = storage
+        return tensor
+
+    turns.cache_clear()                # tensors without values must neither come from this cache nor stay in it
+    try:
+        with FakeTensorMode():
+            backbone = Backbone(sizes, length, vocab, channels, causal=causal)
+            mixers = sum(count(m) for m in backbone.modules() if isinstance(m, (Attention, DLR, S4)))
+            mixers += sum(m.D.numel() for m in backbone.modules() if isinstance(m, SSM))
+            total = count(backbone)
+            for module in backbone.modules():
+                if isinstance(module, SSM):
+                    module.kernel = GivenKernel(1 if causal else 2, sizes["d"])
+            weights = {p.untyped_storage()._cdata for p in (*backbone.parameters(), *backbone.buffers())}
+            x = torch.zeros(1, length, dtype=torch.int64) if vocab else torch.zeros(1, length, channels)
+            aten = torch.ops.aten
+            counter = FlopCounterMode(display=False, custom_mapping={
+                aten._fft_r2c: fft, aten._fft_c2r: fft, aten._scaled_dot_product_flash_attention_for_cpu: attend})
+            with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                y = backbone(x)
+            memory = sum(storage.nbytes() for key, storage in saved.items() if key not in weights)
+            del y
+    finally:
+        turns.cache_clear()
+    return mixers, total - mixers, memory, counter.get_total_flops() / length
+
+
+def print_models():
+    """One line per row of `ARCH` and `SIZES`. A pair of documents counts as one sequence: double it for Retrieval."""
+    from data import TASKS                                             # for the lengths only
+    found = dict(text=135, text256=135, text_demo=135, retrieval=99)   # symbols, which only the data tell
+    print("| task | model | parameters: mixer | rest | length | MiB kept per sequence, float32 | MFLOPs per position |")
+    print("|---|---|---|---|---|---|---|")
+    rows = [(row["task"], row["model"], None) for row in read_table(ARCH)]
+    rows += [(row["task"], row["model"], row["size"]) for row in read_table(SIZES)]
+    for task, model, size in rows:
+        row = TASKS[task]
+        symbols = row.kind == "tokens" or model == "pythia"
+        mixer, rest, memory, flops = describe(arch(task, model, size), row.length,
+                                              (found.get(task) or row.vocab) if symbols else None, row.channels,
+                                              causal=model == "pythia")
+        print(f"| {task} | {model}{f' --size {size}' if size else ''} | {mixer:,} | {rest:,} | {row.length:,} "
+              f"| {memory / 2**20:,.0f} | {flops / 1e6:,.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    print_models()

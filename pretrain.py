@@ -32,23 +32,31 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from data import MASK, TASKS, UserError, choose_positions, load, load_task, normalise, order, prepare
-from models import Backbone, Denoiser, arch, count, inside, param_groups, read_table
+from models import SIZES, Backbone, Denoiser, arch, count, inside, param_groups, read_table
 
 # Learning rate, batch and weight decay: paper, tables 4 to 6 (its values for PT), and S4's weight decay Gu et al. 2022.
 # Epochs, warm-up and schedule: the official configurations (rotary, which has none on LRA: those of the sinusoidal row,
-# on Image those of sCIFAR). Masking ratio: `Task.mask`. epochs is the longest run: the best checkpoint counts. Retrieval: a batch counts pairs. The paper's misprints, as read here:
+# on Image those of sCIFAR). Masking ratio: `Task.mask`. epochs is the longest run: the best checkpoint counts.
+# Retrieval: a batch counts pairs. Pythia is finetuned only (see finetune.py). The paper's misprints, as read here:
 #   Pathfinder and PathX have two "Masked" rows; the second is the causal one, by elimination.
 #   Image, Transformer, masked: the learning rate "1e03" is 1e-3.
+#   Text, S4 + Rand Init and Image, DLR + Rand Init have three numbers, not four: pretraining has finetuning's rate.
 RECIPES = """
 task             model        objective  loss    lr    wd  batch  epochs  steps  warmup  schedule
 listops          transformer  masked       ce  1e-3   0.1    128     100      -    2000  constant
 listops          transformer  causal       ce  5e-4   0.1     32     100      -    2000  constant
 listops          rotary       masked       ce  1e-3  0.05    256     100      -    2000  constant
 listops          s4           masked       ce  1e-3  0.05    128     100      -    2000  constant
+listops          s4_rand      masked       ce  1e-3  0.05     32     100      -    2000  constant
+listops          dlr          masked       ce  1e-3  0.05    128     100      -    2000  constant
+listops          dlr_rand     masked       ce  5e-4  0.05     32     100      -    2000  constant
 text             transformer  masked       ce  5e-4   0.1     32      32      -    5000  constant
 text             transformer  causal       ce  1e-3   0.1     32      32      -    5000  constant
 text             rotary       masked       ce  5e-4   0.1      8      32      -    5000  constant
 text             s4           masked       ce  5e-4  0.05      8      32      -    1000  constant
+text             s4_rand      masked       ce  1e-3  0.05     32      32      -    1000  constant
+text             dlr          masked       ce  5e-4  0.05      8      32      -    1000  constant
+text             dlr_rand     masked       ce  5e-4  0.05      8      32      -    1000  constant
 retrieval        transformer  masked       ce  5e-3     0     32      32      -    2000  constant
 retrieval        transformer  causal       ce  5e-3     0     32      32      -    2000  constant
 retrieval        rotary       masked       ce  5e-3     0     32      32      -    2000  constant
@@ -57,6 +65,9 @@ image            transformer  masked       l1  1e-3     0     32      50      - 
 image            transformer  causal       l1  5e-3     0     32      50      -    2500  constant
 image            rotary       masked       l1  1e-3     0     32     200      -    2000  constant
 image            s4           masked       l1  1e-3  0.05     32     200      -    1000  constant
+image            s4_rand      masked       l1  1e-3  0.05     32     200      -    1000  constant
+image            dlr          masked       l1  1e-3  0.05     32     200      -    1000  constant
+image            dlr_rand     masked       l1  1e-3  0.05     32     200      -    1000  constant
 pathfinder       transformer  masked       ce  1e-3     0     16      50      -    2500  constant
 pathfinder       transformer  causal       ce  1e-3     0    128      50      -    2500  constant
 pathfinder       rotary       masked       ce  1e-3     0     32      50      -    2500  constant
@@ -65,6 +76,9 @@ pathx            transformer  masked       ce  5e-4     0      8     200      - 
 pathx            transformer  causal       ce  1e-3     0      8     200      -    5000  constant
 pathx            rotary       masked       ce  1e-3     0      8     200      -    5000  constant
 pathx            s4           masked       ce  1e-3  0.05      8      50      -    5000  constant
+pathx            s4_rand      masked       ce  1e-3  0.05      4      50      -    5000  constant
+pathx            dlr          masked       ce  5e-4  0.05      8      50      -    5000  constant
+pathx            dlr_rand     masked       ce  5e-4  0.05      8      50      -    5000  constant
 pathx256         s4           masked       ce  1e-3  0.05      8      50      -    5000  constant
 sc               rotary       masked       l1  1e-3     0      8     200      -    2000  constant
 sc               rotary       causal       l1  1e-3     0     32     200      -    2000  constant
@@ -88,11 +102,27 @@ listops_demo     s4           masked       ce  4e-3     0     32       -    700 
 pathfinder_demo  transformer  masked       ce  3e-3     0     16       -   1300      50  cosine
 pathfinder_demo  rotary       masked       ce  3e-3     0     16       -   1300      50  cosine
 pathfinder_demo  s4           masked       ce  1e-2     0     16       -   1000      50  cosine
+pathfinder_demo  s4_rand      masked       ce  1e-2     0     16       -   1000      50  cosine
+pathfinder_demo  dlr          masked       ce  1e-2     0     16       -   1000      50  cosine
+pathfinder_demo  dlr_rand     masked       ce  1e-2     0     16       -   1000      50  cosine
 """
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The objective
 # ---------------------------------------------------------------------------------------------------------------------
+
+
+def inputs_of(task, model, x):
+    """A raw batch -> what the backbone reads: symbols or, of a continuous task, normalised samples. Pythia reads gray
+    levels as symbols, since it knows nothing but tokens (paper, section 3.5)."""
+    if task.kind == "tokens":
+        return x                                                                              # (b, l) or (b, k, l)
+    return x.squeeze(-1).long() if model.startswith("pythia") else normalise(task, x)         # (b, l), (b, l, channels)
+
+
+def symbols_of(task, model):
+    """Number of symbols of the backbone's input layer; None where it reads samples."""
+    return task.vocab if task.kind == "tokens" or model.startswith("pythia") else None
 
 
 def corrupt(task, x, where, lengths):
@@ -185,7 +215,8 @@ def main(argv=None):
     run = setup(args)
     prepare(args.task, args.data_dir)
     task = load_task(args.task, args.data_dir)
-    train, val = load(args.task, "train", args.data_dir), load(args.task, "val", args.data_dir)
+    train = load(args.task, "train", args.data_dir, args.train_fraction)
+    val = load(args.task, "val", args.data_dir)
     args.data = identity(args)
     total, per_epoch = steps_of(args, len(train))
     resume_from = open_run(args, run)
@@ -193,7 +224,7 @@ def main(argv=None):
     # ---- model and optimiser: every process builds the same one --------------------------------------------------
     torch.manual_seed(args.seed)
     masked_samples = args.objective == "masked" and task.kind == "continuous"
-    backbone = Backbone(args.arch, task.length, task.vocab if task.kind == "tokens" else None, task.channels,
+    backbone = Backbone(args.arch, task.length, symbols_of(task, args.model), task.channels,
                         mask_channel=masked_samples, causal=args.objective == "causal")
     model = Denoiser(backbone, task.vocab if args.loss == "ce" else task.channels).to(run.device)
     optimizer = torch.optim.AdamW(param_groups(model, args.lr, args.wd), fused=True)
@@ -259,13 +290,16 @@ def base_parser(description, stage):
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     what = parser.add_argument_group("what to run")
     what.add_argument("--task", help="one of: " + " ".join(TASKS))
-    what.add_argument("--model", help="transformer (sinusoidal positions), rotary or s4")
+    what.add_argument("--model", help="transformer (sinusoidal positions), rotary, s4, dlr; s4_rand and dlr_rand: with "
+                                      "nothing set by hand at the start; finetune.py also: pythia, pythia_rand")
+    what.add_argument("--size", help="100k, 300k, 1m, 3m or 10m parameters (Image, rotary and s4: table 9)")
     what.add_argument("--objective", choices=("masked", "causal"),
                       help="masked (unless --init says otherwise): bidirectional; causal: unidirectional, next "
                            "position")
     what.add_argument("--seed", type=int, default=0, help="of weights, data order and hidden positions")
     what.add_argument("--data-dir", default="data", help="where prepared data sets live")
-    what.add_argument("--out", type=Path, help=f"run directory (default: runs/TASK-MODEL-OBJECTIVE-{stage}-sSEED)")
+    what.add_argument("--out", type=Path, help=f"run directory (default: runs/TASK-MODEL-OBJECTIVE-{stage}-sSEED, and "
+                                                 "size and fraction where given)")
     what.add_argument("--resume", action="store_true", help="go on exactly where the run in --out was stopped")
     recipe = parser.add_argument_group("recipe (the paper's values; your flags win)")
     recipe.add_argument("--lr", type=float, help="learning rate of all but the SSM parameters")
@@ -274,6 +308,8 @@ def base_parser(description, stage):
                                                   "micro-batches")
     recipe.add_argument("--epochs", type=int, help="longest run, in epochs")
     recipe.add_argument("--steps", type=int, help="longest run, in optimiser steps; wins over --epochs")
+    recipe.add_argument("--train-fraction", type=float, default=1.0,
+                        help="share of the training examples to use, at both stages; smaller shares lie within larger")
     recipe.add_argument("--warmup", type=int, help="steps of linear warm-up")
     recipe.add_argument("--schedule", choices=("constant", "cosine", "step"),
                         help="after warm-up; cosine reaches 0 at the end; step halves the rate after each fifth of the "
@@ -284,7 +320,8 @@ def base_parser(description, stage):
     machine.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"),
                          help="auto: bfloat16 autocast on a GPU that has it, else float32")
     machine.add_argument("--compile", action="store_true", help="torch.compile the backbone")
-    machine.add_argument("--eval-every", type=int, help="steps between evaluations (default: one epoch)")
+    machine.add_argument("--eval-every", type=int, help="steps between evaluations (default: an epoch, or a 200th of "
+                                                       "the run where that is longer)")
     machine.add_argument("--log-every", type=int, default=100, help="steps between log lines")
     return parser
 
@@ -301,7 +338,7 @@ def parse_args(argv=None):
     rows = [row | ({"mask": TASKS[row["task"]].mask} if row["objective"] == "masked" else {})
             for row in read_table(RECIPES)]
     args = apply_recipe(parser, argv, rows, lambda first: dict(
-        task=first.task, model=first.model, objective=first.objective or "masked"))
+        task=first.task, model=first.model, objective=first.objective))
     if args.objective == "causal" and args.mask is not None:
         raise UserError(f"--mask {args.mask} has no meaning with --objective causal")
     if args.objective == "masked" and not 0 < args.mask < 1:
@@ -311,13 +348,21 @@ def parse_args(argv=None):
         raise UserError(f"--loss l1 needs samples, and {args.task} consists of symbols; use --loss ce")
     if args.loss == "ce" and not (task.kind == "tokens" or (task.side and task.channels == 1)):
         raise UserError(f"--loss ce needs symbols or gray levels, which {args.task} does not consist of; use --loss l1")
-    args.out = args.out or Path("runs") / f"{args.task}-{args.model}-{args.objective}-pretrain-s{args.seed}"
+    args.out = args.out or run_directory(args, "pretrain")
     return args
+
+
+def run_directory(args, stage):
+    """The default of --out."""
+    size = f"-{args.size}" if args.size else ""
+    fraction = f"-f{args.train_fraction:g}" if args.train_fraction < 1 else ""
+    return Path("runs") / f"{args.task}-{args.model}{size}-{args.objective}-{stage}{fraction}-s{args.seed}"
 
 
 def apply_recipe(parser, argv, rows, key_of):
     """Two passes: the first finds out which row, the second parses with that row as defaults, so that explicit flags
-    win and --help shows the row's values. Row cells are strings; argparse runs `type=` on string defaults."""
+    win and --help shows the row's values. Row cells are strings; argparse runs `type=` on string defaults. key_of: from
+    the first pass to {column: cell} of the row that is meant; None leaves a column open, and the first row counts."""
     argv = sys.argv[1:] if argv is None else argv
     first, _ = parser.parse_known_args([a for a in argv if a not in ("-h", "--help")])
     wanted_help = len(argv) != len([a for a in argv if a not in ("-h", "--help")])
@@ -328,21 +373,26 @@ def apply_recipe(parser, argv, rows, key_of):
         if key[name] is None:
             known = sorted({row[name] for row in rows})
             raise UserError(f"--{name} is missing; one of: {' '.join(known)}")
-    matching = [row for row in rows if all(row[k] == v for k, v in key.items())]
+    matching = [row for row in rows if all(v in (None, row[k]) for k, v in key.items())]
     if not matching:
         same = [row for row in rows if row["task"] == key["task"]] or rows
         pairs = sorted({f"{row['task']}/{row['model']}/{row['objective']}" for row in same})
-        raise UserError(f"no recipe for {'/'.join(v for v in key.values())}; there is: {' '.join(pairs)}")
+        raise UserError(f"no recipe for {'/'.join(v for v in key.values() if v)}; there is: {' '.join(pairs)}")
     row = matching[0]
     parser.set_defaults(**row)
     recipe, args = vars(parser.parse_args([])), parser.parse_args(argv)
-    args.task, args.model, args.objective = key["task"], key["model"], key["objective"]
-    args.arch = arch(args.task, args.model)
+    args.task, args.model, args.objective = row["task"], row["model"], row["objective"]
+    args.arch = arch(args.task, args.model, args.size)
+    if args.arch is None:
+        there = [f"{r['task']}/{r['model']} {r['size']}" for r in read_table(SIZES)]
+        raise UserError(f"no --size {args.size} for {args.task}/{args.model}; there is: {', '.join(there)}")
     if args.epochs != recipe["epochs"] and args.steps == recipe["steps"]:
         args.steps = None                                              # --epochs was asked for, --steps was not
     # What the user changed: a run with a non-empty list is never reported as the recipe's.
-    free = MACHINE_FLAGS | {"task", "model", "objective", "seed", "init"}
+    free = MACHINE_FLAGS | {"task", "model", "size", "objective", "seed", "init"}
     args.changed = {k: getattr(args, k) for k in recipe if k not in free and getattr(args, k) != recipe[k]}
+    if not 0 < args.train_fraction <= 1:
+        raise UserError(f"--train-fraction must lie above 0 and not above 1, got {args.train_fraction}")
     for name in ("lr", "wd", "warmup", "seed"):
         if not (math.isfinite(getattr(args, name)) and getattr(args, name) >= 0):
             raise UserError(f"--{name} must be a number from 0 up, got {getattr(args, name)}")
@@ -419,8 +469,10 @@ def steps_of(args, n):
     if n < args.batch:
         raise UserError(f"--batch {args.batch} is more than the {n} training sequences there are")
     per_epoch = n // args.batch
-    args.eval_every = args.eval_every or per_epoch
-    return args.steps or args.epochs * per_epoch, per_epoch
+    total = args.steps or args.epochs * per_epoch
+    # On a small share of the data an epoch is a few steps, and validation would take most of the time.
+    args.eval_every = args.eval_every or max(per_epoch, total // 200)
+    return total, per_epoch
 
 
 def batch_rows(n, args, step, per_epoch, run):
@@ -727,9 +779,9 @@ class Log:
         else:
             import resource
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        record = dict(results, task=args.task, model=args.model, objective=args.objective, seed=args.seed,
-                      steps=self.total, best_step=state["best_step"], parameters=count(model), train_examples=examples,
-                      data=args.data, changed=args.changed,
+        record = dict(results, task=args.task, model=args.model, size=args.size, objective=args.objective,
+                      seed=args.seed, steps=self.total, best_step=state["best_step"], parameters=count(model),
+                      train_examples=examples, data=args.data, changed=args.changed,
                       full_recipe=not args.changed and "grouped" not in args.data
                       and args.data["sizes"] == list(TASKS[args.task].sizes),
                       seconds=round(self.seconds(), 1), peak_memory_bytes=peak, **self.environment)

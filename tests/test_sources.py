@@ -288,6 +288,29 @@ def test_a_record_without_checksum(server, monkeypatch, tmp_path, record):
     assert "a.ts cannot be downloaded (http" in line and "()" not in line
 
 
+def test_pythia_is_fetched_and_checked(server, monkeypatch, tmp_path):
+    """As Hugging Face publishes it: a list of files, large ones with their SHA-256, small ones with their git hash."""
+    contents = {"model.safetensors": RNG.bytes(70_000), "tokenizer.json": b'{"model": {}}'}
+    blob = hashlib.sha1(b"blob 13\0" + contents["tokenizer.json"]).hexdigest()
+    listing = [{"type": "file", "oid": "0" * 40, "size": 70_000, "path": "model.safetensors",
+                "lfs": {"oid": hashlib.sha256(contents["model.safetensors"]).hexdigest(), "size": 70_000}},
+               {"type": "file", "oid": blob, "size": 13, "path": "tokenizer.json"}]
+    record = server("tree", json.dumps(listing).encode())("ok")
+    for faults in (("wrong", "ok"), ("cut", "cut")):
+        folder = tmp_path / faults[0]
+        monkeypatch.setattr(data, "PYTHIA_FILES", tuple(
+            data.Archive(name, (server(name, content)(fault),), None, None, record)
+            for (name, content), fault in zip(contents.items(), faults)))
+        if faults == ("wrong", "ok"):
+            with pytest.raises(data.UserError, match="wrong checksum.*pythia_rand"):
+                data.fetch_pythia(folder)
+            continue
+        paths = data.fetch_pythia(folder)
+        assert [path.read_bytes() for path in paths] == list(contents.values())
+        asked = len(server.log)
+        assert data.fetch_pythia(folder) == paths and len(server.log) == asked
+
+
 def process(server_archives, *argv):
     """data.py in a process of its own, with other archives. {task: archives}"""
     code = ("import sys, json; from dataclasses import replace; import data\n"

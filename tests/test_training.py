@@ -407,7 +407,7 @@ def test_causal_from_end_to_end(prepared, tmp_path, monkeypatch):
         pretrain.main(flags(prepared, tmp_path / model, "pathfinder_demo", model, objective="causal"))
         state = weights(tmp_path / model / "best.pt")
         assert state["backbone.encoder.weight"].shape[1] == 1
-        assert model != "s4" or state["backbone.layers.0.mixer.C"].shape[0] == 1
+        assert model != "s4" or state["backbone.layers.0.mixer.kernel.C"].shape[0] == 1
         finetune.main(["--init", str(tmp_path / model), "--data-dir", prepared, "--out", str(tmp_path / f"{model}-ft"),
                        "--steps", "2", "--batch", "8"])
         result = json.loads((tmp_path / f"{model}-ft" / "result.json").read_text())
@@ -416,7 +416,7 @@ def test_causal_from_end_to_end(prepared, tmp_path, monkeypatch):
             finetune, ["--init", str(tmp_path / model), "--objective", "masked", "--data-dir", prepared])
 
 
-@pytest.mark.parametrize("model", ["transformer", "rotary", "s4"])
+@pytest.mark.parametrize("model", ["transformer", "rotary", "s4", "dlr"])
 def test_bfloat16_touches_matrix_products_only(model, prepared, tmp_path, monkeypatch):
     """Under autocast the residual stream and the gradients of the SSM parameters stay float32-accurate."""
     pretrain.main(flags(prepared, tmp_path / "run", "pathfinder_demo", model, dtype="bfloat16", steps=2))
@@ -429,16 +429,17 @@ def test_bfloat16_touches_matrix_products_only(model, prepared, tmp_path, monkey
     with torch.autocast("cpu", torch.bfloat16):
         features = backbone(torch.randn(2, row.length, 1))
     assert seen and set(seen) == {torch.float32}
-    if model == "s4":
-        mixer = backbone.layers[0].mixer
+    if model in ("s4", "dlr"):
+        kernel = backbone.layers[0].mixer.kernel
+        poles = kernel.log_dt if model == "s4" else kernel.theta
         with torch.autocast("cpu", torch.bfloat16):
-            K = mixer.kernel()
-        mixer.zero_grad()
+            K = kernel(row.length)
+        kernel.zero_grad()
         K.square().sum().backward()
-        within = mixer.log_dt.grad.clone()
-        mixer.zero_grad()
-        mixer.kernel().square().sum().backward()
-        assert torch.equal(within, mixer.log_dt.grad)
+        within = poles.grad.clone()
+        kernel.zero_grad()
+        kernel(row.length).square().sum().backward()
+        assert torch.equal(within, poles.grad)
     assert torch.isfinite(features).all()
 
 
@@ -499,6 +500,144 @@ def test_both_stages_from_end_to_end(task, model, objective, tmp_path, monkeypat
     encoder = weights(tmp_path / "ft" / "best.pt")["backbone.encoder.weight"]
     assert encoder.shape[1 if TASKS[task].kind == "continuous" else 0] == (
         TASKS[task].channels if TASKS[task].kind == "continuous" else 99)
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
+def test_a_fraction_of_the_training_set(stage, tmp_path, monkeypatch):
+    """Only the training split shrinks; smaller subsets lie within larger ones; finetuning inherits the share; no other
+    example is ever read."""
+    monkeypatch.setitem(TASKS, "image", make_up(tmp_path / "data", "image", 16, sizes=(200, 11, 13)))
+    whole = data.load("image", "train", tmp_path / "data")
+    indices = {}
+    for fraction in (0.005, 0.01, 0.05, 0.1, 0.5, 1.0):
+        part = data.load("image", "train", tmp_path / "data", fraction)
+        assert len(part) == int(200 * fraction)
+        x, y, _ = part.batch(range(len(part)))
+        at = part.chosen if fraction < 1 else np.arange(200)
+        assert np.array_equal(x.numpy(), whole.x[at]) and np.array_equal(y.numpy(), whole.y[at])
+        indices[fraction] = set(at.tolist())
+    ordered = [indices[f] for f in sorted(indices)]
+    assert all(small < large for small, large in zip(ordered, ordered[1:]))
+    assert indices[0.01] == set(np.random.RandomState(42).permutation(200)[:2].tolist())
+
+    seen = set()
+    batch = data.Split.batch
+    monkeypatch.setattr(data.Split, "batch", lambda split, index: (
+        seen.update(split.chosen[index].tolist()) if split.chosen is not None else None, batch(split, index))[1])
+    words = flags(tmp_path / "data", tmp_path / "pt", "image", "rotary", steps=8, batch=3, train_fraction=0.05)
+    pretrain.main(words)
+    result = json.loads((tmp_path / "pt" / "result.json").read_text())
+    if stage == "finetune":
+        seen.clear()
+        finetune.main(["--init", str(tmp_path / "pt"), "--data-dir", str(tmp_path / "data"), "--out",
+                       str(tmp_path / "ft"), "--device", "cpu", "--steps", "8", "--batch", "3"])
+        result = json.loads((tmp_path / "ft" / "result.json").read_text())
+        assert result["test_examples"] == 13
+    assert seen == indices[0.05] and result["train_examples"] == 10
+    assert result["changed"]["train_fraction"] == 0.05 and not result["full_recipe"]
+
+
+def test_sizes_are_inherited_and_named(tmp_path, monkeypatch, quick_s4):
+    """--size takes table 9's shape, is not a departure from the recipe, and finetuning follows it."""
+    monkeypatch.setitem(TASKS, "image", make_up(tmp_path / "data", "image", 16))
+    args = pretrain.parse_args(["--task", "image", "--model", "s4", "--size", "100k"])
+    assert args.arch["d"] == 64 and not args.changed and str(args.out) == "runs/image-s4-100k-masked-pretrain-s0"
+    pretrain.main(flags(tmp_path / "data", tmp_path / "pt", "image", "s4", size="100k", steps=1, batch=3))
+    args = finetune.parse_args(["--init", str(tmp_path / "pt")])
+    assert (args.size, args.arch["d"]) == ("100k", 64) and str(args.out) == "runs/image-s4-100k-masked-spt-s0"
+    finetune.main(["--init", str(tmp_path / "pt"), "--data-dir", str(tmp_path / "data"), "--out", str(tmp_path / "ft"),
+                   "--steps", "1", "--batch", "3", "--device", "cpu"])
+    assert json.loads((tmp_path / "ft" / "result.json").read_text())["size"] == "100k"
+    assert "was pretrained with --size 100k" in mistake(finetune, ["--init", str(tmp_path / "pt"), "--size", "1m"])
+    for words in (["--task", "text", "--size", "1m"], ["--task", "image", "--size", "2m"]):
+        assert "there is: image/rotary 100k" in mistake(pretrain, [*words, "--model", "s4"])
+
+
+def pythia_files(folder, known, seed=0):
+    """The two files of Pythia-70M as a user puts them there, with made weights and a made tokenizer."""
+    from test_models import made_neox, write_safetensors
+    folder.mkdir(parents=True)
+    tensors = made_neox(6, 512, 8, 2048, vocab=max(known.values()) + 1, turned=16, seed=seed)
+    for name, tensor in tensors.items():                              # as deep as it is, features should stay finite
+        if name.endswith("weight") and tensor.ndim == 2 and "embed" not in name:
+            tensors[name] = tensor / 10
+    write_safetensors(folder / "model.safetensors", tensors)
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "BPE", "vocab": known, "merges": []}}))
+    return tensors
+
+
+@pytest.mark.parametrize("task", ["listops", "text", "retrieval", "image"])
+def test_pythia_from_end_to_end(task, tmp_path, monkeypatch, capsys):
+    """Symbols become the checkpoint's tokens, its weights the start; both variants train, are judged and resumed."""
+    letters = {"\u0120": 50, "a": 51, "b": 52, "\u00c3\u00a9": 60}      # space, e-acute as byte-level BPE writes them
+    known = {"<|endoftext|>": 0, "<|padding|>": 1, "MIN": 40, "MAX": 41, "MED": 42, "SM": 43, "]": 44} | letters
+    known |= {str(level): 100 + level for level in range(256)}
+    row = make_up(tmp_path / "data", task, 40)
+    monkeypatch.setitem(TASKS, task, row)
+    if task in ("text", "retrieval"):                                 # the characters that a real set would have found
+        path = tmp_path / "data" / task / "meta.json"
+        meta = json.loads(path.read_text())
+        meta["found"]["symbols"] = " ab\u00e9\u4e00" + "c" * 90
+        path.write_text(json.dumps(meta))
+    tensors = pythia_files(tmp_path / "data" / "pythia-70m-deduped", known)
+    tokens, without = data.pythia_tokens(task, tmp_path / "data" / "pythia-70m-deduped" / "tokenizer.json",
+                                         tmp_path / "data")
+    if task == "image":
+        assert tokens.tolist() == list(range(100, 356)) and not without
+    elif task == "listops":
+        assert tokens.tolist() == [0, 1, 0, 0, *range(100, 110), 40, 41, 42, 43, 44] and not without
+    else:
+        assert tokens[:8].tolist() == [0, 1, 0, 0, 50, 51, 52, 60] and set(tokens[8:]) == {0} and len(tokens) == 99
+        assert without == ["\u4e00"] + ["c"] * 90
+
+    words = ["--task", task, "--data-dir", str(tmp_path / "data"), "--device", "cpu", "--steps", "2", "--batch", "3",
+             "--eval-every", "1", "--lr", "0", "--out"]
+    finetune.main([*words, str(tmp_path / "pythia"), "--model", "pythia"])
+    printed = capsys.readouterr().out
+    assert f"the {len(tokens)} rows of this task's symbols" in printed and "fresh: head" in printed
+    result = json.loads((tmp_path / "pythia" / "result.json").read_text())
+    assert (result["start"], result["objective"], result["init"]) == ("corpus", "causal", None)
+    state = weights(tmp_path / "pythia" / "best.pt")                  # at a rate of zero: still the checkpoint's
+    assert torch.equal(state["backbone.encoder.weight"], tensors["gpt_neox.embed_in.weight"].float()[tokens])
+    assert torch.equal(state["backbone.layers.5.ff.2.bias"],
+                       tensors["gpt_neox.layers.5.mlp.dense_4h_to_h.bias"].float())
+    finetune.main([*words, str(tmp_path / "rand"), "--model", "pythia_rand"])
+    result = json.loads((tmp_path / "rand" / "result.json").read_text())
+    assert (result["start"], result["objective"]) == ("scratch", "causal")
+    encoder = weights(tmp_path / "rand" / "best.pt")["backbone.encoder.weight"]
+    assert abs(encoder.std() / 0.02 - 1) < 0.05
+
+
+def test_pythia_without_its_files(tmp_path, monkeypatch):
+    """Offline, damaged or foreign files: one line that names the file and what to do."""
+    monkeypatch.setitem(TASKS, "image", make_up(tmp_path / "data", "image", 16))
+    monkeypatch.setattr(data, "PAUSE", 0.01)
+    nowhere = dict(urls=("http://127.0.0.1:9/x",), record="http://127.0.0.1:9/y")
+    monkeypatch.setattr(data, "PYTHIA_FILES", tuple(replace(archive, **nowhere) for archive in data.PYTHIA_FILES))
+    words = ["--task", "image", "--model", "pythia", "--data-dir", str(tmp_path / "data"), "--out",
+             str(tmp_path / "run"), "--batch", "4"]
+    with pytest.raises(UserError) as error:
+        finetune.main(words)
+    folder = tmp_path / "data" / "pythia-70m-deduped"
+    line = str(error.value)
+    assert "\n" not in line and "no connection" in line and str(folder) in line and "pythia_rand" in line
+    assert not (tmp_path / "run").exists()
+    known = {"<|endoftext|>": 0} | {str(level): 1 + level for level in range(256)}
+    pythia_files(folder.with_name("good"), known)
+    for name, content in (("model.safetensors", b"<html>"), ("model.safetensors", None), ("tokenizer.json", b"{}"),
+                          ("tokenizer.json", b"\xff\xfe"), ("tokenizer.json", b'{"model": {"vocab": []}}')):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(folder.with_name("good"), folder)
+        if content is None:                                           # whole, but of another model
+            from test_models import made_neox, write_safetensors
+            write_safetensors(folder / name, made_neox(2, 512, 8, 64, vocab=300, turned=16))
+        else:
+            (folder / name).write_bytes(content)
+        with pytest.raises(UserError) as error:
+            finetune.main(words)
+        assert str(folder / name) in str(error.value) and "\n" not in str(error.value)
+        assert not (tmp_path / "run").exists()
+    assert "no recipe for image/pythia" in mistake(pretrain, ["--task", "image", "--model", "pythia"])
 
 
 def test_r2_is_that_of_the_whole_split_on_any_number_of_processes(tmp_path, monkeypatch):
@@ -762,7 +901,7 @@ def test_finished_runs_are_left_alone(prepared, tmp_path):
 @pytest.mark.parametrize("stage", [pretrain, finetune])
 def test_every_recipe_row(stage, capsys, tmp_path):
     """Each row parses as defaults and shows in --help, has an architecture, and is the only one for its key."""
-    rows = read_table(stage.RECIPES)
+    rows = finetune.recipes() if stage is finetune else read_table(stage.RECIPES)
     keys = [tuple(row.get(k) for k in ("task", "model", "objective", "start")) for row in rows]
     assert len(set(keys)) == len(keys)
     for row in rows:
@@ -788,10 +927,12 @@ def test_every_recipe_row(stage, capsys, tmp_path):
 
 
 def test_both_stages_have_the_same_pairs():
-    pairs = [{(row["task"], row["model"], row["objective"]) for row in read_table(stage.RECIPES)}
-             for stage in (pretrain, finetune)]
-    assert pairs[0] == pairs[1]
-    assert {(t, m) for t, m, _ in pairs[0]} == {(r["task"], r["model"]) for r in read_table(models.ARCH)}
+    pairs = [{(row["task"], row["model"], row["objective"]) for row in rows}
+             for rows in (read_table(pretrain.RECIPES), finetune.recipes())]
+    pythia = {(task, model, "causal") for task in PYTHIA for model in ("pythia", "pythia_rand")}
+    assert pairs[0] | pythia == pairs[1] and not pairs[0] & pythia
+    assert {(t, m.removesuffix("_rand")) for t, m, _ in pairs[1]} == {(r["task"], r["model"])
+                                                                      for r in read_table(models.ARCH)}
 
 
 def test_explicit_flags_win():
@@ -855,9 +996,33 @@ PAPER = {("listops", "transformer", "masked"): (1e-3, 128, 1e-4, 64, 0.1, "mean"
          ("bidmc_spo2", "rotary", "masked"): (5e-4, 16, 1e-4, 8, 0, "max"),
          ("bidmc_hr", "s4", "masked"): (1e-3, 64, 1e-3, 64, 0.05, None),
          ("bidmc_rr", "s4", "masked"): (1e-3, 64, 1e-3, 64, 0.05, None),
-         ("bidmc_spo2", "s4", "masked"): (1e-3, 64, 1e-3, 64, 0.05, None)}
-# S4 from scratch, lr and batch: table 6 and appendix C.1.2.
-PAPER_SCRATCH = {"bidmc_rr": (1e-2, 32), "bidmc_hr": (1e-3, 32), "bidmc_spo2": (1e-2, 32), "pathx256": (1e-4, 16)}
+         ("bidmc_spo2", "s4", "masked"): (1e-3, 64, 1e-3, 64, 0.05, None),
+         # Table 5. Cells of three numbers (Text S4 + Rand Init + SPT, Image DLR + Rand Init + SPT): FT lr for both.
+         ("listops", "s4_rand", "masked"): (1e-3, 32, 1e-3, 16, 0.05, None),
+         ("text", "s4_rand", "masked"): (1e-3, 32, 1e-3, 16, 0.05, None),
+         ("image", "s4_rand", "masked"): (1e-3, 32, 5e-4, 64, 0.05, None),
+         ("pathx", "s4_rand", "masked"): (1e-3, 4, 5e-4, 16, 0.05, "max"),
+         ("listops", "dlr", "masked"): (1e-3, 128, 5e-4, 16, 0.05, None),
+         ("text", "dlr", "masked"): (5e-4, 8, 1e-3, 16, 0.05, None),
+         ("image", "dlr", "masked"): (1e-3, 32, 1e-3, 64, 0.05, None),
+         ("pathx", "dlr", "masked"): (5e-4, 8, 5e-4, 64, 0.05, "max"),
+         ("listops", "dlr_rand", "masked"): (5e-4, 32, 5e-4, 64, 0.05, None),
+         ("text", "dlr_rand", "masked"): (5e-4, 8, 5e-4, 16, 0.05, None),
+         ("image", "dlr_rand", "masked"): (1e-3, 32, 1e-3, 64, 0.05, None),
+         ("pathx", "dlr_rand", "masked"): (5e-4, 8, 5e-4, 16, 0.05, "max")}
+# From scratch, lr and batch: table 6 and appendix C.1.2 for S4, table 5 for the others.
+PAPER_SCRATCH = {("bidmc_rr", "s4"): (1e-2, 32), ("bidmc_hr", "s4"): (1e-3, 32), ("bidmc_spo2", "s4"): (1e-2, 32),
+                 ("pathx256", "s4"): (1e-4, 16),
+                 ("listops", "s4_rand"): (5e-4, 16), ("text", "s4_rand"): (1e-3, 16), ("image", "s4_rand"): (1e-4, 128),
+                 ("pathx", "s4_rand"): (5e-4, 16), ("listops", "dlr"): (5e-4, 16), ("text", "dlr"): (5e-4, 16),
+                 ("image", "dlr"): (5e-4, 64), ("pathx", "dlr"): (5e-4, 64), ("listops", "dlr_rand"): (1e-4, 16),
+                 ("text", "dlr_rand"): (1e-3, 16), ("image", "dlr_rand"): (1e-3, 16), ("pathx", "dlr_rand"): (5e-4, 64)}
+# Pythia: lr and batch of finetuning (table 5); then the official configuration's epochs, warm-up, schedule, pool, head.
+PYTHIA = {"listops": (5e-5, 64, 200, 200, "cosine", "mean", "linear"),
+          "text": (5e-4, 16, 32, 5000, "constant", "last", "linear"),
+          "retrieval": (1e-4, 256, 20, 2500, "constant", "mean", "pair"),
+          "image": (7e-5, 64, 200, 2000, "constant", "mean", "linear"),
+          "pathfinder": (1e-4, 1024, 200, 2500, "constant", "last", "linear")}
 # Section 2 and appendix C.3: masking ratios, and the tasks with an L1 loss (table 4).
 PAPER_MASK = dict(image=.5, pathfinder=.5, pathx=.5, pathx256=.5, scifar=.5, text=.15, retrieval=.15, listops=.1,
                   sc=.25, bidmc_hr=.25, bidmc_rr=.25, bidmc_spo2=.25)
@@ -896,19 +1061,32 @@ OFFICIAL_RUNS = {
     "scifar": ((200, 2000, "constant"), (200, 2000, "constant", "mlp"),
                (200, 2000, "constant"), (200, 1000, "cosine", "linear")),
     **{f"bidmc_{name}": ((500, 500, "constant"), (500, 0, "step", "linear")) * 2 for name in ("hr", "rr", "spo2")}}
+# DLR: layers d place; (epochs, warm-up, schedule) of pretraining, of finetuning; 1024 states, LayerNorm, rates 1e-4.
+OFFICIAL_DLR = {"listops": (8, 128, "post", (100, 2000, "constant"), (40, 2000, "constant")),
+                "text": (6, 256, "pre", (32, 1000, "constant"), (32, 2000, "constant")),
+                "image": (6, 512, "pre", (200, 1000, "constant"), (200, 1000, "constant")),
+                "pathx": (6, 256, "pre", (50, 5000, "constant"), (50, 5000, "cosine"))}
 SCRATCH_S4 = {"listops": (1e-2, 50), "text": (1e-2, 16), "retrieval": (1e-2, 64), "image": (1e-2, 50), "scifar": (1e-2, 50),
               "pathfinder": (4e-3, 64), "pathx": (5e-4, 16), "sc": (1e-2, 16)}
 
 
 def test_sizes_and_schedules_are_the_official_ones():
     first = {(r["task"], r["model"], r["objective"]): r for r in read_table(pretrain.RECIPES)}
-    second = {(r["task"], r["model"], r["objective"], r["start"]): r for r in read_table(finetune.RECIPES)}
+    second = {(r["task"], r["model"], r["objective"], r["start"]): r for r in finetune.recipes()}
     for task, model, objective in PAPER:
-        sizes, s4 = arch(task, model), model == "s4"
+        sizes, s4 = arch(task, model), model in ("s4", "s4_rand")
+        run = lambda row: (int(row["epochs"]), int(row["warmup"]), row["schedule"])
+        if model in ("dlr", "dlr_rand"):
+            layers, d, place, pt, ft = OFFICIAL_DLR[task]
+            assert sizes == dict(task=task, model=model, layers=layers, d=d, state=1024, norm="layer", place=place,
+                                 dt_min=1e-4, dt_max=1e-3, ssm_lr=1e-4)
+            assert run(first[task, model, objective]) == pt
+            assert all(run(second[task, model, objective, start]) == ft for start in ("spt", "scratch"))
+            continue
         if s4:
             names = ("layers", "d", "state", "n_ssm", "norm", "place", "dt_min", "dt_lr")
             assert (*(sizes[name] for name in names), sizes.get("dropout", 0)) == OFFICIAL_S4[task], task
-            if task in SCRATCH_S4:
+            if model == "s4" and task in SCRATCH_S4:
                 row = second[task, model, objective, "scratch"]
                 assert (float(row["lr"]), int(row["batch"])) == SCRATCH_S4[task], task
         else:
@@ -916,16 +1094,21 @@ def test_sizes_and_schedules_are_the_official_ones():
         pt, ft = OFFICIAL_RUNS[task][2:] if s4 else OFFICIAL_RUNS[task][:2]
         if (task, model) == ("image", "rotary"):                      # no such configuration: sCIFAR's
             pt = OFFICIAL_RUNS["scifar"][0]
-        row = first[task, model, objective]
-        assert (int(row["epochs"]), int(row["warmup"]), row["schedule"]) == pt, (task, model)
+        assert run(first[task, model, objective]) == pt, (task, model)
         row = second[task, model, objective, "spt"]
-        assert (int(row["epochs"]), int(row["warmup"]), row["schedule"], row["head"]) == ft, (task, model)
+        assert (*run(row), row["head"]) == ft, (task, model)
+        assert model != "s4_rand" or run(second[task, model, objective, "scratch"]) == run(row)
+    for task, (lr, batch, *official) in PYTHIA.items():
+        for model, start in (("pythia", "corpus"), ("pythia_rand", "scratch")):
+            row = second[task, model, "causal", start]
+            assert (float(row["lr"]), int(row["batch"]), float(row["wd"])) == (lr, batch, 0)
+            assert [*run(row), row["pool"], row["head"]] == official
 
 
 def test_recipes_are_the_papers():
     ours = {(r["task"], r["model"], r["objective"]): r for r in read_table(pretrain.RECIPES)
             if "demo" not in r["task"] and r["task"] != "text256"}
-    starts = {(r["task"], r["model"], r["objective"], r["start"]): r for r in read_table(finetune.RECIPES)}
+    starts = {(r["task"], r["model"], r["objective"], r["start"]): r for r in finetune.recipes()}
     assert ours.keys() == PAPER.keys()
     for key, (pt_lr, pt_batch, ft_lr, ft_batch, decay, pool) in PAPER.items():
         first, second, scratch = ours[key], starts[*key, "spt"], starts[*key, "scratch"]
@@ -934,15 +1117,17 @@ def test_recipes_are_the_papers():
         assert pool in (None, second["pool"]), key
         assert first["loss"] == ("l1" if key[0] in PAPER_L1 else "ce") and TASKS[key[0]].mask == PAPER_MASK[key[0]]
         assert (scratch["pool"], scratch["head"]) == (second["pool"], second["head"])
-        if key[1] != "s4":
+        if key[1] in ("transformer", "rotary"):
             assert {**scratch, "start": "spt"} == second
-        elif key[0] in PAPER_SCRATCH:
-            assert (float(scratch["lr"]), int(scratch["batch"])) == PAPER_SCRATCH[key[0]], key
+        elif key[:2] in PAPER_SCRATCH:
+            assert (float(scratch["lr"]), int(scratch["batch"])) == PAPER_SCRATCH[key[:2]], key
 
 
-@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
-@pytest.mark.parametrize("recipe", [r for r in read_table(pretrain.RECIPES) if "demo" not in r["task"]],
-                         ids=lambda r: f"{r['task']}-{r['model']}-{r['objective']}")
+@pytest.mark.parametrize("stage, recipe", [
+    *(pytest.param("pretrain", row, id=f"pretrain-{row['task']}-{row['model']}-{row['objective']}")
+      for row in read_table(pretrain.RECIPES) if "demo" not in row["task"]),
+    *(pytest.param("finetune", row, id=f"finetune-{row['task']}-{row['model']}-{row['objective']}")
+      for row in finetune.recipes() if "demo" not in row["task"] and row["start"] != "spt")])
 def test_every_pair_of_the_paper_makes_a_step(stage, recipe, quick_s4):
     """The real architecture at a cut length: finite loss, a gradient on every parameter."""
     row, found = cut(recipe["task"], 48)
@@ -952,7 +1137,7 @@ def test_every_pair_of_the_paper_makes_a_step(stage, recipe, quick_s4):
     causal, tokens = recipe["objective"] == "causal", row.kind == "tokens"
     torch.manual_seed(0)
     x, y, lengths = data.Split(row, **noise(row, 3)).batch(range(3))
-    backbone = models.Backbone(sizes, row.length, row.vocab if tokens else None, row.channels,
+    backbone = models.Backbone(sizes, row.length, pretrain.symbols_of(row, recipe["model"]), row.channels,
                                mask_channel=stage == "pretrain" and not causal and not tokens, causal=causal)
     if stage == "pretrain":
         model = models.Denoiser(backbone, row.vocab if recipe["loss"] == "ce" else row.channels)
@@ -961,11 +1146,9 @@ def test_every_pair_of_the_paper_makes_a_step(stage, recipe, quick_s4):
         inputs, targets, where = pretrain.pretext(row, args, x, lengths, rows, 0)
         loss, _ = pretrain.spt_loss(row, model(inputs, lengths, where), targets, where, recipe["loss"])
     else:
-        second = next(r for r in read_table(finetune.RECIPES)
-                      if all(r[k] == recipe[k] for k in ("task", "model", "objective")))
-        model = models.Classifier(backbone, row.classes or 1, second["pool"], second["head"])
-        loss = finetune.supervised_loss(row, model(x if tokens else data.normalise(row, x), lengths), y)
+        model = models.Classifier(backbone, row.classes or 1, recipe["pool"], recipe["head"])
+        loss = finetune.supervised_loss(row, model(pretrain.inputs_of(row, recipe["model"], x), lengths), y)
     loss.backward()
-    gradients = [p.grad for p in model.parameters()]
     assert math.isfinite(loss.item())
-    assert all(g is not None and torch.isfinite(g).all() and g.abs().sum() > 0 for g in gradients)
+    for name, p in model.named_parameters():
+        assert p.grad is not None and torch.isfinite(p.grad).all() and p.grad.abs().sum() > 0, name
