@@ -149,10 +149,11 @@ def recipes():
 
 def parse_args(argv=None):
     """Flags of stage 2. With --init, task, model and objective come from the pretraining run's config.json."""
-    parser = base_parser(__doc__.splitlines()[0], "START")
-    parser.add_argument("--init", type=Path, help="pretraining run directory; without it, training is from scratch")
-    parser.add_argument("--pool", choices=("mean", "max", "last"), help="how the sequence becomes one vector")
-    parser.add_argument("--head", choices=("linear", "mlp", "pair"),
+    parser, what, recipe = base_parser(__doc__.splitlines()[0], "START")
+    what.add_argument("--init", type=Path, help="pretraining run directory; without it, training is from scratch "
+                                                "(pythia: from the weights of the language model)")
+    recipe.add_argument("--pool", choices=("mean", "max", "last"), help="how the sequence becomes one vector")
+    recipe.add_argument("--head", choices=("linear", "mlp", "pair"),
                         help="on that vector; mlp: one hidden layer; pair: for tasks with two documents an example")
     inherited = {}
 

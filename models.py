@@ -272,8 +272,9 @@ def randomise(module):
     and Im A about 0, so the bilinear map puts every pole near (1 - 1/2) / (1 + 1/2) = 1/3, and a kernel has died within
     ten steps. To DLR: decay rates theta^2 scatter around 0.01, and of a thousand some are next to 0, so memory there
     is; but all frequencies are a few tenths of a radian at most, where DLR's own start has them all around the circle.
-    Its kernels are large, slow swells that cannot tell a position from its neighbour. Either way what the initialisation
-    knew is gone, and self-pretraining is asked to put something in its place. The tests state the numbers.
+    Its kernels are large, slow swells that cannot tell a position from its neighbour. Either way what the
+    initialisation knew is gone, and self-pretraining is asked to put something in its place. The tests state the
+    numbers.
     """
     for parameter in module.parameters():
         parameter.normal_(0, 0.1)

@@ -284,18 +284,25 @@ def main(argv=None):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, where there is one."""
+
+    def _get_help_string(self, action):
+        return action.help if action.default is None else super()._get_help_string(action)
+
+
 def base_parser(description, stage):
-    """The flags both stages have. Defaults that the recipe decides are filled in by `apply_recipe`."""
-    parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
-                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    """The flags both stages have -> parser, and its first two groups for what a stage adds. Defaults that the recipe
+    decides are filled in by `apply_recipe`."""
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False, formatter_class=HelpFormatter)
     what = parser.add_argument_group("what to run")
     what.add_argument("--task", help="one of: " + " ".join(TASKS))
     what.add_argument("--model", help="transformer (sinusoidal positions), rotary, s4, dlr; s4_rand and dlr_rand: with "
                                       "nothing set by hand at the start; finetune.py also: pythia, pythia_rand")
     what.add_argument("--size", help="100k, 300k, 1m, 3m or 10m parameters (Image, rotary and s4: table 9)")
     what.add_argument("--objective", choices=("masked", "causal"),
-                      help="masked (unless --init says otherwise): bidirectional; causal: unidirectional, next "
-                           "position")
+                      help="masked: bidirectional; causal: unidirectional, predicts the next position; with --init: that "
+                           "of the pretraining run")
     what.add_argument("--seed", type=int, default=0, help="of weights, data order and hidden positions")
     what.add_argument("--data-dir", default="data", help="where prepared data sets live")
     what.add_argument("--out", type=Path, help=f"run directory (default: runs/TASK-MODEL-OBJECTIVE-{stage}-sSEED, and "
@@ -323,7 +330,7 @@ def base_parser(description, stage):
     machine.add_argument("--eval-every", type=int, help="steps between evaluations (default: an epoch, or a 200th of "
                                                        "the run where that is longer)")
     machine.add_argument("--log-every", type=int, default=100, help="steps between log lines")
-    return parser
+    return parser, what, recipe
 
 
 MACHINE_FLAGS = {"resume", "device", "dtype", "compile", "log_every", "out", "data_dir"}      # do not define the run
@@ -331,9 +338,9 @@ MACHINE_FLAGS = {"resume", "device", "dtype", "compile", "log_every", "out", "da
 
 def parse_args(argv=None):
     """Flags of stage 1: the recipe's row for (task, model, objective) gives the defaults."""
-    parser = base_parser(__doc__.splitlines()[0], "pretrain")
-    parser.add_argument("--mask", type=float, help="masking ratio: probability that a position is hidden")
-    parser.add_argument("--loss", choices=("ce", "l1"), help="cross-entropy over symbols or gray levels, or L1")
+    parser, _, recipe = base_parser(__doc__.splitlines()[0], "pretrain")
+    recipe.add_argument("--mask", type=float, help="masking ratio: probability that a position is hidden")
+    recipe.add_argument("--loss", choices=("ce", "l1"), help="cross-entropy over symbols or gray levels, or L1")
     # A masked row's ratio is its task's.
     rows = [row | ({"mask": TASKS[row["task"]].mask} if row["objective"] == "masked" else {})
             for row in read_table(RECIPES)]
@@ -384,8 +391,10 @@ def apply_recipe(parser, argv, rows, key_of):
     args.task, args.model, args.objective = row["task"], row["model"], row["objective"]
     args.arch = arch(args.task, args.model, args.size)
     if args.arch is None:
-        there = [f"{r['task']}/{r['model']} {r['size']}" for r in read_table(SIZES)]
-        raise UserError(f"no --size {args.size} for {args.task}/{args.model}; there is: {', '.join(there)}")
+        pairs, sizes = (dict.fromkeys(cells) for cells in zip(*(
+            (f"{r['task']}/{r['model']}", r["size"]) for r in read_table(SIZES))))
+        raise UserError(f"no --size {args.size} for {args.task}/{args.model}; there is: {' '.join(sizes)} for "
+                        f"{' '.join(pairs)}")
     if args.epochs != recipe["epochs"] and args.steps == recipe["steps"]:
         args.steps = None                                              # --epochs was asked for, --steps was not
     # What the user changed: a run with a non-empty list is never reported as the recipe's.

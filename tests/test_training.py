@@ -550,7 +550,7 @@ def test_sizes_are_inherited_and_named(tmp_path, monkeypatch, quick_s4):
     assert json.loads((tmp_path / "ft" / "result.json").read_text())["size"] == "100k"
     assert "was pretrained with --size 100k" in mistake(finetune, ["--init", str(tmp_path / "pt"), "--size", "1m"])
     for words in (["--task", "text", "--size", "1m"], ["--task", "image", "--size", "2m"]):
-        assert "there is: image/rotary 100k" in mistake(pretrain, [*words, "--model", "s4"])
+        assert "there is: 100k 300k 1m 3m 10m for image/rotary image/s4" in mistake(pretrain, [*words, "--model", "s4"])
 
 
 def pythia_files(folder, known, seed=0):
@@ -923,7 +923,8 @@ def test_every_recipe_row(stage, capsys, tmp_path):
         assert f"(default: {row['batch']})" in shown
         if stage is pretrain:
             ratio = TASKS[row["task"]].mask if row["objective"] == "masked" else None
-            assert args.mask == ratio and f"that a position is hidden (default: {ratio})" in shown
+            assert args.mask == ratio and ("position is hidden (default" in shown) == (ratio is not None)
+            assert ratio is None or f"that a position is hidden (default: {ratio})" in shown
 
 
 def test_both_stages_have_the_same_pairs():
