@@ -19,7 +19,8 @@ from pathlib import Path
 # 97.5 % quantiles of Student's t for n - 1 degrees of freedom, n = 2, 3, ...
 T_QUANTILE = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262]
 
-MODEL_NAMES = {"transformer": "Transformer", "rotary": "Transformer (rotary)", "s4": "S4"}
+MODEL_NAMES = {"transformer": "Transformer", "rotary": "Transformer (rotary)", "s4": "S4",
+               "s4_rand": "S4, random start", "dlr": "DLR", "dlr_rand": "DLR, random start"}
 # Name and chance, in percent.
 DEMO_TASKS = {"pathfinder_demo": ("Pathfinder, scaled down", 50), "listops_demo": ("ListOps, scaled down", 10),
               "text_demo": ("Text (IMDb), 128 characters", 50), "text256": ("Text (IMDb), 256 characters", 50)}
@@ -108,7 +109,7 @@ def demo_table(results):
             seeds = len(scratch.keys() & spt.keys())
             lines.append(f"| {DEMO_TASKS[task][0]} | {MODEL_NAMES[model]} | {mean_std(scratch.values())} | "
                          f"{mean_std(spt.values())} | {signed(paired_gain(scratch, spt))} | {seeds} |")
-        others = [m for m in models if m != "s4"]
+        others = [m for m in models if m in ("transformer", "rotary")]
         if "s4" in cells and others and all(cells["s4"]) and all(cells[others[0]]):
             gaps = [statistics.mean(cells["s4"][i].values()) - statistics.mean(cells[others[0]][i].values())
                     for i in (0, 1)]

@@ -93,6 +93,7 @@ text256         rotary           3  64     2  128     -     -     - layer pre   
 text256         s4               3  64     -    -     -    16    64 batch pre    0.001    0.1  0.001  0.001       -
 text_demo       rotary           3  64     2  128     -     -     - layer pre        -      -      -      -       -
 text_demo       s4               3  64     -    -     -    16    64 batch pre    0.001    0.1  0.001  0.001       -
+text_demo       dlr              3  64     -    -     -   128     - layer pre    0.001    0.1      -  0.001       -
 listops_demo    transformer      3  64     4  128     -     -     - layer pre        -      -      -      -       -
 listops_demo    rotary           3  64     4  128     -     -     - layer pre        -      -      -      -       -
 listops_demo    s4               3  64     -    -     -    16    64 batch pre    0.001    0.1  0.001  0.001       -

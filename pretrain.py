@@ -96,6 +96,9 @@ text256          rotary       masked       ce  3e-3     0     16       -   4000 
 text256          s4           masked       ce  4e-3     0     16       -   4000      50  cosine
 text_demo        rotary       masked       ce  3e-3     0     32       -   1300      50  cosine
 text_demo        s4           masked       ce  4e-3     0     32       -   1300      50  cosine
+text_demo        s4_rand      masked       ce  4e-3     0     32       -   1300      50  cosine
+text_demo        dlr          masked       ce  4e-3     0     32       -   1300      50  cosine
+text_demo        dlr_rand     masked       ce  4e-3     0     32       -   1300      50  cosine
 listops_demo     transformer  masked       ce  2e-3     0     32       -    700      50  cosine
 listops_demo     rotary       masked       ce  2e-3     0     32       -    700      50  cosine
 listops_demo     s4           masked       ce  4e-3     0     32       -    700      50  cosine
@@ -301,8 +304,8 @@ def base_parser(description, stage):
                                       "nothing set by hand at the start; finetune.py also: pythia, pythia_rand")
     what.add_argument("--size", help="100k, 300k, 1m, 3m or 10m parameters (Image, rotary and s4: table 9)")
     what.add_argument("--objective", choices=("masked", "causal"),
-                      help="masked: bidirectional; causal: unidirectional, predicts the next position; with --init: that "
-                           "of the pretraining run")
+                      help="masked: bidirectional; causal: unidirectional, predicts the next position; with --init: "
+                           "that of the pretraining run")
     what.add_argument("--seed", type=int, default=0, help="of weights, data order and hidden positions")
     what.add_argument("--data-dir", default="data", help="where prepared data sets live")
     what.add_argument("--out", type=Path, help=f"run directory (default: runs/TASK-MODEL-OBJECTIVE-{stage}-sSEED, and "

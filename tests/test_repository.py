@@ -11,6 +11,7 @@ import pytest
 
 import analyze
 import data
+import models
 from conftest import ROOT
 
 # models.py reads the lengths of the tasks for the table that it prints.
@@ -71,6 +72,13 @@ def test_readme_commands_run(copy):
         if script == "data.py" and not {"--list", "--help"} & set(shlex.split(line)):
             continue                                                    # generating 200,000 images is not for a test
         shell(line + ("" if "--help" in line else small.get(script, "")), copy)
+
+
+def test_readme_shows_what_models_prints(copy):
+    printed = shell("python models.py", copy).splitlines()
+    block = re.search("<!-- models:begin -->\n(.*?)<!-- models:end -->", (ROOT / "README.md").read_text(), re.S)[1]
+    assert len(block.splitlines()) > 10 and set(block.splitlines()) <= set(printed)
+    assert len(printed) == 2 + len(models.read_table(models.ARCH)) + len(models.read_table(models.SIZES))
 
 
 def test_the_demo_chain(copy):
