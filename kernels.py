@@ -20,7 +20,8 @@ Glossary (sizes lower-case, matrices upper-case as in the paper)
     b batch   l length   d channels   h heads   e width of a head   c kernels per channel (2 when bidirectional)
     N state size   n = N/2 stored states: A is real up to a change of basis, so its complex eigenvalues come in
       conjugate pairs and one of each pair is enough
-    A   (d, n) diagonal part of the continuous state matrix, called Lambda once discretised
+    A   (d, n) diagonal part of S4's continuous state matrix
+    Lambda  (n,) DLR: logarithms of the poles, Abar = diag(e^Lambda)      W  (c, d, n) its output map
     P   (d, n) low-rank part: A_full = diag(A) - P P*      B  (d, n) input map      C  (c, d, n) output map
     dt  (d,)   step size Delta of the discretisation       K  (c, d, l) convolution kernel
 

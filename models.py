@@ -11,12 +11,13 @@ The order of the file is that of the paper's argument
     2  A linear recurrence is a convolution: `SSM`, the layer around any kernel                      (eq. 1 and 2.4)
     3  With a diagonal recurrence the kernel is a sum of geometric sequences: `DLR`                  (eq. 3)
     4  Diagonal plus rank one, discretised from continuous time: `S4`, which HiPPO initialises       (eq. 2)
-    5  Nothing set by hand: `randomise`. What HiPPO gave, self-pretraining then has to learn         (section 3.3)
+    5  Nothing set by hand: `randomise`, and what self-pretraining learns instead            (sections 3.3 and 3.6)
     6  The other way to mix positions: `Attention`                                                   (section 3.2)
     7  Norms, residual layers, `Backbone`;  8  heads;  9  Pythia's weights                            (section 3.5)
    10  Optimiser groups;  11  the table that this file prints
 
-Sizes are b batch, l length, d width, h heads, n states; matrices are upper-case and explained in kernels.py. "Paper" is
+Sizes are b batch, l length, d width, h heads, e width of a head, n stored states (of S4 one in each conjugate pair, of
+DLR all), c kernels per channel (2 when bidirectional); matrices are upper-case and explained in kernels.py. "Paper" is
 Amos et al. 2024, "Never Train from Scratch". Its table 4 fixes the Transformers' sizes below; S4's are those of Gu et
 al. 2022 as the paper's official configurations spell them out, and DLR's are S4's (appendix C.1.3).
 """
@@ -40,7 +41,7 @@ from kernels import attention, diagonal_kernel, fft_conv, hippo_nplr, rotary, s4
 #   transformer  paper table 4, rows marked with a dagger: the sizes of Tay et al. 2020, sinusoidal positions
 #   rotary       paper table 4, "Transformer + Rotary"
 #   s4           Gu et al. 2022, table 11. n_ssm: how many copies of (A, P, B) there are for the d channels to share
-#   dlr          S4's depth and width with 1024 states and LayerNorm (appendix C.1.3)
+#   dlr          S4's depth and width, more states, LayerNorm (appendix C.1.3). dt_min, dt_max: twice its decay rates
 #   pythia       GPT-NeoX as Pythia-70M has it (Biderman et al. 2023)
 # s4_rand and dlr_rand have the rows of s4 and dlr and other initial values (see `randomise`), pythia_rand that of
 # pythia.
@@ -157,8 +158,9 @@ class SSM(nn.Module):
 
     Paper, eq. 1: x[k] = Abar x[k-1] + Bbar u[k], y[k] = C x[k] for every channel by itself. Unrolled, y = K * u with
     K[k] = C Abar^k Bbar (eq. 2.4), and that is all that is computed here: a convolution with the kernels that `kernel`
-    makes, plus the skip connection D u. Which recurrence it is, is the business of `DLR` and `S4` below. Bidirectional
-    layers have a second kernel for the reversed direction. Channels meet in the GLU only.
+    makes, plus the skip connection D u. (`ssm_scan` in kernels.py is the recurrence, step by step.) Which recurrence it
+    is, is the business of `DLR` and `S4` below. Bidirectional layers have a second kernel for the reversed direction.
+    Channels meet in the GLU only.
     """
 
     def __init__(self, kernel, d, dropout=0.0):
@@ -185,20 +187,21 @@ class SSM(nn.Module):
 class DLR(nn.Module):
     """Kernels of the diagonal linear RNN (paper, eq. 3; Gupta et al. 2022): K[k] = Re sum_n W_n e^(Lambda_n k).
 
-    Abar = diag(e^Lambda) and Bbar = 1, so K[k] = C Abar^k 1 with C = W. There is no step size, no continuous time and
-    no conjugate pairing. All channels and directions of a layer share the poles e^Lambda, and each mixes them with its
-    own W. Re Lambda = -theta^2 <= 0: whatever is learned, the recurrence never grows.
+    Abar = diag(e^Lambda) and Bbar = 1, so K[k] = C Abar^k 1 with C = W: a sum of damped waves. All channels and
+    directions of a layer share the poles e^Lambda, and each mixes them with its own W. Nothing is sampled from
+    continuous time, and there are no conjugate pairs. Re Lambda = -theta^2 <= 0: whatever is learned, the recurrence
+    never grows.
 
-    At the start: decay rates dt / 2 with dt log-uniform in [dt_min, dt_max], one full turn of frequencies 2 pi n / N,
-    and W of size 1 / N.
+    At the start: decay rates log-uniform in [dt_min / 2, dt_max / 2], one full turn of frequencies 2 pi n / N, and W
+    complex normal over N.
 
     `special`: as in `S4`.
     """
 
     def __init__(self, d, state, dt_min, dt_max, causal, ssm_lr):
         super().__init__()
-        dt = torch.exp(torch.rand(state) * math.log(dt_max / dt_min)) * dt_min               # log-uniform
-        self.theta = nn.Parameter((dt / 2).sqrt())                                            # (n,)
+        decay = dt_min / 2 * (dt_max / dt_min) ** torch.rand(state)
+        self.theta = nn.Parameter(decay.sqrt())                                               # (n,)
         self.Lambda_im = nn.Parameter(torch.arange(state) * (2 * math.pi / state))            # (n,)
         # Complex parameters are stored as real pairs, so that Adam keeps moments per component.
         self.W = nn.Parameter(torch.randn(1 if causal else 2, d, state, 2) / state)           # (c, d, n, 2)
@@ -219,18 +222,23 @@ class DLR(nn.Module):
 class S4(nn.Module):
     """Kernels of S4 (paper, eq. 2; Gu et al. 2022).
 
-    The recurrence comes from a differential equation, x' = A x + B u, sampled with a step size dt (eq. 2.1 to 2.3), one
-    per channel: dt stretches the same kernel in time. A is diagonal minus rank one, diag(A) - P P*, which is what HiPPO
-    needs: its A is not diagonalisable in a stable way, but is normal up to rank one. HiPPO's A, P, B make the state
-    remember the past as coefficients of Legendre polynomials, so kernels decay over some 1 / dt steps and not over a
-    few. That is the prior whose worth the paper asks about.
+    Low rank: the state matrix is diag(A) - P P* (eq. 2.1). HiPPO's matrix is normal only up to such a rank-one term,
+    and diagonalising it whole would be numerically hopeless; a diagonal A alone is the case of `DLR`.
+
+    Discretisation: the recurrence is a differential equation, x' = A x + B u, sampled with a step size dt by the
+    bilinear rule, Abar = (I - dt/2 A)^-1 (I + dt/2 A), Bbar = (I - dt/2 A)^-1 dt B (eq. 2.2 and 2.3; `discretize` in
+    kernels.py). It maps every stable A to a stable Abar. Each channel has its own dt, which stretches the same kernel
+    in time.
+
+    HiPPO sets A, P, B so that the state holds the past as coefficients of Legendre polynomials: kernels decay over some
+    1 / dt steps and not over a few. That is the prior whose worth the paper asks about.
 
     A, P and B exist in `n_ssm` copies that the channels share in turn; each channel has its own C, a second one when
     bidirectional. C is trained in the truncation-corrected form C~ = C (I - Abar^length), which ties it to the task's
     `length`: kernels are always made at that length, and the convolution cuts them to the batch's.
 
     `special` names the parameters with a learning rate of their own and no weight decay: A, P, B and log dt set time
-    scales, where a step that is small for a weight can move a pole across the unit circle. None is the main rate.
+    scales, where a step that is small for a weight makes a kernel many times longer or shorter. None: the main rate.
     """
 
     def __init__(self, d, state, n_ssm, dt_min, dt_max, length, causal, dt_lr, ssm_lr):
@@ -266,16 +274,19 @@ class S4(nn.Module):
 
 @torch.no_grad()
 def randomise(module):
-    """The paper's random initialisation (section 3.3, appendix C.1.3): every parameter, norm gains and biases included,
-    is drawn from N(0, 0.1^2).
+    """The paper's random initialisation: every parameter is drawn from N(0, 0.1^2), norm gains and biases included
+    (appendix C.1.3 and the official code; section 3.3 speaks of the state space parameters only).
 
-    What that does to S4: dt = e^(log dt) is about 1 where HiPPO's channels have 0.001 to 0.1, Re A = -e^(.) about -1
-    and Im A about 0, so the bilinear map puts every pole near (1 - 1/2) / (1 + 1/2) = 1/3, and a kernel has died within
-    ten steps. To DLR: decay rates theta^2 scatter around 0.01, and of a thousand some are next to 0, so memory there
-    is; but all frequencies are a few tenths of a radian at most, where DLR's own start has them all around the circle.
-    Its kernels are large, slow swells that cannot tell a position from its neighbour. Either way what the
-    initialisation knew is gone, and self-pretraining is asked to put something in its place. The tests state the
+    What that does to S4: dt = e^(log dt) is about 1 where HiPPO's channels have a hundredth and less, Re A = -e^(.)
+    about -1 and Im A about 0, so the bilinear map puts the poles around (1 - 1/2) / (1 + 1/2) = 1/3, and a kernel is
+    its first few values. To DLR: decay rates theta^2 scatter around 0.01, and of many states some are next to 0, so
+    memory there is; but all frequencies are a few tenths of a radian at most, where DLR's own start has them all around
+    the circle. Its kernels are large, slow swells that cannot tell a position from its neighbour. The tests state
     numbers.
+
+    What self-pretraining learns instead (section 3.6, figure 4): kernels whose decay the data decide. It differs from
+    task to task and from layer to layer; on Text they come out more local than HiPPO's, and on PathX they peak at
+    multiples of the image's width, where the neighbours above and below are.
     """
     for parameter in module.parameters():
         parameter.normal_(0, 0.1)
@@ -287,26 +298,25 @@ def randomise(module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, (b, l, d) -> (b, l, d). turned: rotary positions turn the first so many of a head's
-    d / h dimensions; 0: none.
+    """Multi-head self-attention, (b, l, d) -> (b, l, d). rotary_dims: how many of a head's e dimensions
+    rotary positions turn, the first ones; 0: none.
 
     One Linear makes queries, keys and values. torch's default initialisation depends only on the input width, so this
     is the same as three independent projections. (The official code copies one projection into q, k, v and o, which
     makes every position attend to itself at the start; see README, "Where we differ".)
     """
 
-    def __init__(self, d, heads, turned, causal, block=None):
+    def __init__(self, d, heads, rotary_dims, causal, block=None):
         super().__init__()
-        self.heads, self.turned, self.causal, self.block = heads, turned, causal, block
+        self.heads, self.rotary_dims, self.causal, self.block = heads, rotary_dims, causal, block
         self.qkv = nn.Linear(d, 3 * d)
         self.out = nn.Linear(d, d)
 
     def forward(self, x, lengths=None):
         b, l, d = x.shape
         q, k, v = (y.view(b, l, self.heads, -1).transpose(1, 2) for y in self.qkv(x).split(d, -1))   # (b, h, l, e)
-        if self.turned:
-            t = self.turned
-            q, k = (rotary(y) if t == y.shape[-1] else torch.cat((rotary(y[..., :t]), y[..., t:]), -1) for y in (q, k))
+        if r := self.rotary_dims:
+            q, k = (rotary(y) if r == y.shape[-1] else torch.cat((rotary(y[..., :r]), y[..., r:]), -1) for y in (q, k))
         y = attention(q, k, v, causal=self.causal, block=self.block, lengths=lengths)
         return self.out(y.transpose(1, 2).reshape(b, l, d))                                   # (b, l, d)
 
@@ -387,10 +397,10 @@ class TransformerLayer(nn.Module):
     """x + attention(norm(x)), then + ff(norm(x)) of that sum, or of x itself when `parallel` (GPT-NeoX). No dropout
     (official configurations)."""
 
-    def __init__(self, d, heads, ff, turned, causal, block=None, parallel=False):
+    def __init__(self, d, heads, ff, rotary_dims, causal, block=None, parallel=False):
         super().__init__()
         self.norm1, self.norm2, self.parallel = LayerNorm(d), LayerNorm(d), parallel
-        self.mixer = Attention(d, heads, turned, causal, block)
+        self.mixer = Attention(d, heads, rotary_dims, causal, block)
         self.ff = nn.Sequential(nn.Linear(d, ff), nn.GELU(), nn.Linear(ff, d))
 
     def forward(self, x, lengths=None):
@@ -412,7 +422,7 @@ class SSMLayer(nn.Module):
         return x if self.pre else self.norm(x, lengths)
 
 
-TURNED = {"transformer": 0, "rotary": 1, "pythia": 1 / 4}            # share of a head that rotary positions turn
+ROTARY_SHARE = {"transformer": 0, "rotary": 1, "pythia": 1 / 4}      # of a head's dimensions
 
 
 class Backbone(nn.Module):
@@ -433,9 +443,10 @@ class Backbone(nn.Module):
         self.register_buffer("positions", positions, persistent=False)
 
         def layer():
-            if family in TURNED:
-                turned = int(TURNED[family] * d // s.heads)
-                return TransformerLayer(d, s.heads, s.ff, turned, causal, getattr(s, "block", None), family == "pythia")
+            if family in ROTARY_SHARE:
+                rotary_dims = int(ROTARY_SHARE[family] * d // s.heads)
+                return TransformerLayer(d, s.heads, s.ff, rotary_dims, causal, getattr(s, "block", None),
+                                        parallel=family == "pythia")
             if family == "dlr":
                 kernel = DLR(d, s.state, s.dt_min, s.dt_max, causal, s.ssm_lr)
             else:
@@ -451,7 +462,7 @@ class Backbone(nn.Module):
         if self.random:
             randomise(self)
         elif family == "pythia":
-            neox_start(self)
+            init_neox(self)
 
     def forward(self, x, lengths=None):
         leading = x.shape[:1] if lengths is None else lengths.shape
@@ -537,8 +548,9 @@ def _width(backbone):
 
 
 @torch.no_grad()
-def neox_start(backbone):
-    """How an untrained GPT-NeoX starts, the paper's "Pythia 70M (Rand Init)": N(0, 0.02^2) and zero biases."""
+def init_neox(backbone):
+    """N(0, 0.02^2) and zero biases: how the library that the official code uses starts a GPT-NeoX (the paper's "Pythia
+    70M (Rand Init)")."""
     for module in backbone.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             module.weight.normal_(0, 0.02)
@@ -547,10 +559,11 @@ def neox_start(backbone):
 
 
 def read_safetensors(path):
-    """A .safetensors file -> {name: tensor}, memory-mapped and read-only. Nothing in it is executed or unpickled.
+    """A .safetensors file -> {name: tensor}. Nothing in it is executed or unpickled.
 
     The format: 8 bytes, little-endian, the length n of a header; n bytes of JSON, {name: {dtype, shape, data_offsets}};
-    then the arrays, row-major, at their offsets from there. ValueError for anything else.
+    then the arrays, row-major, at their offsets from there. ValueError, LookupError, TypeError or AttributeError for
+    anything else.
     """
     dtypes = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
               "I64": torch.int64, "U8": torch.uint8, "BOOL": torch.bool}
@@ -582,8 +595,8 @@ def neox_weights(tensors, sizes, tokens):
     pairs neighbours. Reordering the rows of queries and keys alike leaves their products as they were.
     """
     heads, e = sizes["heads"], sizes["d"] // sizes["heads"]
-    turned = int(TURNED["pythia"] * e)
-    neighbours = torch.arange(turned).view(2, -1).T.flatten().tolist() + list(range(turned, e))
+    r = int(ROTARY_SHARE["pythia"] * e)
+    neighbours = torch.arange(r).view(2, -1).T.flatten().tolist() + list(range(r, e))
 
     def fused(name):
         rows = tensors[name].float().unflatten(0, (heads, 3, e)).transpose(0, 1)              # (3, h, e, ...)
@@ -645,13 +658,14 @@ class GivenKernel(nn.Module):
 
 
 def describe(sizes, length, vocab, channels, causal=False):
-    """What one sequence costs: (mixer parameters, other parameters, bytes that autograd keeps for the backward pass in
-    float32, FLOPs per position of the forward pass). Without heads.
+    """What one more sequence costs: (mixer parameters, other parameters, bytes that autograd keeps for the backward
+    pass in float32, FLOPs per position of the forward pass). Without heads.
 
-    The model runs on tensors that have shapes but no values, and every operation is counted, so the numbers follow
-    whatever you change above. Two FLOPs a multiply-add, 2.5 n log2 n a real FFT; element-wise work is not counted, and
-    neither are the kernels of state space models, which are made once a batch from the weights. Causal attention is
-    counted like the full one.
+    The model runs on tensors that have shapes but no values, once on one sequence and once on two, so the numbers
+    follow whatever you change above. The difference leaves out what is done once a batch: making the kernels of state
+    space models (`python kernels.py` measures that) and transforming them. Matrix products, attention and Fourier
+    transforms are counted, two FLOPs a multiply-add and 2.5 n log2 n a real FFT; element-wise work is not. Causal
+    attention counts like the full one.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
@@ -664,12 +678,21 @@ def describe(sizes, length, vocab, channels, causal=False):
     def attend(q, k, v, *rest, out_shape=None, **more):
         return 4 * math.prod(q) * k[-2]
 
-    saved = {}
+    def cost(backbone, b):
+        """Bytes kept and FLOPs of a forward pass on b sequences."""
+        saved, aten = {}, torch.ops.aten
 
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        saved[storage._cdata] = storage
-        return tensor
+        def keep(tensor):
+            storage = tensor.untyped_storage()
+            saved[storage._cdata] = storage
+            return tensor
+
+        x = torch.zeros(b, length, dtype=torch.int64) if vocab else torch.zeros(b, length, channels)
+        counter = FlopCounterMode(display=False, custom_mapping={
+            aten._fft_r2c: fft, aten._fft_c2r: fft, aten._scaled_dot_product_flash_attention_for_cpu: attend})
+        with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            y = backbone(x)                                            # y keeps alive what is counted
+        return sum(storage.nbytes() for storage in saved.values()), counter.get_total_flops()
 
     turns.cache_clear()                # tensors without values must neither come from this cache nor stay in it
     try:
@@ -681,22 +704,14 @@ def describe(sizes, length, vocab, channels, causal=False):
             for module in backbone.modules():
                 if isinstance(module, SSM):
                     module.kernel = GivenKernel(1 if causal else 2, sizes["d"])
-            weights = {p.untyped_storage()._cdata for p in (*backbone.parameters(), *backbone.buffers())}
-            x = torch.zeros(1, length, dtype=torch.int64) if vocab else torch.zeros(1, length, channels)
-            aten = torch.ops.aten
-            counter = FlopCounterMode(display=False, custom_mapping={
-                aten._fft_r2c: fft, aten._fft_c2r: fft, aten._scaled_dot_product_flash_attention_for_cpu: attend})
-            with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-                y = backbone(x)
-            memory = sum(storage.nbytes() for key, storage in saved.items() if key not in weights)
-            del y
+            (memory, flops), (both_memory, both_flops) = cost(backbone, 1), cost(backbone, 2)
     finally:
         turns.cache_clear()
-    return mixers, total - mixers, memory, counter.get_total_flops() / length
+    return mixers, total - mixers, both_memory - memory, (both_flops - flops) / length
 
 
 def print_models():
-    """One line per row of `ARCH` and `SIZES`. A pair of documents counts as one sequence: double it for Retrieval."""
+    """One line per row of `ARCH` and `SIZES`. A sequence is one document; an example of Retrieval has two."""
     from data import TASKS                                             # for the lengths only
     found = dict(text=135, text256=135, text_demo=135, retrieval=99)   # symbols, which only the data tell
     print("| task | model | parameters: mixer | rest | length | MiB kept per sequence, float32 | MFLOPs per position |")

@@ -40,7 +40,8 @@ from models import SIZES, Backbone, Denoiser, arch, count, inside, param_groups,
 # Retrieval: a batch counts pairs. Pythia is finetuned only (see finetune.py). The paper's misprints, as read here:
 #   Pathfinder and PathX have two "Masked" rows; the second is the causal one, by elimination.
 #   Image, Transformer, masked: the learning rate "1e03" is 1e-3.
-#   Text, S4 + Rand Init and Image, DLR + Rand Init have three numbers, not four: pretraining has finetuning's rate.
+#   Text, S4 + Rand Init + SPT and Image, DLR + Rand Init + SPT have three numbers, not four: pretraining has
+#   finetuning's rate.
 RECIPES = """
 task             model        objective  loss    lr    wd  batch  epochs  steps  warmup  schedule
 listops          transformer  masked       ce  1e-3   0.1    128     100      -    2000  constant
@@ -330,8 +331,8 @@ def base_parser(description, stage):
     machine.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"),
                          help="auto: bfloat16 autocast on a GPU that has it, else float32")
     machine.add_argument("--compile", action="store_true", help="torch.compile the backbone")
-    machine.add_argument("--eval-every", type=int, help="steps between evaluations (default: an epoch, or a 200th of "
-                                                       "the run where that is longer)")
+    machine.add_argument("--eval-every", type=int, help="steps between evaluations (default: an epoch; with "
+                                                       "--train-fraction at least a 200th of the run)")
     machine.add_argument("--log-every", type=int, default=100, help="steps between log lines")
     return parser, what, recipe
 
@@ -479,11 +480,13 @@ def steps_of(args, n):
     """Total steps and steps per epoch for n training sequences. The last, incomplete batch of an epoch is left out; the
     next epoch's order differs, so no sequence is left out for good."""
     if n < args.batch:
-        raise UserError(f"--batch {args.batch} is more than the {n} training sequences there are")
+        share = f" with --train-fraction {args.train_fraction:g}" if args.train_fraction < 1 else ""
+        raise UserError(f"--batch {args.batch} is more than the {n} training sequences there are{share}")
     per_epoch = n // args.batch
     total = args.steps or args.epochs * per_epoch
     # On a small share of the data an epoch is a few steps, and validation would take most of the time.
-    args.eval_every = args.eval_every or max(per_epoch, total // 200)
+    least = total // 200 if args.train_fraction < 1 else 1
+    args.eval_every = args.eval_every or max(per_epoch, least)
     return total, per_epoch
 
 
@@ -591,7 +594,10 @@ def open_run(args, run):
         if there & {"last.pt", "result.json"}:
             saved, ours = read_json(config), config_of(args)
             for key in sorted((saved.keys() | ours.keys()) - {"changed"}):
-                if saved.get(key) != ours.get(key):
+                if key not in saved:
+                    raise UserError(f"--resume: {args.out} was started by a version of this code that knew no {key}; "
+                                    "choose another --out")
+                if saved[key] != ours.get(key):
                     raise UserError(f"--resume: {args.out} was started with {key} = {saved.get(key)}, "
                                     f"now {ours.get(key)}; give the same flags as before, or choose another --out")
         if not finished:

@@ -4,6 +4,7 @@
 #   bash run_all.sh demo             {Transformer, S4} x {scratch, SPT} on two generated tasks, 3 seeds, on a laptop
 #   bash run_all.sh demo-text        {rotary Transformer, S4} x {scratch, SPT} on real film reviews; downloads IMDb
 #   bash run_all.sh text256          the same with twice the text, all reviews and three times the steps
+#   bash run_all.sh demo-init        {S4, DLR} x {own start, random start} x {scratch, SPT} on the reviews of demo-text
 #   bash run_all.sh demo-text --raw DIR      the aclImdb_v1.tar.gz that you have in DIR, instead of downloading
 #   bash run_all.sh TARGET --list    prints the commands instead, one chain a line, for any scheduler
 #
@@ -59,7 +60,7 @@ run_demo() {
 }
 
 usage() {
-    echo "usage: bash run_all.sh demo|demo-text|text256 [--raw DIR] [--list]" >&2
+    echo "usage: bash run_all.sh demo|demo-text|text256|demo-init [--raw DIR] [--list]" >&2
     exit 2
 }
 
@@ -68,6 +69,7 @@ case "$TARGET" in
     demo) TASKS="listops_demo pathfinder_demo" MODELS="transformer s4" ;;
     demo-text) TASKS="text_demo" MODELS="rotary s4" ;;
     text256) TASKS="text256" MODELS="rotary s4" ;;
+    demo-init) TASKS="text_demo" MODELS="s4 s4_rand dlr dlr_rand" ;;
     *) usage ;;
 esac
 shift

@@ -158,6 +158,11 @@ def test_pythia_has_the_parameters_of_pythia():
     for task in ("listops", "text", "retrieval", "image", "pathfinder"):
         backbone = Backbone(arch(task, "pythia_rand"), 64, vocab=7, causal=True)
         assert count(backbone) == 18_915_328 + 7 * 512
+        for name, p in backbone.named_parameters():
+            if p.ndim == 2 and p.numel() > 10_000:
+                assert abs(p.std() / 0.02 - 1) < 0.02, name
+            elif name.endswith("bias"):
+                assert (p == 0).all(), name
 
 
 def test_every_arch_row_is_complete():
@@ -269,6 +274,15 @@ def test_dlr_is_its_recurrence():
                 backwards = step @ backwards + u[b, k, d]
     one, two = (F.gelu(y) @ layer.out.weight.double().T + layer.out.bias.double()).chunk(2, -1)
     assert torch.allclose(layer(u).double(), one * two.sigmoid(), atol=1e-5)
+
+
+def test_dlr_starts_as_documented():
+    torch.manual_seed(0)
+    kernel = DLR(64, state=2048, dt_min=1e-4, dt_max=1e-2, causal=False, ssm_lr=1e-4)
+    W, decay = kernel.W.detach() * 2048, kernel.theta.detach().square()
+    assert abs(W.std() - 1) < 0.01 and abs(W.mean()) < 0.01
+    assert kernel.theta.min() > 0 and 0.5e-4 <= decay.min() < 0.6e-4 and 0.4e-2 < decay.max() <= 0.5e-2
+    assert decay.median().item() == pytest.approx(0.5e-3, rel=0.15)   # log-uniform: the geometric mean of both ends
 
 
 def test_dlr_kernels_belong_to_no_length():
@@ -428,8 +442,7 @@ def test_damaged_safetensors(damage, tmp_path):
 
 @pytest.mark.parametrize("name", ["transformer", "rotary", "s4", "s4_post", "dlr", "pythia"])
 def test_described_costs_are_those_of_a_real_pass(name):
-    """Against the same count over real tensors of a real forward pass, less what belongs to the weights' kernels; FLOPs
-    against the formulas."""
+    """Memory against what a real pass over real tensors keeps for one sequence more, FLOPs against the formulas."""
     l, sizes = 64, SMALL[name]
     mixer, rest, memory, flops = describe(sizes, l, 9, 1)
     torch.manual_seed(0)
@@ -444,16 +457,19 @@ def test_described_costs_are_those_of_a_real_pass(name):
     for module in backbone.modules():
         if isinstance(module, SSM):
             module.kernel = Fixed(module.kernel(l).detach())
-    kept = {}
-    weights = {p.untyped_storage().data_ptr() for p in (*backbone.parameters(), *backbone.buffers())}
-    keep = lambda t: kept.setdefault(t.untyped_storage().data_ptr(), (t, t.untyped_storage().nbytes())) and t
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        y = backbone(torch.zeros(1, l, dtype=torch.int64))
-    assert memory == pytest.approx(sum(n for at, (_, n) in kept.items() if at not in weights), rel=0.05)
+    kept = [{}, {}, {}]
+    for b in (1, 2):
+        keep = lambda t: kept[b].setdefault(t.untyped_storage().data_ptr(), (t, t.untyped_storage().nbytes())) and t
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            y = backbone(torch.zeros(b, l, dtype=torch.int64))
+    assert memory == pytest.approx(sum(n for _, n in kept[2].values()) - sum(n for _, n in kept[1].values()), rel=0.02)
     d, n = y.shape[-1], 2 * l
     per_layer = (8 * d * d + 4 * d * sizes["ff"] + 4 * d * l if "heads" in sizes else
-                 4 * d * d + 3 * d * 2.5 * n * math.log2(n) / l)
+                 4 * d * d + 2 * d * 2.5 * n * math.log2(n) / l)      # GLU; there and back for each channel
     assert flops == pytest.approx(2 * per_layer, rel=0.01)
+    by_hand = dict(transformer=4 * d * d + 4 * d, dlr=2 * 2 * d * 24 + 2 * 24 + d,
+                   s4=2 * 2 * d * 4 + 6 * 16 * 4 + d + d)             # C; A, P, B of each copy; log dt; D
+    assert name not in by_hand or mixer == 2 * by_hand[name]
 
 
 def test_describing_leaves_nothing_behind():
@@ -480,6 +496,15 @@ def test_backbone_copies_are_independent_of_each_other():
     q, k, v = backbone.layers[0].mixer.qkv.weight.chunk(3)
     assert not torch.equal(q, k) and not torch.equal(k, v)
     assert not torch.equal(backbone.layers[0].mixer.qkv.weight, backbone.layers[1].mixer.qkv.weight)
+
+
+def test_dlr_has_rates_of_its_own():
+    """Poles and W: their own rate, undecayed; everything else, D included, the main one (official configuration)."""
+    model = Denoiser(small("dlr"), 5)
+    names = {id(p): name.rsplit(".", 1)[-1] for name, p in model.named_parameters()}
+    groups = {(g["lr"], g["weight_decay"]): {names[id(p)] for p in g["params"]} for g in param_groups(model, 0.01, 0.05)}
+    assert groups.keys() == {(1e-4, 0), (0.01, 0.05)} and groups[1e-4, 0] == {"theta", "Lambda_im", "W"}
+    assert "D" in groups[0.01, 0.05]
 
 
 def test_learning_rates_survive_a_copy_of_the_model():

@@ -357,7 +357,7 @@ import {stage}
         words = flags(prepared, out, batch=9, steps=5)
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         done = subprocess.run([sys.executable, *(launcher if processes > 1 else []), program, *words],
-                              env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+                              env=ENVIRONMENT, capture_output=True, text=True, timeout=180)
         assert done.returncode == 0, done.stderr
         outs.append(out)
     for one, two in zip(*(log_of(out) for out in outs)):
@@ -369,7 +369,7 @@ import {stage}
     # BatchNorm's sums would wait for each other for ever.
     words = flags(prepared, tmp_path / "micro", batch=9, steps=2, micro_batch=2)
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program,
-                           *words], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+                           *words], env=ENVIRONMENT, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
 
 
@@ -509,9 +509,9 @@ def test_a_fraction_of_the_training_set(stage, tmp_path, monkeypatch):
     monkeypatch.setitem(TASKS, "image", make_up(tmp_path / "data", "image", 16, sizes=(200, 11, 13)))
     whole = data.load("image", "train", tmp_path / "data")
     indices = {}
-    for fraction in (0.005, 0.01, 0.05, 0.1, 0.5, 1.0):
+    for fraction, count in {0.005: 1, 0.01: 2, 0.05: 10, 0.1: 20, 0.5: 100, 1.0: 200}.items():
         part = data.load("image", "train", tmp_path / "data", fraction)
-        assert len(part) == int(200 * fraction)
+        assert len(part) == count
         x, y, _ = part.batch(range(len(part)))
         at = part.chosen if fraction < 1 else np.arange(200)
         assert np.array_equal(x.numpy(), whole.x[at]) and np.array_equal(y.numpy(), whole.y[at])
@@ -568,7 +568,7 @@ def pythia_files(folder, known, seed=0):
 
 @pytest.mark.parametrize("task", ["listops", "text", "retrieval", "image"])
 def test_pythia_from_end_to_end(task, tmp_path, monkeypatch, capsys):
-    """Symbols become the checkpoint's tokens, its weights the start; both variants train, are judged and resumed."""
+    """Symbols become the checkpoint's tokens, its weights the start, of the pretrained variant only."""
     letters = {"\u0120": 50, "a": 51, "b": 52, "\u00c3\u00a9": 60}      # space, e-acute as byte-level BPE writes them
     known = {"<|endoftext|>": 0, "<|padding|>": 1, "MIN": 40, "MAX": 41, "MED": 42, "SM": 43, "]": 44} | letters
     known |= {str(level): 100 + level for level in range(256)}
@@ -584,6 +584,9 @@ def test_pythia_from_end_to_end(task, tmp_path, monkeypatch, capsys):
                                          tmp_path / "data")
     if task == "image":
         assert tokens.tolist() == list(range(100, 356)) and not without
+        x, _, _ = data.load("image", "train", tmp_path / "data").batch([0, 1])
+        symbols = pretrain.inputs_of(row, "pythia_rand", x)
+        assert symbols.dtype == torch.int64 and torch.equal(symbols, x[:, :, 0].long()) and len(symbols.unique()) > 20
     elif task == "listops":
         assert tokens.tolist() == [0, 1, 0, 0, *range(100, 110), 40, 41, 42, 43, 44] and not without
     else:
@@ -672,7 +675,7 @@ finetune.main(sys.argv[1:])
 """)
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program,
                            *flags(tmp_path / "data", two, "bidmc_hr", "rotary", **words)],
-                          env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+                          env=ENVIRONMENT, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     other = json.loads((two / "result.json").read_text())
     for key in ("val_r2", "test_r2", "test_loss"):
