@@ -1102,13 +1102,15 @@ def fetch(archive, folder, by_hand):
     with. UserError with every server's answer and what to do `by_hand`, when all addresses fail.
     """
     import requests
-    folder.mkdir(parents=True, exist_ok=True)
     path, part = folder / archive.name, folder / (archive.name + ".part")
+    if archive.checksum is None and path.exists():        # only its server could tell more about it
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
     failures = []
     with _locked(folder / f".{archive.name}.lock", f"{path} is being downloaded by another process"):
         if path.exists():                                 # ours, or put there by somebody
             if archive.checksum is None or _checksum_of(path, archive.checksum) == archive.checksum:
-                return path
+                return path                               # another process may have been faster
             os.replace(path, part)
         try:
             archive = _published(archive)
@@ -1251,8 +1253,11 @@ PYTHIA_FILES = tuple(
 def fetch_pythia(data_dir="data"):
     """Download Pythia-70M into data_dir/pythia-70m-deduped, unless it is there -> paths of weights and tokenizer."""
     folder = Path(data_dir) / "pythia-70m-deduped"
-    return tuple(fetch(archive, folder, f"put it into {folder}, and run the same command again; or take --model "
-                                        "pythia_rand, which needs no download") for archive in PYTHIA_FILES)
+    try:
+        return tuple(fetch(archive, folder, f"put it into {folder}, and run the same command again; or take --model "
+                                            "pythia_rand, which needs no download") for archive in PYTHIA_FILES)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another --data-dir") from None
 
 
 def pythia_tokens(task, tokenizer, data_dir="data"):
@@ -1279,7 +1284,11 @@ def pythia_tokens(task, tokenizer, data_dir="data"):
         others = [byte for byte in range(256) if byte not in printable]
         letter = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
         tokens = [known.get("".join(letter[byte] for byte in symbol.encode())) for symbol in symbols]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        if not all(token is None or type(token) is int and 0 <= token < 1 << 31 for token in (end, *tokens)):
+            raise ValueError
+        if end is None or row.kind == "continuous" and None in tokens:
+            raise LookupError
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{tokenizer} is not Pythia's tokenizer, or it is damaged ({type(error).__name__}); "
                         f"remove it, and run the same command again") from None
     without = [symbol for symbol, token in zip(symbols, tokens) if token is None]

@@ -180,10 +180,13 @@ def parse_args(argv=None):
             raise UserError(f"{first.init} is a finetuning run; --init wants a pretraining run")
         for name in ("task", "model", "size", "objective"):
             if getattr(first, name) not in (None, inherited.get(name)):
-                raise UserError(f"--{name} {getattr(first, name)}, but {first.init} was pretrained with "
-                                f"--{name} {inherited.get(name)}")
+                raise UserError(f"--{name} {getattr(first, name)}, but {first.init} was pretrained "
+                                + (f"with --{name} {inherited[name]}" if inherited.get(name) else f"without --{name}"))
+        share = inherited.get("train_fraction", 1.0)
+        if not isinstance(share, (int, float)):
+            raise UserError(f"{first.init / 'config.json'} is damaged: its train_fraction is {share}")
         # Both stages see the same examples, unless a flag says otherwise.
-        parser.set_defaults(size=inherited.get("size"), train_fraction=inherited.get("train_fraction", 1.0))
+        parser.set_defaults(size=inherited.get("size"), train_fraction=share)
         return {name: inherited[name] for name in ("task", "model", "objective")} | dict(start="spt")
 
     args = apply_recipe(parser, argv, recipes(), key_of)
@@ -233,8 +236,8 @@ def load_backbone(model, args, say):
     wrong = sorted(missing - head) + unexpected
     wrong += [k for k in pretrained.keys() & ours.keys() if pretrained[k].shape != ours[k].shape]
     if wrong:
-        raise UserError(f"{directory} holds another architecture than this run: {wrong[0]} does not fit "
-                        f"({len(wrong)} such tensors)")
+        raise UserError(f"{directory} holds another architecture than this run, or one of an older version: {wrong[0]} "
+                        f"does not fit ({len(wrong)} such tensors)")
     model.load_state_dict(pretrained | {k: ours[k] for k in head})
     say(f"from {directory}: {len(pretrained)} tensors taken over; left behind: "
         f"{', '.join(sorted(k for k in checkpoint['model'] if k not in pretrained))}; fresh: "
@@ -250,7 +253,7 @@ def load_pythia(model, args, say):
         model.backbone.load_state_dict(weights)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise UserError(f"{path} is not the weights of pythia-70m-deduped, or it is damaged "
-                        f"({str(error).splitlines()[0]}); remove it, and run the same command again") from None
+                        f"({' '.join(str(error).split())[:200]}); remove it, and run the same command again") from None
     say(f"from {path}: {len(weights)} tensors taken over; of the embedding, the {len(tokens)} rows of this task's "
         "symbols" + (f"; without a token of their own: {' '.join(map(repr, without))}" if without else ""))
     say("fresh: " + ", ".join(sorted(k for k in model.state_dict() if k.startswith("head."))))
@@ -307,14 +310,15 @@ def main(argv=None):
                         f"holds {args.data}; its test split may hold what was pretrained on")
     total, per_epoch = steps_of(args, len(train))
 
-    # ---- model: from a pretraining run, from Pythia's weights, or from scratch; a resumed run is loaded over it ----
+    # ---- model: from a pretraining run, from Pythia's weights, or from scratch; or that of the run that is resumed --
     torch.manual_seed(args.seed)
     backbone = Backbone(args.arch, task.length, symbols_of(task, args.model), task.channels,
                         causal=args.objective == "causal")
     model = Classifier(backbone, task.classes or 1, args.pool, args.head)
-    if args.init is not None:
+    resumed = args.resume and any((args.out / name).exists() for name in ("last.pt", "result.json"))
+    if args.init is not None and not resumed:
         load_backbone(model, args, run.say)
-    elif args.model == "pythia":
+    elif args.model == "pythia" and not resumed:
         load_pythia(model, args, run.say)
     resume_from = open_run(args, run)
     model.to(run.device)

@@ -688,10 +688,11 @@ def describe(sizes, length, vocab, channels, causal=False):
             return tensor
 
         x = torch.zeros(b, length, dtype=torch.int64) if vocab else torch.zeros(b, length, channels)
+        lengths = torch.full((b,), length) if vocab else None          # symbols come with lengths, which norms save
         counter = FlopCounterMode(display=False, custom_mapping={
             aten._fft_r2c: fft, aten._fft_c2r: fft, aten._scaled_dot_product_flash_attention_for_cpu: attend})
         with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            y = backbone(x)                                            # y keeps alive what is counted
+            y = backbone(x, lengths)                                   # y keeps alive what is counted
         return sum(storage.nbytes() for storage in saved.values()), counter.get_total_flops()
 
     turns.cache_clear()                # tensors without values must neither come from this cache nor stay in it
@@ -729,4 +730,9 @@ def print_models():
 
 
 if __name__ == "__main__":
+    import argparse
+    import signal
+
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)                      # ends quietly when piped into head
+    argparse.ArgumentParser(description="What every architecture of the paper costs.").parse_args()
     print_models()

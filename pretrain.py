@@ -593,11 +593,15 @@ def open_run(args, run):
             read_json(args.out / "result.json")
         if there & {"last.pt", "result.json"}:
             saved, ours = read_json(config), config_of(args)
-            for key in sorted((saved.keys() | ours.keys()) - {"changed"}):
-                if key not in saved:
-                    raise UserError(f"--resume: {args.out} was started by a version of this code that knew no {key}; "
-                                    "choose another --out")
-                if saved[key] != ours.get(key):
+            new = sorted(ours.keys() - saved.keys())
+            if new and not finished:
+                raise UserError(f"--resume: {args.out} was started by a version of this code that knew no {new[0]}; "
+                                "choose another --out")
+            # The flag that was given first, then what follows from it.
+            keys = [] if new else sorted((saved.keys() | ours.keys()) - {"changed"},
+                                         key=lambda key: (key not in ("size", "train_fraction"), key))
+            for key in keys:
+                if saved.get(key) != ours.get(key):
                     raise UserError(f"--resume: {args.out} was started with {key} = {saved.get(key)}, "
                                     f"now {ours.get(key)}; give the same flags as before, or choose another --out")
         if not finished:
@@ -695,6 +699,8 @@ def plan(args, run, model, optimizer, total, per_epoch, train, val):
         share += f" in micro-batches of {args.micro_batch}" if args.micro_batch else ""
     run.say(f"  {total:,} steps = {total / per_epoch:.1f} epochs of {per_epoch:,}; {share}; {args.schedule} schedule, "
             f"{args.warmup} warm-up steps; evaluation every {args.eval_every:,}")
+    if args.warmup >= total:
+        run.say(f"  note: the run ends before its warm-up of {args.warmup} steps does; --warmup sets it")
     if args.micro_batch and args.arch.get("norm") == "batch":
         run.say("  note: BatchNorm takes its statistics per micro-batch, so --micro-batch changes this model's results")
     run.say(f"  run directory {args.out}" + (f"; differs from the recipe in {args.changed}" if args.changed else ""))

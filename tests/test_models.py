@@ -461,7 +461,7 @@ def test_described_costs_are_those_of_a_real_pass(name):
     for b in (1, 2):
         keep = lambda t: kept[b].setdefault(t.untyped_storage().data_ptr(), (t, t.untyped_storage().nbytes())) and t
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-            y = backbone(torch.zeros(b, l, dtype=torch.int64))
+            y = backbone(torch.zeros(b, l, dtype=torch.int64), torch.full((b,), l))
     assert memory == pytest.approx(sum(n for _, n in kept[2].values()) - sum(n for _, n in kept[1].values()), rel=0.02)
     d, n = y.shape[-1], 2 * l
     per_layer = (8 * d * d + 4 * d * sizes["ff"] + 4 * d * l if "heads" in sizes else

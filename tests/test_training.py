@@ -611,6 +611,64 @@ def test_pythia_from_end_to_end(task, tmp_path, monkeypatch, capsys):
     assert abs(encoder.std() / 0.02 - 1) < 0.05
 
 
+def test_a_resumed_pythia_needs_no_files(tmp_path, monkeypatch):
+    """Stopped after a checkpoint, its files gone: --resume ends where an undisturbed run does, and has learned."""
+    monkeypatch.setitem(TASKS, "image", make_up(tmp_path / "data", "image", 16))
+    files = tmp_path / "data" / "pythia-70m-deduped"
+    pythia_files(files, {"<|endoftext|>": 0} | {str(level): 1 + level for level in range(256)})
+    words = lambda name: flags(tmp_path / "data", tmp_path / name, "image", "pythia", steps=6, batch=4, eval_every=2,
+                               lr=1e-3)
+    finetune.main(words("whole"))
+    losses = [r["loss"] for r in log_of(tmp_path / "whole") if r["kind"] == "train"]
+    assert min(losses[3:]) < losses[0]
+    training = finetune.Log.training
+    def stop(log, step, *rest):
+        if step == 4:
+            raise KeyboardInterrupt
+        training(log, step, *rest)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(finetune.Log, "training", stop)
+        finetune.main(words("stopped"))
+    shutil.rmtree(files)
+    monkeypatch.setattr(data, "fetch_pythia", lambda *_: pytest.fail("downloads again"))
+    finetune.main([*words("stopped"), "--resume"])
+    assert same_weights(weights(tmp_path / "whole" / "last.pt"), weights(tmp_path / "stopped" / "last.pt"))
+    with pytest.raises(SystemExit) as end:
+        finetune.main([*words("stopped"), "--resume"])
+    assert end.value.code == 0
+
+
+def test_pythia_in_a_place_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "pythia-70m-deduped").write_text("a file, where the folder should be")
+    with pytest.raises(UserError, match="choose another --data-dir"):
+        data.fetch_pythia(tmp_path / "data")
+
+
+def test_runs_of_an_older_version(prepared, tmp_path, capsys):
+    """Without today's keys in config.json: a finished run is left alone, an unfinished one says why it cannot go on."""
+    out = tmp_path / "a"
+    pretrain.main(flags(prepared, out))
+    config = json.loads((out / "config.json").read_text())
+    del config["train_fraction"], config["size"]
+    (out / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SystemExit) as end:
+        pretrain.main(flags(prepared, out, resume=True))
+    assert end.value.code == 0 and "nothing to do" in capsys.readouterr().out
+    (out / "result.json").unlink()
+    assert "a version of this code that knew no size" in mistake(pretrain, flags(prepared, out, resume=True))
+    assert finetune.parse_args(["--init", str(out)]).train_fraction == 1
+
+
+def test_validation_comes_once_an_epoch():
+    """But not on a small share of the data, where an epoch is a few steps."""
+    for words, n, every in ((["bidmc_hr", "--steps", "100000"], 5_564, 86), (["image", "--steps", "10000"], 45_000, 1406),
+                            (["image", "--steps", "10000", "--train-fraction", "0.005"], 225, 50)):
+        args = pretrain.parse_args(["--model", "s4", "--task", *words])
+        pretrain.steps_of(args, n)
+        assert args.eval_every == every
+
+
 def test_pythia_without_its_files(tmp_path, monkeypatch):
     """Offline, damaged or foreign files: one line that names the file and what to do."""
     monkeypatch.setitem(TASKS, "image", make_up(tmp_path / "data", "image", 16))
@@ -628,7 +686,10 @@ def test_pythia_without_its_files(tmp_path, monkeypatch):
     known = {"<|endoftext|>": 0} | {str(level): 1 + level for level in range(256)}
     pythia_files(folder.with_name("good"), known)
     for name, content in (("model.safetensors", b"<html>"), ("model.safetensors", None), ("tokenizer.json", b"{}"),
-                          ("tokenizer.json", b"\xff\xfe"), ("tokenizer.json", b'{"model": {"vocab": []}}')):
+                          ("tokenizer.json", b"\xff\xfe"), ("tokenizer.json", b'{"model": {"vocab": []}}'),
+                          ("tokenizer.json", b"[" * 200_000),
+                          *(("tokenizer.json", json.dumps({"model": {"vocab": known | {"7": token}}}).encode())
+                            for token in (-1, 107.9, "x", True, [1], 2**70, None))):
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(folder.with_name("good"), folder)
         if content is None:                                           # whole, but of another model
