@@ -241,7 +241,7 @@ class Split:
         return (x, y, lengths) if k == 1 else (x.view(-1, k, x.shape[1]), y, lengths.view(-1, k))
 
 
-def load(task, split, data_dir="data", fraction=1.0):
+def load(task, split, data_dir="data", fraction=None):
     """Memory-map one prepared split -> Split. UserError when it is missing, cut short, or of another row.
 
     fraction: of its examples, the first so many of one fixed shuffle (seed 42, paper's appendix C.1.4 and [2]), so that
@@ -266,7 +266,7 @@ def load(task, split, data_dir="data", fraction=1.0):
         offsets, steps = arrays["offsets"], np.diff(arrays["offsets"])
         if offsets[0] != 0 or offsets[-1] != len(arrays["x"]) or steps.min() < 1 or steps.max() > row.length:
             raise UserError(f"{folder / (split + '_offsets.npy')} is damaged; {_redo(folder, task, data_dir)}")
-    if fraction < 1:
+    if fraction is not None:
         n = len(arrays["y"])
         arrays["chosen"] = np.random.RandomState(42).permutation(n)[:max(1, int(fraction * n))]
     return Split(row, **arrays)

@@ -111,6 +111,13 @@ pathfinder_demo  dlr          masked       ce  1e-2     0     16       -   1000 
 pathfinder_demo  dlr_rand     masked       ce  1e-2     0     16       -   1000      50  cosine
 """
 
+# With --train-fraction these rows take the place of the above: paper, section 3.4 and appendix C.1.4.
+PART_RECIPES = """
+task             model        objective  loss    lr    wd  batch  epochs  steps  warmup  schedule
+text             s4           masked       ce  5e-4  0.05      8       -  40000    1000  constant
+image            s4           masked       l1  1e-2  0.05     50       -  10000    1000  constant
+"""
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The objective
 # ---------------------------------------------------------------------------------------------------------------------
@@ -319,8 +326,9 @@ def base_parser(description, stage):
                                                   "micro-batches")
     recipe.add_argument("--epochs", type=int, help="longest run, in epochs")
     recipe.add_argument("--steps", type=int, help="longest run, in optimiser steps; wins over --epochs")
-    recipe.add_argument("--train-fraction", type=float, default=1.0,
-                        help="share of the training examples to use, at both stages; smaller shares lie within larger")
+    what.add_argument("--train-fraction", type=float,
+                      help="share of the training examples to use at both stages, with the recipe of figure 3 where "
+                           "there is one (text and image with s4); smaller shares lie within larger ones")
     recipe.add_argument("--warmup", type=int, help="steps of linear warm-up")
     recipe.add_argument("--schedule", choices=("constant", "cosine", "step"),
                         help="after warm-up; cosine reaches 0 at the end; step halves the rate after each fifth of the "
@@ -347,9 +355,9 @@ def parse_args(argv=None):
     recipe.add_argument("--loss", choices=("ce", "l1"), help="cross-entropy over symbols or gray levels, or L1")
     # A masked row's ratio is its task's.
     rows = [row | ({"mask": TASKS[row["task"]].mask} if row["objective"] == "masked" else {})
-            for row in read_table(RECIPES)]
+            for row in rows_of(RECIPES, PART_RECIPES)]
     args = apply_recipe(parser, argv, rows, lambda first: dict(
-        task=first.task, model=first.model, objective=first.objective))
+        task=first.task, model=first.model, objective=first.objective, part=first.train_fraction is not None))
     if args.objective == "causal" and args.mask is not None:
         raise UserError(f"--mask {args.mask} has no meaning with --objective causal")
     if args.objective == "masked" and not 0 < args.mask < 1:
@@ -366,14 +374,21 @@ def parse_args(argv=None):
 def run_directory(args, stage):
     """The default of --out."""
     size = f"-{args.size}" if args.size else ""
-    fraction = f"-f{args.train_fraction:g}" if args.train_fraction < 1 else ""
+    fraction = f"-f{args.train_fraction:g}" if args.train_fraction is not None else ""
     return Path("runs") / f"{args.task}-{args.model}{size}-{args.objective}-{stage}{fraction}-s{args.seed}"
+
+
+def rows_of(recipes, part_recipes):
+    """The rows of both tables, those for a part of the data first: where there is none, they give way to the others."""
+    return [row | {"part": True} for row in read_table(part_recipes)] + [
+        row | {"part": None} for row in read_table(recipes)]
 
 
 def apply_recipe(parser, argv, rows, key_of):
     """Two passes: the first finds out which row, the second parses with that row as defaults, so that explicit flags
     win and --help shows the row's values. Row cells are strings; argparse runs `type=` on string defaults. key_of: from
-    the first pass to {column: cell} of the row that is meant; None leaves a column open, and the first row counts."""
+    the first pass to {column: cell} of the row that is meant; where either is None the column is open, and the first
+    row counts."""
     argv = sys.argv[1:] if argv is None else argv
     first, _ = parser.parse_known_args([a for a in argv if a not in ("-h", "--help")])
     wanted_help = len(argv) != len([a for a in argv if a not in ("-h", "--help")])
@@ -384,11 +399,12 @@ def apply_recipe(parser, argv, rows, key_of):
         if key[name] is None:
             known = sorted({row[name] for row in rows})
             raise UserError(f"--{name} is missing; one of: {' '.join(known)}")
-    matching = [row for row in rows if all(v in (None, row[k]) for k, v in key.items())]
+    matching = [row for row in rows if all(v is None or row[k] in (None, v) for k, v in key.items())]
     if not matching:
         same = [row for row in rows if row["task"] == key["task"]] or rows
         pairs = sorted({f"{row['task']}/{row['model']}/{row['objective']}" for row in same})
-        raise UserError(f"no recipe for {'/'.join(v for v in key.values() if v)}; there is: {' '.join(pairs)}")
+        asked = "/".join(v for v in key.values() if isinstance(v, str))
+        raise UserError(f"no recipe for {asked}; there is: {' '.join(pairs)}")
     row = matching[0]
     parser.set_defaults(**row)
     recipe, args = vars(parser.parse_args([])), parser.parse_args(argv)
@@ -403,8 +419,15 @@ def apply_recipe(parser, argv, rows, key_of):
         args.steps = None                                              # --epochs was asked for, --steps was not
     # What the user changed: a run with a non-empty list is never reported as the recipe's.
     free = MACHINE_FLAGS | {"task", "model", "size", "objective", "seed", "init"}
+    free |= {"train_fraction"} if row["part"] else set()
     args.changed = {k: getattr(args, k) for k in recipe if k not in free and getattr(args, k) != recipe[k]}
-    if not 0 < args.train_fraction <= 1:
+    check_numbers(args)
+    return args
+
+
+def check_numbers(args):
+    """UserError for a number that has no meaning."""
+    if args.train_fraction is not None and not 0 < args.train_fraction <= 1:
         raise UserError(f"--train-fraction must lie above 0 and not above 1, got {args.train_fraction}")
     for name in ("lr", "wd", "warmup", "seed"):
         if not (math.isfinite(getattr(args, name)) and getattr(args, name) >= 0):
@@ -414,7 +437,6 @@ def apply_recipe(parser, argv, rows, key_of):
     for name in ("batch", "steps", "epochs", "micro_batch", "eval_every", "log_every"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
-    return args
 
 
 def setup(args):
@@ -480,12 +502,12 @@ def steps_of(args, n):
     """Total steps and steps per epoch for n training sequences. The last, incomplete batch of an epoch is left out; the
     next epoch's order differs, so no sequence is left out for good."""
     if n < args.batch:
-        share = f" with --train-fraction {args.train_fraction:g}" if args.train_fraction < 1 else ""
+        share = f" with --train-fraction {args.train_fraction:g}" if args.train_fraction is not None else ""
         raise UserError(f"--batch {args.batch} is more than the {n} training sequences there are{share}")
     per_epoch = n // args.batch
     total = args.steps or args.epochs * per_epoch
     # On a small share of the data an epoch is a few steps, and validation would take most of the time.
-    least = total // 200 if args.train_fraction < 1 else 1
+    least = total // 200 if args.train_fraction is not None else 1
     args.eval_every = args.eval_every or max(per_epoch, least)
     return total, per_epoch
 
@@ -804,8 +826,9 @@ class Log:
             import resource
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         record = dict(results, task=args.task, model=args.model, size=args.size, objective=args.objective,
-                      seed=args.seed, steps=self.total, best_step=state["best_step"], parameters=count(model),
-                      train_examples=examples, data=args.data, changed=args.changed,
+                      train_fraction=args.train_fraction, seed=args.seed, steps=self.total,
+                      best_step=state["best_step"], parameters=count(model), train_examples=examples,
+                      data=args.data, changed=args.changed,
                       full_recipe=not args.changed and "grouped" not in args.data
                       and args.data["sizes"] == list(TASKS[args.task].sizes),
                       seconds=round(self.seconds(), 1), peak_memory_bytes=peak, **self.environment)
