@@ -131,7 +131,8 @@ def demo_figure(results, path):
     models = [m for m in MODEL_NAMES if any(r["model"] == m for r in results)]
     colours = {"scratch": "#9aa5b1", "spt": "#0072b2"}                   # colour-blind safe, apart in gray too
     names = {"scratch": "from scratch", "spt": "self-pretrained (SPT)"}
-    figure, axes = plt.subplots(1, len(tasks), figsize=(4.4 * len(tasks), 3.6), squeeze=False)
+    width = max(4.4, 1.4 * len(models))
+    figure, axes = plt.subplots(1, len(tasks), figsize=(width * len(tasks), 3.6), squeeze=False)
     for axis, task in zip(axes[0], tasks):
         for i, model in enumerate(models):
             for j, start in enumerate(("scratch", "spt")):
@@ -146,8 +147,8 @@ def demo_figure(results, path):
                 axis.text(x, max(values) + 1.2, f"{statistics.mean(values):.1f}", ha="center", fontsize=9)
         chance = DEMO_TASKS[task][1]
         axis.axhline(chance, color="black", linewidth=0.8, linestyle=":")
-        axis.text((len(models) - 1) / 2, chance + 0.8, "chance", fontsize=8, ha="center")
-        axis.set_xticks(range(len(models)), [MODEL_NAMES[m] for m in models])
+        axis.text(len(models) - 0.5, chance, " chance", fontsize=8, va="center")
+        axis.set_xticks(range(len(models)), [MODEL_NAMES[m].replace(", ", ",\n") for m in models])
         axis.set_title(DEMO_TASKS[task][0], fontsize=10)
         axis.set_ylim(0, axis.get_ylim()[1] * 1.05)
         axis.spines[["top", "right"]].set_visible(False)
