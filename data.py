@@ -983,7 +983,8 @@ def prepare_bidmc(row, folder, plan, workers):
     maps back.
     """
     if plan["source"] == "downloaded":
-        paths = [fetch(archive, folder.parent, plan["task"]) for archive in row.source.archives]
+        by_hand = _by_hand(plan["task"], folder.parent)
+        paths = [fetch(archive, folder.parent / "downloads", by_hand) for archive in row.source.archives]
     else:
         names = [archive.name for archive in row.source.archives]
         raw = _raw_dir(plan)
