@@ -484,10 +484,15 @@ def setup(args):
     run.autocast = lambda: torch.autocast(device.type, torch.bfloat16, enabled=bf16)
     # Gradients are exchanged on the last micro-batch only.
     run.no_sync = lambda model, last: contextlib.nullcontext() if world == 1 or last else model.no_sync()
+
     def close():
         """All processes together: one that leaves early takes the others' connections with it."""
         if world > 1:
-            dist.barrier()
+            # The handle is kept. Otherwise gloo's thread may be the last to drop it, for which it needs the
+            # interpreter's lock, while the group's destructor holds that lock and waits for the thread: some runs never
+            # exited.
+            run.last_barrier = dist.barrier(async_op=True)
+            run.last_barrier.wait()
             dist.destroy_process_group()
 
     run.close = close
