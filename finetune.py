@@ -188,15 +188,17 @@ def parse_args(argv=None):
             raise UserError(f"{first.init} holds an architecture that models.py does not have: {inherited['arch']}")
         if "start" in inherited:
             raise UserError(f"{first.init} is a finetuning run; --init wants a pretraining run")
-        for name in ("task", "model", "size", "objective"):
+        for name in ("task", "model", "size", "objective", "spt_share"):
             if getattr(first, name) not in (None, inherited.get(name)):
-                raise UserError(f"--{name} {getattr(first, name)}, but {first.init} was pretrained "
-                                + (f"with --{name} {inherited[name]}" if inherited.get(name) else f"without --{name}"))
+                flag = "--" + name.replace("_", "-")
+                raise UserError(f"{flag} {getattr(first, name)}, but {first.init} was pretrained "
+                                + (f"with {flag} {inherited[name]}" if inherited.get(name) else f"without {flag}"))
         share = inherited.get("train_fraction")
         if not isinstance(share, (int, float, type(None))):
             raise UserError(f"{first.init / 'config.json'} is damaged: its train_fraction is {share}")
         # Both stages see the same examples, unless a flag says otherwise.
-        parser.set_defaults(size=inherited.get("size"), train_fraction=share)
+        first.spt_share = inherited.get("spt_share")
+        parser.set_defaults(size=inherited.get("size"), train_fraction=share, spt_share=first.spt_share)
         return {name: inherited[name] for name in ("task", "model", "objective")} | dict(
             start="spt", part=share is not None or first.train_fraction is not None)
 

@@ -32,7 +32,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from data import MASK, TASKS, UserError, choose_positions, load, load_task, normalise, order, prepare
-from models import SIZES, Backbone, Denoiser, arch, count, inside, param_groups, read_table
+from models import SIZES, Backbone, Denoiser, SSMLayer, arch, count, inside, param_groups, read_table
 
 # Learning rate, batch and weight decay: paper, tables 4 to 6 (its values for PT), and S4's weight decay Gu et al. 2022.
 # Epochs, warm-up and schedule: the official configurations (rotary, which has none on LRA: those of the sinusoidal row,
@@ -118,6 +118,15 @@ text             s4           masked       ce  5e-4  0.05      8       -  40000 
 image            s4           masked       l1  1e-2  0.05     50       -  10000    1000  constant
 """
 
+# With --spt-share: what both stages have together, of which pretraining takes the share (paper, table 8, appendix D).
+BUDGETS = """
+task             epochs  steps
+text                 30      -
+image               150      -
+text_demo             -   2000
+image_demo            -   2000
+"""
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The objective
 # ---------------------------------------------------------------------------------------------------------------------
@@ -196,6 +205,14 @@ def pretext(task, args, x, lengths, rows, *key):
 # Evaluation and training
 # ---------------------------------------------------------------------------------------------------------------------
 
+@torch.no_grad()
+def kernel_maxima(backbone, l):
+    """What figure 4 draws (paper, section 3.6): max over channels of |K|, float32 (layers, c, l); None for a model
+    without kernels."""
+    kernels = [layer.mixer.kernel(l) for layer in backbone.layers if isinstance(layer, SSMLayer)]
+    return torch.stack([K.abs().amax(1) for K in kernels]).cpu().numpy() if kernels else None
+
+
 EVAL_KEY = 1 << 40      # positions hidden in evaluation are the same every time, and none of those of a training step
 
 
@@ -238,6 +255,7 @@ def main(argv=None):
     backbone = Backbone(args.arch, task.length, symbols_of(task, args.model), task.channels,
                         mask_channel=masked_samples, causal=args.objective == "causal")
     model = Denoiser(backbone, task.vocab if args.loss == "ce" else task.channels).to(run.device)
+    kernels_before = kernel_maxima(backbone, task.length)
     optimizer = torch.optim.AdamW(param_groups(model, args.lr, args.wd), fused=True)
     state = new_state()
     if resume_from is not None:
@@ -285,6 +303,13 @@ def main(argv=None):
         log.training(step, state, run.total(batch_loss).item(), optimizer)
         log.save_if_due(step + 1, state, run, args, model, optimizer)
 
+    if kernels_before is not None:
+        if run.world > 1:
+            dist.barrier()                                             # best.pt is written by process 0
+        model.load_state_dict(read_checkpoint(args.out / "best.pt")["model"])
+        if run.main:
+            arrays = dict(before=kernels_before, after=kernel_maxima(backbone, task.length))
+            write_atomically(args.out / "kernels.npz", lambda temporary: save_arrays(temporary, arrays))
     log.finish(args, run, state, model, len(train), dict(val_score=state["best"], score_is=(
         "accuracy on predicted positions" if args.loss == "ce" else "minus squared error on predicted samples")))
     run.close()
@@ -314,6 +339,9 @@ def base_parser(description, stage):
     what.add_argument("--objective", choices=("masked", "causal"),
                       help="masked: bidirectional; causal: unidirectional, predicts the next position; with --init: "
                            "that of the pretraining run")
+    what.add_argument("--spt-share", type=float,
+                      help="share of a fixed budget that pretraining takes, finetuning gets the rest; 0 for finetuning "
+                           "from scratch (text and image: table 8)")
     what.add_argument("--seed", type=int, default=0, help="of weights, data order and hidden positions")
     what.add_argument("--data-dir", default="data", help="where prepared data sets live")
     what.add_argument("--out", type=Path, help=f"run directory (default: runs/TASK-MODEL-OBJECTIVE-{stage}-sSEED, and "
@@ -374,8 +402,9 @@ def parse_args(argv=None):
 def run_directory(args, stage):
     """The default of --out."""
     size = f"-{args.size}" if args.size else ""
+    share = f"-share{args.spt_share:g}" if args.spt_share is not None else ""
     fraction = f"-f{args.train_fraction:g}" if args.train_fraction is not None else ""
-    return Path("runs") / f"{args.task}-{args.model}{size}-{args.objective}-{stage}{fraction}-s{args.seed}"
+    return Path("runs") / f"{args.task}-{args.model}{size}-{args.objective}-{stage}{fraction}{share}-s{args.seed}"
 
 
 def rows_of(recipes, part_recipes):
@@ -406,6 +435,8 @@ def apply_recipe(parser, argv, rows, key_of):
         asked = "/".join(v for v in key.values() if isinstance(v, str))
         raise UserError(f"no recipe for {asked}; there is: {' '.join(pairs)}")
     row = matching[0]
+    if first.spt_share is not None:
+        row = row | budget_of(row["task"], first.spt_share, "start" in row)
     parser.set_defaults(**row)
     recipe, args = vars(parser.parse_args([])), parser.parse_args(argv)
     args.task, args.model, args.objective = row["task"], row["model"], row["objective"]
@@ -418,11 +449,22 @@ def apply_recipe(parser, argv, rows, key_of):
     if args.epochs != recipe["epochs"] and args.steps == recipe["steps"]:
         args.steps = None                                              # --epochs was asked for, --steps was not
     # What the user changed: a run with a non-empty list is never reported as the recipe's.
-    free = MACHINE_FLAGS | {"task", "model", "size", "objective", "seed", "init"}
+    free = MACHINE_FLAGS | {"task", "model", "size", "spt_share", "objective", "seed", "init"}
     free |= {"train_fraction"} if row["part"] else set()
     args.changed = {k: getattr(args, k) for k in recipe if k not in free and getattr(args, k) != recipe[k]}
     check_numbers(args)
     return args
+
+
+def budget_of(task, share, second_stage):
+    """{epochs, steps} of a stage under --spt-share."""
+    row = next((row for row in read_table(BUDGETS) if row["task"] == task), None)
+    if row is None:
+        raise UserError(f"no --spt-share for {task}; there is: {' '.join(r['task'] for r in read_table(BUDGETS))}")
+    if not 0 <= share < 1:
+        raise UserError(f"--spt-share must lie between 0 and 1, got {share}")
+    share = 1 - share if second_stage else share
+    return {unit: round(int(row[unit]) * share) if unit in row else None for unit in ("epochs", "steps")}
 
 
 def check_numbers(args):
@@ -584,6 +626,11 @@ def write_atomically(path, write):
     except (OSError, RuntimeError) as error:                           # torch.save reports a full disk as RuntimeError
         temporary.unlink(missing_ok=True)
         raise UserError(f"cannot write {path}: {str(error).splitlines()[0]}") from None
+
+
+def save_arrays(path, arrays):
+    with open(path, "wb") as file:                                     # np.savez would add .npz to the temporary name
+        np.savez(file, **arrays)
 
 
 def write_json(path, record):
@@ -831,7 +878,7 @@ class Log:
             import resource
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         record = dict(results, task=args.task, model=args.model, size=args.size, objective=args.objective,
-                      train_fraction=args.train_fraction, seed=args.seed, steps=self.total,
+                      train_fraction=args.train_fraction, spt_share=args.spt_share, seed=args.seed, steps=self.total,
                       best_step=state["best_step"], parameters=count(model), train_examples=examples,
                       data=args.data, changed=args.changed,
                       full_recipe=not args.changed and "grouped" not in args.data

@@ -537,6 +537,39 @@ def test_a_fraction_of_the_training_set(stage, tmp_path, monkeypatch):
     assert result["changed"]["train_fraction"] == 0.05 and not result["full_recipe"]
 
 
+def test_kernels_are_kept_for_figure_4(prepared, tmp_path, monkeypatch):
+    """Largest |K| over channels, before and after pretraining, of the checkpoint that finetuning takes; the same after a
+    stop in between; nothing for a Transformer."""
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    pretrain.main(flags(prepared, whole, steps=6, eval_every=2, lr=1e-2))
+    with np.load(whole / "kernels.npz", allow_pickle=False) as arrays:
+        before, after = arrays["before"], arrays["after"]
+    config = json.loads((whole / "config.json").read_text())
+    length = TASKS["listops_demo"].length
+    assert before.shape == after.shape == (config["arch"]["layers"], 2, length)
+    backbone = models.Backbone(config["arch"], length, TASKS["listops_demo"].vocab)
+    state = weights(whole / "best.pt")
+    backbone.load_state_dict({k.removeprefix("backbone."): v for k, v in state.items() if k.startswith("backbone.")})
+    with torch.no_grad():
+        K = torch.stack([layer.mixer.kernel(length).abs().max(1)[0] for layer in backbone.layers])
+    assert np.allclose(after, K.numpy()) and not np.allclose(before, after)
+    training = pretrain.Log.training
+
+    def stop(log, step, *rest):
+        if step == 4:
+            raise KeyboardInterrupt
+        training(log, step, *rest)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pretrain.Log, "training", stop)
+        pretrain.main(flags(prepared, stopped, steps=6, eval_every=2, lr=1e-2))
+    pretrain.main(flags(prepared, stopped, steps=6, eval_every=2, lr=1e-2, resume=True))
+    with np.load(stopped / "kernels.npz", allow_pickle=False) as arrays:
+        assert np.array_equal(arrays["before"], before) and np.array_equal(arrays["after"], after)
+    pretrain.main(flags(prepared, tmp_path / "t", model="transformer"))
+    assert not (tmp_path / "t" / "kernels.npz").exists()
+
+
 def test_sizes_are_inherited_and_named(tmp_path, monkeypatch, quick_s4):
     """--size takes table 9's shape, is not a departure from the recipe, and finetuning follows it."""
     monkeypatch.setitem(TASKS, "image", make_up(tmp_path / "data", "image", 16))
