@@ -5,86 +5,154 @@
 #   bash run_all.sh demo-text        {rotary Transformer, S4} x {scratch, SPT} on real film reviews; downloads IMDb
 #   bash run_all.sh text256          the same with twice the text, all reviews and three times the steps
 #   bash run_all.sh demo-init        {S4, DLR} x {own start, random start} x {scratch, SPT} on the reviews of demo-text
-#   bash run_all.sh demo-text --raw DIR      the aclImdb_v1.tar.gz that you have in DIR, instead of downloading
-#   bash run_all.sh TARGET --list    prints the commands instead, one chain a line, for any scheduler
+#   bash run_all.sh table2           the paper's: table1 table2 table3 table7 table8 table9 figure1 .. figure5 all
 #
-# Rerunning goes on where it was stopped: finished runs are skipped, started ones resumed.
-# Environment: SEEDS="0 1 2"  JOBS=number of runs side by side (default: CPU cores)  RUNS=folder of the runs
+#   --list                prints the commands instead, one chain a line, for any scheduler
+#   --seeds 0,1,2         (default)
+#   --tasks text,image    only these
+#   --models s4,rotary    only these
+#   --gpus 0,1,2,3        one chain at a time on each of these GPUs
+#   --raw DIR             demo-text, text256, demo-init: the aclImdb_v1.tar.gz that you have in DIR, not a download
+#
+# Rerunning goes on where it was stopped: finished runs are skipped, started ones resumed. Runs that several tables share
+# are made once. A chain that fails does not stop the others; the exit code tells.
+# Environment: JOBS=number of runs side by side (default: CPU cores, or one on each GPU)  RUNS=folder of the runs
 set -euo pipefail
 cd "$(dirname "$0")"
 
-SEEDS=${SEEDS:-0 1 2}
-JOBS=${JOBS:-$(python -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')}
-
-# One chain a line. Stages of a chain are joined by &&, so that every line can run anywhere, in any order.
-chains() {
-    local seed task model name common
-    for seed in $SEEDS; do
-        for task in $TASKS; do
-            for model in $MODELS; do
-                name=$task-$model
-                common="--task $task --model $model --seed $seed --resume"
-                echo "python finetune.py $common --out $RUNS/$name-scratch-s$seed"
-                echo "python pretrain.py $common --out $RUNS/$name-pretrain-s$seed &&" \
-                     "python finetune.py $common --init $RUNS/$name-pretrain-s$seed --out $RUNS/$name-spt-s$seed"
-            done
-        done
-    done
-}
-
-run_demo() {
-    local task list jobs unfinished=0 out
-    for task in $TASKS; do python data.py --task "$task" ${RAW:+--raw "$RAW"}; done
-    mkdir -p "$RUNS"
-    rm -f "$RUNS/finished"
-    # One thread a run: these models are too small to share one out.
-    export OMP_NUM_THREADS=1
-    list=$(chains)
-    jobs=$(grep -o -- "--out " <<< "$list" | wc -l)
-    echo "$jobs runs, $JOBS side by side; their output goes to $RUNS/output.txt"
-    {
-        tr '\n' '\0' <<< "$list" | xargs -0 -P "$JOBS" -n 1 bash -c > "$RUNS/output.txt" 2>&1 || true
-        touch "$RUNS/finished"
-    } &
-    python analyze.py watch "$RUNS" --jobs "$jobs" --until "$RUNS/finished"
-    wait
-    for out in $(grep -o -- "--out [^ ]*" <<< "$list" | cut -d " " -f 2); do
-        [ -e "$out/result.json" ] || { echo "error: $out did not finish" >&2; unfinished=1; }
-    done
-    if [ "$unfinished" = 1 ]; then
-        echo "the end of $RUNS/output.txt:" >&2
-        tail -n 20 "$RUNS/output.txt" >&2
-        exit 1
-    fi
-    python analyze.py demo --runs "$RUNS" --figure "results/$TARGET.png"
-}
-
 usage() {
-    echo "usage: bash run_all.sh demo|demo-text|text256|demo-init [--raw DIR] [--list]" >&2
+    echo "usage: bash run_all.sh demo|demo-text|text256|demo-init|table1|table2|table3|table7|table8|table9|figure1|..|figure5|all" \
+         "[--list] [--seeds 0,1,2] [--tasks T,...] [--models M,...] [--gpus G,...] [--raw DIR]" >&2
     exit 2
 }
+die() { echo "error: $*" >&2; exit 2; }
 
-TARGET=${1:-} LIST='' RAW=''
-case "$TARGET" in
-    demo) TASKS="listops_demo pathfinder_demo" MODELS="transformer s4" ;;
-    demo-text) TASKS="text_demo" MODELS="rotary s4" ;;
-    text256) TASKS="text256" MODELS="rotary s4" ;;
-    demo-init) TASKS="text_demo" MODELS="s4 s4_rand dlr dlr_rand" ;;
-    *) usage ;;
-esac
-shift
+TARGET=${1:-} LIST='' RAW='' GPUS='' ONLY_TASKS='' ONLY_MODELS='' SEEDS=${SEEDS:-0 1 2}
+[ -n "$TARGET" ] && shift || usage
 while [ $# -gt 0 ]; do
     case "$1" in
-        --list) LIST=1; shift ;;
-        --raw) [ "$TARGET" != demo ] && [ -n "${2:-}" ] || usage; RAW=$2; shift 2 ;;
+        --list) LIST=1; shift; continue ;;
+        --seeds|--tasks|--models|--gpus|--raw) [ -n "${2:-}" ] || usage ;;
         *) usage ;;
     esac
+    case "$1" in
+        --seeds) SEEDS=${2//,/ } ;;
+        --tasks) ONLY_TASKS=,$2, ;;
+        --models) ONLY_MODELS=,$2, ;;
+        --gpus) GPUS=${2//,/ } ;;
+        --raw) RAW=$2 ;;
+    esac
+    shift 2
 done
-[ -z "$LIST" ] || [ -z "$RAW" ] || { echo "error: --list prints training only; with --raw, prepare first:" \
-    "python data.py --task $TASKS --raw $RAW" >&2; exit 2; }
-RUNS=${RUNS:-runs/$TARGET}
-[[ $RUNS != *[[:space:]]* ]] || { echo "error: RUNS must not contain spaces: '$RUNS'" >&2; exit 2; }
-[[ $JOBS =~ ^[1-9][0-9]*$ ]] || { echo "error: JOBS must be a number of runs, got '$JOBS'" >&2; exit 2; }
-[[ $SEEDS =~ ^[0-9]+(\ [0-9]+)*$ ]] || { echo "error: SEEDS must be numbers with spaces between, got '$SEEDS'" >&2; exit 2; }
 
-if [ -n "$LIST" ]; then chains; else run_demo; fi
+# ---- which runs --------------------------------------------------------------------------------------------------------
+# Each line that these functions print is a chain: one command, or two stages joined by &&, so that every line can run
+# anywhere, in any order. A run's name says all that distinguishes it.
+
+wanted() { [[ -z $ONLY_TASKS || $ONLY_TASKS == *,$1,* ]] && [[ -z $ONLY_MODELS || $ONLY_MODELS == *,$2,* ]]; }
+
+# scratch|spt|both TASK MODEL [FLAGS...]: with the seed $SEED
+scratch() {
+    wanted "$1" "$2" || return 0
+    local name=$RUNS/$1-$2$(suffix "${@:3}") what="--task $1 --model $2 ${*:3}"
+    echo "python finetune.py ${what% } --seed $SEED --resume --out $name-scratch-s$SEED"
+}
+spt() {
+    wanted "$1" "$2" || return 0
+    local name=$RUNS/$1-$2$(suffix "${@:3}") what="--task $1 --model $2 ${*:3}"
+    echo "python pretrain.py ${what% } --seed $SEED --resume --out $name-pretrain-s$SEED &&" \
+         "python finetune.py --init $name-pretrain-s$SEED --seed $SEED --resume --out $name-spt-s$SEED"
+}
+both() { scratch "$@"; spt "$@"; }
+suffix() { local flags="$*"; flags=${flags//--/}; [ -z "$flags" ] || echo "-${flags// /-}"; }
+
+LRA="listops text retrieval image pathfinder pathx"
+chains() {
+    local task model size share fraction
+    case "$1" in
+        demo) for task in listops_demo pathfinder_demo; do for model in transformer s4; do both $task $model; done; done ;;
+        demo-text) for model in rotary s4; do both text_demo $model; done ;;
+        text256) for model in rotary s4; do both text256 $model; done ;;
+        demo-init) for model in s4 s4_rand dlr dlr_rand; do both text_demo $model; done ;;
+        table1) for task in $LRA; do both $task transformer; spt $task transformer --objective causal; done ;;
+        table2)
+            for task in $LRA; do for model in rotary s4; do both $task $model; done; done
+            both pathx256 s4
+            for task in listops text retrieval image pathfinder; do
+                for model in pythia_rand pythia; do scratch $task $model; done
+            done ;;
+        table3)
+            for model in s4 rotary; do
+                both sc $model --objective causal
+                for task in sc scifar bidmc_hr bidmc_rr bidmc_spo2; do both $task $model; done
+            done ;;
+        table7) for task in listops text image pathx; do
+                for model in s4 s4_rand dlr dlr_rand; do both $task $model; done; done ;;
+        table8) for task in image text; do for model in rotary s4; do
+                scratch $task $model --spt-share 0
+                for share in 0.2 0.4 0.6; do spt $task $model --spt-share $share; done; done; done ;;
+        table9) for model in rotary s4; do
+                both image $model
+                for size in 100k 300k 1m 10m; do both image $model --size $size; done; done ;;
+        figure1) chains table1; chains table2 ;;
+        figure2) chains table7 ;;
+        figure3) for task in image text; do
+                for fraction in 0.005 0.01 0.05 0.1 0.5 1; do both $task s4 --train-fraction $fraction; done; done ;;
+        figure4) for task in image text pathx listops; do spt $task s4; done ;;
+        figure5) chains table8 ;;
+        all) for target in table1 table2 table3 table7 table8 table9 figure3; do chains $target; done ;;
+        *) usage ;;
+    esac
+}
+
+DEMO='' TASKS=''
+case "$TARGET" in
+    demo) TASKS="listops_demo pathfinder_demo" DEMO=1 ;;
+    demo-text|demo-init) TASKS=text_demo DEMO=1 ;;
+    text256) TASKS=text256 DEMO=1 ;;
+esac
+[ -z "$RAW" ] || { [ -n "$DEMO" ] && [ "$TARGET" != demo ]; } || \
+    die "--raw is for demo-text, text256 and demo-init; else prepare first: python data.py --task T --raw DIR"
+[ -z "$LIST" ] || [ -z "$RAW" ] || die "--list prints training only; with --raw, prepare first: python data.py --task $TASKS --raw $RAW"
+RUNS=${RUNS:-runs/$([ -n "$DEMO" ] && echo "$TARGET" || echo paper)}
+[[ $RUNS != *[[:space:]]* ]] || die "RUNS must not contain spaces: '$RUNS'"
+[[ $SEEDS =~ ^[0-9]+(\ [0-9]+)*$ ]] || die "seeds must be numbers, got '$SEEDS'"
+[[ -z $GPUS || $GPUS =~ ^[0-9]+(\ [0-9]+)*$ ]] || die "--gpus must be numbers, got '$GPUS'"
+CORES=$(python -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')
+JOBS=${JOBS:-$([ -n "$GPUS" ] && wc -w <<< "$GPUS" || echo "$CORES")}
+[[ $JOBS =~ ^\ *[1-9][0-9]*$ ]] || die "JOBS must be a number of runs, got '$JOBS'"
+
+# Seed by seed, so that whole tables come early.
+CHAINS=$(for SEED in $SEEDS; do chains "$TARGET"; done | awk '!seen[$0]++')
+[ -n "$CHAINS" ] || die "nothing to run: no chain of $TARGET is on --tasks ${ONLY_TASKS:-all} with --models ${ONLY_MODELS:-all}"
+if [ -n "$LIST" ]; then echo "$CHAINS"; exit; fi
+
+# ---- running them ------------------------------------------------------------------------------------------------------
+
+for task in $TASKS; do python data.py --task "$task" ${RAW:+--raw "$RAW"}; done
+mkdir -p "$RUNS"
+rm -f "$RUNS/finished"
+# On CPUs one thread a run: the demos' models are too small to share one out.
+[ -n "$GPUS" ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+export GPUS
+outs=$(grep -o -- "--out [^ ]*" <<< "$CHAINS" | cut -d " " -f 2)
+echo "$(wc -l <<< "$outs") runs, $JOBS side by side; their output goes to $RUNS/output.txt"
+{
+    # xargs numbers its slots; slot i works on the i-th GPU.
+    tr '\n' '\0' <<< "$CHAINS" | xargs -0 -P "$JOBS" -n 1 --process-slot-var=SLOT bash -c '
+        if [ -n "$GPUS" ]; then gpus=($GPUS); export CUDA_VISIBLE_DEVICES=${gpus[$((SLOT % ${#gpus[@]}))]}; fi
+        eval "$0"' > "$RUNS/output.txt" 2>&1 || true
+    touch "$RUNS/finished"
+} &
+python analyze.py watch "$RUNS" --jobs "$(wc -l <<< "$outs")" --until "$RUNS/finished"
+wait
+unfinished=0
+for out in $outs; do
+    [ -e "$out/result.json" ] || { echo "error: $out did not finish" >&2; unfinished=1; }
+done
+if [ "$unfinished" = 1 ]; then
+    echo "the end of $RUNS/output.txt:" >&2
+    tail -n 20 "$RUNS/output.txt" >&2
+    exit 1
+fi
+[ -z "$DEMO" ] || python analyze.py demo --runs "$RUNS" --figure "results/$TARGET.png"
