@@ -1,5 +1,8 @@
 """From run directories to tables and figures. Reads files only: result.json, config.json, log.jsonl; needs no torch.
 
+    python analyze.py all               the paper's tables and figures with ours, from runs/paper into results/paper
+    python analyze.py table 2           one table, Markdown; `figure 1`: one figure
+    python analyze.py report            the same as one HTML page, with every run's command and configuration
     python analyze.py demo              the demo's table (Markdown) and figure (results/demo.png) from runs/demo
     python analyze.py demo --readme     and puts the table into README.md, between its markers
     python analyze.py demo --runs runs/demo-text --figure results/demo-text.png        the same for the text demo
@@ -9,6 +12,8 @@ A cell is the mean ± standard deviation over seeds of the test accuracy at the 
 is paired: the same seed with and without self-pretraining, with a 95 % interval from Student's t.
 """
 import argparse
+import base64
+import html
 import json
 import math
 import statistics
@@ -82,11 +87,432 @@ def paired_gain(before, after):
     return statistics.mean(differences), t * statistics.stdev(differences) / math.sqrt(len(differences))
 
 
-def signed(gain):
+def signed(gain, digits=1):
+    """'+3.7 [+2.2, +5.2]', or that there is one seed, or a dash."""
     if gain is None:
         return "–"
     mean, half = gain
-    return f"{mean:+.1f} (one seed)" if half is None else f"{mean:+.1f} [{mean - half:+.1f}, {mean + half:+.1f}]"
+    if half is None:
+        return f"{mean:+.{digits}f} (one seed)"
+    return f"{mean:+.{digits}f} [{mean - half:+.{digits}f}, {mean + half:+.{digits}f}]"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The paper's tables
+# ---------------------------------------------------------------------------------------------------------------------
+
+# Test accuracy in percent (BIDMC: R2), as printed. x: chance level, or too long to train.
+# Columns that are no task: sc_causal is sc with a causal model, *_rotary and *_s4 in table 8 name the model, avg is the
+# average as the paper prints it (see `averages`).
+PAPER = {
+    1: """
+approach                 model       objective start   listops text  retrieval image pathfinder pathx avg
+Transformer              transformer masked    scratch 36.37   64.27 57.46     42.44 71.40      x     53.66
+Transformer_+_Masked_SPT transformer masked    spt     59.75   89.27 88.64     74.22 88.45      87.73 81.34
+Transformer_+_Causal_SPT transformer causal    spt     59.15   88.81 90.38     76.00 88.49      88.05 81.81
+""",
+    2: """
+approach                   model       objective start   listops text  retrieval image pathfinder pathx pathx256 avg
+Transformer_+_Rotary       rotary      masked    scratch 47.90   79.08 82.31     75.04 76.64      84.72 x        74.28
+Transformer_+_Rotary_+_SPT rotary      masked    spt     61.49   91.02 91.57     86.04 94.16      92.98 x        86.21
+S4                         s4          masked    scratch 59.60   86.82 90.90     88.65 94.20      96.35 67.82    86.09
+S4_+_SPT                   s4          masked    spt     61.25   90.34 88.74     89.36 94.92      96.94 87.11    86.75
+Pythia_70M_(Rand_Init)     pythia_rand causal    scratch 41.20   69.29 76.45     52.55 74.31      x     x        62.76
+Pythia_70M                 pythia      causal    corpus  43.05   83.41 84.29     67.41 80.05      x     x        68.04
+""",
+    3: """
+approach          model  objective start   sc_causal sc    scifar bidmc_hr bidmc_rr bidmc_spo2
+S4                s4     masked    scratch 93.60     96.08 91.13  0.999    0.994    0.999
+Transformer       rotary masked    scratch 84.55     86.93 79.41  0.998    0.981    0.998
+S4_+_SPT          s4     masked    spt     95.09     96.52 91.67  0.999    0.990    0.997
+Transformer_+_SPT rotary masked    spt     86.13     91.49 90.29  0.992    0.956    0.993
+""",
+    7: """
+approach              model    objective start   listops text  image pathx avg
+S4_+_Rand_Init_+_SPT  s4_rand  masked    spt     61.5    90.5  87.25 91.05 82.75
+S4_+_Rand_Init        s4_rand  masked    scratch 59.85   88.34 75.56 73.57 74.33
+S4_+_SPT              s4       masked    spt     61.25   90.34 89.36 96.94 84.47
+S4                    s4       masked    scratch 59.60   86.82 88.65 96.35 82.85
+DLR_+_Rand_Init_+_SPT dlr_rand masked    spt     56.75   89.13 81.83 94.59 80.47
+DLR_+_Rand_Init       dlr_rand masked    scratch 39.55   73.72 56.70 50.04 55.00
+DLR_+_SPT             dlr      masked    spt     60.45   89.94 87.12 96.38 83.37
+DLR                   dlr      masked    scratch 57.50   79.65 79.83 92.33 77.33
+""",
+    8: """
+approach               spt_share objective start   image_rotary image_s4 text_rotary text_s4
+SPT_0_%_of_the_budget  0         masked    scratch 75.04        87.83    79.08       87.51
+SPT_20_%_of_the_budget 0.2       masked    spt     84.45        87.15    90.20       89.50
+SPT_40_%_of_the_budget 0.4       masked    spt     84.95        87.72    90.56       89.10
+SPT_60_%_of_the_budget 0.6       masked    spt     84.32        87.63    90.65       88.87
+""",
+    9: """
+approach                   model  objective start   100k  300k  1m    3m    10m
+Transformer_+_Rotary       rotary masked    scratch 68.51 68.51 71.50 75.04 77.88
+Transformer_+_Rotary_+_SPT rotary masked    spt     74.43 76.36 84.83 86.04 86.54
+S4                         s4     masked    scratch 81.36 83.63 84.81 88.65 85.73
+S4_+_SPT                   s4     masked    spt     83.45 86.39 88.67 89.36 88.72
+"""}
+TITLES = {1: "Long Range Arena, Transformers of the sizes of Tay et al.", 2: "Long Range Arena, Transformers and S4",
+          3: "Speech Commands, sCIFAR, BIDMC (R2)", 7: "Initialisations", 8: "A fixed budget of epochs",
+          9: "Image, across model sizes"}
+SIZES = ("100k", "300k", "1m", "3m", "10m")
+
+
+def grid(number):
+    """A table of the paper -> (columns, [(approach, [(key, printed), ...], printed average or None), ...]).
+
+    key: what a finetuning run says of itself if it belongs into that cell.
+    """
+    head, *rows = [line.split() for line in PAPER[number].strip().splitlines()]
+    columns = [column for column in head[4:] if column != "avg"]
+    lines = []
+    for name, what, objective, start, *printed in rows:
+        average = printed.pop() if head[-1] == "avg" else None
+        cells = []
+        for column, value in zip(columns, printed):
+            key = dict(model=what, objective=objective, start=start, task=column, size=None, train_fraction=None,
+                       spt_share=None)
+            if number == 8:
+                task, model = column.split("_")
+                key |= dict(task=task, model=model, spt_share=float(what))
+            elif number == 9:                              # 3m is the row of table 2 itself
+                key |= dict(task="image", size=None if column == "3m" else column)
+            elif column == "sc_causal":
+                key |= dict(task="sc", objective="causal")
+            cells.append((key, value))
+        lines.append((name.replace("_", " "), cells, average))
+    return columns, lines
+
+
+def runs_of(results, key):
+    """{seed: finetuning run} of a cell."""
+    found = {}
+    for r in results:
+        if "start" in r and all(r.get(name) == value for name, value in key.items()):
+            if r["seed"] in found:
+                raise UserError(f"two runs of seed {r['seed']} for one cell: {found[r['seed']]['run']} and {r['run']}")
+            found[r["seed"]] = r
+    return found
+
+
+def score(run):
+    """In the paper's units: accuracy in percent, or R2."""
+    return 100 * run["test_accuracy"] if "test_accuracy" in run else run["test_r2"]
+
+
+def number_of(printed):
+    """A printed cell as a number: chance on PathX is 50."""
+    return 50.0 if printed == "x" else float(printed)
+
+
+def show(values, printed=""):
+    """mean ± standard deviation; R2 with as many digits as the paper has."""
+    values = list(values)
+    if not values:
+        return "–"
+    digits = 3 if printed.startswith("0.") else 2
+    mean = f"{statistics.mean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
+
+
+def status(runs):
+    if not runs:
+        return "not run"
+    return "full" if all(r.get("full_recipe") for r in runs.values()) else "shortened"
+
+
+def hours(run, named):
+    """Device hours of a finetuning run and of the pretraining run that it started from, if that is among `named`."""
+    stages = [run, named.get(Path(run.get("init") or "").name)]
+    return sum(r["seconds"] * r.get("processes", 1) for r in stages if r) / 3600
+
+
+def table(results, number):
+    """One table of the paper in Markdown: the grid, averages, gains, then what stands behind every cell of ours."""
+    columns, lines = grid(number)
+    named = {Path(r["run"]).name: r for r in results if "start" not in r}
+    out = [f"### Table {number}: {TITLES[number]}", "",
+           "Each cell: paper / ours, mean ± standard deviation over seeds.", "",
+           "| approach | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    details = ["| approach | column | paper | ours | difference | seeds | steps | hours | device | commit | status |",
+               "|---" * 11 + "|"]
+    averages = ["| approach | average printed in the paper | recomputed, x as 50 | recomputed, without x | ours |",
+                "|---" * 5 + "|"]
+    for name, cells, printed_average in lines:
+        found = [runs_of(results, key) for key, _ in cells]
+        out.append(f"| {name} | " + " | ".join(
+            f"{'chance' if printed == 'x' else printed} / {show(map(score, runs.values()), printed)}"
+            for (_, printed), runs in zip(cells, found)) + " |")
+        details += [detail(name, column, printed, runs, named)
+                    for column, (_, printed), runs in zip(columns, cells, found)]
+        if printed_average is not None:
+            # As everywhere in the literature, PathX-256 does not count.
+            counted = [(printed, runs) for column, (_, printed), runs in zip(columns, cells, found)
+                       if column != "pathx256"]
+            averages.append(f"| {name} | {printed_average} | {average_of(counted)} |")
+    return "\n".join(out + ([""] + averages if len(averages) > 2 else [])
+                     + [""] + gains_table(results, number) + [""] + details)
+
+
+def detail(name, column, printed, runs, named):
+    """One line about one cell."""
+    if not runs:
+        return f"| {name} | {column} | {printed} | – | | | | | | | {status(runs)} |"
+    values = [score(run) for run in runs.values()]
+    difference = f"{statistics.mean(values) - number_of(printed):+.{3 if printed.startswith('0.') else 2}f}"
+    each = lambda field: ", ".join(sorted({str(run.get(field)) for run in runs.values()}))
+    return (f"| {name} | {column} | {printed} | {show(values, printed)} | {difference} | "
+            f"{len(values) if len(values) > 1 else 'one seed'} | {each('steps')} | "
+            f"{sum(hours(run, named) for run in runs.values()):.2f} | {each('device')} | {each('commit')} | "
+            f"{status(runs)} |")
+
+
+def average_of(cells):
+    """The paper's average recomputed, with an x as 50 and without, and ours where every cell has runs."""
+    numbers = [number_of(printed) for printed, _ in cells]
+    without = [number_of(printed) for printed, _ in cells if printed != "x"]
+    ours = [statistics.mean(map(score, runs.values())) for _, runs in cells if runs]
+    return (f"{statistics.mean(numbers):.2f} | {statistics.mean(without):.2f} | "
+            + (f"{statistics.mean(ours):.2f}" if len(ours) == len(cells) else "–"))
+
+
+def gains_table(results, number):
+    """Gain of SPT in each cell that has both: the same seeds with and without it, mean and 95 % interval."""
+    columns, lines = grid(number)
+    out = ["| gain of SPT, paired by seed [95 % interval] | " + " | ".join(columns) + " |",
+           "|---" * (len(columns) + 1) + "|"]
+    for name, cells, _ in lines:
+        texts = []
+        for key, printed in cells:
+            if key["start"] != "spt":
+                texts.append("")
+                continue
+            base = key | dict(start="scratch")
+            if number == 1:                                # the causal model has no baseline of its own there
+                base["objective"] = "masked"
+            if number == 8:
+                base["spt_share"] = 0.0
+            before, after = ({seed: score(run) for seed, run in runs_of(results, k).items()} for k in (base, key))
+            texts.append(signed(paired_gain(before, after), 3 if printed.startswith("0.") else 1))
+        if any(texts):
+            out.append(f"| {name} | " + " | ".join(texts) + " |")
+    return out
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The paper's figures
+# ---------------------------------------------------------------------------------------------------------------------
+
+# Colour-blind safe, and apart in gray too.
+SCRATCH, SPT, OTHER = "#9aa5b1", "#0072b2", "#d55e00"
+
+
+def plotting():
+    """matplotlib.pyplot, drawing into files."""
+    try:
+        import matplotlib
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise UserError(f"figures need matplotlib ({error}); run: pip install matplotlib") from None
+    return plt
+
+
+def save_figure(figure, path):
+    """As PNG, to a temporary name first: no reader ever sees half a picture."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp")
+        figure.savefig(temporary, dpi=150, format="png")
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+
+def bars(axis, groups, names, chance=None):
+    """Pairs of bars, from scratch beside SPT; groups: [(scratch values, SPT values)], a dot per value. An empty one is
+    marked as not run."""
+    for i, pair in enumerate(groups):
+        for j, (values, colour) in enumerate(zip(pair, (SCRATCH, SPT))):
+            label = ("from scratch", "self-pretrained (SPT)")[j]
+            x = i + 0.38 * (j - 0.5)
+            if not values:
+                axis.text(x, 1, "not run", rotation=90, ha="center", va="bottom", fontsize=7, color="0.5")
+                continue
+            axis.bar(x, statistics.mean(values), 0.36, color=colour, label=label)
+            axis.scatter([x] * len(values), values, s=10, color="black", zorder=3, label="one seed")
+            axis.text(x, max(values) + 1, f"{statistics.mean(values):.1f}", ha="center", fontsize=8)
+    if chance is not None:
+        axis.axhline(chance, color="black", linewidth=0.8, linestyle=":")
+        axis.text(len(groups) - 0.5, chance, " chance", fontsize=8, va="center")
+    axis.set_xticks(range(len(names)), names, fontsize=8)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def legend(figure, axes, **more):
+    """One legend for the whole figure, each label once."""
+    entries = {}
+    for axis in axes:
+        entries |= dict(zip(*reversed(axis.get_legend_handles_labels())))
+    figure.legend(entries.values(), entries.keys(), loc="lower center", ncols=4, frameon=False, fontsize=8, **more)
+
+
+def cells_of(results, number):
+    """{(approach, column): [scores]} of our runs in a table."""
+    columns, lines = grid(number)
+    return {(name, column): [score(run) for run in runs_of(results, key).values()]
+            for name, cells, _ in lines for column, (key, _) in zip(columns, cells)}
+
+
+def seeds_text(values):
+    counts = sorted({len(v) for v in values if v})
+    return "no run" if not counts else f"{counts[0]} seed{'s' if counts[0] > 1 else ''}" if len(counts) == 1 else (
+        f"{counts[0]} to {counts[-1]} seeds")
+
+
+def figure1(plt, results):
+    """Transformer, rotary Transformer and S4 on Long Range Arena, from scratch and after SPT."""
+    one, two = cells_of(results, 1), cells_of(results, 2)
+    tasks = grid(1)[0]
+    figure, axes = plt.subplots(3, 1, figsize=(8, 7.5), sharex=True)
+    for axis, (cells, name) in zip(axes, ((one, "Transformer"), (two, "Transformer + Rotary"), (two, "S4"))):
+        after = f"{name} + Masked SPT" if name == "Transformer" else f"{name} + SPT"
+        bars(axis, [(cells[name, task], cells[after, task]) for task in tasks], tasks)
+        axis.set_title(name, fontsize=9)
+        axis.set_ylabel("test accuracy, %", fontsize=8)
+        axis.set_ylim(0, 108)
+    legend(figure, axes)
+    return figure, f"Figure 1: Long Range Arena, {seeds_text([*one.values(), *two.values()])}"
+
+
+def figure2(plt, results):
+    """Averages over tasks of table 7; bars only where every task has been run."""
+    cells, tasks = cells_of(results, 7), grid(7)[0]
+    tasks = [task for task in tasks if any(cells[name, task] for name in ("S4", "DLR"))] or tasks
+    names = ["S4", "DLR", "S4 + Rand Init", "DLR + Rand Init"]
+    average = lambda name: ([statistics.mean(statistics.mean(cells[name, task]) for task in tasks)]
+                            if all(cells[name, task] for task in tasks) else [])
+    figure, axis = plt.subplots(figsize=(6, 3.8))
+    bars(axis, [(average(name), average(f"{name} + SPT")) for name in names], names)
+    axis.set_ylabel("test accuracy, %", fontsize=8)
+    axis.set_ylim(0, 108)
+    legend(figure, [axis])
+    return figure, f"Figure 2: initialisations, average of {', '.join(tasks)}, {seeds_text(cells.values())}"
+
+
+def figure3(plt, results):
+    """Accuracy against the share of the training set, and the gain of SPT relative to training from scratch."""
+    figure, axes = plt.subplots(1, 2, figsize=(8.5, 3.8))
+    every = []
+    for task, colour in (("image", SPT), ("text", OTHER)):
+        curves = {}
+        for start in ("scratch", "spt"):
+            found = {}
+            for r in results:
+                mine = (r.get("task"), r.get("model"), r.get("start")) == (task, "s4", start)
+                if mine and r.get("train_fraction"):
+                    found.setdefault(r["train_fraction"], {})[r["seed"]] = score(r)
+            curves[start] = found
+            every += [list(v.values()) for v in found.values()]
+            xs = sorted(found)
+            axes[0].errorbar(xs, [statistics.mean(found[x].values()) for x in xs],
+                             [statistics.pstdev(found[x].values()) for x in xs], color=colour, marker="o", markersize=3,
+                             linestyle="-" if start == "spt" else "--", capsize=2,
+                             label=f"{task}, {'SPT' if start == 'spt' else 'from scratch'}")
+        xs = sorted(curves["scratch"].keys() & curves["spt"].keys())
+        gains = [100 * (statistics.mean(curves["spt"][x].values()) / statistics.mean(curves["scratch"][x].values()) - 1)
+                 for x in xs]
+        axes[1].plot(xs, gains, color=colour, marker="o", markersize=3)
+    for axis, label in zip(axes, ("test accuracy, %", "relative gain of SPT, %")):
+        axis.set_xscale("log")
+        axis.set_xlabel("share of the training examples", fontsize=8)
+        axis.set_ylabel(label, fontsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[1].axhline(0, color="black", linewidth=0.8, linestyle=":")
+    legend(figure, axes)
+    return figure, f"Figure 3: S4 on parts of the training set, {seeds_text(every)}"
+
+
+def figure4(plt, results):
+    """Maximal |K| over channels against the lag, for odd layers: after SPT and as HiPPO starts (first seed)."""
+    import numpy as np
+    tasks = {"image": 32, "text": None, "pathx": 128, "listops": None}
+    figure, axes = plt.subplots(len(tasks), 1, figsize=(8, 10))
+    for axis, (task, width) in zip(axes, tasks.items()):
+        runs = sorted((r["seed"], r["run"]) for r in results if "start" not in r and r.get("task") == task
+                      and r.get("model") == "s4" and r.get("objective") == "masked"
+                      and r.get("train_fraction") is None and r.get("spt_share") is None and r.get("size") is None)
+        paths = [Path(run) / "kernels.npz" for _, run in runs if (Path(run) / "kernels.npz").exists()]
+        axis.set_title(f"{task}: {'not run' if not paths else paths[0].parent.name}", fontsize=8)
+        if not paths:
+            continue
+        with np.load(paths[0], allow_pickle=False) as arrays:
+            before, after = arrays["before"][:, 0], arrays["after"][:, 0]    # (layers, l), forward direction
+        lags = np.arange(1, before.shape[1] + 1)
+        for i in range(0, len(after), 2):
+            shade = i / max(1, len(after) - 1)
+            axis.plot(lags, after[i], color=plt.cm.viridis(0.9 * shade), linewidth=0.8, label=f"SPT, layer {i + 1}")
+        axis.plot(lags, before[0], color="black", linewidth=0.8, linestyle="--", label="HiPPO, layer 1")
+        for k in range(1, 9) if width else ():
+            axis.axvline(k * width + 1, color="0.85", linewidth=0.6, zorder=0)
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.set_ylabel("max over channels of |K|", fontsize=7)
+        axis.tick_params(labelsize=7)
+    axes[-1].set_xlabel("lag + 1, positions (vertical lines: multiples of the image's width)", fontsize=8)
+    legend(figure, axes)
+    return figure, "Figure 4: kernels of S4 after SPT against those it started with"
+
+
+def figure5(plt, results):
+    """Validation curves of table 8's Transformers: the denoising task, and the downstream task with and without SPT."""
+    figure, axes = plt.subplots(1, 2, figsize=(8.5, 3.8))
+    for axis, task in zip(axes, ("image", "text")):
+        for r in results:
+            if (r.get("task"), r.get("model")) != (task, "rotary") or r.get("spt_share") not in (0, 0.2) or r["seed"]:
+                continue
+            kind = r.get("start", "denoising")
+            steps, values = [], []
+            for record in read_log(Path(r["run"])):
+                if record.get("kind") == "eval":
+                    steps.append(record["step"])
+                    values.append(100 * record.get("val_accuracy", record.get("val_score", float("nan"))))
+            look = dict(scratch=(SPT, "--", "downstream, from scratch"), spt=(SPT, "-", "downstream, after SPT"),
+                        denoising=(OTHER, "-", "denoising"))[kind]
+            if kind == "denoising" and min(values, default=0) < 0:   # minus a squared error: of unit variance, so R2
+                values = [100 + v for v in values]
+            axis.plot(steps, values, color=look[0], linestyle=look[1], linewidth=1.2, label=look[2])
+        axis.set_title(f"{task}: rotary Transformer, 20 % of the budget for SPT", fontsize=8)
+        axis.set_xlabel("optimiser steps of the stage", fontsize=8)
+        axis.set_ylabel("validation accuracy or R2, %", fontsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+    legend(figure, axes)
+    return figure, "Figure 5: training with and without SPT, seed 0"
+
+
+FIGURES = {1: figure1, 2: figure2, 3: figure3, 4: figure4, 5: figure5}
+
+
+def draw(results, number, path):
+    plt = plotting()
+    figure, title = FIGURES[number](plt, results)
+    figure.suptitle(title, fontsize=10)
+    figure.tight_layout(rect=(0, 0.07, 1, 0.98))
+    save_figure(figure, path)
+    plt.close(figure)
+
+
+def read_log(run):
+    """The records of a run's log.jsonl, as far as it can be read: the last line of a killed run may be torn."""
+    records = []
+    try:
+        for line in (run / "log.jsonl").read_text(errors="replace").splitlines():
+            record = json.loads(line)
+            if isinstance(record, dict):
+                records.append(record)
+    except (OSError, ValueError):
+        pass
+    return records
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -120,44 +546,22 @@ def demo_table(results):
 
 def demo_figure(results, path):
     """Bars: scratch beside SPT, for each task and model; a dot per seed."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise UserError("the figure needs matplotlib; run: pip install matplotlib") from None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = plotting()
     tasks = [t for t in DEMO_TASKS if any(r["task"] == t for r in results)]
     models = [m for m in MODEL_NAMES if any(r["model"] == m for r in results)]
-    colours = {"scratch": "#9aa5b1", "spt": "#0072b2"}                   # colour-blind safe, apart in gray too
-    names = {"scratch": "from scratch", "spt": "self-pretrained (SPT)"}
     width = max(4.4, 1.4 * len(models))
     figure, axes = plt.subplots(1, len(tasks), figsize=(width * len(tasks), 3.6), squeeze=False)
     for axis, task in zip(axes[0], tasks):
-        for i, model in enumerate(models):
-            for j, start in enumerate(("scratch", "spt")):
-                values = list(accuracies(results, task=task, model=model, start=start).values())
-                if not values:
-                    continue
-                x = i + 0.36 * (j - 0.5)
-                axis.bar(x, statistics.mean(values), 0.34, color=colours[start],
-                         label=names[start] if i == 0 else None)
-                axis.scatter([x] * len(values), values, s=14, color="black", zorder=3,
-                             label="one seed" if i == 0 and j == 1 else None)
-                axis.text(x, max(values) + 1.2, f"{statistics.mean(values):.1f}", ha="center", fontsize=9)
-        chance = DEMO_TASKS[task][1]
-        axis.axhline(chance, color="black", linewidth=0.8, linestyle=":")
-        axis.text(len(models) - 0.5, chance, " chance", fontsize=8, va="center")
-        axis.set_xticks(range(len(models)), [MODEL_NAMES[m].replace(", ", ",\n") for m in models])
-        axis.set_title(DEMO_TASKS[task][0], fontsize=10)
+        pairs = [[list(accuracies(results, task=task, model=model, start=start).values())
+                  for start in ("scratch", "spt")] for model in models]
+        name, chance = DEMO_TASKS[task]
+        bars(axis, pairs, [MODEL_NAMES[m].replace(", ", ",\n") for m in models], chance)
+        axis.set_title(name, fontsize=10)
         axis.set_ylim(0, axis.get_ylim()[1] * 1.05)
-        axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_ylabel("test accuracy, %, mean over seeds")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=3, frameon=False, fontsize=9)
+    legend(figure, axes[0])
     figure.tight_layout(rect=(0, 0.07, 1, 1))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)
     plt.close(figure)
 
 
@@ -244,6 +648,93 @@ def _clock(seconds):
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
+def _common(command):
+    command.add_argument("--runs", type=Path, default="runs/paper", help="folder of the run directories")
+    command.add_argument("--out", type=Path, default="results/paper", help="folder for what is written")
+
+
+def print_table(args):
+    print(table(read_results(args.runs), args.number))
+
+
+def print_figure(args):
+    path = args.out / f"figure{args.number}.png"
+    draw(read_results(args.runs), args.number, path)
+    print(f"{path}: written")
+
+
+def everything(args):
+    """Every table into one Markdown file, every figure beside it. One that cannot be made does not stop the others."""
+    results, failed = read_results(args.runs), []
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "tables.md").write_text("\n\n".join(table(results, n) for n in PAPER) + "\n")
+    except OSError as error:
+        raise UserError(f"cannot write to --out {args.out}: {error.strerror}") from None
+    print(f"{args.out / 'tables.md'}: written, from {len(results)} finished runs")
+    for number in FIGURES:
+        try:
+            draw(results, number, args.out / f"figure{number}.png")
+            print(f"{args.out / f'figure{number}.png'}: written")
+        except (UserError, OSError, ValueError, KeyError) as error:
+            failed.append(number)
+            print(f"error: figure {number}: {error}", file=sys.stderr)
+    if failed:
+        raise SystemExit(1)
+
+
+STYLE = """body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em; color: #222 }
+table { border-collapse: collapse; margin: 1em 0; font-size: 13px; display: block; overflow-x: auto }
+td, th { border: 1px solid #ccc; padding: .2em .6em; text-align: left; white-space: nowrap } th { background: #f2f2f2 }
+img { max-width: 100% } pre { background: #f6f6f6; padding: .6em; overflow-x: auto } summary { cursor: pointer }"""
+
+
+def to_html(text):
+    """The Markdown that `table` writes: headings, paragraphs, tables."""
+    out = []
+    for block in text.split("\n\n"):
+        lines = block.splitlines()
+        if lines[0].startswith("|"):
+            rows = [[html.escape(cell.strip()) for cell in line.strip("|").split("|")] for line in lines]
+            out.append("<table><tr>" + "".join(f"<th>{cell}</th>" for cell in rows[0]) + "</tr>" + "".join(
+                "<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows[2:]) + "</table>")
+        elif lines[0].startswith("### "):
+            out.append(f"<h2>{html.escape(lines[0][4:])}</h2>")
+        else:
+            out.append(f"<p>{html.escape(block)}</p>")
+    return "\n".join(out)
+
+
+def report(args):
+    """One HTML page without links to other files: tables, figures, and of each run its command, environment and
+    configuration, folded."""
+    everything(args)
+    results, page = read_results(args.runs), [f"<h1>{html.escape(args.title)}</h1>"]
+    for number in PAPER:
+        page.append(to_html(table(results, number)))
+    for number in FIGURES:
+        path = args.out / f"figure{number}.png"
+        picture = base64.b64encode(path.read_bytes()).decode()
+        page.append(f'<h2>Figure {number}</h2><img alt="figure {number}" src="data:image/png;base64,{picture}">')
+    page.append(f"<h2>All {len(results)} runs</h2>")
+    for r in results:
+        run = Path(r["run"])
+        start = next((record for record in read_log(run) if "argv" in record), {})
+        try:
+            config = (run / "config.json").read_text()
+        except OSError:
+            config = "not there"
+        what = f"{score(r):.4g}" if "start" in r else f"validation score {r.get('val_score', 0):.4g}"
+        page.append(f"<details><summary>{html.escape(run.name)}: {what}, {html.escape(status({0: r}))}</summary>"
+                    f"<pre>{html.escape(' '.join(map(str, start.get('argv', ['command unknown']))))}</pre>"
+                    f"<pre>{html.escape(json.dumps(r, indent=1))}</pre><pre>{html.escape(config)}</pre></details>")
+    path = args.out / "report.html"
+    path.write_text(f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
+                    f"<title>{html.escape(args.title)}</title><style>{STYLE}</style></head><body>\n"
+                    + "\n".join(page) + "\n</body></html>\n")
+    print(f"{path}: written")
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -252,6 +743,18 @@ def main(argv=None):
     command.add_argument("--figure", default="results/demo.png", type=Path)
     command.add_argument("--readme", action="store_true", help="also write the table into README.md")
     command.set_defaults(run=demo)
+    for name, numbers in (("table", PAPER), ("figure", FIGURES)):
+        command = commands.add_parser(name, help=f"a {name} of the paper, beside our runs")
+        command.add_argument("number", type=int, choices=sorted(numbers))
+        command.set_defaults(run=print_table if name == "table" else print_figure)
+        _common(command)
+    command = commands.add_parser("all", help="all tables and figures")
+    command.set_defaults(run=everything)
+    _common(command)
+    command = commands.add_parser("report", help="all of it as one HTML page")
+    command.add_argument("--title", default="Never Train from Scratch: the paper's numbers and ours")
+    command.set_defaults(run=report)
+    _common(command)
     command = commands.add_parser("watch", help="progress of the runs below a folder")
     command.add_argument("runs", type=Path)
     command.add_argument("--jobs", type=int, help="how many runs there will be")
