@@ -187,6 +187,21 @@ def test_all_on_nothing_and_on_wreckage(tmp_path):
     assert "88.65 / 88.00" in text and "86.82 / 80.00" in text
 
 
+def test_the_report_is_one_page(tmp_path):
+    """Tables, pictures and runs in one file that points to no other; what runs say of themselves is text, not markup."""
+    folder = finetuned(tmp_path / "runs", "good", .88, commit="<script>alert(1)</script>")
+    (folder / "log.jsonl").write_text(json.dumps(dict(kind="start", argv=["finetune.py", "--task", "image", "--lr<b>"])))
+    put(tmp_path / "runs", "pre", task="image", model="s4", objective="masked", seed=0, val_score=0.1)
+    done = run("report", "--runs", tmp_path / "runs", "--out", tmp_path / "out", "--title", "a & b")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 5 and "<h1>a &amp; b</h1>" in page
+    assert "http" not in page and "<script>" not in page and "<b>" not in page
+    assert all(f"<h2>Table {number}:" in page for number in analyze.PAPER)
+    assert page.count("<details>") == 2 and "finetune.py --task image --lr&lt;b&gt;" in page
+    assert "<td>88.65 / 88.00</td>" in page
+
+
 def test_two_runs_of_one_seed_are_named(tmp_path):
     finetuned(tmp_path, "a", .5)
     finetuned(tmp_path, "b", .6)
