@@ -56,24 +56,18 @@ def read_results(directory):
     return results
 
 
-def accuracies(results, **wanted):
-    """{seed: test accuracy in percent} of the finetuning runs that match; two runs of one seed are an error."""
-    found = {}
-    for r in results:
-        if "test_accuracy" in r and all(r.get(k) == v for k, v in wanted.items()):
-            if r["seed"] in found:
-                raise UserError(f"two runs of seed {r['seed']} for {wanted}; one of them is {r['run']}")
-            found[r["seed"]] = 100 * r["test_accuracy"]
-    return found
+def scores(results, **wanted):
+    """{seed: score} of the finetuning runs that match; two runs of one seed are an error."""
+    return {seed: score(run) for seed, run in runs_of(results, wanted).items()}
 
 
-def mean_std(values):
+def mean_std(values, digits=1):
     """'61.2 ± 0.8', or the number alone where one seed gives no spread, or a dash."""
     values = list(values)
     if not values:
         return "–"
-    mean = f"{statistics.mean(values):.1f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.1f}"
+    mean = f"{statistics.mean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
 
 
 def paired_gain(before, after):
@@ -103,7 +97,7 @@ def signed(gain, digits=1):
 
 # Test accuracy in percent (BIDMC: R2), as printed. x: chance level, or too long to train.
 # Columns that are no task: sc_causal is sc with a causal model, *_rotary and *_s4 in table 8 name the model, avg is the
-# average as the paper prints it (see `averages`).
+# average as the paper prints it (see `average_of`).
 PAPER = {
     1: """
 approach                 model       objective start   listops text  retrieval image pathfinder pathx avg
@@ -155,7 +149,6 @@ S4_+_SPT                   s4     masked    spt     83.45 86.39 88.67 89.36 88.7
 TITLES = {1: "Long Range Arena, Transformers of the sizes of Tay et al.", 2: "Long Range Arena, Transformers and S4",
           3: "Speech Commands, sCIFAR, BIDMC (R2)", 7: "Initialisations", 8: "A fixed budget of epochs",
           9: "Image, across model sizes"}
-SIZES = ("100k", "300k", "1m", "3m", "10m")
 
 
 def grid(number):
@@ -205,14 +198,9 @@ def number_of(printed):
     return 50.0 if printed == "x" else float(printed)
 
 
-def show(values, printed=""):
-    """mean ± standard deviation; R2 with as many digits as the paper has."""
-    values = list(values)
-    if not values:
-        return "–"
-    digits = 3 if printed.startswith("0.") else 2
-    mean = f"{statistics.mean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
+def digits_of(printed):
+    """As many as the paper has: three for R2."""
+    return 3 if printed.startswith("0.") else 2
 
 
 def status(runs):
@@ -241,7 +229,8 @@ def table(results, number):
     for name, cells, printed_average in lines:
         found = [runs_of(results, key) for key, _ in cells]
         out.append(f"| {name} | " + " | ".join(
-            f"{'chance' if printed == 'x' else printed} / {show(map(score, runs.values()), printed)}"
+            f"{'chance' if printed == 'x' else printed} / "
+            f"{mean_std(map(score, runs.values()), digits_of(printed))}"
             for (_, printed), runs in zip(cells, found)) + " |")
         details += [detail(name, column, printed, runs, named)
                     for column, (_, printed), runs in zip(columns, cells, found)]
@@ -259,9 +248,9 @@ def detail(name, column, printed, runs, named):
     if not runs:
         return f"| {name} | {column} | {printed} | – | | | | | | | {status(runs)} |"
     values = [score(run) for run in runs.values()]
-    difference = f"{statistics.mean(values) - number_of(printed):+.{3 if printed.startswith('0.') else 2}f}"
+    difference = f"{statistics.mean(values) - number_of(printed):+.{digits_of(printed)}f}"
     each = lambda field: ", ".join(sorted({str(run.get(field)) for run in runs.values()}))
-    return (f"| {name} | {column} | {printed} | {show(values, printed)} | {difference} | "
+    return (f"| {name} | {column} | {printed} | {mean_std(values, digits_of(printed))} | {difference} | "
             f"{len(values) if len(values) > 1 else 'one seed'} | {each('steps')} | "
             f"{sum(hours(run, named) for run in runs.values()):.2f} | {each('device')} | {each('commit')} | "
             f"{status(runs)} |")
@@ -292,8 +281,8 @@ def gains_table(results, number):
                 base["objective"] = "masked"
             if number == 8:
                 base["spt_share"] = 0.0
-            before, after = ({seed: score(run) for seed, run in runs_of(results, k).items()} for k in (base, key))
-            texts.append(signed(paired_gain(before, after), 3 if printed.startswith("0.") else 1))
+            gain = paired_gain(scores(results, **base), scores(results, **key))
+            texts.append(signed(gain, digits_of(printed)))
         if any(texts):
             out.append(f"| {name} | " + " | ".join(texts) + " |")
     return out
@@ -360,7 +349,7 @@ def legend(figure, axes, **more):
 def cells_of(results, number):
     """{(approach, column): [scores]} of our runs in a table."""
     columns, lines = grid(number)
-    return {(name, column): [score(run) for run in runs_of(results, key).values()]
+    return {(name, column): list(scores(results, **key).values())
             for name, cells, _ in lines for column, (key, _) in zip(columns, cells)}
 
 
@@ -529,8 +518,8 @@ def demo_table(results):
     for task in tasks:
         cells = {}
         for model in models:
-            scratch = accuracies(results, task=task, model=model, start="scratch")
-            spt = accuracies(results, task=task, model=model, start="spt")
+            scratch = scores(results, task=task, model=model, start="scratch")
+            spt = scores(results, task=task, model=model, start="spt")
             cells[model] = scratch, spt
             seeds = len(scratch.keys() & spt.keys())
             lines.append(f"| {DEMO_TASKS[task][0]} | {MODEL_NAMES[model]} | {mean_std(scratch.values())} | "
@@ -552,7 +541,7 @@ def demo_figure(results, path):
     width = max(4.4, 1.4 * len(models))
     figure, axes = plt.subplots(1, len(tasks), figsize=(width * len(tasks), 3.6), squeeze=False)
     for axis, task in zip(axes[0], tasks):
-        pairs = [[list(accuracies(results, task=task, model=model, start=start).values())
+        pairs = [[list(scores(results, task=task, model=model, start=start).values())
                   for start in ("scratch", "spt")] for model in models]
         name, chance = DEMO_TASKS[task]
         bars(axis, pairs, [MODEL_NAMES[m].replace(", ", ",\n") for m in models], chance)

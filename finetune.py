@@ -3,6 +3,7 @@
     python finetune.py --task listops_demo --model transformer                               from scratch
     python finetune.py --init runs/listops_demo-transformer-masked-pretrain-s0               task and model: the run's
     python finetune.py --task pathx --model s4 --init runs/pathx-s4-masked-pretrain-s0       the paper's run
+    python finetune.py --task text --model pythia                                            from a language model
 
 What differs from pretrain.py: a fresh head on a pooled sequence, the labels, and where the weights come from
 (`load_backbone`). The score is accuracy, and R2 for regression. Validation chooses the checkpoint by it; the test split
@@ -193,9 +194,10 @@ def parse_args(argv=None):
                 flag = "--" + name.replace("_", "-")
                 raise UserError(f"{flag} {getattr(first, name)}, but {first.init} was pretrained "
                                 + (f"with {flag} {inherited[name]}" if inherited.get(name) else f"without {flag}"))
+        for name in ("train_fraction", "spt_share"):
+            if not isinstance(inherited.get(name), (int, float, type(None))):
+                raise UserError(f"{first.init / 'config.json'} is damaged: its {name} is {inherited[name]}")
         share = inherited.get("train_fraction")
-        if not isinstance(share, (int, float, type(None))):
-            raise UserError(f"{first.init / 'config.json'} is damaged: its train_fraction is {share}")
         # Both stages see the same examples, unless a flag says otherwise.
         first.spt_share = inherited.get("spt_share")
         parser.set_defaults(size=inherited.get("size"), train_fraction=share, spt_share=first.spt_share)

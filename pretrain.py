@@ -209,8 +209,8 @@ def pretext(task, args, x, lengths, rows, *key):
 def kernel_maxima(backbone, l):
     """What figure 4 draws (paper, section 3.6): max over channels of |K|, float32 (layers, c, l); None for a model
     without kernels."""
-    kernels = [layer.mixer.kernel(l) for layer in backbone.layers if isinstance(layer, SSMLayer)]
-    return torch.stack([K.abs().amax(1) for K in kernels]).cpu().numpy() if kernels else None
+    maxima = [layer.mixer.kernel(l).abs().amax(1) for layer in backbone.layers if isinstance(layer, SSMLayer)]
+    return torch.stack(maxima).cpu().numpy() if maxima else None
 
 
 EVAL_KEY = 1 << 40      # positions hidden in evaluation are the same every time, and none of those of a training step

@@ -27,7 +27,7 @@ usage() {
 }
 die() { echo "error: $*" >&2; exit 2; }
 
-TARGET=${1:-} LIST='' RAW='' GPUS='' ONLY_TASKS='' ONLY_MODELS='' SEEDS=${SEEDS:-0 1 2}
+TARGET=${1:-} LIST='' RAW='' GPUS='' ONLY_TASKS='' ONLY_MODELS='' SEEDS="0 1 2"
 [ -n "$TARGET" ] && shift || usage
 while [ $# -gt 0 ]; do
     case "$1" in
@@ -37,8 +37,8 @@ while [ $# -gt 0 ]; do
     esac
     case "$1" in
         --seeds) SEEDS=${2//,/ } ;;
-        --tasks) ONLY_TASKS=,$2, ;;
-        --models) ONLY_MODELS=,$2, ;;
+        --tasks) ONLY_TASKS=$2 ;;
+        --models) ONLY_MODELS=$2 ;;
         --gpus) GPUS=${2//,/ } ;;
         --raw) RAW=$2 ;;
     esac
@@ -49,7 +49,7 @@ done
 # Each line that these functions print is a chain: one command, or two stages joined by &&, so that every line can run
 # anywhere, in any order. A run's name says all that distinguishes it.
 
-wanted() { [[ -z $ONLY_TASKS || $ONLY_TASKS == *,$1,* ]] && [[ -z $ONLY_MODELS || $ONLY_MODELS == *,$2,* ]]; }
+wanted() { [[ -z $ONLY_TASKS || ,$ONLY_TASKS, == *,$1,* ]] && [[ -z $ONLY_MODELS || ,$ONLY_MODELS, == *,$2,* ]]; }
 
 # scratch|spt|both TASK MODEL [FLAGS...]: with the seed $SEED
 scratch() {

@@ -84,7 +84,7 @@ def test_table_2_by_hand(tmp_path):
     assert main["S4"]["image"] == "88.65 / 82.00 ± 2.00" and main["S4 + SPT"]["image"] == "89.36 / 92.00 ± 2.65"
     assert main["Transformer + Rotary"]["text"] == "79.08 / 50.00" and main["S4"]["text"] == "86.82 / –"
     # differences 10, 9, 11: mean 10, standard deviation 1, half-width 4.303 / sqrt(3) = 2.48
-    assert gains["S4 + SPT"]["image"] == "+10.0 [+7.5, +12.5]"
+    assert gains["S4 + SPT"]["image"] == "+10.00 [+7.52, +12.48]"
     assert averages["S4 + SPT"] == {"average printed in the paper": "86.75", "recomputed, x as 50": "86.92",
                                     "recomputed, without x": "86.92", "ours": "–"}
     lines = [line for line in text.splitlines() if line.startswith("| S4 + SPT | image | 89.36 |")]
@@ -109,7 +109,7 @@ def test_special_columns(tmp_path):
     assert three["Transformer + SPT"]["bidmc_hr"] == "0.992 / 0.988"
     assert eight["SPT 20 % of the budget"]["image_rotary"] == "84.45 / 84.00"
     assert eight["SPT 0 % of the budget"]["image_rotary"] == "75.04 / 75.00"
-    assert tables_of(analyze.table(results, 8))[1]["SPT 20 % of the budget"]["image_rotary"] == "+9.0 (one seed)"
+    assert tables_of(analyze.table(results, 8))[1]["SPT 20 % of the budget"]["image_rotary"] == "+9.00 (one seed)"
     assert nine["S4 + SPT"]["1m"] == "88.67 / 86.00" and nine["S4 + SPT"]["3m"] == "89.36 / 88.00"
     for table in (three, eight, nine):
         assert sum(not cell.endswith("–") for row in table.values() for cell in row.values()) in (2, 3)

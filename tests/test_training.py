@@ -93,6 +93,20 @@ def run(script, words, **more):
                           timeout=120, **more)
 
 
+def interrupted(monkeypatch, stage, words, at=4):
+    """A run that Ctrl-C stops in step `at`."""
+    training = stage.Log.training
+
+    def stop(log, step, *rest):
+        if step == at:
+            raise KeyboardInterrupt
+        training(log, step, *rest)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(stage.Log, "training", stop)
+        stage.main(words)
+
+
 def log_of(out):
     """What the log says about training, without the clock."""
     records = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
@@ -553,16 +567,7 @@ def test_kernels_are_kept_for_figure_4(prepared, tmp_path, monkeypatch):
     with torch.no_grad():
         K = torch.stack([layer.mixer.kernel(length).abs().max(1)[0] for layer in backbone.layers])
     assert np.allclose(after, K.numpy()) and not np.allclose(before, after)
-    training = pretrain.Log.training
-
-    def stop(log, step, *rest):
-        if step == 4:
-            raise KeyboardInterrupt
-        training(log, step, *rest)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(pretrain.Log, "training", stop)
-        pretrain.main(flags(prepared, stopped, steps=6, eval_every=2, lr=1e-2))
+    interrupted(monkeypatch, pretrain, flags(prepared, stopped, steps=6, eval_every=2, lr=1e-2))
     pretrain.main(flags(prepared, stopped, steps=6, eval_every=2, lr=1e-2, resume=True))
     with np.load(stopped / "kernels.npz", allow_pickle=False) as arrays:
         assert np.array_equal(arrays["before"], before) and np.array_equal(arrays["after"], after)
@@ -654,14 +659,7 @@ def test_a_resumed_pythia_needs_no_files(tmp_path, monkeypatch):
     finetune.main(words("whole"))
     losses = [r["loss"] for r in log_of(tmp_path / "whole") if r["kind"] == "train"]
     assert min(losses[3:]) < losses[0]
-    training = finetune.Log.training
-    def stop(log, step, *rest):
-        if step == 4:
-            raise KeyboardInterrupt
-        training(log, step, *rest)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(finetune.Log, "training", stop)
-        finetune.main(words("stopped"))
+    interrupted(monkeypatch, finetune, words("stopped"))
     shutil.rmtree(files)
     monkeypatch.setattr(data, "fetch_pythia", lambda *_: pytest.fail("downloads again"))
     finetune.main([*words("stopped"), "--resume"])
