@@ -1,6 +1,7 @@
 """From run directories to tables and figures. Reads files only: result.json, config.json, log.jsonl; needs no torch.
 
     python analyze.py all               the paper's tables and figures with ours, from runs/paper into results/paper
+    python analyze.py all --preset mini the same in small, from runs/mini into results/mini
     python analyze.py table 2           one table, Markdown; `figure 1`: one figure
     python analyze.py report            the same as one HTML page, with every run's command and configuration
     python analyze.py demo              the demo's table (Markdown) and figure (results/demo.png) from runs/demo
@@ -20,6 +21,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 # 97.5 % quantiles of Student's t for n - 1 degrees of freedom, n = 2, 3, ...
 T_QUANTILE = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262]
@@ -54,6 +56,16 @@ def read_results(directory):
         except (OSError, ValueError, TypeError, KeyError) as error:
             print(f"warning: {path} is skipped: {error}", file=sys.stderr)
     return results
+
+
+# What the mini preset's sizes of Image stand for.
+MINI_SIZES = {"2k": "100k", "4k": "300k", "10k": "1m", "20k": "3m", "80k": "10m"}
+
+
+def stand_ins(results):
+    """The runs of the mini preset, each under the name of the task that it stands in for."""
+    return [r | dict(task=r["task"].removesuffix("_mini"), size=MINI_SIZES.get(r.get("size")), mini=True)
+            for r in results if r["task"].endswith("_mini")]
 
 
 def scores(results, **wanted):
@@ -206,24 +218,29 @@ def digits_of(printed):
 def status(runs):
     if not runs:
         return "not run"
+    if any(r.get("mini") for r in runs.values()):
+        return "mini" if all(r.get("full_recipe") for r in runs.values()) else "mini, changed"
     return "full" if all(r.get("full_recipe") for r in runs.values()) else "shortened"
 
 
-def hours(run, named):
-    """Device hours of a finetuning run and of the pretraining run that it started from, if that is among `named`."""
-    stages = [run, named.get(Path(run.get("init") or "").name)]
-    return sum(r["seconds"] * r.get("processes", 1) for r in stages if r) / 3600
+def stages(run, named):
+    """The pretraining run that a finetuning run started from, if that is among `named`, and the run itself."""
+    return [r for r in (named.get(Path(run.get("init") or "").name), run) if r]
 
 
-def table(results, number):
+MINI_NOTE = ("**Mini**: small models, trained for minutes on short stand-ins of the paper's tasks. The paper's numbers "
+             "stand beside them for orientation only.")
+
+
+def table(results, number, mini=False):
     """One table of the paper in Markdown: the grid, averages, gains, then what stands behind every cell of ours."""
     columns, lines = grid(number)
     named = {Path(r["run"]).name: r for r in results if "start" not in r}
-    out = [f"### Table {number}: {TITLES[number]}", "",
-           "Each cell: paper / ours, mean ± standard deviation over seeds.", "",
+    out = [f"### Table {number}{', mini' if mini else ''}: {TITLES[number]}", "", *([MINI_NOTE, ""] if mini else []),
+           f"Each cell: paper / {'mini' if mini else 'ours'}, mean ± standard deviation over seeds.", "",
            "| approach | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    details = ["| approach | column | paper | ours | difference | seeds | steps | hours | device | commit | status |",
-               "|---" * 11 + "|"]
+    details = ["| approach | column | paper | ours | difference | seeds | steps | epochs | hours | device | commit "
+               "| status |", "|---" * 12 + "|"]
     averages = ["| approach | average printed in the paper | recomputed, x as 50 | recomputed, without x | ours |",
                 "|---" * 5 + "|"]
     for name, cells, printed_average in lines:
@@ -246,14 +263,18 @@ def table(results, number):
 def detail(name, column, printed, runs, named):
     """One line about one cell."""
     if not runs:
-        return f"| {name} | {column} | {printed} | – | | | | | | | {status(runs)} |"
+        return f"| {name} | {column} | {printed} | – | | | | | | | | {status(runs)} |"
     values = [score(run) for run in runs.values()]
     difference = f"{statistics.mean(values) - number_of(printed):+.{digits_of(printed)}f}"
+    if any(run.get("mini") for run in runs.values()):
+        difference = ""                                # of another task: no difference worth a number
     each = lambda field: ", ".join(sorted({str(run.get(field)) for run in runs.values()}))
+    both = lambda field: ", ".join(dict.fromkeys(" + ".join(str(r.get(field)) for r in stages(run, named))
+                                                 for run in runs.values()))
+    hours = sum(r["seconds"] * r.get("processes", 1) for run in runs.values() for r in stages(run, named)) / 3600
     return (f"| {name} | {column} | {printed} | {mean_std(values, digits_of(printed))} | {difference} | "
-            f"{len(values) if len(values) > 1 else 'one seed'} | {each('steps')} | "
-            f"{sum(hours(run, named) for run in runs.values()):.2f} | {each('device')} | {each('commit')} | "
-            f"{status(runs)} |")
+            f"{len(values) if len(values) > 1 else 'one seed'} | {both('steps')} | {both('epochs')} | {hours:.2f} | "
+            f"{each('device')} | {each('commit')} | {status(runs)} |")
 
 
 def average_of(cells):
@@ -425,9 +446,9 @@ def figure3(plt, results):
 def figure4(plt, results):
     """Maximal |K| over channels against the lag, for odd layers: after SPT and as HiPPO starts (first seed)."""
     import numpy as np
-    tasks = {"image": 32, "text": None, "pathx": 128, "listops": None}
+    tasks = ("image", "text", "pathx", "listops")
     figure, axes = plt.subplots(len(tasks), 1, figsize=(8, 10))
-    for axis, (task, width) in zip(axes, tasks.items()):
+    for axis, task in zip(axes, tasks):
         runs = sorted((r["seed"], r["run"]) for r in results if "start" not in r and r.get("task") == task
                       and r.get("model") == "s4" and r.get("objective") == "masked"
                       and r.get("train_fraction") is None and r.get("spt_share") is None and r.get("size") is None)
@@ -442,7 +463,8 @@ def figure4(plt, results):
             shade = i / max(1, len(after) - 1)
             axis.plot(lags, after[i], color=plt.cm.viridis(0.9 * shade), linewidth=0.8, label=f"SPT, layer {i + 1}")
         axis.plot(lags, before[0], color="black", linewidth=0.8, linestyle="--", label="HiPPO, layer 1")
-        for k in range(1, 9) if width else ():
+        width = math.isqrt(len(lags))
+        for k in range(1, 9) if task in ("image", "pathx") else ():
             axis.axvline(k * width + 1, color="0.85", linewidth=0.6, zorder=0)
         axis.set_xscale("log")
         axis.set_yscale("log")
@@ -482,10 +504,10 @@ def figure5(plt, results):
 FIGURES = {1: figure1, 2: figure2, 3: figure3, 4: figure4, 5: figure5}
 
 
-def draw(results, number, path):
+def draw(results, number, path, mini=False):
     plt = plotting()
     figure, title = FIGURES[number](plt, results)
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(title + " (mini: short stand-in tasks)" * mini, fontsize=10)
     figure.tight_layout(rect=(0, 0.07, 1, 0.98))
     save_figure(figure, path)
     plt.close(figure)
@@ -588,24 +610,31 @@ def replace_block(path, name, text):
 
 
 def progress(directory):
-    """{run name: (step, total)} of every started run below `directory`; step == total once its result.json is there."""
+    """{run name: its state} of every started run below `directory`, from its files alone: step of total, whether it is
+    finished, its last numbers, and for how many seconds its log has been silent beyond what is usual for it."""
     state = {}
     for config in sorted(Path(directory).glob("**/config.json")):
-        run, step, total = config.parent, 0, 1
-        try:
-            for line in (run / "log.jsonl").read_text().splitlines():
-                record = json.loads(line)
-                step, total = record.get("step", step), record.get("total", total)
-        except (OSError, ValueError, AttributeError):
-            pass                                             # not there yet, or its last line is being written
-        total = max(total, 1)
+        run = config.parent
+        log = read_log(run)
+        last = {key: value for record in log for key, value in record.items()}       # the newest of each
+        total = max(last.get("total", 1), 1)
         finished = (run / "result.json").exists()
-        state[run.name] = (total, total) if finished else (min(step, total - 1), total)
+        numbers = " ".join(f"{key} {last[key]:.3f}" for key in last if key == "loss" or key.startswith("val_"))
+        steps = [record["step"] for record in log if record.get("kind") == "train"]
+        usual = last.get("ms_per_step", 0) / 1000 * (steps[-1] - steps[-2] if len(steps) > 1 else 1)
+        try:
+            age = time.time() - max(path.stat().st_mtime for path in (config, *run.glob("log.jsonl")))
+        except OSError:                                      # written anew at this moment
+            age = 0
+        state[run.name] = SimpleNamespace(
+            step=total if finished else min(last.get("step", 0), total - 1), total=total, finished=finished,
+            numbers=numbers, silent=age if not finished and age > 60 + 10 * usual else 0)
     return state
 
 
 def watch(args):
-    """A status line whenever a run finishes and every so often in between, until --jobs runs are done.
+    """A status line whenever a run finishes and every so often in between, until --jobs runs are done: which are done,
+    which run, where and with what numbers, and which have been silent for longer than they should.
 
     Time left assumes that runs not yet started take as long as those seen so far.
     """
@@ -614,9 +643,9 @@ def watch(args):
     while True:
         state = progress(args.runs)
         jobs = args.jobs or len(state)
-        amount = sum(step / total for step, total in state.values())
+        amount = sum(run.step / run.total for run in state.values())
         amount_before = amount if amount_before is None else amount_before
-        finished = {name for name, (step, total) in state.items() if step == total}
+        finished = {name for name, run in state.items() if run.finished}
         if finished - reported or time.time() - last_line > args.every:
             spent = time.time() - start
             rate = (amount - amount_before) / max(spent, 1e-9)
@@ -624,9 +653,12 @@ def watch(args):
             if amount - amount_before > 0.3:
                 left = f"about {_clock((jobs - amount) / rate)} left"
             news = "".join(f" {name} done;" for name in sorted(finished - reported) if last_line)
-            running = ", ".join(f"{name} {step}/{total}" for name, (step, total) in state.items() if step < total)
-            print(f"[{len(finished):>3}/{jobs} runs] {_clock(spent)} spent, {left};{news} running: {running}",
-                  flush=True)
+            running = ", ".join(f"{name} {run.step}/{run.total} {run.numbers}".rstrip() for name, run in state.items()
+                                if not run.finished and not run.silent)
+            silent = ", ".join(f"{name} {run.step}/{run.total} for {_clock(run.silent)}" for name, run in state.items()
+                               if run.silent)
+            print(f"[{len(finished):>3}/{jobs} runs] {_clock(spent)} spent, {left};{news} running: {running or 'none'}"
+                  + (f"; stopped or failed, silent: {silent}" if silent else ""), flush=True)
             reported, last_line = finished, time.time()
         if len(finished) >= jobs or args.once or (args.until and args.until.exists()):
             return
@@ -638,32 +670,42 @@ def _clock(seconds):
 
 
 def _common(command):
-    command.add_argument("--runs", type=Path, default="runs/paper", help="folder of the run directories")
-    command.add_argument("--out", type=Path, default="results/paper", help="folder for what is written")
+    command.add_argument("--preset", choices=("paper", "mini"), default="paper", help="which runs: see run_all.sh")
+    command.add_argument("--runs", type=Path, help="folder of the run directories (default: runs/PRESET)")
+    command.add_argument("--out", type=Path, help="folder for what is written (default: results/PRESET)")
+
+
+def results_of(args):
+    """The preset's runs; also fills in the folders that depend on the preset."""
+    args.mini = args.preset == "mini"
+    args.runs, args.out = args.runs or Path("runs", args.preset), args.out or Path("results", args.preset)
+    results = read_results(args.runs)
+    return stand_ins(results) if args.mini else results
 
 
 def print_table(args):
-    print(table(read_results(args.runs), args.number))
+    results = results_of(args)
+    print(table(results, args.number, args.mini))
 
 
 def print_figure(args):
-    path = args.out / f"figure{args.number}.png"
-    draw(read_results(args.runs), args.number, path)
+    results, path = results_of(args), args.out / f"figure{args.number}.png"
+    draw(results, args.number, path, args.mini)
     print(f"{path}: written")
 
 
 def everything(args):
     """Every table into one Markdown file, every figure beside it. One that cannot be made does not stop the others."""
-    results, failed = read_results(args.runs), []
+    results, failed = results_of(args), []
     try:
         args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "tables.md").write_text("\n\n".join(table(results, n) for n in PAPER) + "\n")
+        (args.out / "tables.md").write_text("\n\n".join(table(results, n, args.mini) for n in PAPER) + "\n")
     except OSError as error:
         raise UserError(f"cannot write to --out {args.out}: {error.strerror}") from None
     print(f"{args.out / 'tables.md'}: written, from {len(results)} finished runs")
     for number in FIGURES:
         try:
-            draw(results, number, args.out / f"figure{number}.png")
+            draw(results, number, args.out / f"figure{number}.png", args.mini)
             print(f"{args.out / f'figure{number}.png'}: written")
         except (UserError, OSError, ValueError, KeyError) as error:
             failed.append(number)
@@ -698,9 +740,9 @@ def report(args):
     """One HTML page without links to other files: tables, figures, and of each run its command, environment and
     configuration, folded."""
     everything(args)
-    results, page = read_results(args.runs), [f"<h1>{html.escape(args.title)}</h1>"]
+    results, page = results_of(args), [f"<h1>{html.escape(args.title)}</h1>"]
     for number in PAPER:
-        page.append(to_html(table(results, number)))
+        page.append(to_html(table(results, number, args.mini)))
     for number in FIGURES:
         path = args.out / f"figure{number}.png"
         picture = base64.b64encode(path.read_bytes()).decode()

@@ -161,20 +161,21 @@ def _reviews(length, sizes, mask, **more):
     return Task("text", "tokens", length, 2, sizes, mask, IMDB, vocab=0, names=("negative", "positive"), **more)
 
 
-def _pictures(channels, mean, std):
-    return Task("cifar", "continuous", 1024, 10, (45_000, 5_000, 10_000), 0.5, CIFAR, channels=channels, mean=mean,
-                std=std, side=32, names=THINGS)
+def _pictures(channels, mean, std, sizes=(45_000, 5_000, 10_000), side=32, **more):
+    return Task("cifar", "continuous", side * side, 10, sizes, 0.5, CIFAR, channels=channels, mean=mean, std=std,
+                side=side, names=THINGS, **more)
 
 
 FULL = (160_000, 20_000, 20_000)
 DEMO = (5_000, 1_000, 2_000)
+GREY, COLOUR = (122.6 / 255, 61 / 255), ((0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261))       # mean and std
 TASKS = {
     #                               length  sizes                mask  depth  arguments  leaf  symbols
     "listops":         _expressions(2048, (96_000, 2_000, 2_000), 0.10, 10, (2, 10), 0.75, (500, 2000)),
     "text":            _reviews(4096, (22_500, 2_500, 25_000), 0.15),
     "retrieval":       Task("retrieval", "tokens", 4000, 2, (147_086, 18_090, 17_437), 0.15, AAN, vocab=0, documents=2,
                             names=("unrelated", "related")),
-    "image":           _pictures(1, 122.6 / 255, 61 / 255),
+    "image":           _pictures(1, *GREY),
     #                          side sizes mask padding seed paddle thick margins cont. marker distr. contrasts
     "pathfinder":      _images(32,  FULL, 0.50,  1,   7,   2,   0.5,  (1,),   1.0,  1.5,   5,   2.0, 0.75),
     "pathx":           _images(128, FULL, 0.50,  1,  20,   5,   1.5,  (2, 3), 1.8,  3.0,   8,   0.9),
@@ -182,7 +183,7 @@ TASKS = {
     # mean and std of Speech Commands are those of the training clips: see `load_task`
     "sc":              Task("speech", "continuous", 16_000, 35, (84_843, 9_981, 11_005), 0.25, SPEECH, scale=32768,
                             names=WORDS),
-    "scifar":          _pictures(3, (0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261)),
+    "scifar":          _pictures(3, *COLOUR),
     "bidmc_hr":        _bidmc("HR", 4001456, (5_564, 1_192, 1_193)),
     "bidmc_rr":        _bidmc("RR", 4001463, (5_509, 1_180, 1_181)),
     "bidmc_spo2":      _bidmc("SpO2", 4001464, (5_564, 1_192, 1_193)),
@@ -194,6 +195,17 @@ TASKS = {
                                frame=5, contour=4, levels=3, distinct=True),
     "text256":         _reviews(256, (22_500, 2_500, 25_000), 0.30),
     "text_demo":       _reviews(128, (5_000, 2_500, 10_000), 0.30, subset=True),
+    # Stand-ins for the tasks of the same names in `run_all.sh --preset mini`: short sequences, few test examples.
+    "listops_mini":    _expressions(80,   DEMO, 0.15,  4, (2, 4),  0.75, (15, 80)),
+    "text_mini":       _reviews(128, (22_500, 1_000, 5_000), 0.30, subset=True),
+    "image_mini":      _pictures(1, *GREY, (45_000, 1_000, 5_000), 12, subset=True),
+    "pathfinder_mini": _images(12,  DEMO, 0.25,  1,   4,   2,   1.0,  (1,),   1.0,  1.5,   0,   0.66,
+                               frame=4, contour=3, levels=3, distinct=True),
+    "pathx_mini":      _images(14,  DEMO, 0.25,  1,   4,   2,   1.0,  (1,),   1.0,  1.5,   0,   0.66,
+                               frame=5, contour=4, levels=3, distinct=True),
+    "pathx256_mini":   _images(16,  DEMO, 0.25,  1,   4,   2,   1.0,  (1,),   1.0,  1.5,   0,   0.66,
+                               frame=5, contour=5, levels=3, distinct=True),
+    "scifar_mini":     _pictures(3, *COLOUR, (9_000, 1_000, 2_000), 12, subset=True),
 }
 
 
@@ -794,8 +806,8 @@ def read_cifar(place):
 
 
 def prepare_cifar(row, folder, plan, workers):
-    """Image (one grey channel) or sCIFAR (three): 32 x 32 pixels row by row. Validation: a tenth of the training images
-    as random_split with seed 42 draws it."""
+    """Image (one grey channel) or sCIFAR (three): 32 x 32 pixels row by row, or fewer, each the mean of the area under
+    it. Validation: a tenth of the training images as random_split with seed 42 draws it."""
     place = _place(row, folder, plan, ("cifar-10-binary*.tar*", "cifar-10-python*.tar*", "cifar10*.npz"),
                    ("data_batch_1.bin", "data_batch_1"))
     read = read_cifar(place)
@@ -810,6 +822,9 @@ def prepare_cifar(row, folder, plan, workers):
             images = grey(images)
         if row.channels == 3 and images.ndim == 3:
             raise UserError(f"{place} holds grey images; {plan['task']} needs colour")
+        if row.side != 32:
+            small = (row.side, row.side)
+            images = np.stack([np.asarray(Image.fromarray(image).resize(small, Image.BOX)) for image in images])
         _save(folder / f"{split}_x.npy", images.reshape(-1, row.length, row.channels))
         _save(folder / f"{split}_y.npy", labels)
 

@@ -32,135 +32,143 @@ from pretrain import (Log, apply_recipe, base_parser, batch_rows, guarded, ident
 # warm-up and cosine for the Transformers on Speech Commands, where those wait for a plateau. pool: table 4 for
 # Transformers, the official configuration for all others, max on PathX (C.1.3). head: the official configurations.
 RECIPES = """
-task             model        objective  start    pool  head      lr    wd  batch  epochs  steps  warmup  schedule
-listops          transformer  masked     both     mean  linear  1e-4   0.1     64     100      -    2000  constant
-listops          transformer  causal     both     last  linear  5e-4   0.1    128     100      -    2000  constant
-listops          rotary       masked     both     mean  linear  1e-4  0.05     64     100      -    2000  constant
-listops          s4           masked     spt      mean  linear  1e-3  0.05     16      40      -    2000  constant
-listops          s4           masked     scratch  mean  linear  1e-2  0.05     50      40      -    2000  cosine
-listops          s4_rand      masked     spt      mean  linear  1e-3  0.05     16      40      -    2000  constant
-listops          s4_rand      masked     scratch  mean  linear  5e-4  0.05     16      40      -    2000  constant
-listops          dlr          masked     both     mean  linear  5e-4  0.05     16      40      -    2000  constant
-listops          dlr_rand     masked     spt      mean  linear  5e-4  0.05     64      40      -    2000  constant
-listops          dlr_rand     masked     scratch  mean  linear  1e-4  0.05     16      40      -    2000  constant
-listops          pythia       causal     corpus   mean  linear  5e-5     0     64     200      -     200  cosine
-listops          pythia_rand  causal     scratch  mean  linear  5e-5     0     64     200      -     200  cosine
-text             transformer  masked     both     mean  mlp     1e-4   0.1     64      65      -    2000  constant
-text             transformer  causal     both     mean  mlp     1e-4   0.1     64      65      -    2000  constant
-text             rotary       masked     both     mean  mlp     5e-4   0.1     64      65      -    2000  constant
-text             s4           masked     spt      mean  linear  5e-4  0.05     16      32      -    5000  cosine
-text             s4           masked     scratch  mean  linear  1e-2  0.05     16      32      -    5000  cosine
-text             s4_rand      masked     both     mean  linear  1e-3  0.05     16      32      -    5000  cosine
-text             dlr          masked     spt      mean  linear  1e-3  0.05     16      32      -    2000  constant
-text             dlr          masked     scratch  mean  linear  5e-4  0.05     16      32      -    2000  constant
-text             dlr_rand     masked     spt      mean  linear  5e-4  0.05     16      32      -    2000  constant
-text             dlr_rand     masked     scratch  mean  linear  1e-3  0.05     16      32      -    2000  constant
-text             pythia       causal     corpus   last  linear  5e-4     0     16      32      -    5000  constant
-text             pythia_rand  causal     scratch  last  linear  5e-4     0     16      32      -    5000  constant
-retrieval        transformer  masked     both     mean  pair    5e-4     0     16      32      -    5000  constant
-retrieval        transformer  causal     both     mean  pair    1e-3     0     48      32      -    5000  constant
-retrieval        rotary       masked     both     mean  pair    5e-4     0     16      32      -    5000  constant
-retrieval        s4           masked     spt      mean  pair    5e-4  0.05    256      20      -    2500  constant
-retrieval        s4           masked     scratch  mean  pair    1e-2  0.05     64      20      -    2500  cosine
-retrieval        pythia       causal     corpus   mean  pair    1e-4     0    256      20      -    2500  constant
-retrieval        pythia_rand  causal     scratch  mean  pair    1e-4     0    256      20      -    2500  constant
-image            transformer  masked     both     max   mlp     1e-3     0     16     200      -    2000  constant
-image            transformer  causal     both     max   mlp     1e-3     0     32     200      -    2000  constant
-image            rotary       masked     both     mean  mlp     1e-3     0     64     200      -    2000  constant
-image            s4           masked     spt      mean  linear  1e-3  0.05    512     200      -    1000  cosine
-image            s4           masked     scratch  mean  linear  1e-2  0.05     50     200      -    1000  cosine
-image            s4_rand      masked     spt      mean  linear  5e-4  0.05     64     200      -    1000  cosine
-image            s4_rand      masked     scratch  mean  linear  1e-4  0.05    128     200      -    1000  cosine
-image            dlr          masked     spt      mean  linear  1e-3  0.05     64     200      -    1000  constant
-image            dlr          masked     scratch  mean  linear  5e-4  0.05     64     200      -    1000  constant
-image            dlr_rand     masked     spt      mean  linear  1e-3  0.05     64     200      -    1000  constant
-image            dlr_rand     masked     scratch  mean  linear  1e-3  0.05     16     200      -    1000  constant
-image            pythia       causal     corpus   mean  linear  7e-5     0     64     200      -    2000  constant
-image            pythia_rand  causal     scratch  mean  linear  7e-5     0     64     200      -    2000  constant
-pathfinder       transformer  masked     both     mean  linear  5e-4     0     16     200      -    5000  constant
-pathfinder       transformer  causal     both     mean  linear  1e-3     0    256     200      -    5000  constant
-pathfinder       rotary       masked     both     mean  linear  5e-4     0     64     200      -    5000  constant
-pathfinder       s4           masked     spt      last  linear  1e-3  0.03     64     200      -    2500  constant
-pathfinder       s4           masked     scratch  last  linear  4e-3  0.03     64     200      -    2500  cosine
-pathfinder       pythia       causal     corpus   last  linear  1e-4     0   1024     200      -    2500  constant
-pathfinder       pythia_rand  causal     scratch  last  linear  1e-4     0   1024     200      -    2500  constant
-pathx            transformer  masked     both     max   linear  5e-4     0     32     200      -    5000  constant
-pathx            transformer  causal     both     max   linear  5e-4     0    256     200      -    5000  constant
-pathx            rotary       masked     both     max   linear  5e-4     0     32     200      -    5000  constant
-pathx            s4           masked     spt      max   linear  1e-3  0.05     64      50      -   10000  cosine
-pathx            s4           masked     scratch  max   linear  5e-4  0.05     16      50      -   10000  cosine
-pathx            s4_rand      masked     both     max   linear  5e-4  0.05     16      50      -   10000  cosine
-pathx            dlr          masked     both     max   linear  5e-4  0.05     64      50      -    5000  cosine
-pathx            dlr_rand     masked     spt      max   linear  5e-4  0.05     16      50      -    5000  cosine
-pathx            dlr_rand     masked     scratch  max   linear  5e-4  0.05     64      50      -    5000  cosine
-pathx256         s4           masked     spt      max   linear  1e-3  0.05     64      50      -   10000  cosine
-pathx256         s4           masked     scratch  max   linear  1e-4  0.05     16      50      -   10000  cosine
-sc               rotary       masked     both     max   linear  1e-3     0    256     200      -    2000  cosine
-sc               rotary       causal     both     max   linear  1e-3     0    256     200      -    2000  cosine
-sc               s4           masked     spt      max   linear  5e-3  0.05     16      40      -    1000  cosine
-sc               s4           masked     scratch  max   linear  1e-2  0.05     16      40      -    1000  cosine
-sc               s4           causal     spt      max   linear  5e-4  0.05     16      40      -    1000  cosine
-sc               s4           causal     scratch  max   linear  1e-2  0.05     16      40      -    1000  cosine
-scifar           rotary       masked     both     mean  mlp     1e-3     0     64     200      -    2000  constant
-scifar           s4           masked     spt      mean  linear  5e-4  0.05     64     200      -    1000  cosine
-scifar           s4           masked     scratch  mean  linear  1e-2  0.05     50     200      -    1000  cosine
-bidmc_hr         rotary       masked     both     max   linear  5e-4     0     32     500      -       0  step
-bidmc_hr         s4           masked     spt      mean  linear  1e-3  0.05     64     500      -       0  step
-bidmc_hr         s4           masked     scratch  mean  linear  1e-3  0.05     32     500      -       0  step
-bidmc_rr         rotary       masked     both     max   linear  5e-4     0     32     500      -       0  step
-bidmc_rr         s4           masked     spt      mean  linear  1e-3  0.05     64     500      -       0  step
-bidmc_rr         s4           masked     scratch  mean  linear  1e-2  0.05     32     500      -       0  step
-bidmc_spo2       rotary       masked     both     max   linear  1e-4     0      8     500      -       0  step
-bidmc_spo2       s4           masked     spt      mean  linear  1e-3  0.05     64     500      -       0  step
-bidmc_spo2       s4           masked     scratch  mean  linear  1e-2  0.05     32     500      -       0  step
-text256          rotary       masked     spt      max   linear  1e-3     0     16       -   2000      50  cosine
-text256          rotary       masked     scratch  max   linear  1e-3     0     16       -   6000      50  cosine
-text256          s4           masked     spt      max   linear  4e-3     0     16       -   2000      50  cosine
-text256          s4           masked     scratch  max   linear  4e-3     0     16       -   6000      50  cosine
-text_demo        rotary       masked     spt      max   linear  1e-3     0     32       -    700      50  cosine
-text_demo        rotary       masked     scratch  max   linear  1e-3     0     32       -   2000      50  cosine
-text_demo        s4           masked     spt      max   linear  4e-3     0     32       -    700      50  cosine
-text_demo        s4           masked     scratch  max   linear  4e-3     0     32       -   2000      50  cosine
-text_demo        s4_rand      masked     spt      max   linear  4e-3     0     32       -    700      50  cosine
-text_demo        s4_rand      masked     scratch  max   linear  4e-3     0     32       -   2000      50  cosine
-text_demo        dlr          masked     spt      max   linear  4e-3     0     32       -    700      50  cosine
-text_demo        dlr          masked     scratch  max   linear  4e-3     0     32       -   2000      50  cosine
-text_demo        dlr_rand     masked     spt      max   linear  4e-3     0     32       -    700      50  cosine
-text_demo        dlr_rand     masked     scratch  max   linear  4e-3     0     32       -   2000      50  cosine
-listops_demo     transformer  masked     spt      mean  linear  1e-3     0     32       -   1000      50  cosine
-listops_demo     transformer  masked     scratch  mean  linear  1e-3     0     32       -   1700      50  cosine
-listops_demo     rotary       masked     spt      mean  linear  1e-3     0     32       -   1000      50  cosine
-listops_demo     rotary       masked     scratch  mean  linear  1e-3     0     32       -   1700      50  cosine
-listops_demo     s4           masked     spt      mean  linear  4e-3     0     32       -   1000      50  cosine
-listops_demo     s4           masked     scratch  mean  linear  4e-3     0     32       -   1700      50  cosine
-pathfinder_demo  transformer  masked     spt      mean  linear  1e-3     0     16       -   1400      50  cosine
-pathfinder_demo  transformer  masked     scratch  mean  linear  1e-3     0     16       -   2700      50  cosine
-pathfinder_demo  rotary       masked     spt      mean  linear  1e-3     0     16       -   1400      50  cosine
-pathfinder_demo  rotary       masked     scratch  mean  linear  1e-3     0     16       -   2700      50  cosine
-pathfinder_demo  s4           masked     spt      mean  linear  1e-2     0     16       -    900      50  cosine
-pathfinder_demo  s4           masked     scratch  mean  linear  1e-2     0     16       -   1900      50  cosine
-pathfinder_demo  s4_rand      masked     spt      mean  linear  1e-2     0     16       -    900      50  cosine
-pathfinder_demo  s4_rand      masked     scratch  mean  linear  1e-2     0     16       -   1900      50  cosine
-pathfinder_demo  dlr          masked     spt      mean  linear  1e-2     0     16       -    900      50  cosine
-pathfinder_demo  dlr          masked     scratch  mean  linear  1e-2     0     16       -   1900      50  cosine
-pathfinder_demo  dlr_rand     masked     spt      mean  linear  1e-2     0     16       -    900      50  cosine
-pathfinder_demo  dlr_rand     masked     scratch  mean  linear  1e-2     0     16       -   1900      50  cosine
+task       model       objective start   pool head     lr   wd batch epochs steps warmup schedule
+listops    transformer masked    both    mean linear 1e-4  0.1    64    100     -   2000 constant
+listops    transformer causal    both    last linear 5e-4  0.1   128    100     -   2000 constant
+listops    rotary      masked    both    mean linear 1e-4 0.05    64    100     -   2000 constant
+listops    s4          masked    spt     mean linear 1e-3 0.05    16     40     -   2000 constant
+listops    s4          masked    scratch mean linear 1e-2 0.05    50     40     -   2000 cosine
+listops    s4_rand     masked    spt     mean linear 1e-3 0.05    16     40     -   2000 constant
+listops    s4_rand     masked    scratch mean linear 5e-4 0.05    16     40     -   2000 constant
+listops    dlr         masked    both    mean linear 5e-4 0.05    16     40     -   2000 constant
+listops    dlr_rand    masked    spt     mean linear 5e-4 0.05    64     40     -   2000 constant
+listops    dlr_rand    masked    scratch mean linear 1e-4 0.05    16     40     -   2000 constant
+listops    pythia      causal    corpus  mean linear 5e-5    0    64    200     -    200 cosine
+listops    pythia_rand causal    scratch mean linear 5e-5    0    64    200     -    200 cosine
+text       transformer masked    both    mean mlp    1e-4  0.1    64     65     -   2000 constant
+text       transformer causal    both    mean mlp    1e-4  0.1    64     65     -   2000 constant
+text       rotary      masked    both    mean mlp    5e-4  0.1    64     65     -   2000 constant
+text       s4          masked    spt     mean linear 5e-4 0.05    16     32     -   5000 cosine
+text       s4          masked    scratch mean linear 1e-2 0.05    16     32     -   5000 cosine
+text       s4_rand     masked    both    mean linear 1e-3 0.05    16     32     -   5000 cosine
+text       dlr         masked    spt     mean linear 1e-3 0.05    16     32     -   2000 constant
+text       dlr         masked    scratch mean linear 5e-4 0.05    16     32     -   2000 constant
+text       dlr_rand    masked    spt     mean linear 5e-4 0.05    16     32     -   2000 constant
+text       dlr_rand    masked    scratch mean linear 1e-3 0.05    16     32     -   2000 constant
+text       pythia      causal    corpus  last linear 5e-4    0    16     32     -   5000 constant
+text       pythia_rand causal    scratch last linear 5e-4    0    16     32     -   5000 constant
+retrieval  transformer masked    both    mean pair   5e-4    0    16     32     -   5000 constant
+retrieval  transformer causal    both    mean pair   1e-3    0    48     32     -   5000 constant
+retrieval  rotary      masked    both    mean pair   5e-4    0    16     32     -   5000 constant
+retrieval  s4          masked    spt     mean pair   5e-4 0.05   256     20     -   2500 constant
+retrieval  s4          masked    scratch mean pair   1e-2 0.05    64     20     -   2500 cosine
+retrieval  pythia      causal    corpus  mean pair   1e-4    0   256     20     -   2500 constant
+retrieval  pythia_rand causal    scratch mean pair   1e-4    0   256     20     -   2500 constant
+image      transformer masked    both    max  mlp    1e-3    0    16    200     -   2000 constant
+image      transformer causal    both    max  mlp    1e-3    0    32    200     -   2000 constant
+image      rotary      masked    both    mean mlp    1e-3    0    64    200     -   2000 constant
+image      s4          masked    spt     mean linear 1e-3 0.05   512    200     -   1000 cosine
+image      s4          masked    scratch mean linear 1e-2 0.05    50    200     -   1000 cosine
+image      s4_rand     masked    spt     mean linear 5e-4 0.05    64    200     -   1000 cosine
+image      s4_rand     masked    scratch mean linear 1e-4 0.05   128    200     -   1000 cosine
+image      dlr         masked    spt     mean linear 1e-3 0.05    64    200     -   1000 constant
+image      dlr         masked    scratch mean linear 5e-4 0.05    64    200     -   1000 constant
+image      dlr_rand    masked    spt     mean linear 1e-3 0.05    64    200     -   1000 constant
+image      dlr_rand    masked    scratch mean linear 1e-3 0.05    16    200     -   1000 constant
+image      pythia      causal    corpus  mean linear 7e-5    0    64    200     -   2000 constant
+image      pythia_rand causal    scratch mean linear 7e-5    0    64    200     -   2000 constant
+pathfinder transformer masked    both    mean linear 5e-4    0    16    200     -   5000 constant
+pathfinder transformer causal    both    mean linear 1e-3    0   256    200     -   5000 constant
+pathfinder rotary      masked    both    mean linear 5e-4    0    64    200     -   5000 constant
+pathfinder s4          masked    spt     last linear 1e-3 0.03    64    200     -   2500 constant
+pathfinder s4          masked    scratch last linear 4e-3 0.03    64    200     -   2500 cosine
+pathfinder pythia      causal    corpus  last linear 1e-4    0  1024    200     -   2500 constant
+pathfinder pythia_rand causal    scratch last linear 1e-4    0  1024    200     -   2500 constant
+pathx      transformer masked    both    max  linear 5e-4    0    32    200     -   5000 constant
+pathx      transformer causal    both    max  linear 5e-4    0   256    200     -   5000 constant
+pathx      rotary      masked    both    max  linear 5e-4    0    32    200     -   5000 constant
+pathx      s4          masked    spt     max  linear 1e-3 0.05    64     50     -  10000 cosine
+pathx      s4          masked    scratch max  linear 5e-4 0.05    16     50     -  10000 cosine
+pathx      s4_rand     masked    both    max  linear 5e-4 0.05    16     50     -  10000 cosine
+pathx      dlr         masked    both    max  linear 5e-4 0.05    64     50     -   5000 cosine
+pathx      dlr_rand    masked    spt     max  linear 5e-4 0.05    16     50     -   5000 cosine
+pathx      dlr_rand    masked    scratch max  linear 5e-4 0.05    64     50     -   5000 cosine
+pathx256   s4          masked    spt     max  linear 1e-3 0.05    64     50     -  10000 cosine
+pathx256   s4          masked    scratch max  linear 1e-4 0.05    16     50     -  10000 cosine
+sc         rotary      masked    both    max  linear 1e-3    0   256    200     -   2000 cosine
+sc         rotary      causal    both    max  linear 1e-3    0   256    200     -   2000 cosine
+sc         s4          masked    spt     max  linear 5e-3 0.05    16     40     -   1000 cosine
+sc         s4          masked    scratch max  linear 1e-2 0.05    16     40     -   1000 cosine
+sc         s4          causal    spt     max  linear 5e-4 0.05    16     40     -   1000 cosine
+sc         s4          causal    scratch max  linear 1e-2 0.05    16     40     -   1000 cosine
+scifar     rotary      masked    both    mean mlp    1e-3    0    64    200     -   2000 constant
+scifar     s4          masked    spt     mean linear 5e-4 0.05    64    200     -   1000 cosine
+scifar     s4          masked    scratch mean linear 1e-2 0.05    50    200     -   1000 cosine
+bidmc_hr   rotary      masked    both    max  linear 5e-4    0    32    500     -      0 step
+bidmc_hr   s4          masked    spt     mean linear 1e-3 0.05    64    500     -      0 step
+bidmc_hr   s4          masked    scratch mean linear 1e-3 0.05    32    500     -      0 step
+bidmc_rr   rotary      masked    both    max  linear 5e-4    0    32    500     -      0 step
+bidmc_rr   s4          masked    spt     mean linear 1e-3 0.05    64    500     -      0 step
+bidmc_rr   s4          masked    scratch mean linear 1e-2 0.05    32    500     -      0 step
+bidmc_spo2 rotary      masked    both    max  linear 1e-4    0     8    500     -      0 step
+bidmc_spo2 s4          masked    spt     mean linear 1e-3 0.05    64    500     -      0 step
+bidmc_spo2 s4          masked    scratch mean linear 1e-2 0.05    32    500     -      0 step
+"""
+
+# Not the paper's: as in pretrain.py.
+SMALL_RECIPES = """
+task            model                   objective     start   pool head     lr wd batch steps warmup schedule eval_every
+text256         rotary                  masked        spt     max  linear 1e-3  0    16  2000     50 cosine            -
+text256         rotary                  masked        scratch max  linear 1e-3  0    16  6000     50 cosine            -
+text256         s4                      masked        spt     max  linear 4e-3  0    16  2000     50 cosine            -
+text256         s4                      masked        scratch max  linear 4e-3  0    16  6000     50 cosine            -
+text_demo       rotary                  masked        spt     max  linear 1e-3  0    32   700     50 cosine            -
+text_demo       rotary                  masked        scratch max  linear 1e-3  0    32  2000     50 cosine            -
+text_demo       s4|s4_rand|dlr|dlr_rand masked        spt     max  linear 4e-3  0    32   700     50 cosine            -
+text_demo       s4|s4_rand|dlr|dlr_rand masked        scratch max  linear 4e-3  0    32  2000     50 cosine            -
+listops_demo    transformer|rotary      masked        spt     mean linear 1e-3  0    32  1000     50 cosine            -
+listops_demo    transformer|rotary      masked        scratch mean linear 1e-3  0    32  1700     50 cosine            -
+listops_demo    s4                      masked        spt     mean linear 4e-3  0    32  1000     50 cosine            -
+listops_demo    s4                      masked        scratch mean linear 4e-3  0    32  1700     50 cosine            -
+pathfinder_demo transformer|rotary      masked        spt     mean linear 1e-3  0    16  1400     50 cosine            -
+pathfinder_demo transformer|rotary      masked        scratch mean linear 1e-3  0    16  2700     50 cosine            -
+pathfinder_demo s4|s4_rand|dlr|dlr_rand masked        spt     mean linear 1e-2  0    16   900     50 cosine            -
+pathfinder_demo s4|s4_rand|dlr|dlr_rand masked        scratch mean linear 1e-2  0    16  1900     50 cosine            -
+listops_mini    transformer|rotary      masked|causal both    mean linear 3e-3  0    16  2000     50 cosine          200
+listops_mini    s4|s4_rand|dlr|dlr_rand masked        both    mean linear 1e-2  0    16  2000     50 cosine          200
+text_mini       transformer|rotary      masked|causal both    max  linear 3e-3  0    16   700     50 cosine          200
+text_mini       s4|s4_rand|dlr|dlr_rand masked        both    max  linear 1e-2  0    16   700     50 cosine          200
+image_mini      transformer|rotary      masked|causal both    mean linear 3e-3  0    16   700     50 cosine          200
+image_mini      s4|s4_rand|dlr|dlr_rand masked        both    mean linear 1e-2  0    16   700     50 cosine          200
+scifar_mini     transformer|rotary      masked|causal both    mean linear 3e-3  0    16   700     50 cosine          200
+scifar_mini     s4|s4_rand|dlr|dlr_rand masked        both    mean linear 1e-2  0    16   700     50 cosine          200
+pathfinder_mini transformer|rotary      masked|causal both    mean linear 1e-3  0    16  1000     50 cosine          200
+pathfinder_mini s4                      masked        both    mean linear 1e-2  0    16  1000     50 cosine          200
+pathx_mini      transformer|rotary      masked|causal both    mean linear 1e-3  0    16  1400     50 cosine          200
+pathx_mini      s4|s4_rand|dlr|dlr_rand masked        both    mean linear 1e-2  0    16  1000     50 cosine          200
+pathx256_mini   s4                      masked        both    mean linear 1e-2  0    16  1000     50 cosine          200
+listops_mini    pythia_rand             causal        scratch last linear 1e-3  0    16  2000     50 cosine          200
+text_mini       pythia_rand             causal        scratch last linear 1e-3  0    16   700     50 cosine          200
+image_mini      pythia_rand             causal        scratch last linear 1e-3  0    16   700     50 cosine          200
+pathfinder_mini pythia_rand             causal        scratch last linear 1e-3  0    16  1000     50 cosine          200
 """
 
 # With --train-fraction: paper, section 3.4 and appendix C.1.4, "until convergence". For Text from scratch the paper
 # takes the better of 1e-3 and 5e-4 on validation. Warm-up and schedule are ours: on the smallest shares the rows above
 # would end before their warm-up does.
 PART_RECIPES = """
-task             model        objective  start    pool  head      lr    wd  batch  epochs  steps  warmup  schedule
-text             s4           masked     spt      mean  linear  5e-4  0.05     16     200      -     200  constant
-text             s4           masked     scratch  mean  linear  1e-3  0.05     16     200      -     200  constant
-image            s4           masked     both     mean  linear  2e-3  0.05     50     200      -     200  constant
+task       model objective start   pool head     lr   wd batch epochs steps warmup schedule eval_every
+text       s4    masked    spt     mean linear 5e-4 0.05    16    200     -    200 constant          -
+text       s4    masked    scratch mean linear 1e-3 0.05    16    200     -    200 constant          -
+image      s4    masked    both    mean linear 2e-3 0.05    50    200     -    200 constant          -
+text_mini  s4    masked    both    max  linear 1e-2    0    16      -   700     50 cosine          200
+image_mini s4    masked    both    mean linear 1e-2    0    16      -   700     50 cosine          200
 """
 
 
 def recipes():
-    """The rows of both tables, one per start."""
-    return [row | {"start": start} for row in rows_of(RECIPES, PART_RECIPES)
+    """The rows of all tables, one per start."""
+    return [row | {"start": start} for row in rows_of(PART_RECIPES, RECIPES, SMALL_RECIPES)
             for start in (("spt", "scratch") if row["start"] == "both" else (row["start"],))]
 
 

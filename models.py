@@ -21,6 +21,7 @@ DLR all), c kernels per channel (2 when bidirectional); matrices are upper-case 
 Amos et al. 2024, "Never Train from Scratch". Its table 4 fixes the Transformers' sizes below; S4's are those of Gu et
 al. 2022 as the paper's official configurations spell them out, and DLR's are S4's (appendix C.1.3).
 """
+import itertools
 import json
 import math
 import os
@@ -90,47 +91,75 @@ bidmc_rr        rotary           4 128     4  128     -     -     - layer pre   
 bidmc_rr        s4               6 128     -    -     -   256     2 layer pre    0.001    0.1  0.001  0.001       -
 bidmc_spo2      rotary           4 128     4  128     -     -     - layer pre        -      -      -      -       -
 bidmc_spo2      s4               6 128     -    -     -   256     2 layer pre    0.001    0.1  0.001  0.001       -
-text256         rotary           3  64     2  128     -     -     - layer pre        -      -      -      -       -
-text256         s4               3  64     -    -     -    16    64 batch pre    0.001    0.1  0.001  0.001       -
-text_demo       rotary           3  64     2  128     -     -     - layer pre        -      -      -      -       -
-text_demo       s4               3  64     -    -     -    16    64 batch pre    0.001    0.1  0.001  0.001       -
-text_demo       dlr              3  64     -    -     -   128     - layer pre    0.001    0.1      -  0.001       -
-listops_demo    transformer      3  64     4  128     -     -     - layer pre        -      -      -      -       -
-listops_demo    rotary           3  64     4  128     -     -     - layer pre        -      -      -      -       -
-listops_demo    s4               3  64     -    -     -    16    64 batch pre    0.001    0.1  0.001  0.001       -
-pathfinder_demo transformer      3  32     2   64     -     -     - layer pre        -      -      -      -       -
-pathfinder_demo rotary           3  32     2   64     -     -     - layer pre        -      -      -      -       -
-pathfinder_demo s4               3  32     -    -     -    16    32 batch pre    0.001    0.1  0.001  0.001       -
-pathfinder_demo dlr              3  32     -    -     -   128     - layer pre    0.001    0.1       -  0.001       -
+"""
+
+# Not the paper's: demos, and stand-ins of `run_all.sh --preset mini`, one family of models for all of its tasks.
+SMALL_ARCH = """
+task                       model              layers  d heads  ff state n_ssm norm  place dt_min dt_max dt_lr ssm_lr
+text256|text_demo          rotary                  3 64     2 128     -     - layer pre        -      -     -      -
+text256|text_demo          s4                      3 64     -   -    16    64 batch pre    0.001    0.1 0.001  0.001
+text_demo                  dlr                     3 64     -   -   128     - layer pre    0.001    0.1     -  0.001
+listops_demo               transformer|rotary      3 64     4 128     -     - layer pre        -      -     -      -
+listops_demo               s4                      3 64     -   -    16    64 batch pre    0.001    0.1 0.001  0.001
+pathfinder_demo            transformer|rotary      3 32     2  64     -     - layer pre        -      -     -      -
+pathfinder_demo            s4                      3 32     -   -    16    32 batch pre    0.001    0.1 0.001  0.001
+pathfinder_demo            dlr                     3 32     -   -   128     - layer pre    0.001    0.1     -  0.001
+listops_mini|text_mini     transformer|rotary      3 32     2  64     -     - layer pre        -      -     -      -
+listops_mini|text_mini     pythia                  3 32     2  64     -     - layer pre        -      -     -      -
+listops_mini|text_mini     s4                      3 48     -   -    16    48 batch pre    0.001    0.1 0.001  0.001
+listops_mini|text_mini     dlr                     3 48     -   -   128     - layer pre    0.001    0.1     -  0.001
+pathfinder_mini|pathx_mini transformer|rotary      3 32     2  64     -     - layer pre        -      -     -      -
+pathfinder_mini            pythia                  3 32     2  64     -     - layer pre        -      -     -      -
+pathfinder_mini|pathx_mini s4                      3 48     -   -    16    48 batch pre    0.001    0.1 0.001  0.001
+pathx_mini                 dlr                     3 48     -   -   128     - layer pre    0.001    0.1     -  0.001
+pathx256_mini              s4                      3 48     -   -    16    48 batch pre    0.001    0.1 0.001  0.001
+image_mini|scifar_mini     transformer|rotary      3 28     2  56     -     - layer pre        -      -     -      -
+image_mini                 pythia                  3 28     2  56     -     - layer pre        -      -     -      -
+image_mini|scifar_mini     s4                      3 48     -   -    16     2 batch pre    0.001    0.1 0.001  0.001
+image_mini|scifar_mini     dlr                     3 48     -   -   128     - layer pre    0.001    0.1     -  0.001
 """
 
 # `--size` (paper, table 9): what to put in place of the row's numbers. The paper prints parameter counts only; 3m is
-# the row itself. S4's last step enlarges its state too, as the paper says it had to (appendix E).
+# the row itself. S4's last step enlarges its state too, as the paper says it had to (appendix E). Image's stand-in has
+# sizes of its own.
 SIZES = """
-task   model   size  layers   d state   ff
-image  rotary  100k       6  48     -   72
-image  rotary  300k       6  80     -  160
-image  rotary  1m         6 144     -  288
-image  rotary  3m         6 256     -  512
-image  rotary  10m        6 448     -  896
-image  s4      100k       6  64    64    -
-image  s4      300k       6 128    64    -
-image  s4      1m         6 256    64    -
-image  s4      3m         6 512    64    -
-image  s4      10m        6 832   128    -
+task        model   size  layers   d state   ff
+image       rotary  100k       6  48     -   72
+image       rotary  300k       6  80     -  160
+image       rotary  1m         6 144     -  288
+image       rotary  3m         6 256     -  512
+image       rotary  10m        6 448     -  896
+image       s4      100k       6  64    64    -
+image       s4      300k       6 128    64    -
+image       s4      1m         6 256    64    -
+image       s4      3m         6 512    64    -
+image       s4      10m        6 832   128    -
+image_mini  rotary  2k         3   8     -   16
+image_mini  rotary  4k         3  12     -   24
+image_mini  rotary  10k        3  20     -   40
+image_mini  rotary  20k        3  28     -   56
+image_mini  rotary  80k        3  56     -  112
+image_mini  s4      2k         3  10    16    -
+image_mini  s4      4k         3  16    16    -
+image_mini  s4      10k        3  30    16    -
+image_mini  s4      20k        3  48    16    -
+image_mini  s4      80k        3 104    16    -
 """
 
 
 def read_table(text):
-    """A whitespace table as a list of {column: string} in row order; cells that are a dash are left out."""
-    head, *rows = [line.split() for line in text.strip().splitlines() if not line.lstrip().startswith("#")]
-    for row in rows:
-        assert len(row) == len(head), f"table row has {len(row)} cells, the head {len(head)}: {' '.join(row)}"
-    return [{key: cell for key, cell in zip(head, row) if cell != "-"} for row in rows]
+    """A whitespace table as a list of {column: string} in row order. Cells that are a dash are left out, and a line
+    with a|b in a cell stands for a row with a and one with b."""
+    head, *lines = [line.split() for line in text.strip().splitlines()]
+    for line in lines:
+        assert len(line) == len(head), f"table row has {len(line)} cells, the head {len(head)}: {' '.join(line)}"
+    return [{key: cell for key, cell in zip(head, row) if cell != "-"}
+            for line in lines for row in itertools.product(*(cell.split("|") for cell in line))]
 
 
 def arch(task, model, size=None):
-    """The row of `ARCH` as a plain dict (numbers converted), or None. It is saved in config.json and in checkpoints."""
+    """The row of `ARCH` or `SMALL_ARCH` as a plain dict, numbers converted, or None. It is saved in config.json and in
+    checkpoints."""
     def value(cell):
         try:
             return int(cell) if cell.isdigit() else float(cell)
@@ -142,6 +171,7 @@ def arch(task, model, size=None):
         return row and {name: value(cell) for name, cell in row.items() if name != "size"}
 
     row = find(ARCH, task=task, model=model.removesuffix("_rand"))
+    row = row or find(SMALL_ARCH, task=task, model=model.removesuffix("_rand"))
     if row is not None and size is not None:
         other = find(SIZES, task=task, model=model, size=size)
         row = other and row | other
@@ -712,12 +742,12 @@ def describe(sizes, length, vocab, channels, causal=False):
 
 
 def print_models():
-    """One line per row of `ARCH` and `SIZES`. A sequence is one document; an example of Retrieval has two."""
+    """One line per row of the tables above. A sequence is one document; an example of Retrieval has two."""
     from data import TASKS                                             # for the lengths only
-    found = dict(text=135, text256=135, text_demo=135, retrieval=99)   # symbols, which only the data tell
+    found = dict(text=135, text256=135, text_demo=135, text_mini=135, retrieval=99)    # symbols: only the data tell
     print("| task | model | parameters: mixer | rest | length | MiB kept per sequence, float32 | MFLOPs per position |")
     print("|---|---|---|---|---|---|---|")
-    rows = [(row["task"], row["model"], None) for row in read_table(ARCH)]
+    rows = [(row["task"], row["model"], None) for row in read_table(ARCH) + read_table(SMALL_ARCH)]
     rows += [(row["task"], row["model"], row["size"]) for row in read_table(SIZES)]
     for task, model, size in rows:
         row = TASKS[task]

@@ -93,29 +93,40 @@ bidmc_rr         rotary       masked       l1  5e-4     0     16     500      - 
 bidmc_rr         s4           masked       l1  1e-3  0.05     64     500      -     500  constant
 bidmc_spo2       rotary       masked       l1  5e-4     0     16     500      -     500  constant
 bidmc_spo2       s4           masked       l1  1e-3  0.05     64     500      -     500  constant
-text256          rotary       masked       ce  3e-3     0     16       -   4000      50  cosine
-text256          s4           masked       ce  4e-3     0     16       -   4000      50  cosine
-text_demo        rotary       masked       ce  3e-3     0     32       -   1300      50  cosine
-text_demo        s4           masked       ce  4e-3     0     32       -   1300      50  cosine
-text_demo        s4_rand      masked       ce  4e-3     0     32       -   1300      50  cosine
-text_demo        dlr          masked       ce  4e-3     0     32       -   1300      50  cosine
-text_demo        dlr_rand     masked       ce  4e-3     0     32       -   1300      50  cosine
-listops_demo     transformer  masked       ce  2e-3     0     32       -    700      50  cosine
-listops_demo     rotary       masked       ce  2e-3     0     32       -    700      50  cosine
-listops_demo     s4           masked       ce  4e-3     0     32       -    700      50  cosine
-pathfinder_demo  transformer  masked       ce  3e-3     0     16       -   1300      50  cosine
-pathfinder_demo  rotary       masked       ce  3e-3     0     16       -   1300      50  cosine
-pathfinder_demo  s4           masked       ce  1e-2     0     16       -   1000      50  cosine
-pathfinder_demo  s4_rand      masked       ce  1e-2     0     16       -   1000      50  cosine
-pathfinder_demo  dlr          masked       ce  1e-2     0     16       -   1000      50  cosine
-pathfinder_demo  dlr_rand     masked       ce  1e-2     0     16       -   1000      50  cosine
+"""
+
+# Not the paper's: the demos, and the stand-ins of `run_all.sh --preset mini`. In finetune.py, training from scratch has
+# the steps of both stages together in the demos, and as in the paper those of finetuning alone in the stand-ins.
+SMALL_RECIPES = """
+task                   model                   objective     loss   lr wd batch steps warmup schedule eval_every
+text256                rotary                  masked          ce 3e-3  0    16  4000     50 cosine            -
+text256                s4                      masked          ce 4e-3  0    16  4000     50 cosine            -
+text_demo              rotary                  masked          ce 3e-3  0    32  1300     50 cosine            -
+text_demo              s4|s4_rand|dlr|dlr_rand masked          ce 4e-3  0    32  1300     50 cosine            -
+listops_demo           transformer|rotary      masked          ce 2e-3  0    32   700     50 cosine            -
+listops_demo           s4                      masked          ce 4e-3  0    32   700     50 cosine            -
+pathfinder_demo        transformer|rotary      masked          ce 3e-3  0    16  1300     50 cosine            -
+pathfinder_demo        s4|s4_rand|dlr|dlr_rand masked          ce 1e-2  0    16  1000     50 cosine            -
+listops_mini           transformer|rotary      masked|causal   ce 3e-3  0    16   2000     50 cosine          200
+listops_mini           s4|s4_rand|dlr|dlr_rand masked          ce 4e-3  0    16   2000     50 cosine          200
+text_mini              transformer|rotary      masked|causal   ce 3e-3  0    16  2000     50 cosine          200
+text_mini              s4|s4_rand|dlr|dlr_rand masked          ce 4e-3  0    16  2000     50 cosine          200
+image_mini|scifar_mini transformer|rotary      masked|causal   l1 3e-3  0    16  1000     50 cosine          200
+image_mini|scifar_mini s4|s4_rand|dlr|dlr_rand masked          l1 4e-3  0    16  1000     50 cosine          200
+pathfinder_mini        transformer|rotary      masked|causal   ce 3e-3  0    16  1200     50 cosine          200
+pathfinder_mini        s4                      masked          ce 1e-2  0    16  1200     50 cosine          200
+pathx_mini             transformer|rotary      masked|causal   ce 3e-3  0    16  1300     50 cosine          200
+pathx_mini             s4|s4_rand|dlr|dlr_rand masked          ce 1e-2  0    16  1000     50 cosine          200
+pathx256_mini          s4                      masked          ce 1e-2  0    16  1000     50 cosine          200
 """
 
 # With --train-fraction these rows take the place of the above: paper, section 3.4 and appendix C.1.4.
 PART_RECIPES = """
-task             model        objective  loss    lr    wd  batch  epochs  steps  warmup  schedule
-text             s4           masked       ce  5e-4  0.05      8       -  40000    1000  constant
-image            s4           masked       l1  1e-2  0.05     50       -  10000    1000  constant
+task             model        objective  loss    lr    wd  batch  epochs  steps  warmup  schedule  eval_every
+text             s4           masked       ce  5e-4  0.05      8       -  40000    1000  constant           -
+image            s4           masked       l1  1e-2  0.05     50       -  10000    1000  constant           -
+text_mini        s4           masked       ce  4e-3     0     16       -   2000      50  cosine           200
+image_mini       s4           masked       l1  4e-3     0     16       -   1000      50  cosine           200
 """
 
 # With --spt-share: what both stages have together, of which pretraining takes the share (paper, table 8, appendix D).
@@ -123,8 +134,8 @@ BUDGETS = """
 task             epochs  steps
 text                 30      -
 image               150      -
-text_demo             -   2000
-image_demo            -   2000
+text_mini             -   2000
+image_mini            -   2000
 """
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -383,7 +394,7 @@ def parse_args(argv=None):
     recipe.add_argument("--loss", choices=("ce", "l1"), help="cross-entropy over symbols or gray levels, or L1")
     # A masked row's ratio is its task's.
     rows = [row | ({"mask": TASKS[row["task"]].mask} if row["objective"] == "masked" else {})
-            for row in rows_of(RECIPES, PART_RECIPES)]
+            for row in rows_of(PART_RECIPES, RECIPES, SMALL_RECIPES)]
     args = apply_recipe(parser, argv, rows, lambda first: dict(
         task=first.task, model=first.model, objective=first.objective, part=first.train_fraction is not None))
     if args.objective == "causal" and args.mask is not None:
@@ -407,10 +418,10 @@ def run_directory(args, stage):
     return Path("runs") / f"{args.task}-{args.model}{size}-{args.objective}-{stage}{fraction}{share}-s{args.seed}"
 
 
-def rows_of(recipes, part_recipes):
-    """The rows of both tables, those for a part of the data first: where there is none, they give way to the others."""
+def rows_of(part_recipes, *others):
+    """The rows of all tables, those for a part of the data first: where there is none, they give way to the others."""
     return [row | {"part": True} for row in read_table(part_recipes)] + [
-        row | {"part": None} for row in read_table(recipes)]
+        row | {"part": None} for table in others for row in read_table(table)]
 
 
 def apply_recipe(parser, argv, rows, key_of):
@@ -442,10 +453,11 @@ def apply_recipe(parser, argv, rows, key_of):
     args.task, args.model, args.objective = row["task"], row["model"], row["objective"]
     args.arch = arch(args.task, args.model, args.size)
     if args.arch is None:
-        pairs, sizes = (dict.fromkeys(cells) for cells in zip(*(
-            (f"{r['task']}/{r['model']}", r["size"]) for r in read_table(SIZES))))
-        raise UserError(f"no --size {args.size} for {args.task}/{args.model}; there is: {' '.join(sizes)} for "
-                        f"{' '.join(pairs)}")
+        sizes = {}
+        for r in read_table(SIZES):
+            sizes.setdefault(f"{r['task']}/{r['model']}", []).append(r["size"])
+        raise UserError(f"no --size {args.size} for {args.task}/{args.model}; there is: "
+                        + "; ".join(f"{pair}: {' '.join(names)}" for pair, names in sizes.items()))
     if args.epochs != recipe["epochs"] and args.steps == recipe["steps"]:
         args.steps = None                                              # --epochs was asked for, --steps was not
     # What the user changed: a run with a non-empty list is never reported as the recipe's.
@@ -879,8 +891,8 @@ class Log:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         record = dict(results, task=args.task, model=args.model, size=args.size, objective=args.objective,
                       train_fraction=args.train_fraction, spt_share=args.spt_share, seed=args.seed, steps=self.total,
-                      best_step=state["best_step"], parameters=count(model), train_examples=examples,
-                      data=args.data, changed=args.changed,
+                      epochs=round(self.total / (examples // args.batch), 2), best_step=state["best_step"],
+                      parameters=count(model), train_examples=examples, data=args.data, changed=args.changed,
                       full_recipe=not args.changed and "grouped" not in args.data
                       and args.data["sizes"] == list(TASKS[args.task].sizes),
                       seconds=round(self.seconds(), 1), peak_memory_bytes=peak, **self.environment)

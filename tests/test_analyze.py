@@ -14,7 +14,7 @@ import pretrain
 from conftest import ROOT
 from models import read_table
 
-BASE = dict(seconds=1800.0, steps=1000, commit="abc", device="made", torch="2", processes=1, full_recipe=True, changed={},
+BASE = dict(seconds=1800.0, steps=1000, epochs=2.5, commit="abc", device="made", torch="2", processes=1, full_recipe=True, changed={},
             size=None, train_fraction=None, spt_share=None)
 
 
@@ -88,9 +88,9 @@ def test_table_2_by_hand(tmp_path):
     assert averages["S4 + SPT"] == {"average printed in the paper": "86.75", "recomputed, x as 50": "86.92",
                                     "recomputed, without x": "86.92", "ours": "–"}
     lines = [line for line in text.splitlines() if line.startswith("| S4 + SPT | image | 89.36 |")]
-    assert len(lines) == 1 and "+2.64 | 3 | 1000 | 3.00 | made | abc | full |" in lines[0]     # three times two half hours
-    assert "| Transformer + Rotary | text | 79.08 | 50.00 | -29.08 | one seed | 1000 | 0.50 | made | abc | shortened |" in text
-    assert "| S4 | text | 86.82 | – | | | | | | | not run |" in text
+    assert len(lines) == 1 and "+2.64 | 3 | 1000 + 1000 | 2.5 + 2.5 | 3.00 | made | abc | full |" in lines[0]     # three times two half hours
+    assert "| Transformer + Rotary | text | 79.08 | 50.00 | -29.08 | one seed | 1000 | 2.5 | 0.50 | made | abc | shortened |" in text
+    assert "| S4 | text | 86.82 | – | | | | | | | | not run |" in text
 
 
 def test_special_columns(tmp_path):
@@ -162,7 +162,7 @@ def test_all_on_a_thousand_runs_in_ten_seconds(tmp_path):
         assert png[:4] == b"\x89PNG" and len(png) > 15_000
     text = (tmp_path / "out" / "tables.md").read_text()
     assert all(f"### Table {number}:" in text for number in analyze.PAPER) and "not run" not in text.replace(
-        "| x | – | | | | | | | not run |", "")
+        "| x | – | | | | | | | | not run |", "")
     assert not [p for p in (tmp_path / "out").iterdir() if p.suffix == ".tmp"]
 
 
@@ -185,6 +185,23 @@ def test_all_on_nothing_and_on_wreckage(tmp_path):
     assert "error: figure 4:" in done.stderr and "Traceback" not in done.stderr
     text = (tmp_path / "out" / "tables.md").read_text()
     assert "88.65 / 88.00" in text and "86.82 / 80.00" in text
+
+
+def test_mini_runs_are_marked_as_mini(tmp_path):
+    """Stand-ins fill the tables of the mini preset and none of the paper's, and each output says what they are."""
+    finetuned(tmp_path / "runs", "a", .40, task="image_mini")
+    finetuned(tmp_path / "runs", "b", .41, task="image_mini", start="spt")
+    finetuned(tmp_path / "runs", "c", .30, task="image_mini", size="2k")
+    finetuned(tmp_path / "runs", "d", .90, task="image")
+    done = run("all", "--preset", "mini", "--runs", tmp_path / "runs", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "out" / "tables.md").read_text()
+    assert "88.65 / 40.00" in text and "81.36 / 30.00" in text and "90.00" not in text
+    assert text.count(", mini: ") == text.count("**Mini**") == len(analyze.PAPER)
+    lines = [line for line in text.splitlines() if line.startswith("| S4 | image | 88.65 | 40.00 |")]
+    assert lines and all("| 40.00 |  | one seed |" in line and line.endswith("| mini |") for line in lines)
+    assert run("table", "2", "--runs", tmp_path / "runs").stdout.count("90.00") and "40.00" not in run(
+        "table", "2", "--runs", tmp_path / "runs").stdout
 
 
 def test_the_report_is_one_page(tmp_path):
@@ -230,11 +247,13 @@ def flags_of(command):
     return [word for i, word in enumerate(words) if word not in ("--resume",)]
 
 
+@pytest.mark.parametrize("preset", ["paper", "mini"])
 @pytest.mark.parametrize("target", ["table1", "table2", "table3", "table7", "table8", "table9"])
-def test_chains_fill_the_tables(target, tmp_path):
-    """What a target would train is what the table asks for, cell by cell; every command parses as it stands."""
-    made = set()
-    for chain in listed(target, "--seeds", "4"):
+def test_chains_fill_the_tables(target, preset, tmp_path):
+    """What a target would train is what the table asks for, cell by cell; every command parses as it stands. The mini
+    preset does so with stand-ins, but for what has none."""
+    made, order = set(), ("task", "model", "objective", "start", "size", "train_fraction", "spt_share")
+    for chain in listed(target, "--seeds", "4", "--preset", preset):
         *first, last = chain.split(" && ")
         inherited = None
         if first:
@@ -246,14 +265,28 @@ def test_chains_fill_the_tables(target, tmp_path):
             last = last.replace("--init ", f"--init {tmp_path}/")
         args = finetune.parse_args(flags_of(last))
         assert args.seed == 4 and not args.changed and (not first or inherited.seed == 4)
-        made.add((args.task, args.model, args.objective, args.start, args.size, args.train_fraction, args.spt_share))
+        run = {name: getattr(args, name) for name in order} | {"run": "somewhere"}
+        (run,) = [run] if preset == "paper" else analyze.stand_ins([run])
+        made.add(tuple(run[name] for name in order))
     wanted = set()
     for _, cells, _ in analyze.grid(int(target[5:]))[1]:
         for key, printed in cells:
-            order = ("task", "model", "objective", "start", "size", "train_fraction", "spt_share")
             wanted.add((tuple(key[name] for name in order), printed))
     possible = {key for key, printed in wanted if printed != "x"}
+    if preset == "mini":
+        possible = {key for key in possible if key[0] in ("listops", "text", "image", "pathfinder", "pathx", "pathx256",
+                                                          "scifar") and key[1] != "pythia"}
     assert possible <= made and made <= {key for key, _ in wanted}
+
+
+def test_a_task_without_data_does_not_stop_the_others(tmp_path):
+    """Preparing fails for one of two tasks: the other's runs are made, and exit code and messages say what is missing."""
+    stand_in_for_python(tmp_path, """
+if [ "$1" = data.py ]; then [ "$3" != scifar_mini ] || { echo "error: no connection" >&2; exit 2; }; exit; fi""")
+    done = stubbed(tmp_path, "table3", "--preset", "mini", "--seeds", "0")
+    assert done.returncode == 1 and "error: no data for scifar_mini" in done.stderr and "nothing is left" in done.stderr
+    done = stubbed(tmp_path, "table2", "--preset", "mini", "--seeds", "0", "--tasks", "text,image", "--models", "s4")
+    assert done.returncode == 0 and len(list((tmp_path / "runs" / "mini").glob("*/result.json"))) == 2 * 3
 
 
 def test_targets_share_runs_and_filters_filter():
@@ -268,24 +301,11 @@ def test_targets_share_runs_and_filters_filter():
 
 
 def test_a_failing_chain_does_not_stop_the_others(tmp_path):
-    """With a stand-in for python that notes what it was asked and on which GPU: all chains run, each on one of the two
-    GPUs, one fails, and the exit code and the last lines say which."""
-    (tmp_path / "analyze.py").write_text("")
-    (tmp_path / "run_all.sh").write_bytes((ROOT / "run_all.sh").read_bytes())
-    stub = tmp_path / "bin" / "python"
-    stub.parent.mkdir()
-    stub.write_text("""#!/usr/bin/env bash
-if [ "$1" = -c ]; then echo 2; exit; fi
-if [ "$1" = analyze.py ]; then until [ -e "${@: -1}" ]; do sleep 0.1; done; exit; fi
-out=$(grep -o -- "--out [^ ]*" <<< "$*" | cut -d " " -f 2)
-echo "$CUDA_VISIBLE_DEVICES $*" >> gpus.txt
-if [[ $* == *"pretrain.py"*"--model dlr "*"--seed 1"* ]]; then echo "stub: no memory" >&2; exit 1; fi
-mkdir -p "$out"; touch "$out/result.json"
-""")
-    stub.chmod(0o755)
-    done = subprocess.run(["bash", "run_all.sh", "table7", "--tasks", "text", "--gpus", "3,5"], cwd=tmp_path, text=True,
-                          env=os.environ | {"PATH": f"{stub.parent}:{os.environ['PATH']}"}, capture_output=True,
-                          timeout=60)
+    """All chains run, each on one of the two GPUs, one fails, and the exit code and the last lines say which."""
+    stand_in_for_python(tmp_path, """
+if [ "$1" = data.py ]; then exit; fi
+if [[ $* == *"pretrain.py"*"--model dlr "*"--seed 1"* ]]; then echo "stub: no memory" >&2; exit 1; fi""")
+    done = stubbed(tmp_path, "table7", "--tasks", "text", "--gpus", "3,5")
     assert done.returncode == 1
     failed = [line for line in done.stderr.splitlines() if "did not finish" in line]
     assert {line.split("/")[-1].split()[0] for line in failed} == {"text-dlr-pretrain-s1", "text-dlr-spt-s1"}
@@ -295,8 +315,29 @@ mkdir -p "$out"; touch "$out/result.json"
     assert len(calls) == 4 * 3 * 3 - 1                                # the failed chain's second stage is not tried
 
 
+def stand_in_for_python(folder, more):
+    """A `python` that runs nothing: it notes on which GPU it was asked for a run, and makes its result.json."""
+    (folder / "run_all.sh").write_bytes((ROOT / "run_all.sh").read_bytes())
+    stub = folder / "bin" / "python"
+    stub.parent.mkdir()
+    stub.write_text(f"""#!/usr/bin/env bash
+if [ "$1" = -c ]; then echo 2; exit; fi
+if [ "$1" = analyze.py ]; then until [ -e "${{@: -1}}" ]; do sleep 0.1; done; exit; fi
+[[ $1 == data.py ]] || echo "$CUDA_VISIBLE_DEVICES $*" >> gpus.txt
+{more}
+out=$(grep -o -- "--out [^ ]*" <<< "$*" | cut -d " " -f 2)
+mkdir -p "$out"; touch "$out/result.json"
+""")
+    stub.chmod(0o755)
+
+
+def stubbed(folder, *words):
+    return subprocess.run(["bash", "run_all.sh", *words], cwd=folder, text=True, capture_output=True, timeout=60,
+                          env=os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"})
+
+
 @pytest.mark.parametrize("words", [["table4"], [], ["table2", "--seeds", "a"], ["table2", "--tasks", "nonsense"],
-                                   ["demo", "--raw", "x"], ["table2", "--gpus", "all"], ["table2", "--seeds"]])
+                                   ["demo", "--raw", "x"], ["demo", "--preset", "mini"], ["table2", "--preset", "big"], ["table2", "--gpus", "all"], ["table2", "--seeds"]])
 def test_mistakes_in_run_all(words):
     done = subprocess.run(["bash", ROOT / "run_all.sh", *words], capture_output=True, text=True, timeout=60,
                           env=os.environ | {"PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"]})
@@ -304,7 +345,7 @@ def test_mistakes_in_run_all(words):
 
 
 def test_budgets_are_table_8s():
-    assert {(r["task"], r.get("epochs")) for r in read_table(pretrain.BUDGETS) if "demo" not in r["task"]} == {
+    assert {(r["task"], r.get("epochs")) for r in read_table(pretrain.BUDGETS) if "mini" not in r["task"]} == {
         ("image", "150"), ("text", "30")}
     for task, budget in (("image", 150), ("text", 30)):
         for share in ("0.2", "0.4", "0.6"):

@@ -166,7 +166,7 @@ def test_pythia_has_the_parameters_of_pythia():
 
 
 def test_every_arch_row_is_complete():
-    rows = read_table(ARCH)
+    rows = read_table(ARCH) + read_table(models.SMALL_ARCH)
     assert len({(row["task"], row["model"]) for row in rows}) == len(rows)
     columns = {"s4": {"state", "n_ssm", "dt_min", "dt_max", "dt_lr", "ssm_lr"},
                "dlr": {"state", "dt_min", "dt_max", "ssm_lr"}}
@@ -178,19 +178,21 @@ def test_every_arch_row_is_complete():
 
 
 def test_sizes_of_table_9(monkeypatch):
-    """Within a tenth of what they are called (3m: of the row of Image itself), and in the models' own shapes."""
+    """Within a tenth of what they are called (3m is named after Image's row itself), and in the models' own shapes."""
     monkeypatch.setattr(models, "truncation_correction", lambda A, P, C, dt, l: C)
-    meant = {"100k": 1e5, "300k": 3e5, "1m": 1e6, "10m": 1e7}
+    meant = {"image": {"100k": 1e5, "300k": 3e5, "1m": 1e6, "3m": 3e6, "10m": 1e7},
+             "image_mini": {"2k": 2e3, "4k": 4e3, "10k": 1e4, "20k": 2e4, "80k": 8e4}}
     rows = read_table(models.SIZES)
-    assert {(row["model"], row["size"]) for row in rows} == {(m, s) for m in ("rotary", "s4") for s in (*meant, "3m")}
+    assert [(row["task"], row["model"], row["size"]) for row in rows] == [
+        (task, model, size) for task in meant for model in ("rotary", "s4") for size in meant[task]]
     for row in rows:
         sizes = arch(row["task"], row["model"], row["size"])
-        if row["size"] == "3m":
+        if row["size"] in ("3m", "20k"):
             assert sizes == arch(row["task"], row["model"])
-        else:
-            head = "mlp" if row["model"] == "rotary" else "linear"
+        if row["size"] != "3m":
+            head = "mlp" if (row["task"], row["model"]) == ("image", "rotary") else "linear"
             model = Classifier(Backbone(sizes, 64), 10, "mean", head)
-            assert count(model) == pytest.approx(meant[row["size"]], rel=0.1)
+            assert count(model) == pytest.approx(meant[row["task"]][row["size"]], rel=0.1)
         assert "size" not in sizes and sizes["d"] % (2 * sizes.get("heads", 1)) == 0
     assert arch("text", "s4", "1m") is None and arch("image", "s4", "2m") is None
 

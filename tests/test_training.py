@@ -414,9 +414,9 @@ def test_finetuning_starts_from_the_pretrained_backbone(task, model, prepared, t
 def test_causal_from_end_to_end(prepared, tmp_path, monkeypatch):
     """No mask channel in stage 1, one kernel per channel in S4, and finetuning inherits the objective."""
     for stage in (pretrain, finetune):
-        rows = [line.replace("masked", "causal") for line in stage.RECIPES.splitlines()
+        rows = [line.replace("masked", "causal") for line in stage.SMALL_RECIPES.splitlines()
                 if line.startswith("pathfinder_demo")]
-        monkeypatch.setattr(stage, "RECIPES", stage.RECIPES + "\n".join(rows) + "\n")
+        monkeypatch.setattr(stage, "SMALL_RECIPES", stage.SMALL_RECIPES + "\n".join(rows) + "\n")
     for model in ("s4", "transformer"):
         pretrain.main(flags(prepared, tmp_path / model, "pathfinder_demo", model, objective="causal"))
         state = weights(tmp_path / model / "best.pt")
@@ -588,7 +588,7 @@ def test_sizes_are_inherited_and_named(tmp_path, monkeypatch, quick_s4):
     assert json.loads((tmp_path / "ft" / "result.json").read_text())["size"] == "100k"
     assert "was pretrained with --size 100k" in mistake(finetune, ["--init", str(tmp_path / "pt"), "--size", "1m"])
     for words in (["--task", "text", "--size", "1m"], ["--task", "image", "--size", "2m"]):
-        assert "there is: 100k 300k 1m 3m 10m for image/rotary image/s4" in mistake(pretrain, [*words, "--model", "s4"])
+        assert "there is: image/rotary: 100k 300k 1m 3m 10m; image/s4: 100k" in mistake(pretrain, [*words, "--model", "s4"])
 
 
 def pythia_files(folder, known, seed=0):
@@ -1019,7 +1019,8 @@ def test_finished_runs_are_left_alone(prepared, tmp_path):
 @pytest.mark.parametrize("stage", [pretrain, finetune])
 def test_every_recipe_row(stage, capsys, tmp_path):
     """Each row parses as defaults and shows in --help, has an architecture, and is the only one for its key."""
-    rows = finetune.recipes() if stage is finetune else pretrain.rows_of(pretrain.RECIPES, pretrain.PART_RECIPES)
+    rows = finetune.recipes() if stage is finetune else pretrain.rows_of(
+        pretrain.PART_RECIPES, pretrain.RECIPES, pretrain.SMALL_RECIPES)
     keys = [tuple(row.get(k) for k in ("task", "model", "objective", "start", "part")) for row in rows]
     assert len(set(keys)) == len(keys)
     for row in rows:
@@ -1047,12 +1048,13 @@ def test_every_recipe_row(stage, capsys, tmp_path):
 
 
 def test_both_stages_have_the_same_pairs():
-    pairs = [{(row["task"], row["model"], row["objective"]) for row in rows}
-             for rows in (read_table(pretrain.RECIPES), finetune.recipes())]
+    first = read_table(pretrain.RECIPES) + read_table(pretrain.SMALL_RECIPES)
+    pairs = [{(row["task"], row["model"], row["objective"]) for row in rows} for rows in (first, finetune.recipes())]
     pythia = {(task, model, "causal") for task in PYTHIA for model in ("pythia", "pythia_rand")}
+    pythia |= {(f"{task}_mini", "pythia_rand", "causal") for task in PYTHIA if task != "retrieval"}
     assert pairs[0] | pythia == pairs[1] and not pairs[0] & pythia
-    assert {(t, m.removesuffix("_rand")) for t, m, _ in pairs[1]} == {(r["task"], r["model"])
-                                                                      for r in read_table(models.ARCH)}
+    rows = read_table(models.ARCH) + read_table(models.SMALL_ARCH)
+    assert {(t, m.removesuffix("_rand")) for t, m, _ in pairs[1]} == {(row["task"], row["model"]) for row in rows}
 
 
 def test_explicit_flags_win():
@@ -1226,8 +1228,7 @@ def test_sizes_and_schedules_are_the_official_ones():
 
 
 def test_recipes_are_the_papers():
-    ours = {(r["task"], r["model"], r["objective"]): r for r in read_table(pretrain.RECIPES)
-            if "demo" not in r["task"] and r["task"] != "text256"}
+    ours = {(r["task"], r["model"], r["objective"]): r for r in read_table(pretrain.RECIPES)}
     starts = {(r["task"], r["model"], r["objective"], r["start"]): r for r in finetune.recipes() if not r["part"]}
     assert ours.keys() == PAPER.keys()
     for key, (pt_lr, pt_batch, ft_lr, ft_batch, decay, pool) in PAPER.items():
@@ -1245,9 +1246,9 @@ def test_recipes_are_the_papers():
 
 @pytest.mark.parametrize("stage, recipe", [
     *(pytest.param("pretrain", row, id=f"pretrain-{row['task']}-{row['model']}-{row['objective']}")
-      for row in read_table(pretrain.RECIPES) if "demo" not in row["task"]),
+      for row in read_table(pretrain.RECIPES)),
     *(pytest.param("finetune", row, id=f"finetune-{row['task']}-{row['model']}-{row['objective']}")
-      for row in finetune.recipes() if "demo" not in row["task"] and row["start"] != "spt" and not row["part"])])
+      for row in finetune.recipes() if row["task"] in PAPER_MASK and row["start"] != "spt" and not row["part"])])
 def test_every_pair_of_the_paper_makes_a_step(stage, recipe, quick_s4):
     """The real architecture at a cut length: finite loss, a gradient on every parameter."""
     row, found = cut(recipe["task"], 48)
