@@ -4,6 +4,7 @@
     python analyze.py all --preset mini the same in small, from runs/mini into results/mini
     python analyze.py table 2           one table, Markdown; `figure 1`: one figure
     python analyze.py report            the same as one HTML page, with every run's command and configuration
+    python analyze.py readme            README's results, from the result.json files kept below results/; --check them
     python analyze.py demo              the demo's table (Markdown) and figure (results/demo.png) from runs/demo
     python analyze.py demo --readme     and puts the table into README.md, between its markers
     python analyze.py demo --runs runs/demo-text --figure results/demo-text.png        the same for the text demo
@@ -20,6 +21,7 @@ import math
 import statistics
 import sys
 import time
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -39,6 +41,17 @@ DEMO_TASKS = {"pathfinder_demo": ("Pathfinder, scaled down", 50), "listops_demo"
 
 class UserError(Exception):
     """A user's mistake: one line, exit code 2."""
+
+
+def write(path, save):
+    """save(temporary path), then rename: no reader ever sees half a file."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(temporary)
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
 
 
 def read_results(directory):
@@ -228,15 +241,15 @@ def stages(run, named):
     return [r for r in (named.get(Path(run.get("init") or "").name), run) if r]
 
 
-MINI_NOTE = ("**Mini**: small models, trained for minutes on short stand-ins of the paper's tasks. The paper's numbers "
-             "stand beside them for orientation only.")
+MINI_NOTE = "**Mini**: small models, trained for minutes on short stand-ins of the paper's tasks."
 
 
 def table(results, number, mini=False):
     """One table of the paper in Markdown: the grid, averages, gains, then what stands behind every cell of ours."""
     columns, lines = grid(number)
     named = {Path(r["run"]).name: r for r in results if "start" not in r}
-    out = [f"### Table {number}{', mini' if mini else ''}: {TITLES[number]}", "", *([MINI_NOTE, ""] if mini else []),
+    out = [f"### Table {number}{', mini' if mini else ''}: {TITLES[number]}", "",
+           *([f"{MINI_NOTE} The paper's numbers stand beside them for orientation only.", ""] if mini else []),
            f"Each cell: paper / {'mini' if mini else 'ours'}, mean ± standard deviation over seeds.", "",
            "| approach | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     details = ["| approach | column | paper | ours | difference | seeds | steps | epochs | hours | device | commit "
@@ -310,9 +323,115 @@ def gains_table(results, number):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# The paper's claims, and what our runs say about each
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def cells_of(results, number):
+    """{(approach, column): {seed: score}} of our runs in a table."""
+    columns, lines = grid(number)
+    return {(name, column): scores(results, **key)
+            for name, cells, _ in lines for column, (key, _) in zip(columns, cells)}
+
+
+def over_tasks(results, number, *names):
+    """Averages over the tasks on which all of these approaches of a table have been run -> tasks, and for each approach
+    {seed: average}. PathX-256 does not count, as in the paper's averages."""
+    cells = cells_of(results, number)
+    tasks = [task for task in grid(number)[0] if task != "pathx256" and all(cells[name, task] for name in names)]
+    seeds = set.intersection(*(set(cells[name, task]) for name in names for task in tasks)) if tasks else set()
+    return tasks, [{seed: statistics.mean(cells[name, task][seed] for task in tasks) for seed in sorted(seeds)}
+                   for name in names]
+
+
+def by_fraction(results, task, start):
+    """Figure 3: {share of the training examples: {seed: score}} of S4."""
+    found = {}
+    for r in results:
+        if (r["task"], r["model"], r.get("start")) == (task, "s4", start) and r.get("train_fraction"):
+            found.setdefault(r["train_fraction"], {})[r["seed"]] = score(r)
+    return dict(sorted(found.items()))
+
+
+def kernels_of(results, task):
+    """Figure 4: (path, before, after) of the first seed's S4, max over channels of |K| in the forward direction, each
+    (layers, l); None where there is no run."""
+    import numpy as np
+    what = dict(task=task, model="s4", objective="masked", train_fraction=None, spt_share=None, size=None)
+    runs = sorted((r["seed"], r["run"]) for r in results
+                  if "start" not in r and all(r.get(name) == value for name, value in what.items()))
+    paths = [path for _, run in runs if (path := Path(run) / "kernels.npz").exists()]
+    if not paths:
+        return None
+    try:
+        with np.load(paths[0], allow_pickle=False) as arrays:
+            return paths[0], arrays["before"][:, 0], arrays["after"][:, 0]
+    except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{paths[0]} is damaged: {type(error).__name__}") from None
+
+
+def gain(results, number, before, after, label):
+    """'label: +1.2 [+0.8, +1.6] over 5 tasks', from one approach of a table to another."""
+    tasks, (first, second) = over_tasks(results, number, before, after)
+    return f"{label}: " + (f"{signed(paired_gain(first, second))} over {len(tasks)} tasks" if tasks else "not run")
+
+
+def gains_by_fraction(results, task):
+    before, after = (by_fraction(results, task, start) for start in ("scratch", "spt"))
+    return f"{task}: " + (", ".join(f"{100 * fraction:g} % {signed(paired_gain(before[fraction], after[fraction]))}"
+                                    for fraction in before if fraction in after) or "not run")
+
+
+def gains_by_budget(results, column):
+    cells = cells_of(results, 8)
+    gains = [paired_gain(cells["SPT 0 % of the budget", column], cells[f"SPT {share} % of the budget", column])
+             for share in (20, 40, 60)]
+    return f"{column.replace('_', ', ')}: " + (", ".join(map(signed, gains)) if any(gains) else "not run")
+
+
+def half_lags(results, task):
+    """For each layer the lag up to which half of the sum of a kernel's maxima lies: at the start -> after SPT."""
+    try:
+        found = kernels_of(results, task)
+    except UserError as error:
+        return f"{task}: {error}"
+    if not found:
+        return f"{task}: not run"
+    before, after = ([int((kernel.cumsum() < kernel.sum() / 2).sum()) for kernel in kernels] for kernels in found[1:])
+    return f"{task} (length {found[1].shape[1]:,}): {', '.join(map(str, before))} -> {', '.join(map(str, after))}"
+
+
+def claims(results):
+    """The paper's seven claims, each with what our runs measured, as Markdown. Verdicts are the reader's."""
+    rows = {
+        "SPT lifts Transformers most; gain of": [
+            gain(results, 1, "Transformer", "Transformer + Masked SPT", "Transformer"),
+            gain(results, 2, "Transformer + Rotary", "Transformer + Rotary + SPT", "rotary"),
+            gain(results, 2, "S4", "S4 + SPT", "S4")],
+        "masked and causal SPT are alike": [
+            gain(results, 1, "Transformer + Masked SPT", "Transformer + Causal SPT", "causal minus masked")],
+        "the gap between Transformer and S4 shrinks; S4 minus rotary": [
+            gain(results, 2, "Transformer + Rotary", "S4", "from scratch"),
+            gain(results, 2, "Transformer + Rotary + SPT", "S4 + SPT", "after SPT")],
+        "initialisation matters less after SPT; own start minus random start": [
+            gain(results, 7, f"{model} + Rand Init{after}", f"{model}{after}", f"{model}{after or ' from scratch'}")
+            for model in ("S4", "DLR") for after in ("", " + SPT")],
+        "gains grow as data shrinks; gain of S4 by share of the data": [
+            gains_by_fraction(results, task) for task in ("image", "text")],
+        "gains survive an equal budget; gain when SPT takes 20, 40, 60 % of it": [
+            gains_by_budget(results, column) for column in grid(8)[0]],
+        "learned kernels differ from HiPPO, by task; lag within which half of the kernel lies, for each layer": [
+            half_lags(results, task) for task in ("image", "text", "pathx", "listops")]}
+    lines = [f"| {i} | {claim} | {'; '.join(measured)} |" for i, (claim, measured) in enumerate(rows.items(), 1)]
+    return "\n".join(["| | claim | measured: mean of paired differences in points [95 % interval] |", "|---|---|---|",
+                      *lines])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # The paper's figures
 # ---------------------------------------------------------------------------------------------------------------------
 
+CHANCE = {"listops": 10, "text": 50, "retrieval": 50, "image": 10, "pathfinder": 50, "pathx": 50}     # percent
 # Colour-blind safe, and apart in gray too.
 SCRATCH, SPT, OTHER = "#9aa5b1", "#0072b2", "#d55e00"
 
@@ -329,21 +448,14 @@ def plotting():
 
 
 def save_figure(figure, path):
-    """As PNG, to a temporary name first: no reader ever sees half a picture."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
-        figure.savefig(temporary, dpi=150, format="png")
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
+    write(path, lambda temporary: figure.savefig(temporary, dpi=150, format="png"))
 
 
 def bars(axis, groups, names, chance=None):
     """Pairs of bars, from scratch beside SPT; groups: [(scratch values, SPT values)], a dot per value. An empty one is
     marked as not run."""
     for i, pair in enumerate(groups):
-        for j, (values, colour) in enumerate(zip(pair, (SCRATCH, SPT))):
+        for j, (values, colour) in enumerate(zip(map(list, pair), (SCRATCH, SPT))):
             label = ("from scratch", "self-pretrained (SPT)")[j]
             x = i + 0.38 * (j - 0.5)
             if not values:
@@ -351,7 +463,8 @@ def bars(axis, groups, names, chance=None):
                 continue
             axis.bar(x, statistics.mean(values), 0.36, color=colour, label=label)
             axis.scatter([x] * len(values), values, s=10, color="black", zorder=3, label="one seed")
-            axis.text(x, max(values) + 1, f"{statistics.mean(values):.1f}", ha="center", fontsize=8)
+            axis.annotate(f"{statistics.mean(values):.1f}", (x, max(values)), (0, 4), textcoords="offset points",
+                          ha="center", fontsize=8)
     if chance is not None:
         axis.axhline(chance, color="black", linewidth=0.8, linestyle=":")
         axis.text(len(groups) - 0.5, chance, " chance", fontsize=8, va="center")
@@ -367,13 +480,6 @@ def legend(figure, axes, **more):
     figure.legend(entries.values(), entries.keys(), loc="lower center", ncols=4, frameon=False, fontsize=8, **more)
 
 
-def cells_of(results, number):
-    """{(approach, column): [scores]} of our runs in a table."""
-    columns, lines = grid(number)
-    return {(name, column): list(scores(results, **key).values())
-            for name, cells, _ in lines for column, (key, _) in zip(columns, cells)}
-
-
 def seeds_text(values):
     counts = sorted({len(v) for v in values if v})
     return "no run" if not counts else f"{counts[0]} seed{'s' if counts[0] > 1 else ''}" if len(counts) == 1 else (
@@ -387,7 +493,9 @@ def figure1(plt, results):
     figure, axes = plt.subplots(3, 1, figsize=(8, 7.5), sharex=True)
     for axis, (cells, name) in zip(axes, ((one, "Transformer"), (two, "Transformer + Rotary"), (two, "S4"))):
         after = f"{name} + Masked SPT" if name == "Transformer" else f"{name} + SPT"
-        bars(axis, [(cells[name, task], cells[after, task]) for task in tasks], tasks)
+        bars(axis, [(cells[name, task].values(), cells[after, task].values()) for task in tasks], tasks)
+        axis.hlines([CHANCE[task] for task in tasks], [i - 0.4 for i in range(len(tasks))],
+                    [i + 0.4 for i in range(len(tasks))], color="black", linewidth=0.8, linestyle=":", label="chance")
         axis.set_title(name, fontsize=9)
         axis.set_ylabel("test accuracy, %", fontsize=8)
         axis.set_ylim(0, 108)
@@ -400,7 +508,7 @@ def figure2(plt, results):
     cells, tasks = cells_of(results, 7), grid(7)[0]
     tasks = [task for task in tasks if any(cells[name, task] for name in ("S4", "DLR"))] or tasks
     names = ["S4", "DLR", "S4 + Rand Init", "DLR + Rand Init"]
-    average = lambda name: ([statistics.mean(statistics.mean(cells[name, task]) for task in tasks)]
+    average = lambda name: ([statistics.mean(statistics.mean(cells[name, task].values()) for task in tasks)]
                             if all(cells[name, task] for task in tasks) else [])
     figure, axis = plt.subplots(figsize=(6, 3.8))
     bars(axis, [(average(name), average(f"{name} + SPT")) for name in names], names)
@@ -415,18 +523,12 @@ def figure3(plt, results):
     figure, axes = plt.subplots(1, 2, figsize=(8.5, 3.8))
     every = []
     for task, colour in (("image", SPT), ("text", OTHER)):
-        curves = {}
-        for start in ("scratch", "spt"):
-            found = {}
-            for r in results:
-                mine = (r.get("task"), r.get("model"), r.get("start")) == (task, "s4", start)
-                if mine and r.get("train_fraction"):
-                    found.setdefault(r["train_fraction"], {})[r["seed"]] = score(r)
-            curves[start] = found
-            every += [list(v.values()) for v in found.values()]
-            xs = sorted(found)
-            axes[0].errorbar(xs, [statistics.mean(found[x].values()) for x in xs],
-                             [statistics.pstdev(found[x].values()) for x in xs], color=colour, marker="o", markersize=3,
+        curves = {start: by_fraction(results, task, start) for start in ("scratch", "spt")}
+        for start, found in curves.items():
+            every += found.values()
+            spread = [statistics.stdev(v.values()) if len(v) > 1 else 0 for v in found.values()]
+            axes[0].errorbar(list(found), [statistics.mean(v.values()) for v in found.values()], spread, color=colour,
+                             marker="o", markersize=3,
                              linestyle="-" if start == "spt" else "--", capsize=2,
                              label=f"{task}, {'SPT' if start == 'spt' else 'from scratch'}")
         xs = sorted(curves["scratch"].keys() & curves["spt"].keys())
@@ -445,20 +547,16 @@ def figure3(plt, results):
 
 def figure4(plt, results):
     """Maximal |K| over channels against the lag, for odd layers: after SPT and as HiPPO starts (first seed)."""
-    import numpy as np
     tasks = ("image", "text", "pathx", "listops")
     figure, axes = plt.subplots(len(tasks), 1, figsize=(8, 10))
     for axis, task in zip(axes, tasks):
-        runs = sorted((r["seed"], r["run"]) for r in results if "start" not in r and r.get("task") == task
-                      and r.get("model") == "s4" and r.get("objective") == "masked"
-                      and r.get("train_fraction") is None and r.get("spt_share") is None and r.get("size") is None)
-        paths = [Path(run) / "kernels.npz" for _, run in runs if (Path(run) / "kernels.npz").exists()]
-        axis.set_title(f"{task}: {'not run' if not paths else paths[0].parent.name}", fontsize=8)
-        if not paths:
+        found = kernels_of(results, task)
+        axis.set_title(f"{task}: {found[0].parent.name if found else 'not run'}", fontsize=8)
+        if not found:
+            axis.set_axis_off()
             continue
-        with np.load(paths[0], allow_pickle=False) as arrays:
-            before, after = arrays["before"][:, 0], arrays["after"][:, 0]    # (layers, l), forward direction
-        lags = np.arange(1, before.shape[1] + 1)
+        _, before, after = found
+        lags = range(1, before.shape[1] + 1)
         for i in range(0, len(after), 2):
             shade = i / max(1, len(after) - 1)
             axis.plot(lags, after[i], color=plt.cm.viridis(0.9 * shade), linewidth=0.8, label=f"SPT, layer {i + 1}")
@@ -489,13 +587,13 @@ def figure5(plt, results):
                     steps.append(record["step"])
                     values.append(100 * record.get("val_accuracy", record.get("val_score", float("nan"))))
             look = dict(scratch=(SPT, "--", "downstream, from scratch"), spt=(SPT, "-", "downstream, after SPT"),
-                        denoising=(OTHER, "-", "denoising"))[kind]
-            if kind == "denoising" and min(values, default=0) < 0:   # minus a squared error: of unit variance, so R2
+                        denoising=(OTHER, "-", "denoising (image: 1 - squared error)"))[kind]
+            if kind == "denoising" and min(values, default=0) < 0:
                 values = [100 + v for v in values]
             axis.plot(steps, values, color=look[0], linestyle=look[1], linewidth=1.2, label=look[2])
         axis.set_title(f"{task}: rotary Transformer, 20 % of the budget for SPT", fontsize=8)
         axis.set_xlabel("optimiser steps of the stage", fontsize=8)
-        axis.set_ylabel("validation accuracy or R2, %", fontsize=8)
+        axis.set_ylabel("validation accuracy, %", fontsize=8)
         axis.spines[["top", "right"]].set_visible(False)
     legend(figure, axes)
     return figure, "Figure 5: training with and without SPT, seed 0"
@@ -594,14 +692,44 @@ def demo(args):
         replace_block(Path(__file__).with_name("README.md"), name, f"{table}\n\n{caption}\n\n![{name}]({args.figure})")
 
 
-def replace_block(path, name, text):
-    """Puts text between <!-- name:begin --> and <!-- name:end --> of a Markdown file."""
+def replace_block(path, name, text, check=False):
+    """Puts text between <!-- name:begin --> and <!-- name:end --> of a Markdown file, or says that it is not there."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     content = path.read_text()
     if begin not in content or end not in content:
         raise UserError(f"{path} has no {begin} ... {end}")
     head, rest = content.split(begin, 1)
-    path.write_text(f"{head}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}")
+    new = f"{head}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}"
+    if check and new != content:
+        raise UserError(f"{path} is stale between {begin} and {end}; run: python analyze.py readme")
+    if new != content:
+        write(path, lambda temporary: temporary.write_text(new))
+
+
+def kept(preset):
+    """The results that are part of the repository."""
+    results = read_results(Path(__file__).with_name("results") / preset / "runs")
+    return stand_ins(results) if preset == "mini" else results
+
+
+def readme(args):
+    """README's block of results: what the kept runs say about the paper's claims."""
+    parts = []
+    for preset, title in (("paper", "The paper's recipes"), ("mini", "The mini preset")):
+        results = kept(preset)
+        if not results:
+            parts.append(f"**{title}**: no runs are kept here yet.")
+            continue
+        seeds = sorted({r["seed"] for r in results})
+        hours = sum(r["seconds"] * r.get("processes", 1) for r in results) / 3600
+        where = {name: ", ".join(sorted({str(r.get(name)) for r in results})) for name in ("commit", "device", "torch")}
+        parts += [f"**{title}**: {len(results)} runs, seeds {', '.join(map(str, seeds))}, commit {where['commit']}, "
+                  f"{where['device']}, torch {where['torch']}, {hours:.1f} device hours added up.",
+                  *([MINI_NOTE] if preset == "mini" else []), claims(results),
+                  f"![Figure 1, {preset}](results/{preset}/figure1.png)",
+                  f"All tables with every cell's runs: [results/{preset}/tables.md](results/{preset}/tables.md)."]
+    replace_block(Path(__file__).with_name("README.md"), "results", "\n\n".join(parts), args.check)
+    print("README.md: its results are those of the kept runs")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -694,14 +822,18 @@ def print_figure(args):
     print(f"{path}: written")
 
 
+def sections(results, mini):
+    """All that there is in Markdown: claims, then tables."""
+    note = [MINI_NOTE] if mini else []
+    return ["\n\n".join([f"### The paper's claims{', mini' if mini else ''}", *note, claims(results)]),
+            *(table(results, number, mini) for number in PAPER)]
+
+
 def everything(args):
     """Every table into one Markdown file, every figure beside it. One that cannot be made does not stop the others."""
     results, failed = results_of(args), []
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "tables.md").write_text("\n\n".join(table(results, n, args.mini) for n in PAPER) + "\n")
-    except OSError as error:
-        raise UserError(f"cannot write to --out {args.out}: {error.strerror}") from None
+    text = "\n\n".join(sections(results, args.mini)) + "\n"
+    write(args.out / "tables.md", lambda temporary: temporary.write_text(text))
     print(f"{args.out / 'tables.md'}: written, from {len(results)} finished runs")
     for number in FIGURES:
         try:
@@ -741,8 +873,7 @@ def report(args):
     configuration, folded."""
     everything(args)
     results, page = results_of(args), [f"<h1>{html.escape(args.title)}</h1>"]
-    for number in PAPER:
-        page.append(to_html(table(results, number, args.mini)))
+    page += map(to_html, sections(results, args.mini))
     for number in FIGURES:
         path = args.out / f"figure{number}.png"
         picture = base64.b64encode(path.read_bytes()).decode()
@@ -760,9 +891,9 @@ def report(args):
                     f"<pre>{html.escape(' '.join(map(str, start.get('argv', ['command unknown']))))}</pre>"
                     f"<pre>{html.escape(json.dumps(r, indent=1))}</pre><pre>{html.escape(config)}</pre></details>")
     path = args.out / "report.html"
-    path.write_text(f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
-                    f"<title>{html.escape(args.title)}</title><style>{STYLE}</style></head><body>\n"
-                    + "\n".join(page) + "\n</body></html>\n")
+    text = (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(args.title)}</title>'
+            f"<style>{STYLE}</style></head><body>\n" + "\n".join(page) + "\n</body></html>\n")
+    write(path, lambda temporary: temporary.write_text(text))
     print(f"{path}: written")
 
 
@@ -786,6 +917,9 @@ def main(argv=None):
     command.add_argument("--title", default="Never Train from Scratch: the paper's numbers and ours")
     command.set_defaults(run=report)
     _common(command)
+    command = commands.add_parser("readme", help="README's results")
+    command.add_argument("--check", action="store_true", help="write nothing; an error where README is stale")
+    command.set_defaults(run=readme)
     command = commands.add_parser("watch", help="progress of the runs below a folder")
     command.add_argument("runs", type=Path)
     command.add_argument("--jobs", type=int, help="how many runs there will be")

@@ -154,14 +154,14 @@ rm -f "$RUNS/finished"
 export GPUS
 outs=$(grep -o -- "--out [^ ]*" <<< "$CHAINS" | cut -d " " -f 2)
 echo "$(wc -l <<< "$outs") runs, $JOBS side by side; their output goes to $RUNS/output.txt"
-{
-    # xargs numbers its slots; slot i works on the i-th GPU.
-    tr '\n' '\0' <<< "$CHAINS" | xargs -0 -P "$JOBS" -n 1 --process-slot-var=SLOT bash -c '
-        if [ -n "$GPUS" ]; then gpus=($GPUS); export CUDA_VISIBLE_DEVICES=${gpus[$((SLOT % ${#gpus[@]}))]}; fi
-        eval "$0"' > "$RUNS/output.txt" 2>&1 || true
-    touch "$RUNS/finished"
-} &
-python analyze.py watch "$RUNS" --jobs "$(wc -l <<< "$outs")" --until "$RUNS/finished"
+# The runs are in the foreground: what bash starts in the background would not hear Ctrl-C.
+python analyze.py watch "$RUNS" --jobs "$(wc -l <<< "$outs")" --until "$RUNS/finished" &
+trap 'kill $! 2> /dev/null || true' EXIT
+# xargs numbers its slots; slot i works on the i-th GPU.
+tr '\n' '\0' <<< "$CHAINS" | xargs -0 -P "$JOBS" -n 1 --process-slot-var=SLOT bash -c '
+    if [ -n "$GPUS" ]; then gpus=($GPUS); export CUDA_VISIBLE_DEVICES=${gpus[$((SLOT % ${#gpus[@]}))]}; fi
+    eval "$0"' > "$RUNS/output.txt" 2>&1 || true
+touch "$RUNS/finished"
 wait
 for out in $outs; do
     [ -e "$out/result.json" ] || { echo "error: $out did not finish" >&2; unfinished=1; }
