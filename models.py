@@ -114,7 +114,7 @@ pathfinder_mini|pathx_mini s4                      3 48     -   -    16    48 ba
 pathx_mini                 dlr                     3 48     -   -   128     - layer pre    0.001    0.1     -  0.001
 pathx256_mini              s4                      3 48     -   -    16    48 batch pre    0.001    0.1 0.001  0.001
 image_mini|scifar_mini     transformer|rotary      3 28     2  56     -     - layer pre        -      -     -      -
-image_mini                 pythia                  3 28     2  56     -     - layer pre        -      -     -      -
+image_mini                 pythia                  3 32     2  64     -     - layer pre        -      -     -      -
 image_mini|scifar_mini     s4                      3 48     -   -    16     2 batch pre    0.001    0.1 0.001  0.001
 image_mini|scifar_mini     dlr                     3 48     -   -   128     - layer pre    0.001    0.1     -  0.001
 """
