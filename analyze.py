@@ -334,14 +334,14 @@ def cells_of(results, number):
             for name, cells, _ in lines for column, (key, _) in zip(columns, cells)}
 
 
-def over_tasks(results, number, *names):
-    """Averages over the tasks on which all of these approaches of a table have been run -> tasks, and for each approach
-    {seed: average}. PathX-256 does not count, as in the paper's averages."""
-    cells = cells_of(results, number)
-    tasks = [task for task in grid(number)[0] if task != "pathx256" and all(cells[name, task] for name in names)]
-    seeds = set.intersection(*(set(cells[name, task]) for name in names for task in tasks)) if tasks else set()
-    return tasks, [{seed: statistics.mean(cells[name, task][seed] for task in tasks) for seed in sorted(seeds)}
-                   for name in names]
+def over_tasks(results, *approaches):
+    """Averages over the tasks on which all of these approaches (table, name) have been run -> tasks, and for each
+    approach {seed: average}. PathX-256 does not count, as in the paper's averages."""
+    rows = [{column: scores for (name, column), scores in cells_of(results, number).items() if name == wanted}
+            for number, wanted in approaches]
+    tasks = [task for task in rows[0] if task != "pathx256" and all(row.get(task) for row in rows)]
+    seeds = set.intersection(*(set(row[task]) for row in rows for task in tasks)) if tasks else set()
+    return tasks, [{seed: statistics.mean(row[task][seed] for task in tasks) for seed in sorted(seeds)} for row in rows]
 
 
 def by_fraction(results, task, start):
@@ -370,9 +370,9 @@ def kernels_of(results, task):
         raise UserError(f"{paths[0]} is damaged: {type(error).__name__}") from None
 
 
-def gain(results, number, before, after, label):
-    """'label: +1.2 [+0.8, +1.6] over 5 tasks', from one approach of a table to another."""
-    tasks, (first, second) = over_tasks(results, number, before, after)
+def gain(results, before, after, label):
+    """'label: +1.2 [+0.8, +1.6] over 5 tasks', from one approach (table, name) to another."""
+    tasks, (first, second) = over_tasks(results, before, after)
     return f"{label}: " + (f"{signed(paired_gain(first, second))} over {len(tasks)} tasks" if tasks else "not run")
 
 
@@ -405,16 +405,18 @@ def claims(results):
     """The paper's seven claims, each with what our runs measured, as Markdown. Verdicts are the reader's."""
     rows = {
         "SPT lifts Transformers most; gain of": [
-            gain(results, 1, "Transformer", "Transformer + Masked SPT", "Transformer"),
-            gain(results, 2, "Transformer + Rotary", "Transformer + Rotary + SPT", "rotary"),
-            gain(results, 2, "S4", "S4 + SPT", "S4")],
+            gain(results, (1, "Transformer"), (1, "Transformer + Masked SPT"), "Transformer"),
+            gain(results, (2, "Transformer + Rotary"), (2, "Transformer + Rotary + SPT"), "rotary"),
+            gain(results, (2, "S4"), (2, "S4 + SPT"), "S4")],
         "masked and causal SPT are alike": [
-            gain(results, 1, "Transformer + Masked SPT", "Transformer + Causal SPT", "causal minus masked")],
-        "the gap between Transformer and S4 shrinks; S4 minus rotary": [
-            gain(results, 2, "Transformer + Rotary", "S4", "from scratch"),
-            gain(results, 2, "Transformer + Rotary + SPT", "S4 + SPT", "after SPT")],
+            gain(results, (1, "Transformer + Masked SPT"), (1, "Transformer + Causal SPT"), "causal minus masked")],
+        "the gap between Transformer and S4 shrinks; S4 minus": [
+            gain(results, (1, "Transformer"), (2, "S4"), "Transformer from scratch"),
+            gain(results, (1, "Transformer + Masked SPT"), (2, "S4 + SPT"), "Transformer, both after SPT"),
+            gain(results, (2, "Transformer + Rotary"), (2, "S4"), "rotary from scratch"),
+            gain(results, (2, "Transformer + Rotary + SPT"), (2, "S4 + SPT"), "rotary, both after SPT")],
         "initialisation matters less after SPT; own start minus random start": [
-            gain(results, 7, f"{model} + Rand Init{after}", f"{model}{after}", f"{model}{after or ' from scratch'}")
+            gain(results, (7, f"{model} + Rand Init{after}"), (7, model + after), model + (after or " from scratch"))
             for model in ("S4", "DLR") for after in ("", " + SPT")],
         "gains grow as data shrinks; gain of S4 by share of the data": [
             gains_by_fraction(results, task) for task in ("image", "text")],

@@ -298,7 +298,7 @@ def test_claims_by_hand(tmp_path):
     # rotary: (10 + 6) / 2 and (12 + 6) / 2, mean 8.5, standard deviation 0.707, half-width 12.71 / sqrt(2) * 0.707
     assert "rotary: +8.5 [+2.1, +14.9] over 2 tasks; S4: +1.0 [+1.0, +1.0] over 1 tasks" in lines[0]
     assert "Transformer: not run" in lines[0] and "causal minus masked: not run" in lines[1]
-    assert "from scratch: +20.0 [+20.0, +20.0] over 1 tasks; after SPT: +10.0" in lines[2]
+    assert "rotary from scratch: +20.0 [+20.0, +20.0] over 1 tasks; rotary, both after SPT: +10.0" in lines[2]
     assert "image: 1 % +10.0 (one seed); text: not run" in lines[4]
     assert "pathx (length 8): 0, 0 -> 3, 3" in lines[6]
 
