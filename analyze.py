@@ -512,7 +512,7 @@ def figure2(plt, results):
     names = ["S4", "DLR", "S4 + Rand Init", "DLR + Rand Init"]
     average = lambda name: ([statistics.mean(statistics.mean(cells[name, task].values()) for task in tasks)]
                             if all(cells[name, task] for task in tasks) else [])
-    figure, axis = plt.subplots(figsize=(6, 3.8))
+    figure, axis = plt.subplots(figsize=(7, 3.8))
     bars(axis, [(average(name), average(f"{name} + SPT")) for name in names], names)
     axis.set_ylabel("test accuracy, %", fontsize=8)
     axis.set_ylim(0, 108)
@@ -523,7 +523,7 @@ def figure2(plt, results):
 def figure3(plt, results):
     """Accuracy against the share of the training set, and the gain of SPT relative to training from scratch."""
     figure, axes = plt.subplots(1, 2, figsize=(8.5, 3.8))
-    every = []
+    every, shares = [], sorted({r["train_fraction"] for r in results if r.get("train_fraction")})
     for task, colour in (("image", SPT), ("text", OTHER)):
         curves = {start: by_fraction(results, task, start) for start in ("scratch", "spt")}
         for start, found in curves.items():
@@ -539,7 +539,9 @@ def figure3(plt, results):
         axes[1].plot(xs, gains, color=colour, marker="o", markersize=3)
     for axis, label in zip(axes, ("test accuracy, %", "relative gain of SPT, %")):
         axis.set_xscale("log")
-        axis.set_xlabel("share of the training examples", fontsize=8)
+        axis.set_xticks(shares, [f"{100 * share:g}" for share in shares], fontsize=8, minor=False)
+        axis.minorticks_off()
+        axis.set_xlabel("share of the training examples, %", fontsize=8)
         axis.set_ylabel(label, fontsize=8)
         axis.spines[["top", "right"]].set_visible(False)
     axes[1].axhline(0, color="black", linewidth=0.8, linestyle=":")
@@ -607,7 +609,7 @@ FIGURES = {1: figure1, 2: figure2, 3: figure3, 4: figure4, 5: figure5}
 def draw(results, number, path, mini=False):
     plt = plotting()
     figure, title = FIGURES[number](plt, results)
-    figure.suptitle(title + " (mini: short stand-in tasks)" * mini, fontsize=10)
+    figure.suptitle(title + "\nmini: small models on short stand-in tasks" * mini, fontsize=10)
     figure.tight_layout(rect=(0, 0.07, 1, 0.98))
     save_figure(figure, path)
     plt.close(figure)
