@@ -1,23 +1,27 @@
-"""From run directories to tables and figures. Reads files only: result.json, config.json, log.jsonl; needs no torch.
+"""From run directories to tables and figures. Reads files only: result.json, config.json, log.jsonl, kernels.npz.
 
     python analyze.py all               the paper's tables and figures with ours, from runs/paper into results/paper
     python analyze.py all --preset mini the same in small, from runs/mini into results/mini
     python analyze.py table 2           one table, Markdown; `figure 1`: one figure
     python analyze.py report            the same as one HTML page, with every run's command and configuration
-    python analyze.py readme            README's results, from the result.json files kept below results/; --check them
+    python analyze.py keep              copies what tables and figures need into results/paper/runs, to be committed
+    python analyze.py readme            README's results, from the kept runs; --check: an error where README is stale
     python analyze.py demo              the demo's table (Markdown) and figure (results/demo.png) from runs/demo
     python analyze.py demo --readme     and puts the table into README.md, between its markers
     python analyze.py demo --runs runs/demo-text --figure results/demo-text.png        the same for the text demo
-    python analyze.py watch runs/demo   what is done, what is running, and for how long still
+    python analyze.py watch runs/demo   what is done, what runs and for how long still, what failed
 
 A cell is the mean ± standard deviation over seeds of the test accuracy at the checkpoint that validation chose. A gain
 is paired: the same seed with and without self-pretraining, with a 95 % interval from Student's t.
+
+In order: reading runs, statistics, tables, claims, figures; then what is written from them, the demo, watching.
 """
 import argparse
 import base64
 import html
 import json
 import math
+import re
 import statistics
 import sys
 import time
@@ -25,33 +29,17 @@ import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
-# 97.5 % quantiles of Student's t for n - 1 degrees of freedom, n = 2, 3, ...
-T_QUANTILE = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262]
-
-MODEL_NAMES = {"transformer": "Transformer", "rotary": "Transformer (rotary)", "s4": "S4",
-               "s4_rand": "S4, random start", "dlr": "DLR", "dlr_rand": "DLR, random start"}
-# Name and chance, in percent.
-DEMO_TASKS = {"pathfinder_demo": ("Pathfinder, scaled down", 50), "listops_demo": ("ListOps, scaled down", 10),
-              "text_demo": ("Text (IMDb), 128 characters", 50), "text256": ("Text (IMDb), 256 characters", 50)}
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Reading runs
-# ---------------------------------------------------------------------------------------------------------------------
-
 
 class UserError(Exception):
     """A user's mistake: one line, exit code 2."""
 
 
-def write(path, save):
-    """save(temporary path), then rename: no reader ever sees half a file."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save(temporary)
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
+# ---------------------------------------------------------------------------------------------------------------------
+# Reading runs
+# ---------------------------------------------------------------------------------------------------------------------
+
+# What distinguishes the finetuning runs of different cells; within a cell, runs differ in their seed.
+KEY = ("task", "model", "objective", "start", "size", "train_fraction", "spt_share")
 
 
 def read_results(directory):
@@ -71,6 +59,31 @@ def read_results(directory):
     return results
 
 
+def read_log(run):
+    """The records of a run's log.jsonl, as far as it can be read: the last line of a killed run may be torn."""
+    records = []
+    try:
+        for line in (Path(run) / "log.jsonl").read_text(errors="replace").splitlines():
+            record = json.loads(line)
+            if isinstance(record, dict):
+                records.append(record)
+    except (OSError, ValueError):
+        pass
+    return records
+
+
+def one_per_seed(results):
+    """The results with one finetuning run per cell and seed: the recipe in full goes before a changed one."""
+    chosen = {}
+    for r in sorted(results, key=lambda r: not r.get("full_recipe")):
+        cell = (*(r.get(name) for name in KEY), r["seed"]) if "start" in r else r["run"]
+        if cell in chosen:
+            print(f"warning: {r['run']} is left out: {chosen[cell]['run']} has the same cell and seed", file=sys.stderr)
+        chosen.setdefault(cell, r)
+    ids = {id(r) for r in chosen.values()}
+    return [r for r in results if id(r) in ids]
+
+
 # What the mini preset's sizes of Image stand for.
 MINI_SIZES = {"2k": "100k", "4k": "300k", "10k": "1m", "20k": "3m", "80k": "10m"}
 
@@ -78,13 +91,41 @@ MINI_SIZES = {"2k": "100k", "4k": "300k", "10k": "1m", "20k": "3m", "80k": "10m"
 def stand_ins(results):
     """The runs of the mini preset, each under the name of the task that it stands in for."""
     return [r | dict(task=r["task"].removesuffix("_mini"), size=MINI_SIZES.get(r.get("size"), r.get("size")),
-                     mini=True)
-            for r in results if r["task"].endswith("_mini")]
+                     mini=True) for r in results if r["task"].endswith("_mini")]
 
 
-def scores(results, **wanted):
-    """{seed: score} of the finetuning runs that match; two runs of one seed are an error."""
-    return {seed: score(run) for seed, run in runs_of(results, wanted).items()}
+def stages(run, named):
+    """The pretraining run that a finetuning run started from, if that is among `named`, and the run itself."""
+    return [r for r in (named.get(Path(run.get("init") or "").name), run) if r]
+
+
+def hours(runs):
+    """Device hours."""
+    return sum(r["seconds"] * r.get("processes", 1) for r in runs) / 3600
+
+
+def provenance(results):
+    return ", ".join(f"{label}{', '.join(sorted({str(r.get(name)) for r in results}))}"
+                     for label, name in (("commit ", "commit"), ("", "device"), ("torch ", "torch")))
+
+
+def write(path, save):
+    """save(temporary path), then rename: no reader ever sees half a file."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(temporary)
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Statistics
+# ---------------------------------------------------------------------------------------------------------------------
+
+# 97.5 % quantiles of Student's t for n - 1 degrees of freedom, n = 2, 3, ...; beyond the last, the last: too wide.
+T_QUANTILE = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262]
 
 
 def mean_std(values, digits=1):
@@ -96,22 +137,32 @@ def mean_std(values, digits=1):
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
 
 
-def paired_gain(before, after):
-    """Mean of the paired differences and the half-width of its 95 % interval (None for one seed); None if no pair."""
-    differences = [after[seed] - before[seed] for seed in sorted(before.keys() & after.keys())]
-    if not differences:
+def minus(after, before):
+    """{seed: after - before} of the seeds that both have."""
+    return {seed: after[seed] - before[seed] for seed in sorted(before.keys() & after.keys())}
+
+
+def interval(values):
+    """Mean and half-width of its 95 % interval (None for one value); None of nothing."""
+    values = list(values)
+    if not values:
         return None
-    if len(differences) == 1:
-        return differences[0], None
-    t = T_QUANTILE[min(len(differences) - 2, len(T_QUANTILE) - 1)]
-    return statistics.mean(differences), t * statistics.stdev(differences) / math.sqrt(len(differences))
+    if len(values) == 1:
+        return values[0], None
+    t = T_QUANTILE[min(len(values) - 2, len(T_QUANTILE) - 1)]
+    return statistics.mean(values), t * statistics.stdev(values) / math.sqrt(len(values))
 
 
-def signed(gain, digits=1):
+def paired_gain(before, after):
+    """Mean of the paired differences of {seed: score} and the half-width of its 95 % interval, as `interval`."""
+    return interval(minus(after, before).values())
+
+
+def signed(mean_and_half, digits=1):
     """'+3.7 [+2.2, +5.2]', or that there is one seed, or a dash."""
-    if gain is None:
+    if mean_and_half is None:
         return "–"
-    mean, half = gain
+    mean, half = mean_and_half
     if half is None:
         return f"{mean:+.{digits}f} (one seed)"
     return f"{mean:+.{digits}f} [{mean - half:+.{digits}f}, {mean + half:+.{digits}f}]"
@@ -203,20 +254,32 @@ def grid(number):
     return columns, lines
 
 
-def runs_of(results, key):
-    """{seed: finetuning run} of a cell."""
-    found = {}
-    for r in results:
-        if "start" in r and all(r.get(name) == value for name, value in key.items()):
-            if r["seed"] in found:
-                raise UserError(f"two runs of seed {r['seed']} for one cell: {found[r['seed']]['run']} and {r['run']}")
-            found[r["seed"]] = r
-    return found
-
-
 def score(run):
     """In the paper's units: accuracy in percent, or R2."""
     return 100 * run["test_accuracy"] if "test_accuracy" in run else run["test_r2"]
+
+
+def runs_of(results, key):
+    """{seed: finetuning run} of a cell."""
+    return {r["seed"]: r for r in results if "start" in r and all(r.get(name) == value for name, value in key.items())}
+
+
+def scores(results, **wanted):
+    """{seed: score} of the finetuning runs that match."""
+    return {seed: score(run) for seed, run in runs_of(results, wanted).items()}
+
+
+def is_full(runs):
+    """Whether all runs of a cell are their recipes in full, nothing shortened or changed."""
+    return all(run.get("full_recipe") for run in runs.values())
+
+
+def status(runs):
+    if not runs:
+        return "not run"
+    if any(run.get("mini") for run in runs.values()):
+        return "mini" if is_full(runs) else "mini, changed"
+    return "full" if is_full(runs) else "shortened"
 
 
 def number_of(printed):
@@ -229,47 +292,32 @@ def digits_of(printed):
     return 3 if printed.startswith("0.") else 2
 
 
-def status(runs):
-    if not runs:
-        return "not run"
-    if any(r.get("mini") for r in runs.values()):
-        return "mini" if all(r.get("full_recipe") for r in runs.values()) else "mini, changed"
-    return "full" if all(r.get("full_recipe") for r in runs.values()) else "shortened"
-
-
-def stages(run, named):
-    """The pretraining run that a finetuning run started from, if that is among `named`, and the run itself."""
-    return [r for r in (named.get(Path(run.get("init") or "").name), run) if r]
-
-
-MINI_NOTE = "**Mini**: small models, trained for minutes on short stand-ins of the paper's tasks."
+MINI_NOTE = "**Mini**: small models, trained for less than a minute each on short stand-ins of the paper's tasks."
 
 
 def table(results, number, mini=False):
     """One table of the paper in Markdown: the grid, averages, gains, then what stands behind every cell of ours."""
     columns, lines = grid(number)
     named = {Path(r["run"]).name: r for r in results if "start" not in r}
+    small = {large: f"{large} (mini: {size})" for size, large in MINI_SIZES.items() if mini}
     out = [f"### Table {number}{', mini' if mini else ''}: {TITLES[number]}", "",
            *([f"{MINI_NOTE} The paper's numbers stand beside them for orientation only.", ""] if mini else []),
-           f"Each cell: paper / {'mini' if mini else 'ours'}, mean ± standard deviation over seeds.", "",
-           "| approach | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    details = ["| approach | column | paper | ours | difference | seeds | steps | epochs | hours | device | commit "
-               "| status |", "|---" * 12 + "|"]
-    averages = ["| approach | average printed in the paper | recomputed, x as 50 | recomputed, without x | ours |",
-                "|---" * 5 + "|"]
+           f"Each cell: paper / {'mini' if mini else 'ours'}, mean ± standard deviation (seeds). x: chance level, or "
+           "too long to train. †: shortened or changed.", "",
+           "| approach | " + " | ".join(small.get(column, column) for column in columns) + " |",
+           "|---" * (len(columns) + 1) + "|"]
+    averages = ["| approach | average in the paper | its cells, x as 50 | its cells, x left out | so it | ours | ours "
+                "without the paper's x |", "|---" * 7 + "|"]
+    details = ["| approach | column | paper | ours | difference | seeds | steps | epochs | device hours | device | "
+               "commit | status |", "|---" * 12 + "|"]
     for name, cells, printed_average in lines:
-        found = [runs_of(results, key) for key, _ in cells]
+        found = [(column, printed, runs_of(results, key)) for column, (key, printed) in zip(columns, cells)]
         out.append(f"| {name} | " + " | ".join(
-            f"{'chance' if printed == 'x' else printed} / "
-            f"{mean_std(map(score, runs.values()), digits_of(printed))}"
-            for (_, printed), runs in zip(cells, found)) + " |")
-        details += [detail(name, column, printed, runs, named)
-                    for column, (_, printed), runs in zip(columns, cells, found)]
+            f"{printed} / {mean_std(map(score, runs.values()), digits_of(printed))}"
+            + (f" ({len(runs)})" + "†" * (not is_full(runs)) if runs else "") for _, printed, runs in found) + " |")
+        details += [detail(name, column, printed, runs, named) for column, printed, runs in found]
         if printed_average is not None:
-            # As everywhere in the literature, PathX-256 does not count.
-            counted = [(printed, runs) for column, (_, printed), runs in zip(columns, cells, found)
-                       if column != "pathx256"]
-            averages.append(f"| {name} | {printed_average} | {average_of(counted)} |")
+            averages.append(f"| {name} | {printed_average} | {averages_of(printed_average, found)} |")
     return "\n".join(out + ([""] + averages if len(averages) > 2 else [])
                      + [""] + gains_table(results, number) + [""] + details)
 
@@ -285,19 +333,28 @@ def detail(name, column, printed, runs, named):
     each = lambda field: ", ".join(sorted({str(run.get(field)) for run in runs.values()}))
     both = lambda field: ", ".join(dict.fromkeys(" + ".join(str(r.get(field)) for r in stages(run, named))
                                                  for run in runs.values()))
-    hours = sum(r["seconds"] * r.get("processes", 1) for run in runs.values() for r in stages(run, named)) / 3600
+    spent = hours(r for run in runs.values() for r in stages(run, named))
     return (f"| {name} | {column} | {printed} | {mean_std(values, digits_of(printed))} | {difference} | "
-            f"{len(values) if len(values) > 1 else 'one seed'} | {both('steps')} | {both('epochs')} | {hours:.2f} | "
+            f"{len(values) if len(values) > 1 else 'one seed'} | {both('steps')} | {both('epochs')} | {spent:.2f} | "
             f"{each('device')} | {each('commit')} | {status(runs)} |")
 
 
-def average_of(cells):
-    """The paper's average recomputed, with an x as 50 and without, and ours over the tasks that have been run."""
-    numbers = [number_of(printed) for printed, _ in cells]
-    without = [number_of(printed) for printed, _ in cells if printed != "x"]
-    ours = [statistics.mean(map(score, runs.values())) for _, runs in cells if runs]
-    return (f"{statistics.mean(numbers):.2f} | {statistics.mean(without):.2f} | "
-            + (f"{statistics.mean(ours):.2f} over {len(ours)} of {len(cells)} tasks" if ours else "–"))
+def averages_of(printed_average, found):
+    """The average of the paper's cells, with its x as 50 and without, which of the two it printed, and ours over the
+    tasks that have been run in full. PathX-256 counts nowhere, as everywhere in the literature."""
+    found = [(printed, runs) for column, printed, runs in found if column != "pathx256"]
+    as_50 = statistics.mean(number_of(printed) for printed, _ in found)
+    without = statistics.mean(number_of(printed) for printed, _ in found if printed != "x")
+    counts, leaves = (abs(float(printed_average) - value) < 0.011 for value in (as_50, without))
+    so_it = ("is neither: a misprint" if not (counts or leaves) else "has no x" if as_50 == without
+             else "counts x as 50" if counts else "leaves x out")
+
+    def ours(all_columns):
+        means = [statistics.mean(map(score, runs.values())) for printed, runs in found
+                 if runs and is_full(runs) and (all_columns or printed != "x")]
+        return f"{statistics.mean(means):.2f} over {len(means)} of {len(found)} tasks" if means else "–"
+
+    return f"{as_50:.2f} | {without:.2f} | {so_it} | {ours(True)} | {ours(False)}"
 
 
 def gains_table(results, number):
@@ -316,7 +373,10 @@ def gains_table(results, number):
                 base["objective"] = "masked"
             if number == 8:
                 base["spt_share"] = 0.0
-            texts.append(signed(paired_gain(scores(results, **base), scores(results, **key)), digits_of(printed)))
+            before, after = runs_of(results, base), runs_of(results, key)
+            mark = "†" * (bool(before and after) and not (is_full(before) and is_full(after)))
+            texts.append(signed(paired_gain(*({seed: score(run) for seed, run in runs.items()}
+                                              for runs in (before, after))), digits_of(printed)) + mark)
         if any(texts):
             out.append(f"| {name} | " + " | ".join(texts) + " |")
     return out
@@ -337,49 +397,39 @@ def cells_of(results, number):
 def over_tasks(results, *approaches):
     """Averages over the tasks on which all of these approaches (table, name) have been run -> tasks, and for each
     approach {seed: average}. PathX-256 does not count, as in the paper's averages."""
-    rows = [{column: scores for (name, column), scores in cells_of(results, number).items() if name == wanted}
-            for number, wanted in approaches]
+    rows = []
+    for number, wanted in approaches:
+        rows.append({column: cell for (name, column), cell in cells_of(results, number).items() if name == wanted})
+        assert rows[-1], f"table {number} has no row {wanted}"
     tasks = [task for task in rows[0] if task != "pathx256" and all(row.get(task) for row in rows)]
     seeds = set.intersection(*(set(row[task]) for row in rows for task in tasks)) if tasks else set()
     return tasks, [{seed: statistics.mean(row[task][seed] for task in tasks) for seed in sorted(seeds)} for row in rows]
 
 
+def compare(results, first, second, labels, difference):
+    """Two differences between approaches, (before, after) each, on the tasks that all four have been run on, and the
+    first minus the second."""
+    tasks, (a, b, c, d) = over_tasks(results, *first, *second)
+    if not tasks:
+        return f"{' / '.join(labels)}: not run"
+    one, other = minus(b, a), minus(d, c)
+    texts = [signed(interval(values.values())) for values in (one, other, minus(one, other))]
+    return f"{labels[0]} {texts[0]}, {labels[1]} {texts[1]}, {difference} {texts[2]}, over {len(tasks)} tasks"
+
+
 def by_fraction(results, task, start):
     """Figure 3: {share of the training examples: {seed: score}} of S4."""
-    found = {}
-    for r in results:
-        if (r["task"], r["model"], r.get("start")) == (task, "s4", start) and r.get("train_fraction"):
-            found.setdefault(r["train_fraction"], {})[r["seed"]] = score(r)
-    return dict(sorted(found.items()))
+    key = dict(task=task, model="s4", objective="masked", start=start, size=None, spt_share=None)
+    shares = sorted({r["train_fraction"] for r in results if r.get("train_fraction")})
+    return {share: found for share in shares if (found := scores(results, **key, train_fraction=share))}
 
 
-def kernels_of(results, task):
-    """Figure 4: (path, before, after) of the first seed's S4, max over channels of |K| in the forward direction, each
-    (layers, l); None where there is no run."""
-    import numpy as np
-    what = dict(task=task, model="s4", objective="masked", train_fraction=None, spt_share=None, size=None)
-    runs = sorted((r["seed"], r["run"]) for r in results
-                  if "start" not in r and all(r.get(name) == value for name, value in what.items()))
-    paths = [path for _, run in runs if (path := Path(run) / "kernels.npz").exists()]
-    if not paths:
-        return None
-    try:
-        with np.load(paths[0], allow_pickle=False) as arrays:
-            return paths[0], arrays["before"][:, 0], arrays["after"][:, 0]
-    except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{paths[0]} is damaged: {type(error).__name__}") from None
-
-
-def gain(results, before, after, label):
-    """'label: +1.2 [+0.8, +1.6] over 5 tasks', from one approach (table, name) to another."""
-    tasks, (first, second) = over_tasks(results, before, after)
-    return f"{label}: " + (f"{signed(paired_gain(first, second))} over {len(tasks)} tasks" if tasks else "not run")
-
-
-def gains_by_fraction(results, task):
+def relative_gains(results, task):
+    """{share of the training examples: [gain of SPT in percent of the accuracy from scratch, one for each seed]}."""
     before, after = (by_fraction(results, task, start) for start in ("scratch", "spt"))
-    return f"{task}: " + (", ".join(f"{100 * fraction:g} % {signed(paired_gain(before[fraction], after[fraction]))}"
-                                    for fraction in before if fraction in after) or "not run")
+    return {share: [100 * difference / before[share][seed]
+                    for seed, difference in minus(after[share], before[share]).items()]
+            for share in before if share in after}
 
 
 def gains_by_budget(results, column):
@@ -387,6 +437,24 @@ def gains_by_budget(results, column):
     gains = [paired_gain(cells["SPT 0 % of the budget", column], cells[f"SPT {share} % of the budget", column])
              for share in (20, 40, 60)]
     return f"{column.replace('_', ', ')}: " + (", ".join(map(signed, gains)) if any(gains) else "not run")
+
+
+def kernels_of(results, task):
+    """Figure 4: [(path, before, after)] of S4, one for each seed: max over channels and both directions of |K|, each
+    (layers, l) (paper, section 3.6, footnote 3)."""
+    import numpy as np
+    what = dict(task=task, model="s4", objective="masked", train_fraction=None, spt_share=None, size=None)
+    found = []
+    for r in sorted(results, key=lambda r: r["seed"]):
+        path = Path(r["run"]) / "kernels.npz"
+        if "start" in r or any(r.get(name) != value for name, value in what.items()) or not path.exists():
+            continue
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                found.append((path, arrays["before"].max(1), arrays["after"].max(1)))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise UserError(f"{path} is damaged: {type(error).__name__}") from None
+    return found
 
 
 def half_lags(results, task):
@@ -397,35 +465,45 @@ def half_lags(results, task):
         return f"{task}: {error}"
     if not found:
         return f"{task}: not run"
-    before, after = ([int((kernel.cumsum() < kernel.sum() / 2).sum()) for kernel in kernels] for kernels in found[1:])
-    return f"{task} (length {found[1].shape[1]:,}): {', '.join(map(str, before))} -> {', '.join(map(str, after))}"
+    lags = lambda kernels: [int((kernel.cumsum() < kernel.sum() / 2).sum()) for kernel in kernels]
+    before, after = (", ".join(f"{statistics.mean(column):.0f}" for column in zip(*map(lags, sets)))
+                     for sets in list(zip(*found))[1:])
+    return f"{task} (length {found[0][1].shape[1]:,}): {before} -> {after} ({len(found)} seeds)"
 
 
 def claims(results):
-    """The paper's seven claims, each with what our runs measured, as Markdown. Verdicts are the reader's."""
+    """The paper's seven claims, each with what our runs measured, as Markdown. Runs that are not their recipe in full
+    do not count."""
+    results = [r for r in results if r.get("full_recipe")]
+    plain, plain_spt = (1, "Transformer"), (1, "Transformer + Masked SPT")
+    rotary, rotary_spt = (2, "Transformer + Rotary"), (2, "Transformer + Rotary + SPT")
+    s4, s4_spt = (2, "S4"), (2, "S4 + SPT")
+    own, both = ("from scratch", "after SPT"), "so it shrinks by"
+    tasks, (masked, causal) = over_tasks(results, plain_spt, (1, "Transformer + Causal SPT"))
     rows = {
-        "SPT lifts Transformers most; gain of": [
-            gain(results, (1, "Transformer"), (1, "Transformer + Masked SPT"), "Transformer"),
-            gain(results, (2, "Transformer + Rotary"), (2, "Transformer + Rotary + SPT"), "rotary"),
-            gain(results, (2, "S4"), (2, "S4 + SPT"), "S4")],
-        "masked and causal SPT are alike": [
-            gain(results, (1, "Transformer + Masked SPT"), (1, "Transformer + Causal SPT"), "causal minus masked")],
-        "the gap between Transformer and S4 shrinks; S4 minus": [
-            gain(results, (1, "Transformer"), (2, "S4"), "Transformer from scratch"),
-            gain(results, (1, "Transformer + Masked SPT"), (2, "S4 + SPT"), "Transformer, both after SPT"),
-            gain(results, (2, "Transformer + Rotary"), (2, "S4"), "rotary from scratch"),
-            gain(results, (2, "Transformer + Rotary + SPT"), (2, "S4 + SPT"), "rotary, both after SPT")],
-        "initialisation matters less after SPT; own start minus random start": [
-            gain(results, (7, f"{model} + Rand Init{after}"), (7, model + after), model + (after or " from scratch"))
-            for model in ("S4", "DLR") for after in ("", " + SPT")],
-        "gains grow as data shrinks; gain of S4 by share of the data": [
-            gains_by_fraction(results, task) for task in ("image", "text")],
-        "gains survive an equal budget; gain when SPT takes 20, 40, 60 % of it": [
+        "SPT lifts Transformers most: gains in points": [
+            compare(results, (plain, plain_spt), (s4, s4_spt), ("Transformer", "S4"), "difference"),
+            compare(results, (rotary, rotary_spt), (s4, s4_spt), ("rotary", "S4"), "difference")],
+        "masked and causal SPT are alike: points": [
+            f"causal minus masked {signed(paired_gain(masked, causal))}, over {len(tasks)} tasks" if tasks
+            else "not run"],
+        "the gap between Transformer and S4 shrinks: S4 minus Transformer in points": [
+            f"{name}: {compare(results, (before, s4), (after, s4_spt), own, both)}"
+            for name, before, after in (("Transformer", plain, plain_spt), ("rotary", rotary, rotary_spt))],
+        "initialisation matters less after SPT: own start minus random start in points": [
+            f"{name}: " + compare(results, ((7, f"{name} + Rand Init"), (7, name)),
+                                  ((7, f"{name} + Rand Init + SPT"), (7, f"{name} + SPT")), own, both)
+            for name in ("S4", "DLR")],
+        "gains grow as data shrinks: relative gain of S4 in percent, by share of the data": [
+            f"{task}: " + (", ".join(f"{100 * share:g} %: {signed(interval(gains))}"
+                                     for share, gains in relative_gains(results, task).items()) or "not run")
+            for task in ("image", "text")],
+        "gains survive an equal budget: gain in points when SPT takes 20, 40, 60 % of it": [
             gains_by_budget(results, column) for column in grid(8)[0]],
-        "learned kernels differ from HiPPO, by task; lag within which half of the kernel lies, for each layer": [
+        "learned kernels differ from HiPPO, by task: lag within which half of the kernel lies, layer by layer": [
             half_lags(results, task) for task in ("image", "text", "pathx", "listops")]}
     lines = [f"| {i} | {claim} | {'; '.join(measured)} |" for i, (claim, measured) in enumerate(rows.items(), 1)]
-    return "\n".join(["| | claim | measured: mean of paired differences in points [95 % interval] |", "|---|---|---|",
+    return "\n".join(["| | claim | measured: means over seeds [95 % interval of paired differences] |", "|---|---|---|",
                       *lines])
 
 
@@ -491,116 +569,132 @@ def seeds_text(values):
 def figure1(plt, results):
     """Transformer, rotary Transformer and S4 on Long Range Arena, from scratch and after SPT."""
     one, two = cells_of(results, 1), cells_of(results, 2)
-    tasks = grid(1)[0]
+    tasks, drawn = grid(1)[0], []
     figure, axes = plt.subplots(3, 1, figsize=(8, 7.5), sharex=True)
     for axis, (cells, name) in zip(axes, ((one, "Transformer"), (two, "Transformer + Rotary"), (two, "S4"))):
         after = f"{name} + Masked SPT" if name == "Transformer" else f"{name} + SPT"
-        bars(axis, [(cells[name, task].values(), cells[after, task].values()) for task in tasks], tasks)
+        pairs = [(cells[name, task].values(), cells[after, task].values()) for task in tasks]
+        bars(axis, pairs, tasks)
+        drawn += [values for pair in pairs for values in pair]
         axis.hlines([CHANCE[task] for task in tasks], [i - 0.4 for i in range(len(tasks))],
                     [i + 0.4 for i in range(len(tasks))], color="black", linewidth=0.8, linestyle=":", label="chance")
         axis.set_title(name, fontsize=9)
         axis.set_ylabel("test accuracy, %", fontsize=8)
         axis.set_ylim(0, 108)
     legend(figure, axes)
-    return figure, f"Figure 1: Long Range Arena, {seeds_text([*one.values(), *two.values()])}"
+    return figure, f"Figure 1: Long Range Arena, {seeds_text(drawn)}"
 
 
 def figure2(plt, results):
-    """Averages over tasks of table 7; bars only where every task has been run."""
-    cells, tasks = cells_of(results, 7), grid(7)[0]
-    tasks = [task for task in tasks if any(cells[name, task] for name in ("S4", "DLR"))] or tasks
-    names = ["S4", "DLR", "S4 + Rand Init", "DLR + Rand Init"]
-    average = lambda name: ([statistics.mean(statistics.mean(cells[name, task].values()) for task in tasks)]
-                            if all(cells[name, task] for task in tasks) else [])
+    """Initialisations: averages over the tasks of table 7 that all approaches with any run have in common."""
+    cells, names = cells_of(results, 7), ["S4", "DLR", "S4 + Rand Init", "DLR + Rand Init"]
+    rows = [(7, name) for start in names for name in (start, f"{start} + SPT")
+            if any(cells[name, task] for task in grid(7)[0])]
+    tasks, averages = over_tasks(results, *rows) if rows else ([], [])
+    values = {name: average.values() for (_, name), average in zip(rows, averages)}
     figure, axis = plt.subplots(figsize=(7, 3.8))
-    bars(axis, [(average(name), average(f"{name} + SPT")) for name in names], names)
+    bars(axis, [(values.get(name, []), values.get(f"{name} + SPT", [])) for name in names], names)
     axis.set_ylabel("test accuracy, %", fontsize=8)
     axis.set_ylim(0, 108)
     legend(figure, [axis])
-    return figure, f"Figure 2: initialisations, average of {', '.join(tasks)}, {seeds_text(cells.values())}"
+    average = f"average of {', '.join(tasks)}" if tasks else "no common task"
+    return figure, f"Figure 2: initialisations, {average}, {seeds_text(values.values())}"
 
 
 def figure3(plt, results):
     """Accuracy against the share of the training set, and the gain of SPT relative to training from scratch."""
     figure, axes = plt.subplots(1, 2, figsize=(8.5, 3.8))
-    every, shares = [], sorted({r["train_fraction"] for r in results if r.get("train_fraction")})
+    spread = lambda values: statistics.stdev(values) if len(values) > 1 else 0
+    every, shares = [], set()
+
+    def curve(axis, found, colour, **more):
+        """found: {share: [values]}."""
+        axis.errorbar(list(found), list(map(statistics.mean, found.values())), list(map(spread, found.values())),
+                      color=colour, marker="o", markersize=3, capsize=2, **more)
+
     for task, colour in (("image", SPT), ("text", OTHER)):
-        curves = {start: by_fraction(results, task, start) for start in ("scratch", "spt")}
-        for start, found in curves.items():
+        for start, style, label in (("scratch", "--", "from scratch"), ("spt", "-", "SPT")):
+            found = {share: list(cell.values()) for share, cell in by_fraction(results, task, start).items()}
+            curve(axes[0], found, colour, linestyle=style, label=f"{task}, {label}")
             every += found.values()
-            spread = [statistics.stdev(v.values()) if len(v) > 1 else 0 for v in found.values()]
-            axes[0].errorbar(list(found), [statistics.mean(v.values()) for v in found.values()], spread, color=colour,
-                             marker="o", markersize=3,
-                             linestyle="-" if start == "spt" else "--", capsize=2,
-                             label=f"{task}, {'SPT' if start == 'spt' else 'from scratch'}")
-        xs = sorted(curves["scratch"].keys() & curves["spt"].keys())
-        gains = [100 * (statistics.mean(curves["spt"][x].values()) / statistics.mean(curves["scratch"][x].values()) - 1)
-                 for x in xs]
-        axes[1].plot(xs, gains, color=colour, marker="o", markersize=3)
+            shares |= found.keys()
+        curve(axes[1], {share: gains for share, gains in relative_gains(results, task).items() if gains}, colour)
     for axis, label in zip(axes, ("test accuracy, %", "relative gain of SPT, %")):
         axis.set_xscale("log")
-        axis.set_xticks(shares, [f"{100 * share:g}" for share in shares], fontsize=8, minor=False)
+        axis.set_xticks(sorted(shares), [f"{100 * share:g}" for share in sorted(shares)], fontsize=8)
         axis.minorticks_off()
         axis.set_xlabel("share of the training examples, %", fontsize=8)
         axis.set_ylabel(label, fontsize=8)
         axis.spines[["top", "right"]].set_visible(False)
     axes[1].axhline(0, color="black", linewidth=0.8, linestyle=":")
     legend(figure, axes)
-    return figure, f"Figure 3: S4 on parts of the training set, {seeds_text(every)}"
+    return figure, f"Figure 3: S4 on parts of the training set, {seeds_text(every)}, bars: standard deviations"
 
 
 def figure4(plt, results):
-    """Maximal |K| over channels against the lag, for odd layers: after SPT and as HiPPO starts (first seed)."""
+    """Maximal |K| over channels and directions against the lag, for odd layers: after SPT and as HiPPO starts."""
     tasks = ("image", "text", "pathx", "listops")
     figure, axes = plt.subplots(len(tasks), 1, figsize=(8, 10))
     for axis, task in zip(axes, tasks):
         found = kernels_of(results, task)
-        axis.set_title(f"{task}: {found[0].parent.name if found else 'not run'}", fontsize=8)
+        axis.set_title(f"{task}: {found[0][0].parent.name if found else 'not run'}", fontsize=8)
         if not found:
             axis.set_axis_off()
             continue
-        _, before, after = found
+        _, before, after = found[0]
         lags = range(1, before.shape[1] + 1)
-        for i in range(0, len(after), 2):
-            shade = i / max(1, len(after) - 1)
-            axis.plot(lags, after[i], color=plt.cm.viridis(0.9 * shade), linewidth=0.8, label=f"SPT, layer {i + 1}")
+        for i in range(0, len(after), 2):                        # a layer has one colour on all tasks; at most 8 layers
+            axis.plot(lags, after[i], color=plt.cm.viridis(i / 7), linewidth=0.8, label=f"SPT, layer {i + 1}")
         axis.plot(lags, before[0], color="black", linewidth=0.8, linestyle="--", label="HiPPO, layer 1")
         width = math.isqrt(len(lags))
         for k in range(1, 9) if task in ("image", "pathx") else ():
             axis.axvline(k * width + 1, color="0.85", linewidth=0.6, zorder=0)
         axis.set_xscale("log")
         axis.set_yscale("log")
-        axis.set_ylabel("max over channels of |K|", fontsize=7)
+        axis.set_ylabel("max |K|", fontsize=7)
         axis.tick_params(labelsize=7)
     axes[-1].set_xlabel("lag + 1, positions (vertical lines: multiples of the image's width)", fontsize=8)
     legend(figure, axes)
-    return figure, "Figure 4: kernels of S4 after SPT against those it started with"
+    return figure, "Figure 4: kernels of S4 after SPT against those it started with, one seed"
+
+
+def curves_of(results, task):
+    """Figure 5: the first seed's runs of table 8's rotary Transformer, {kind: run}: pretraining with a fifth of the
+    budget, finetuning after it, training from scratch."""
+    found = {}
+    for r in sorted(results, key=lambda r: r["seed"]):
+        if (r["task"], r["model"]) == (task, "rotary") and r.get("spt_share") in (0, 0.2):
+            found.setdefault(r.get("start", "denoising"), r)
+    return found
 
 
 def figure5(plt, results):
     """Validation curves of table 8's Transformers: the denoising task, and the downstream task with and without SPT."""
-    figure, axes = plt.subplots(1, 2, figsize=(8.5, 3.8))
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.8))
+    rights = []
     for axis, task in zip(axes, ("image", "text")):
-        for r in results:
-            if (r.get("task"), r.get("model")) != (task, "rotary") or r.get("spt_share") not in (0, 0.2) or r["seed"]:
-                continue
-            kind = r.get("start", "denoising")
-            steps, values = [], []
-            for record in read_log(Path(r["run"])):
-                if record.get("kind") == "eval":
-                    steps.append(record["step"])
-                    values.append(100 * record.get("val_accuracy", record.get("val_score", float("nan"))))
-            look = dict(scratch=(SPT, "--", "downstream, from scratch"), spt=(SPT, "-", "downstream, after SPT"),
-                        denoising=(OTHER, "-", "denoising (image: 1 - squared error)"))[kind]
-            if kind == "denoising" and min(values, default=0) < 0:
-                values = [100 + v for v in values]
-            axis.plot(steps, values, color=look[0], linestyle=look[1], linewidth=1.2, label=look[2])
-        axis.set_title(f"{task}: rotary Transformer, 20 % of the budget for SPT", fontsize=8)
-        axis.set_xlabel("optimiser steps of the stage", fontsize=8)
-        axis.set_ylabel("validation accuracy, %", fontsize=8)
-        axis.spines[["top", "right"]].set_visible(False)
-    legend(figure, axes)
-    return figure, "Figure 5: training with and without SPT, seed 0"
+        runs, right = curves_of(results, task), axis.twinx()
+        rights.append(right)
+        for kind, run in runs.items():
+            records = [record for record in read_log(run["run"]) if record.get("kind") == "eval"]
+            epochs = [record["step"] * run.get("epochs", math.nan) / run["steps"] for record in records]
+            if kind == "denoising":
+                values = [record["val_score"] for record in records]
+                values = [1 + v for v in values] if min(values, default=0) < 0 else values
+                right.plot(epochs, values, color=OTHER, linewidth=1.2, label="denoising (right axis)")
+            else:
+                axis.plot(epochs, [100 * record["val_accuracy"] for record in records], color=SPT, linewidth=1.2,
+                          linestyle="--" if kind == "scratch" else "-",
+                          label="downstream, from scratch" if kind == "scratch" else "downstream, after SPT")
+        axis.set_title(f"{task}: {'rotary Transformer, 20 % of the budget for SPT' if runs else 'not run'}", fontsize=8)
+        axis.set_xlabel("epochs of the stage", fontsize=8)
+        axis.set_ylabel("downstream validation accuracy, %", fontsize=8)
+        right.set_ylabel("denoising: 1 - squared error" if task == "image" else "denoising accuracy", fontsize=8,
+                         color=OTHER)
+        axis.spines["top"].set_visible(False)
+        right.spines["top"].set_visible(False)
+    legend(figure, [*axes, *rights])
+    return figure, "Figure 5: training with and without SPT, one seed"
 
 
 FIGURES = {1: figure1, 2: figure2, 3: figure3, 4: figure4, 5: figure5}
@@ -615,22 +709,188 @@ def draw(results, number, path, mini=False):
     plt.close(figure)
 
 
-def read_log(run):
-    """The records of a run's log.jsonl, as far as it can be read: the last line of a killed run may be torn."""
-    records = []
-    try:
-        for line in (run / "log.jsonl").read_text(errors="replace").splitlines():
-            record = json.loads(line)
-            if isinstance(record, dict):
-                records.append(record)
-    except (OSError, ValueError):
-        pass
-    return records
+# ---------------------------------------------------------------------------------------------------------------------
+# What is written: tables and figures, a page, README's results
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def results_of(args):
+    """The preset's runs; also fills in the folders that depend on the preset."""
+    args.mini = args.preset == "mini"
+    args.runs, args.out = args.runs or Path("runs", args.preset), args.out or Path("results", args.preset)
+    results = one_per_seed(read_results(args.runs))
+    return stand_ins(results) if args.mini else results
+
+
+def print_table(args):
+    results = results_of(args)
+    print(table(results, args.number, args.mini))
+
+
+def print_figure(args):
+    results, path = results_of(args), args.out / f"figure{args.number}.png"
+    draw(results, args.number, path, args.mini)
+    print(f"{path}: written")
+
+
+def sections(results, mini):
+    """All that there is in Markdown: claims, then tables."""
+    note = [MINI_NOTE] if mini else []
+    return ["\n\n".join([f"### The paper's claims{', mini' if mini else ''}", *note, claims(results)]),
+            *(table(results, number, mini) for number in PAPER)]
+
+
+def strangers(results):
+    """Finetuning runs that belong into no cell."""
+    keys = [key for number in PAPER for _, cells, _ in grid(number)[1] for key, _ in cells]
+    keys += [dict(task=task, model="s4", objective="masked", size=None, spt_share=None) for task in ("image", "text")]
+    return [r for r in results if "start" in r and not any(all(r.get(k) == v for k, v in key.items()) for key in keys)]
+
+
+def produce(args):
+    """Every table into one Markdown file, every figure beside it. One that cannot be made does not stop the others ->
+    results, {number of a figure: what stopped it}."""
+    results, failed = results_of(args), {}
+    text = "\n\n".join(sections(results, args.mini)) + "\n"
+    write(args.out / "tables.md", lambda temporary: temporary.write_text(text))
+    print(f"{args.out / 'tables.md'}: written, from {len(results)} finished runs below {args.runs}")
+    if others := strangers(results):
+        print(f"note: {len(others)} finished runs belong into no table or figure: "
+              + ", ".join(Path(r["run"]).name for r in others[:5]) + ", ..." * (len(others) > 5))
+    for number in FIGURES:
+        try:
+            draw(results, number, args.out / f"figure{number}.png", args.mini)
+            print(f"{args.out / f'figure{number}.png'}: written")
+        except (UserError, OSError, ValueError, KeyError) as error:
+            failed[number] = str(error)
+            print(f"error: figure {number}: {error}", file=sys.stderr)
+    return results, failed
+
+
+def everything(args):
+    _, failed = produce(args)
+    if failed:
+        raise SystemExit(1)
+
+
+STYLE = """body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em; color: #222 }
+table { border-collapse: collapse; margin: 1em 0; font-size: 13px; display: block; overflow-x: auto }
+td, th { border: 1px solid #ccc; padding: .2em .6em; text-align: left; white-space: nowrap } th { background: #f2f2f2 }
+.claims td { white-space: normal }
+img { max-width: 100% } pre { background: #f6f6f6; padding: .6em; overflow-x: auto } summary { cursor: pointer }"""
+
+
+def to_html(text):
+    """The Markdown that `sections` writes: headings, paragraphs with strong words, tables."""
+    out = []
+    for block in text.split("\n\n"):
+        lines = block.splitlines()
+        if lines[0].startswith("|"):
+            rows = [[html.escape(cell.strip()) for cell in line.strip("|").split("|")] for line in lines]
+            wide = ' class="claims"' if "claim" in lines[0] else ""
+            out.append(f"<table{wide}><tr>" + "".join(f"<th>{cell}</th>" for cell in rows[0]) + "</tr>" + "".join(
+                "<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows[2:]) + "</table>")
+        elif lines[0].startswith("### "):
+            out.append(f"<h2>{html.escape(lines[0][4:])}</h2>")
+        else:
+            out.append("<p>" + re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", html.escape(block)) + "</p>")
+    return "\n".join(out)
+
+
+def report(args):
+    """One HTML page without links to other files: claims, tables, figures, and of each run its command, environment and
+    configuration, folded."""
+    results, failed = produce(args)
+    title = html.escape(args.title or "Never Train from Scratch: the paper's numbers and ours"
+                        + (" (mini: short stand-in tasks)" if args.mini else ""))
+    page = [f"<h1>{title}</h1>", *map(to_html, sections(results, args.mini))]
+    for number in FIGURES:
+        page.append(f"<h2>Figure {number}</h2>")
+        if number in failed:
+            page.append(f"<p>{html.escape(failed[number])}</p>")
+            continue
+        picture = base64.b64encode((args.out / f"figure{number}.png").read_bytes()).decode()
+        page.append(f'<img alt="figure {number}" src="data:image/png;base64,{picture}">')
+    page.append(f"<h2>All {len(results)} runs</h2>")
+    for r in results:
+        start = next((record for record in read_log(r["run"]) if "argv" in record), {})
+        try:
+            config = (Path(r["run"]) / "config.json").read_text()
+        except OSError:
+            config = "not there"
+        what = f"{score(r):.4g}" if "start" in r else f"validation score {r.get('val_score', 0):.4g}"
+        name = html.escape(Path(r["run"]).name)
+        page.append(f"<details><summary>{name}: {what}, {html.escape(status({0: r}))}</summary>"
+                    f"<pre>{html.escape(' '.join(map(str, start.get('argv', ['command unknown']))))}</pre>"
+                    f"<pre>{html.escape(json.dumps(r, indent=1))}</pre><pre>{html.escape(config)}</pre></details>")
+    path = args.out / "report.html"
+    text = (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+            f"<style>{STYLE}</style></head><body>\n" + "\n".join(page) + "\n</body></html>\n")
+    write(path, lambda temporary: temporary.write_text(text))
+    print(f"{path}: written")
+    if failed:
+        raise SystemExit(1)
+
+
+def keep(args):
+    """Into --out/runs: result.json of every run, the kernels of figure 4, the logs of figure 5. No weights."""
+    results = results_of(args)
+    kernels = {path.parent for task in ("image", "text", "pathx", "listops") for path, *_ in kernels_of(results, task)}
+    logs = {Path(run["run"]) for task in ("image", "text") for run in curves_of(results, task).values()}
+    for run in (Path(r["run"]) for r in results):
+        for name in ("result.json", *["kernels.npz"] * (run in kernels), *["log.jsonl"] * (run in logs)):
+            content = (run / name).read_bytes()
+            write(args.out / "runs" / run.name / name, lambda temporary: temporary.write_bytes(content))
+    print(f"{args.out / 'runs'}: {len(results)} runs kept")
+
+
+def kept(preset):
+    """The results that are part of the repository."""
+    results = one_per_seed(read_results(Path(__file__).with_name("results") / preset / "runs"))
+    return stand_ins(results) if preset == "mini" else results
+
+
+def readme(args):
+    """README's block of results: what the kept runs say about the paper's claims."""
+    parts = []
+    for preset, title in (("paper", "The paper's recipes"), ("mini", "The mini preset")):
+        results = kept(preset)
+        if not results:
+            parts.append(f"**{title}**: no runs are kept here yet.")
+            continue
+        seeds = ", ".join(map(str, sorted({r["seed"] for r in results})))
+        folder = f"results/{preset}"
+        parts += [f"**{title}**: {len(results)} runs, seeds {seeds}; {provenance(results)}; {hours(results):.1f} "
+                  "device hours added up.", *([MINI_NOTE] if preset == "mini" else []), claims(results),
+                  f"![Figure 1, {preset}]({folder}/figure1.png)",
+                  f"All tables, with what stands behind each cell: [{folder}/tables.md]({folder}/tables.md)."]
+    replace_block(Path(__file__).with_name("README.md"), "results", "\n\n".join(parts), args.check)
+    print("README.md: its results are those of the kept runs")
+
+
+def replace_block(path, name, text, check=False):
+    """Puts text between <!-- name:begin --> and <!-- name:end --> of a Markdown file, or says that it is not there."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    content = path.read_text()
+    if begin not in content or end not in content:
+        raise UserError(f"{path} has no {begin} ... {end}")
+    head, rest = content.split(begin, 1)
+    new = f"{head}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}"
+    if check and new != content:
+        raise UserError(f"{path} is stale between {begin} and {end}; run: python analyze.py readme")
+    if new != content:
+        write(path, lambda temporary: temporary.write_text(new))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The demo: the paper's Figure 1 in small
 # ---------------------------------------------------------------------------------------------------------------------
+
+MODEL_NAMES = {"transformer": "Transformer", "rotary": "Transformer (rotary)", "s4": "S4",
+               "s4_rand": "S4, random start", "dlr": "DLR", "dlr_rand": "DLR, random start"}
+# Name and chance, in percent.
+DEMO_TASKS = {"pathfinder_demo": ("Pathfinder, scaled down", 50), "listops_demo": ("ListOps, scaled down", 10),
+              "text_demo": ("Text (IMDb), 128 characters", 50), "text256": ("Text (IMDb), 256 characters", 50)}
 
 
 def demo_table(results):
@@ -679,14 +939,13 @@ def demo_figure(results, path):
 
 
 def demo(args):
-    results = [r for r in read_results(args.runs) if "test_accuracy" in r]
+    results = [r for r in one_per_seed(read_results(args.runs)) if "test_accuracy" in r]
     if not results:
         raise UserError(f"no finished finetuning run below {args.runs}; run: bash run_all.sh demo")
     table = demo_table(results)
     seconds = sum(r["seconds"] for r in read_results(args.runs))
-    where = {name: ", ".join(sorted({str(r.get(name)) for r in results})) for name in ("commit", "device", "torch")}
     caption = (f"Test accuracy in percent, mean ± standard deviation over seeds. Small models on small or shortened "
-               f"sets: not the paper's tasks. Commit {where['commit']}, {where['device']}, torch {where['torch']}, "
+               f"sets: not the paper's tasks; {provenance(results)}, "
                f"{seconds / 60:.0f} minutes of training added up over runs.")
     print(f"\n{table}\n\n{caption}\n")
     demo_figure(results, args.figure)
@@ -696,101 +955,73 @@ def demo(args):
         replace_block(Path(__file__).with_name("README.md"), name, f"{table}\n\n{caption}\n\n![{name}]({args.figure})")
 
 
-def replace_block(path, name, text, check=False):
-    """Puts text between <!-- name:begin --> and <!-- name:end --> of a Markdown file, or says that it is not there."""
-    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    content = path.read_text()
-    if begin not in content or end not in content:
-        raise UserError(f"{path} has no {begin} ... {end}")
-    head, rest = content.split(begin, 1)
-    new = f"{head}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}"
-    if check and new != content:
-        raise UserError(f"{path} is stale between {begin} and {end}; run: python analyze.py readme")
-    if new != content:
-        write(path, lambda temporary: temporary.write_text(new))
-
-
-def kept(preset):
-    """The results that are part of the repository."""
-    results = read_results(Path(__file__).with_name("results") / preset / "runs")
-    return stand_ins(results) if preset == "mini" else results
-
-
-def readme(args):
-    """README's block of results: what the kept runs say about the paper's claims."""
-    parts = []
-    for preset, title in (("paper", "The paper's recipes"), ("mini", "The mini preset")):
-        results = kept(preset)
-        if not results:
-            parts.append(f"**{title}**: no runs are kept here yet.")
-            continue
-        seeds = sorted({r["seed"] for r in results})
-        hours = sum(r["seconds"] * r.get("processes", 1) for r in results) / 3600
-        where = {name: ", ".join(sorted({str(r.get(name)) for r in results})) for name in ("commit", "device", "torch")}
-        parts += [f"**{title}**: {len(results)} runs, seeds {', '.join(map(str, seeds))}, commit {where['commit']}, "
-                  f"{where['device']}, torch {where['torch']}, {hours:.1f} device hours added up.",
-                  *([MINI_NOTE] if preset == "mini" else []), claims(results),
-                  f"![Figure 1, {preset}](results/{preset}/figure1.png)",
-                  f"All tables with every cell's runs: [results/{preset}/tables.md](results/{preset}/tables.md)."]
-    replace_block(Path(__file__).with_name("README.md"), "results", "\n\n".join(parts), args.check)
-    print("README.md: its results are those of the kept runs")
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Watching
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def progress(directory):
-    """{run name: its state} of every started run below `directory`, from its files alone: step of total, whether it is
-    finished, its last numbers, and for how many seconds its log has been silent beyond what is usual for it."""
+def progress(directory, names=None):
+    """{run name: its state} of every started run below `directory` (or of those named), from its files alone: what
+    share is done, whether it is finished, and of the others where they are, their last numbers, seconds left, why they
+    failed, and for how many seconds their log has been silent beyond what is usual for them."""
     state = {}
     for config in sorted(Path(directory).glob("**/config.json")):
         run = config.parent
+        if names is not None and run.name not in names:
+            continue
+        if (run / "result.json").exists():
+            state[run.name] = SimpleNamespace(share=1, finished=True)
+            continue
         log = read_log(run)
         last = {key: value for record in log for key, value in record.items()}       # the newest of each
-        total = max(last.get("total", 1), 1)
-        finished = (run / "result.json").exists()
+        step, total = last.get("step", 0), max(last.get("total", 1), 1)
         numbers = " ".join(f"{key} {last[key]:.3f}" for key in last if key == "loss" or key.startswith("val_"))
-        steps = [record["step"] for record in log if record.get("kind") == "train"]
-        usual = last.get("ms_per_step", 0) / 1000 * (steps[-1] - steps[-2] if len(steps) > 1 else 1)
+        paces = [record for record in log if record.get("kind") == "train"]
+        pace = paces[-1]["ms_per_step"] / 1000 if paces else None
+        # Between two lines of its log. An evaluation may take longer, and before the second line nothing is known.
+        usual = pace * (paces[-1]["step"] - paces[-2]["step"]) if len(paces) > 1 else 60
         try:
             age = time.time() - max(path.stat().st_mtime for path in (config, *run.glob("log.jsonl")))
         except OSError:                                      # written anew at this moment
             age = 0
         state[run.name] = SimpleNamespace(
-            step=total if finished else min(last.get("step", 0), total - 1), total=total, finished=finished,
-            numbers=numbers, silent=age if not finished and age > 60 + 10 * usual else 0)
+            share=min(step / total, 0.999), finished=False, text=f"{step}/{total} {numbers}".rstrip(),
+            left=pace and pace * (total - step), error=log[-1].get("error") if log else None,
+            silent=age if age > 120 + 10 * usual else 0)
     return state
 
 
 def watch(args):
-    """A status line whenever a run finishes and every so often in between, until --jobs runs are done: which are done,
-    which run, where and with what numbers, and which have been silent for longer than they should.
+    """A status line whenever a run finishes and every so often in between, until all --only runs are done: which are
+    done, which run, where, with what numbers and for how long still, which failed, and which have been silent for
+    longer than they should.
 
-    Time left assumes that runs not yet started take as long as those seen so far.
+    Time left of all assumes that runs not yet started take as long as those seen so far.
     """
+    names = {Path(line).name for line in args.only.read_text().split()} if args.only else None
     start, reported, last_line = time.time(), set(), 0.0
     amount_before = None                                     # runs' worth of work that was there when watching began
     while True:
-        state = progress(args.runs)
-        jobs = args.jobs or len(state)
-        amount = sum(run.step / run.total for run in state.values())
+        state = progress(args.runs, names)
+        jobs = len(names or state)
+        amount = sum(run.share for run in state.values())
         amount_before = amount if amount_before is None else amount_before
         finished = {name for name, run in state.items() if run.finished}
         if finished - reported or time.time() - last_line > args.every:
             spent = time.time() - start
-            rate = (amount - amount_before) / max(spent, 1e-9)
             left = "time left unknown"
             if amount - amount_before > 0.3:
-                left = f"about {_clock((jobs - amount) / rate)} left"
+                left = f"about {_clock((jobs - amount) * spent / (amount - amount_before))} left"
             news = "".join(f" {name} done;" for name in sorted(finished - reported) if last_line)
-            running = ", ".join(f"{name} {run.step}/{run.total} {run.numbers}".rstrip() for name, run in state.items()
-                                if not run.finished and not run.silent)
-            silent = ", ".join(f"{name} {run.step}/{run.total} for {_clock(run.silent)}" for name, run in state.items()
-                               if run.silent)
-            print(f"[{len(finished):>3}/{jobs} runs] {_clock(spent)} spent, {left};{news} running: {running or 'none'}"
-                  + (f"; stopped or failed, silent: {silent}" if silent else ""), flush=True)
+            others = {name: run for name, run in state.items() if not run.finished}
+            lists = {"failed": [f"{name}: {run.error}" for name, run in others.items() if run.error],
+                     "silent": [f"{name} {run.text} for {_clock(run.silent)}" for name, run in others.items()
+                                if run.silent and not run.error],
+                     "running": [f"{name} {run.text}" + (f" {_clock(run.left)} left" if run.left else "")
+                                 for name, run in others.items() if not run.silent and not run.error]}
+            print(f"[{len(finished):>3}/{jobs} runs] {_clock(spent)} spent, {left};{news} " + "; ".join(
+                f"{what}: {', '.join(runs) or 'none'}" for what, runs in lists.items() if runs or what == "running"),
+                flush=True)
             reported, last_line = finished, time.time()
         if len(finished) >= jobs or args.once or (args.until and args.until.exists()):
             return
@@ -801,132 +1032,44 @@ def _clock(seconds):
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Commands
+# ---------------------------------------------------------------------------------------------------------------------
+
+
 def _common(command):
     command.add_argument("--preset", choices=("paper", "mini"), default="paper", help="which runs: see run_all.sh")
     command.add_argument("--runs", type=Path, help="folder of the run directories (default: runs/PRESET)")
     command.add_argument("--out", type=Path, help="folder for what is written (default: results/PRESET)")
 
 
-def results_of(args):
-    """The preset's runs; also fills in the folders that depend on the preset."""
-    args.mini = args.preset == "mini"
-    args.runs, args.out = args.runs or Path("runs", args.preset), args.out or Path("results", args.preset)
-    results = read_results(args.runs)
-    return stand_ins(results) if args.mini else results
-
-
-def print_table(args):
-    results = results_of(args)
-    print(table(results, args.number, args.mini))
-
-
-def print_figure(args):
-    results, path = results_of(args), args.out / f"figure{args.number}.png"
-    draw(results, args.number, path, args.mini)
-    print(f"{path}: written")
-
-
-def sections(results, mini):
-    """All that there is in Markdown: claims, then tables."""
-    note = [MINI_NOTE] if mini else []
-    return ["\n\n".join([f"### The paper's claims{', mini' if mini else ''}", *note, claims(results)]),
-            *(table(results, number, mini) for number in PAPER)]
-
-
-def everything(args):
-    """Every table into one Markdown file, every figure beside it. One that cannot be made does not stop the others."""
-    results, failed = results_of(args), []
-    text = "\n\n".join(sections(results, args.mini)) + "\n"
-    write(args.out / "tables.md", lambda temporary: temporary.write_text(text))
-    print(f"{args.out / 'tables.md'}: written, from {len(results)} finished runs")
-    for number in FIGURES:
-        try:
-            draw(results, number, args.out / f"figure{number}.png", args.mini)
-            print(f"{args.out / f'figure{number}.png'}: written")
-        except (UserError, OSError, ValueError, KeyError) as error:
-            failed.append(number)
-            print(f"error: figure {number}: {error}", file=sys.stderr)
-    if failed:
-        raise SystemExit(1)
-
-
-STYLE = """body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em; color: #222 }
-table { border-collapse: collapse; margin: 1em 0; font-size: 13px; display: block; overflow-x: auto }
-td, th { border: 1px solid #ccc; padding: .2em .6em; text-align: left; white-space: nowrap } th { background: #f2f2f2 }
-img { max-width: 100% } pre { background: #f6f6f6; padding: .6em; overflow-x: auto } summary { cursor: pointer }"""
-
-
-def to_html(text):
-    """The Markdown that `table` writes: headings, paragraphs, tables."""
-    out = []
-    for block in text.split("\n\n"):
-        lines = block.splitlines()
-        if lines[0].startswith("|"):
-            rows = [[html.escape(cell.strip()) for cell in line.strip("|").split("|")] for line in lines]
-            out.append("<table><tr>" + "".join(f"<th>{cell}</th>" for cell in rows[0]) + "</tr>" + "".join(
-                "<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows[2:]) + "</table>")
-        elif lines[0].startswith("### "):
-            out.append(f"<h2>{html.escape(lines[0][4:])}</h2>")
-        else:
-            out.append(f"<p>{html.escape(block)}</p>")
-    return "\n".join(out)
-
-
-def report(args):
-    """One HTML page without links to other files: tables, figures, and of each run its command, environment and
-    configuration, folded."""
-    everything(args)
-    results, page = results_of(args), [f"<h1>{html.escape(args.title)}</h1>"]
-    page += map(to_html, sections(results, args.mini))
-    for number in FIGURES:
-        path = args.out / f"figure{number}.png"
-        picture = base64.b64encode(path.read_bytes()).decode()
-        page.append(f'<h2>Figure {number}</h2><img alt="figure {number}" src="data:image/png;base64,{picture}">')
-    page.append(f"<h2>All {len(results)} runs</h2>")
-    for r in results:
-        run = Path(r["run"])
-        start = next((record for record in read_log(run) if "argv" in record), {})
-        try:
-            config = (run / "config.json").read_text()
-        except OSError:
-            config = "not there"
-        what = f"{score(r):.4g}" if "start" in r else f"validation score {r.get('val_score', 0):.4g}"
-        page.append(f"<details><summary>{html.escape(run.name)}: {what}, {html.escape(status({0: r}))}</summary>"
-                    f"<pre>{html.escape(' '.join(map(str, start.get('argv', ['command unknown']))))}</pre>"
-                    f"<pre>{html.escape(json.dumps(r, indent=1))}</pre><pre>{html.escape(config)}</pre></details>")
-    path = args.out / "report.html"
-    text = (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(args.title)}</title>'
-            f"<style>{STYLE}</style></head><body>\n" + "\n".join(page) + "\n</body></html>\n")
-    write(path, lambda temporary: temporary.write_text(text))
-    print(f"{path}: written")
-
-
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("demo", help="the demo's table and figure")
-    command.add_argument("--runs", default="runs/demo", type=Path)
-    command.add_argument("--figure", default="results/demo.png", type=Path)
-    command.add_argument("--readme", action="store_true", help="also write the table into README.md")
-    command.set_defaults(run=demo)
     for name, numbers in (("table", PAPER), ("figure", FIGURES)):
         command = commands.add_parser(name, help=f"a {name} of the paper, beside our runs")
         command.add_argument("number", type=int, choices=sorted(numbers))
         command.set_defaults(run=print_table if name == "table" else print_figure)
         _common(command)
-    command = commands.add_parser("all", help="all tables and figures")
-    command.set_defaults(run=everything)
-    _common(command)
-    command = commands.add_parser("report", help="all of it as one HTML page")
-    command.add_argument("--title", default="Never Train from Scratch: the paper's numbers and ours")
-    command.set_defaults(run=report)
-    _common(command)
+    for name, run, text in (("all", everything, "all tables and figures"),
+                            ("report", report, "all of it as one HTML page"),
+                            ("keep", keep, "copies of result.json for the repository")):
+        command = commands.add_parser(name, help=text)
+        command.set_defaults(run=run)
+        _common(command)
+        if name == "report":
+            command.add_argument("--title")
     command = commands.add_parser("readme", help="README's results")
     command.add_argument("--check", action="store_true", help="write nothing; an error where README is stale")
     command.set_defaults(run=readme)
+    command = commands.add_parser("demo", help="the demo's table and figure")
+    command.add_argument("--runs", default="runs/demo", type=Path)
+    command.add_argument("--figure", default="results/demo.png", type=Path)
+    command.add_argument("--readme", action="store_true", help="also write the table into README.md")
+    command.set_defaults(run=demo)
     command = commands.add_parser("watch", help="progress of the runs below a folder")
     command.add_argument("runs", type=Path)
-    command.add_argument("--jobs", type=int, help="how many runs there will be")
+    command.add_argument("--only", type=Path, help="file with the run directories to watch, one a line")
     command.add_argument("--every", type=float, default=15, help="seconds between status lines")
     command.add_argument("--until", type=Path, help="stop when this file exists")
     command.add_argument("--once", action="store_true", help="print one status line and stop")

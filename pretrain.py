@@ -800,6 +800,7 @@ class Log:
     """
 
     SAVE_SECONDS = 600                         # between evaluations, a checkpoint at least this often
+    opened = None                              # that of this process, for `guarded` to note what ended it
 
     def __init__(self, args, run, total, state):
         self.path, self.run, self.total, self.every = args.out / "log.jsonl", run, total, args.log_every
@@ -820,6 +821,7 @@ class Log:
             write_atomically(self.path, lambda temporary: temporary.write_text("".join(k + "\n" for k in kept)))
         self.write(dict(kind="resume" if kept else "start", step=state["step"], total=total, argv=sys.argv,
                         **self.environment))
+        Log.opened = self
 
     def write(self, record):
         if self.run.main:
@@ -903,18 +905,27 @@ class Log:
 
 
 def guarded(main):
-    """Runs a stage's main; a user's mistake is one line and exit code 2, Ctrl-C is one line and exit code 130."""
+    """Runs a stage's main; a user's mistake is one line and exit code 2, Ctrl-C is one line and exit code 130. The log
+    gets a last record that says what went wrong, for `analyze.py watch`; --resume takes it away again."""
+    def note(text):
+        if Log.opened is not None:
+            with contextlib.suppress(OSError):                         # the disk may be what went wrong
+                Log.opened.write(dict(kind="error", error=text))
+
     try:
         main()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except torch.OutOfMemoryError:
-        print("error: out of GPU memory; give a smaller --micro-batch", file=sys.stderr)
+    except (UserError, torch.OutOfMemoryError) as error:
+        text = str(error) if isinstance(error, UserError) else "out of GPU memory; give a smaller --micro-batch"
+        note(text)
+        print(f"error: {text}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
+        note("interrupted")
         print("\ninterrupted; the same command with --resume goes on from the last checkpoint", file=sys.stderr)
         raise SystemExit(130) from None
+    except Exception as error:
+        note(f"{type(error).__name__}: {error}")
+        raise
 
 
 if __name__ == "__main__":

@@ -51,28 +51,33 @@ done
 # Each line that these functions print is a chain: one command, or two stages joined by &&, so that every line can run
 # anywhere, in any order. A run's name says all that distinguishes it.
 
-# What has no stand-in in the mini preset (README says why).
-MINI_LACKS="retrieval sc bidmc_hr bidmc_rr bidmc_spo2 pythia"
-
 wanted() {
     [[ -z $ONLY_TASKS || ,$ONLY_TASKS, == *,$1,* ]] && [[ -z $ONLY_MODELS || ,$ONLY_MODELS, == *,$2,* ]] &&
-        { [ -z "$MINI" ] || [[ " $MINI_LACKS " != *" $1 "* && " $MINI_LACKS " != *" $2 "* ]]; }
+        [[ " $LACKING " != *" $1 "* && " $LACKING " != *" $2 "* ]]
 }
 
-# scratch|spt|both TASK MODEL [FLAGS...]: with the seed $SEED
+# scratch|pretrain|spt|both TASK MODEL [FLAGS...]: with the seed $SEED
 scratch() {
-    wanted "$1" "$2" || return 0
-    local name=$RUNS/$1$MINI-$2$(suffix "${@:3}") what="--task $1$MINI --model $2 ${*:3}"
-    echo "python finetune.py ${what% } --seed $SEED --resume --out $name-scratch-s$SEED"
+    name "$@" && echo "python finetune.py $what --seed $SEED --resume --out $name-scratch-s$SEED" || true
+}
+pretrain() {
+    name "$@" && echo "python pretrain.py $what --seed $SEED --resume --out $name-pretrain-s$SEED" || true
 }
 spt() {
-    wanted "$1" "$2" || return 0
-    local name=$RUNS/$1$MINI-$2$(suffix "${@:3}") what="--task $1$MINI --model $2 ${*:3}"
-    echo "python pretrain.py ${what% } --seed $SEED --resume --out $name-pretrain-s$SEED &&" \
-         "python finetune.py --init $name-pretrain-s$SEED --seed $SEED --resume --out $name-spt-s$SEED"
+    local first
+    first=$(pretrain "$@")
+    [ -z "$first" ] || { name "$@" && echo "$first &&" \
+         "python finetune.py --init $name-pretrain-s$SEED --seed $SEED --resume --out $name-spt-s$SEED"; }
 }
 both() { scratch "$@"; spt "$@"; }
-suffix() { local flags="$*"; flags=${flags//--/}; [ -z "$flags" ] || echo "-${flags// /-}"; }
+# Sets $name, of the run, and $what, its flags; fails for a run that is not wanted.
+name() {
+    wanted "$1" "$2" || return 1
+    local flags="${*:3}"
+    what="--task $1$STAND_IN --model $2${flags:+ $flags}"
+    flags=${flags//--/}
+    name=$RUNS/$1$STAND_IN-$2${flags:+-${flags// /-}}
+}
 
 LRA="listops text retrieval image pathfinder pathx"
 chains() {
@@ -102,12 +107,12 @@ chains() {
         table9) for model in rotary s4; do
                 both image $model
                 for size in $SIZES; do both image $model --size $size; done; done ;;
-        figure1) chains table1; chains table2 ;;
+        figure1) for task in $LRA; do for model in transformer rotary s4; do both $task $model; done; done ;;
         figure2) chains table7 ;;
         figure3) for task in image text; do
                 for fraction in 0.005 0.01 0.05 0.1 0.5 1; do both $task s4 --train-fraction $fraction; done; done ;;
-        figure4) for task in image text pathx listops; do spt $task s4; done ;;
-        figure5) chains table8 ;;
+        figure4) for task in image text pathx listops; do pretrain $task s4; done ;;
+        figure5) for task in image text; do scratch $task rotary --spt-share 0; spt $task rotary --spt-share 0.2; done ;;
         all) for target in table1 table2 table3 table7 table8 table9 figure3; do chains $target; done ;;
         *) usage ;;
     esac
@@ -115,17 +120,18 @@ chains() {
 
 DEMO=''
 case "$TARGET" in demo|demo-text|demo-init|text256) DEMO=1 ;; esac
+# STAND_IN: what the names of tasks end in; LACKING: what has no stand-in (README says why).
 case "$PRESET" in
-    paper) MINI='' SIZES="100k 300k 1m 10m" ;;
-    mini) MINI=_mini SIZES="2k 4k 10k 80k" ;;
+    paper) STAND_IN='' LACKING='' SIZES="100k 300k 1m 10m" ;;
+    mini) STAND_IN=_mini LACKING="retrieval sc bidmc_hr bidmc_rr bidmc_spo2 pythia" SIZES="2k 4k 10k 80k" ;;
     *) die "no preset '$PRESET'; there is: paper mini" ;;
 esac
-[ -z "$DEMO" ] || [ -z "$MINI" ] || die "$TARGET is small already; --preset mini is for the paper's tables and figures"
+[ -z "$DEMO" ] || [ "$PRESET" = paper ] || die "$TARGET is small already; --preset mini is for the paper's tables and figures"
 [ -z "$RAW" ] || { [ -n "$DEMO" ] && [ "$TARGET" != demo ]; } || \
     die "--raw is for demo-text, text256 and demo-init; else prepare first: python data.py --task T --raw DIR"
 [ -z "$LIST" ] || [ -z "$RAW" ] || die "--list prints training only; with --raw, prepare first: python data.py --task T --raw $RAW"
 RUNS=${RUNS:-runs/$([ -n "$DEMO" ] && echo "$TARGET" || echo "$PRESET")}
-[[ $RUNS != *[[:space:]]* ]] || die "RUNS must not contain spaces: '$RUNS'"
+[[ $RUNS =~ ^[A-Za-z0-9._/-]+$ ]] || die "RUNS must consist of letters, digits, and . _ / -: '$RUNS'"
 [[ $SEEDS =~ ^[0-9]+(\ [0-9]+)*$ ]] || die "seeds must be numbers, got '$SEEDS'"
 [[ -z $GPUS || $GPUS =~ ^[0-9]+(\ [0-9]+)*$ ]] || die "--gpus must be numbers, got '$GPUS'"
 CORES=$(python -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')
@@ -135,6 +141,8 @@ JOBS=${JOBS:-$([ -n "$GPUS" ] && wc -w <<< "$GPUS" || echo "$CORES")}
 # Seed by seed, so that whole tables come early.
 CHAINS=$(for SEED in $SEEDS; do chains "$TARGET"; done | awk '!seen[$0]++')
 [ -n "$CHAINS" ] || die "nothing to run: no chain of $TARGET is on --tasks ${ONLY_TASKS:-all} with --models ${ONLY_MODELS:-all}"
+for task in ${ONLY_TASKS//,/ }; do grep -q -- "--task $task$STAND_IN " <<< "$CHAINS" || die "nothing of $TARGET is on --tasks $task"; done
+for model in ${ONLY_MODELS//,/ }; do grep -q -- "--model $model " <<< "$CHAINS" || die "nothing of $TARGET is for --models $model"; done
 if [ -n "$LIST" ]; then echo "$CHAINS"; exit; fi
 
 # ---- running them ------------------------------------------------------------------------------------------------------
@@ -147,29 +155,35 @@ for task in $(grep -o -- "--task [^ ]*" <<< "$CHAINS" | cut -d " " -f 2 | sort -
     echo "error: no data for $task; its runs are left out" >&2
     CHAINS=$(grep -v -- "--task $task " <<< "$CHAINS") || { echo "error: nothing is left to run" >&2; exit 1; }
 done
-mkdir -p "$RUNS"
+mkdir -p "$RUNS/output"
 rm -f "$RUNS/finished"
 # On CPUs one thread a run: the small models are too small to share one out.
 [ -n "$GPUS" ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-export GPUS
+export GPUS RUNS
 outs=$(grep -o -- "--out [^ ]*" <<< "$CHAINS" | cut -d " " -f 2)
-echo "$(wc -l <<< "$outs") runs, $JOBS side by side; their output goes to $RUNS/output.txt"
+echo "$outs" > "$RUNS/queue.txt"
+echo "$(wc -l <<< "$outs") runs, $JOBS side by side; the output of each chain goes to $RUNS/output/"
 # The runs are in the foreground: what bash starts in the background would not hear Ctrl-C.
-python analyze.py watch "$RUNS" --jobs "$(wc -l <<< "$outs")" --until "$RUNS/finished" &
+python analyze.py watch "$RUNS" --only "$RUNS/queue.txt" --until "$RUNS/finished" &
 trap 'kill $! 2> /dev/null || true' EXIT
-# xargs numbers its slots; slot i works on the i-th GPU.
+# xargs numbers its slots; slot i works on the i-th GPU. Under eval a run is a child of bash, not bash itself: xargs would
+# stop at a child that was killed.
 tr '\n' '\0' <<< "$CHAINS" | xargs -0 -P "$JOBS" -n 1 --process-slot-var=SLOT bash -c '
     if [ -n "$GPUS" ]; then gpus=($GPUS); export CUDA_VISIBLE_DEVICES=${gpus[$((SLOT % ${#gpus[@]}))]}; fi
-    eval "$0"' > "$RUNS/output.txt" 2>&1 || true
+    eval "$0" > "$RUNS/output/${0##*/}.txt" 2>&1' || true
 touch "$RUNS/finished"
 wait
-for out in $outs; do
-    [ -e "$out/result.json" ] || { echo "error: $out did not finish" >&2; unfinished=1; }
-done
-if [ "$unfinished" = 1 ]; then
-    echo "the end of $RUNS/output.txt:" >&2
-    tail -n 20 "$RUNS/output.txt" >&2
-    exit 1
-fi
-[ -n "$DEMO" ] || echo "tables and figures: python analyze.py all --preset $PRESET"
+finished=0
+while read -r chain; do
+    for out in $(grep -o -- "--out [^ ]*" <<< "$chain" | cut -d " " -f 2); do
+        [ ! -e "$out/result.json" ] || { finished=$((finished + 1)); continue; }
+        unfinished=1
+        echo "error: $out did not finish; $RUNS/output/${chain##*/}.txt ends with:" >&2
+        tail -n 1 "$RUNS/output/${chain##*/}.txt" >&2 || true
+        break                                         # what comes after it in the chain was not tried
+    done
+done <<< "$CHAINS"
+echo "$finished of $(wc -l <<< "$outs") runs are finished, after $((SECONDS / 60)) minutes"
+[ "$unfinished" = 0 ] || exit 1
+[ -n "$DEMO" ] || echo "tables and figures: python analyze.py all --preset $PRESET --runs $RUNS"
 [ -z "$DEMO" ] || python analyze.py demo --runs "$RUNS" --figure "results/$TARGET.png"
