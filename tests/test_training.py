@@ -993,6 +993,29 @@ def test_a_loss_that_is_not_finite_stops_the_run(prepared, tmp_path, monkeypatch
         assert all(torch.isfinite(v).all() for v in weights(tmp_path / name).values())
 
 
+def test_what_ended_a_run_stands_in_its_log(prepared, tmp_path, monkeypatch, capsys):
+    """The last record says it, for analyze.py watch, until --resume goes on from the last checkpoint."""
+    loss, calls = pretrain.spt_loss, []
+
+    def breaks(*arguments):
+        calls.append(torch.is_grad_enabled())
+        value, score = loss(*arguments)
+        return (value * math.nan if sum(calls) == 5 and calls[-1] else value), score
+
+    monkeypatch.setattr(pretrain, "spt_loss", breaks)
+    words = flags(prepared, tmp_path, steps=6, eval_every=2)
+    log = lambda: [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    with pytest.raises(SystemExit) as stopped:
+        pretrain.guarded(lambda: pretrain.main(words))
+    assert stopped.value.code == 2 and capsys.readouterr().err == f"error: {log()[-1]['error']}\n"
+    assert "loss is nan at step 4" in log()[-1]["error"]
+    with pytest.raises(ZeroDivisionError):
+        pretrain.guarded(lambda: 1 / 0)
+    assert log()[-1]["error"] == "ZeroDivisionError: division by zero"
+    pretrain.guarded(lambda: pretrain.main([*words, "--resume"]))
+    assert "error" not in {record["kind"] for record in log()} and log()[-1]["step"] == 6
+
+
 def test_a_validation_that_is_not_finite_stops_the_run(prepared, tmp_path):
     message = mistake(pretrain, flags(prepared, tmp_path, model="rotary", lr="1e30", steps=1, warmup=1))
     assert "validation at step 1" in message and "nothing was saved yet" in message
