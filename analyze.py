@@ -22,6 +22,7 @@ import html
 import json
 import math
 import re
+import shutil
 import statistics
 import sys
 import time
@@ -38,8 +39,14 @@ class UserError(Exception):
 # Reading runs
 # ---------------------------------------------------------------------------------------------------------------------
 
-# What distinguishes the finetuning runs of different cells; within a cell, runs differ in their seed.
+# What distinguishes the runs of different cells; within a cell, runs differ in their seed.
 KEY = ("task", "model", "objective", "start", "size", "train_fraction", "spt_share")
+
+
+NUMBER = (int, float)
+FIELDS = dict(task=str, model=str, seed=int, seconds=NUMBER, objective=str, start=str, size=str, init=str,
+              processes=int, steps=int, epochs=NUMBER, train_fraction=NUMBER, spt_share=NUMBER, val_score=NUMBER,
+              test_accuracy=float, test_r2=float)
 
 
 def read_results(directory):
@@ -48,13 +55,16 @@ def read_results(directory):
     for path in sorted(Path(directory).glob("**/result.json")):
         try:
             record = json.loads(path.read_text())
-            for key, kind in (("task", str), ("model", str), ("seed", int), ("seconds", (int, float))):
-                if not isinstance(record[key], kind):
-                    raise TypeError(f"{key} is {record[key]}")
-            if "start" in record and not isinstance(record.get("test_accuracy", record.get("test_r2")), float):
-                raise TypeError("it has no test_accuracy or test_r2 that is a number")
+            for key, kind in FIELDS.items():
+                value = record.get(key)
+                if value is None and key not in ("task", "model", "seed", "seconds"):
+                    continue
+                if not isinstance(value, kind) or (isinstance(value, float) and not math.isfinite(value)):
+                    raise TypeError(f"its {key} is {value}")
+            if "start" in record and record.get("test_accuracy", record.get("test_r2")) is None:
+                raise TypeError("it has no test_accuracy and no test_r2")
             results.append(record | {"run": str(path.parent)})
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             print(f"warning: {path} is skipped: {error}", file=sys.stderr)
     return results
 
@@ -73,10 +83,10 @@ def read_log(run):
 
 
 def one_per_seed(results):
-    """The results with one finetuning run per cell and seed: the recipe in full goes before a changed one."""
+    """The results with one run per stage, cell and seed: the recipe in full goes before a changed one."""
     chosen = {}
     for r in sorted(results, key=lambda r: not r.get("full_recipe")):
-        cell = (*(r.get(name) for name in KEY), r["seed"]) if "start" in r else r["run"]
+        cell = (*(r.get(name) for name in KEY), r["seed"])                    # start is None in pretraining
         if cell in chosen:
             print(f"warning: {r['run']} is left out: {chosen[cell]['run']} has the same cell and seed", file=sys.stderr)
         chosen.setdefault(cell, r)
@@ -425,10 +435,10 @@ def by_fraction(results, task, start):
 
 
 def relative_gains(results, task):
-    """{share of the training examples: [gain of SPT in percent of the accuracy from scratch, one for each seed]}."""
+    """{share of the training examples: [gain of SPT in percent of the score from scratch, one for each seed]}."""
     before, after = (by_fraction(results, task, start) for start in ("scratch", "spt"))
     return {share: [100 * difference / before[share][seed]
-                    for seed, difference in minus(after[share], before[share]).items()]
+                    for seed, difference in minus(after[share], before[share]).items() if before[share][seed]]
             for share in before if share in after}
 
 
@@ -441,7 +451,7 @@ def gains_by_budget(results, column):
 
 def kernels_of(results, task):
     """Figure 4: [(path, before, after)] of S4, one for each seed: max over channels and both directions of |K|, each
-    (layers, l) (paper, section 3.6, footnote 3)."""
+    (layers, l) (paper, section 3.6, footnote 3). Damaged files are named, not fatal."""
     import numpy as np
     what = dict(task=task, model="s4", objective="masked", train_fraction=None, spt_share=None, size=None)
     found = []
@@ -451,18 +461,20 @@ def kernels_of(results, task):
             continue
         try:
             with np.load(path, allow_pickle=False) as arrays:
-                found.append((path, arrays["before"].max(1), arrays["after"].max(1)))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise UserError(f"{path} is damaged: {type(error).__name__}") from None
+                before, after = arrays["before"], arrays["after"]
+            if before.ndim != 3 or before.shape != after.shape or not before.size:
+                raise ValueError(f"kernels of shapes {before.shape} and {after.shape}")
+            if not np.isfinite(before + after).all():
+                raise ValueError("numbers that are not finite")
+            found.append((path, before.max(1), after.max(1)))
+        except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            print(f"warning: {path} is skipped: {error}", file=sys.stderr)
     return found
 
 
 def half_lags(results, task):
     """For each layer the lag up to which half of the sum of a kernel's maxima lies: at the start -> after SPT."""
-    try:
-        found = kernels_of(results, task)
-    except UserError as error:
-        return f"{task}: {error}"
+    found = kernels_of(results, task)
     if not found:
         return f"{task}: not run"
     lags = lambda kernels: [int((kernel.cumsum() < kernel.sum() / 2).sum()) for kernel in kernels]
@@ -514,6 +526,7 @@ def claims(results):
 CHANCE = {"listops": 10, "text": 50, "retrieval": 50, "image": 10, "pathfinder": 50, "pathx": 50}     # percent
 # Colour-blind safe, and apart in gray too.
 SCRATCH, SPT, OTHER = "#9aa5b1", "#0072b2", "#d55e00"
+LAYERS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")      # of layers 1, 3, 5, 7
 
 
 def plotting():
@@ -643,8 +656,8 @@ def figure4(plt, results):
             continue
         _, before, after = found[0]
         lags = range(1, before.shape[1] + 1)
-        for i in range(0, len(after), 2):                        # a layer has one colour on all tasks; at most 8 layers
-            axis.plot(lags, after[i], color=plt.cm.viridis(i / 7), linewidth=0.8, label=f"SPT, layer {i + 1}")
+        for i in range(0, len(after), 2):
+            axis.plot(lags, after[i], color=LAYERS[i // 2], linewidth=0.8, label=f"SPT, layer {i + 1}")
         axis.plot(lags, before[0], color="black", linewidth=0.8, linestyle="--", label="HiPPO, layer 1")
         width = math.isqrt(len(lags))
         for k in range(1, 9) if task in ("image", "pathx") else ():
@@ -659,13 +672,14 @@ def figure4(plt, results):
 
 
 def curves_of(results, task):
-    """Figure 5: the first seed's runs of table 8's rotary Transformer, {kind: run}: pretraining with a fifth of the
-    budget, finetuning after it, training from scratch."""
-    found = {}
+    """Figure 5: one seed's runs of table 8's rotary Transformer, {kind: run}: pretraining with a fifth of the budget,
+    finetuning after it, training from scratch. The first of the seeds that have most of them."""
+    what, found = dict(task=task, model="rotary", objective="masked", size=None, train_fraction=None), {}
     for r in sorted(results, key=lambda r: r["seed"]):
-        if (r["task"], r["model"]) == (task, "rotary") and r.get("spt_share") in (0, 0.2):
-            found.setdefault(r.get("start", "denoising"), r)
-    return found
+        mine = all(r.get(name) == value for name, value in what.items()) and r.get("spt_share") in (0, 0.2)
+        if mine and r.get("steps"):
+            found.setdefault(r["seed"], {})[r.get("start", "denoising")] = r
+    return max(found.values(), key=len, default={})
 
 
 def figure5(plt, results):
@@ -677,7 +691,7 @@ def figure5(plt, results):
         rights.append(right)
         for kind, run in runs.items():
             records = [record for record in read_log(run["run"]) if record.get("kind") == "eval"]
-            epochs = [record["step"] * run.get("epochs", math.nan) / run["steps"] for record in records]
+            epochs = [record["step"] * (run.get("epochs") or math.nan) / run["steps"] for record in records]
             if kind == "denoising":
                 values = [record["val_score"] for record in records]
                 values = [1 + v for v in values] if min(values, default=0) < 0 else values
@@ -703,6 +717,8 @@ FIGURES = {1: figure1, 2: figure2, 3: figure3, 4: figure4, 5: figure5}
 def draw(results, number, path, mini=False):
     plt = plotting()
     figure, title = FIGURES[number](plt, results)
+    if not all(r.get("full_recipe") for r in results):
+        title += "; some runs shortened or changed"
     figure.suptitle(title + "\nmini: small models on short stand-in tasks" * mini, fontsize=10)
     figure.tight_layout(rect=(0, 0.07, 1, 0.98))
     save_figure(figure, path)
@@ -761,9 +777,9 @@ def produce(args):
         try:
             draw(results, number, args.out / f"figure{number}.png", args.mini)
             print(f"{args.out / f'figure{number}.png'}: written")
-        except (UserError, OSError, ValueError, KeyError) as error:
+        except Exception as error:                     # whatever a log or an array may hold that nobody thought of
             failed[number] = str(error)
-            print(f"error: figure {number}: {error}", file=sys.stderr)
+            print(f"error: figure {number}: {error or type(error).__name__}", file=sys.stderr)
     return results, failed
 
 
@@ -813,15 +829,16 @@ def report(args):
         page.append(f'<img alt="figure {number}" src="data:image/png;base64,{picture}">')
     page.append(f"<h2>All {len(results)} runs</h2>")
     for r in results:
-        start = next((record for record in read_log(r["run"]) if "argv" in record), {})
+        argv = next((record["argv"] for record in read_log(r["run"]) if isinstance(record.get("argv"), list)),
+                    ["command unknown"])
         try:
-            config = (Path(r["run"]) / "config.json").read_text()
+            config = (Path(r["run"]) / "config.json").read_text(errors="replace")
         except OSError:
             config = "not there"
-        what = f"{score(r):.4g}" if "start" in r else f"validation score {r.get('val_score', 0):.4g}"
+        what = f"{score(r):.4g}" if "start" in r else f"validation score {r.get('val_score') or 0:.4g}"
         name = html.escape(Path(r["run"]).name)
         page.append(f"<details><summary>{name}: {what}, {html.escape(status({0: r}))}</summary>"
-                    f"<pre>{html.escape(' '.join(map(str, start.get('argv', ['command unknown']))))}</pre>"
+                    f"<pre>{html.escape(' '.join(map(str, argv)))}</pre>"
                     f"<pre>{html.escape(json.dumps(r, indent=1))}</pre><pre>{html.escape(config)}</pre></details>")
     path = args.out / "report.html"
     text = (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
@@ -837,11 +854,17 @@ def keep(args):
     results = results_of(args)
     kernels = {path.parent for task in ("image", "text", "pathx", "listops") for path, *_ in kernels_of(results, task)}
     logs = {Path(run["run"]) for task in ("image", "text") for run in curves_of(results, task).values()}
-    for run in (Path(r["run"]) for r in results):
+    folder, runs = args.out / "runs", [Path(r["run"]) for r in results]
+    if len({run.name for run in runs}) < len(runs):
+        raise UserError(f"runs below {args.runs} have the same name in different folders")
+    if folder.resolve() == args.runs.resolve():
+        raise UserError(f"--runs {args.runs} is where runs are kept; name the folder that they come from")
+    shutil.rmtree(folder, ignore_errors=True)                # what is kept is what is there now
+    for run in runs:
         for name in ("result.json", *["kernels.npz"] * (run in kernels), *["log.jsonl"] * (run in logs)):
-            content = (run / name).read_bytes()
-            write(args.out / "runs" / run.name / name, lambda temporary: temporary.write_bytes(content))
-    print(f"{args.out / 'runs'}: {len(results)} runs kept")
+            if (run / name).exists():
+                write(folder / run.name / name, lambda temporary: shutil.copyfile(run / name, temporary))
+    print(f"{folder}: {len(runs)} runs kept")
 
 
 def kept(preset):
@@ -939,7 +962,10 @@ def demo_figure(results, path):
 
 
 def demo(args):
-    results = [r for r in one_per_seed(read_results(args.runs)) if "test_accuracy" in r]
+    if args.figure.suffix != ".png":
+        raise UserError(f"--figure {args.figure} should end in .png")
+    results = [r for r in one_per_seed(read_results(args.runs))
+               if r["task"] in DEMO_TASKS and r["model"] in MODEL_NAMES and "test_accuracy" in r]
     if not results:
         raise UserError(f"no finished finetuning run below {args.runs}; run: bash run_all.sh demo")
     table = demo_table(results)
@@ -973,20 +999,21 @@ def progress(directory, names=None):
             state[run.name] = SimpleNamespace(share=1, finished=True)
             continue
         log = read_log(run)
-        last = {key: value for record in log for key, value in record.items()}       # the newest of each
-        step, total = last.get("step", 0), max(last.get("total", 1), 1)
+        numeric = lambda value: isinstance(value, NUMBER) and math.isfinite(value)
+        last = {key: value for record in log for key, value in record.items() if numeric(value)}    # the newest of each
+        step, total = last.get("step", 0), last.get("total", 0)
         numbers = " ".join(f"{key} {last[key]:.3f}" for key in last if key == "loss" or key.startswith("val_"))
-        paces = [record for record in log if record.get("kind") == "train"]
-        pace = paces[-1]["ms_per_step"] / 1000 if paces else None
+        pace = last.get("ms_per_step", 0) / 1000
+        steps = [record["step"] for record in log if record.get("kind") == "train" and numeric(record.get("step"))]
         # Between two lines of its log. An evaluation may take longer, and before the second line nothing is known.
-        usual = pace * (paces[-1]["step"] - paces[-2]["step"]) if len(paces) > 1 else 60
+        usual = pace * (steps[-1] - steps[-2]) if len(steps) > 1 else 60
         try:
             age = time.time() - max(path.stat().st_mtime for path in (config, *run.glob("log.jsonl")))
         except OSError:                                      # written anew at this moment
             age = 0
         state[run.name] = SimpleNamespace(
-            share=min(step / total, 0.999), finished=False, text=f"{step}/{total} {numbers}".rstrip(),
-            left=pace and pace * (total - step), error=log[-1].get("error") if log else None,
+            share=min(step / total, 0.999) if total else 0, finished=False, text=f"{step}/{total} {numbers}".rstrip(),
+            left=pace * (total - step), error=log[-1].get("error") if log else None,
             silent=age if age > 120 + 10 * usual else 0)
     return state
 
@@ -998,7 +1025,12 @@ def watch(args):
 
     Time left of all assumes that runs not yet started take as long as those seen so far.
     """
-    names = {Path(line).name for line in args.only.read_text().split()} if args.only else None
+    try:
+        names = {Path(line).name for line in args.only.read_text().split()} if args.only else None
+    except OSError as error:
+        raise UserError(f"--only {args.only}: {error.strerror}") from None
+    if not args.runs.is_dir():
+        raise UserError(f"{args.runs} is not a folder")
     start, reported, last_line = time.time(), set(), 0.0
     amount_before = None                                     # runs' worth of work that was there when watching began
     while True:
@@ -1017,7 +1049,7 @@ def watch(args):
             lists = {"failed": [f"{name}: {run.error}" for name, run in others.items() if run.error],
                      "silent": [f"{name} {run.text} for {_clock(run.silent)}" for name, run in others.items()
                                 if run.silent and not run.error],
-                     "running": [f"{name} {run.text}" + (f" {_clock(run.left)} left" if run.left else "")
+                     "running": [f"{name} {run.text}" + (f" {_clock(run.left)} left" if run.left > 0 else "")
                                  for name, run in others.items() if not run.silent and not run.error]}
             print(f"[{len(finished):>3}/{jobs} runs] {_clock(spent)} spent, {left};{news} " + "; ".join(
                 f"{what}: {', '.join(runs) or 'none'}" for what, runs in lists.items() if runs or what == "running"),
@@ -1029,6 +1061,7 @@ def watch(args):
 
 
 def _clock(seconds):
+    seconds = max(0, seconds)
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 

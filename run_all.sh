@@ -17,9 +17,11 @@
 #
 # Rerunning goes on where it was stopped: finished runs are skipped, started ones resumed. Runs that several tables share
 # are made once. A chain that fails does not stop the others; the exit code tells.
+# Needs bash, GNU xargs and flock, as Linux has them.
 # Environment: JOBS=number of runs side by side (default: CPU cores, or one on each GPU)  RUNS=folder of the runs
 set -euo pipefail
-cd "$(dirname "$0")"
+HERE=$PWD
+cd -- "$(dirname -- "$0")" > /dev/null
 
 usage() {
     echo "usage: bash run_all.sh demo|demo-text|text256|demo-init|table1|table2|table3|table7|table8|table9|figure1|..|figure5|all" \
@@ -130,9 +132,10 @@ esac
 [ -z "$RAW" ] || { [ -n "$DEMO" ] && [ "$TARGET" != demo ]; } || \
     die "--raw is for demo-text, text256 and demo-init; else prepare first: python data.py --task T --raw DIR"
 [ -z "$LIST" ] || [ -z "$RAW" ] || die "--list prints training only; with --raw, prepare first: python data.py --task T --raw $RAW"
+[ -z "$RAW" ] || [[ $RAW == /* ]] || RAW=$HERE/$RAW
 RUNS=${RUNS:-runs/$([ -n "$DEMO" ] && echo "$TARGET" || echo "$PRESET")}
-[[ $RUNS =~ ^[A-Za-z0-9._/-]+$ ]] || die "RUNS must consist of letters, digits, and . _ / -: '$RUNS'"
-[[ $SEEDS =~ ^[0-9]+(\ [0-9]+)*$ ]] || die "seeds must be numbers, got '$SEEDS'"
+[[ $RUNS =~ ^[A-Za-z0-9._/][A-Za-z0-9._/-]*$ ]] || die "RUNS must consist of letters, digits, and . _ / -: '$RUNS'"
+[[ $SEEDS =~ ^(0|[1-9][0-9]*)(\ (0|[1-9][0-9]*))*$ ]] || die "seeds must be numbers, got '$SEEDS'"
 [[ -z $GPUS || $GPUS =~ ^[0-9]+(\ [0-9]+)*$ ]] || die "--gpus must be numbers, got '$GPUS'"
 CORES=$(python -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')
 JOBS=${JOBS:-$([ -n "$GPUS" ] && wc -w <<< "$GPUS" || echo "$CORES")}
@@ -147,42 +150,60 @@ if [ -n "$LIST" ]; then echo "$CHAINS"; exit; fi
 
 # ---- running them ------------------------------------------------------------------------------------------------------
 
-# A task whose data cannot be had does not stop the others.
+mkdir -p "$RUNS/output" || die "cannot write to $RUNS"
+exec 8> "$RUNS/.lock"
+flock -n 8 || die "another run_all.sh works on $RUNS"
+# A task whose data cannot be had does not stop the others; Ctrl-C does.
 unfinished=0
 for task in $(grep -o -- "--task [^ ]*" <<< "$CHAINS" | cut -d " " -f 2 | sort -u); do
-    python data.py --task "$task" ${RAW:+--raw "$RAW"} && continue
+    code=0
+    python data.py --task "$task" ${RAW:+--raw "$RAW"} || code=$?
+    [ "$code" != 0 ] || continue
+    [ "$code" != 130 ] || exit 130
     unfinished=1
     echo "error: no data for $task; its runs are left out" >&2
     CHAINS=$(grep -v -- "--task $task " <<< "$CHAINS") || { echo "error: nothing is left to run" >&2; exit 1; }
 done
-mkdir -p "$RUNS/output"
-rm -f "$RUNS/finished"
+rm -f "$RUNS/finished" "$RUNS/failed.txt"
 # On CPUs one thread a run: the small models are too small to share one out.
 [ -n "$GPUS" ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 export GPUS RUNS
 outs=$(grep -o -- "--out [^ ]*" <<< "$CHAINS" | cut -d " " -f 2)
 echo "$outs" > "$RUNS/queue.txt"
 echo "$(wc -l <<< "$outs") runs, $JOBS side by side; the output of each chain goes to $RUNS/output/"
-# The runs are in the foreground: what bash starts in the background would not hear Ctrl-C.
-python analyze.py watch "$RUNS" --only "$RUNS/queue.txt" --until "$RUNS/finished" &
-trap 'kill $! 2> /dev/null || true' EXIT
+python analyze.py watch "$RUNS" --only "$RUNS/queue.txt" --until "$RUNS/finished" 8>&- &
+WATCH=$!
+trap 'kill $WATCH 2> /dev/null || true' EXIT
+# The runs are a process group of their own (set -m), which is stopped as a whole, whoever stops this script and how.
+set -m
 # xargs numbers its slots; slot i works on the i-th GPU. Under eval a run is a child of bash, not bash itself: xargs would
 # stop at a child that was killed.
 tr '\n' '\0' <<< "$CHAINS" | xargs -0 -P "$JOBS" -n 1 --process-slot-var=SLOT bash -c '
     if [ -n "$GPUS" ]; then gpus=($GPUS); export CUDA_VISIBLE_DEVICES=${gpus[$((SLOT % ${#gpus[@]}))]}; fi
-    eval "$0" > "$RUNS/output/${0##*/}.txt" 2>&1' || true
+    eval "$0" > "$RUNS/output/${0##*/}.txt" 2>&1 || echo "${0##*/}" >> "$RUNS/failed.txt"' 8>&- &
+set +m
+GROUP=$(jobs -p %%)
+trap 'kill -INT -- "-$GROUP"; exit 130' INT
+trap 'kill -TERM -- "-$GROUP"; exit 143' TERM HUP
+code=0
+wait "$GROUP" $! || code=$?
+trap - INT TERM HUP
 touch "$RUNS/finished"
-wait
-finished=0
+wait "$WATCH" || true
+[ "$code" = 0 ] || { echo "error: xargs, which starts the runs, ended with code $code" >&2; unfinished=1; }
 while read -r chain; do
+    output=$RUNS/output/${chain##*/}.txt missing=''
     for out in $(grep -o -- "--out [^ ]*" <<< "$chain" | cut -d " " -f 2); do
-        [ ! -e "$out/result.json" ] || { finished=$((finished + 1)); continue; }
-        unfinished=1
-        echo "error: $out did not finish; $RUNS/output/${chain##*/}.txt ends with:" >&2
-        tail -n 1 "$RUNS/output/${chain##*/}.txt" >&2 || true
-        break                                         # what comes after it in the chain was not tried
+        [ -e "$out/result.json" ] || { missing=$out; break; }                # what comes after it was not tried
     done
+    # A chain may also fail beside an old result: that of another recipe, say.
+    grep -qsxF "${chain##*/}" "$RUNS/failed.txt" || [ -n "$missing" ] || continue
+    unfinished=1
+    [ -e "$output" ] || { echo "error: $missing was not started" >&2; continue; }
+    echo "error: ${missing:-${chain##*--out }} did not finish; $output ends with:" >&2
+    tail -n 1 "$output" >&2
 done <<< "$CHAINS"
+finished=$(for out in $outs; do [ ! -e "$out/result.json" ] || echo "$out"; done | wc -l)
 echo "$finished of $(wc -l <<< "$outs") runs are finished, after $((SECONDS / 60)) minutes"
 [ "$unfinished" = 0 ] || exit 1
 [ -n "$DEMO" ] || echo "tables and figures: python analyze.py all --preset $PRESET --runs $RUNS"
