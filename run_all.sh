@@ -175,6 +175,13 @@ python analyze.py watch "$RUNS" --only "$RUNS/queue.txt" --until "$RUNS/finished
 WATCH=$!
 trap 'kill $WATCH 2> /dev/null || true' EXIT
 # The runs are a process group of their own (set -m), which is stopped as a whole, whoever stops this script and how.
+stop() {
+    trap "" INT TERM HUP
+    for group in $(jobs -p); do kill "-$1" -- "-$group" 2> /dev/null || true; done
+    exit "$2"
+}
+trap 'stop INT 130' INT
+trap 'stop TERM 143' TERM HUP
 set -m
 # xargs numbers its slots; slot i works on the i-th GPU. Under eval a run is a child of bash, not bash itself: xargs would
 # stop at a child that was killed.
@@ -182,11 +189,8 @@ tr '\n' '\0' <<< "$CHAINS" | xargs -0 -P "$JOBS" -n 1 --process-slot-var=SLOT ba
     if [ -n "$GPUS" ]; then gpus=($GPUS); export CUDA_VISIBLE_DEVICES=${gpus[$((SLOT % ${#gpus[@]}))]}; fi
     eval "$0" > "$RUNS/output/${0##*/}.txt" 2>&1 || echo "${0##*/}" >> "$RUNS/failed.txt"' 8>&- &
 set +m
-GROUP=$(jobs -p %%)
-trap 'kill -INT -- "-$GROUP"; exit 130' INT
-trap 'kill -TERM -- "-$GROUP"; exit 143' TERM HUP
 code=0
-wait "$GROUP" $! || code=$?
+wait $! || code=$?
 trap - INT TERM HUP
 touch "$RUNS/finished"
 wait "$WATCH" || true
