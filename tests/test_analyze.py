@@ -547,7 +547,9 @@ def test_killed_runs_are_made_again(tmp_path):
 def test_stopping_stops_the_runs(how, code, tmp_path):
     """Ctrl-C, or `kill` of the script alone: what runs is stopped, and nothing is started after it."""
     stand_in_for_python(tmp_path, '[ "$1" != data.py ] || exit 0; exec sleep 30')
+    # Where the tests themselves run in the background, they ignore the interrupt, and would pass that on.
     running = subprocess.Popen(["bash", "run_all.sh", "table7", "--preset", "mini"], cwd=tmp_path, start_new_session=True,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
                                env=os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     for _ in range(100):
