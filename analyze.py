@@ -302,7 +302,7 @@ def digits_of(printed):
     return 3 if printed.startswith("0.") else 2
 
 
-MINI_NOTE = "**Mini**: small models, trained for less than a minute each on short stand-ins of the paper's tasks."
+MINI_NOTE = "**Mini**: small models on short stand-ins of the paper's tasks, half a minute of training or so a stage."
 
 
 def table(results, number, mini=False):
