@@ -41,8 +41,7 @@ class UserError(Exception):
 
 # What distinguishes the runs of different cells; within a cell, runs differ in their seed.
 KEY = ("task", "model", "objective", "start", "size", "train_fraction", "spt_share")
-
-
+# Of what kind the values are that tables and figures count with; all but the first four may be missing.
 NUMBER = (int, float)
 FIELDS = dict(task=str, model=str, seed=int, seconds=NUMBER, objective=str, start=str, size=str, init=str,
               processes=int, steps=int, epochs=NUMBER, train_fraction=NUMBER, spt_share=NUMBER, val_score=NUMBER,
@@ -57,7 +56,7 @@ def read_results(directory):
             record = json.loads(path.read_text())
             for key, kind in FIELDS.items():
                 value = record.get(key)
-                if value is None and key not in ("task", "model", "seed", "seconds"):
+                if value is None and key not in list(FIELDS)[:4]:
                     continue
                 if not isinstance(value, kind) or (isinstance(value, float) and not math.isfinite(value)):
                     raise TypeError(f"its {key} is {value}")
@@ -115,6 +114,7 @@ def hours(runs):
 
 
 def provenance(results):
+    """Where numbers come from: commits, devices, versions."""
     return ", ".join(f"{label}{', '.join(sorted({str(r.get(name)) for r in results}))}"
                      for label, name in (("commit ", "commit"), ("", "device"), ("torch ", "torch")))
 
@@ -565,12 +565,12 @@ def bars(axis, groups, names, chance=None):
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def legend(figure, axes, **more):
+def legend(figure, axes):
     """One legend for the whole figure, each label once."""
     entries = {}
     for axis in axes:
         entries |= dict(zip(*reversed(axis.get_legend_handles_labels())))
-    figure.legend(entries.values(), entries.keys(), loc="lower center", ncols=4, frameon=False, fontsize=8, **more)
+    figure.legend(entries.values(), entries.keys(), loc="lower center", ncols=4, frameon=False, fontsize=8)
 
 
 def seeds_text(values):

@@ -806,8 +806,8 @@ def read_cifar(place):
 
 
 def prepare_cifar(row, folder, plan, workers):
-    """Image (one grey channel) or sCIFAR (three): 32 x 32 pixels row by row, or fewer, each the mean of the area under
-    it. Validation: a tenth of the training images as random_split with seed 42 draws it."""
+    """Image (one grey channel) or sCIFAR (three): 32 x 32 pixels row by row, or fewer, each the mean of those whose
+    centres lie under it. Validation: a tenth of the training images as random_split with seed 42 draws it."""
     place = _place(row, folder, plan, ("cifar-10-binary*.tar*", "cifar-10-python*.tar*", "cifar10*.npz"),
                    ("data_batch_1.bin", "data_batch_1"))
     read = read_cifar(place)

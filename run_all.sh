@@ -7,7 +7,7 @@
 #   bash run_all.sh demo-init        {S4, DLR} x {own start, random start} x {scratch, SPT} on the reviews of demo-text
 #   bash run_all.sh table2           the paper's: table1 table2 table3 table7 table8 table9 figure1 .. figure5 all
 #
-#   --preset mini         the paper's tables and figures in small: stand-in tasks, about two hours on 2 CPU cores
+#   --preset mini         the paper's tables and figures in small: short stand-in tasks on 2 CPU cores
 #   --list                prints the commands instead, one chain a line, for any scheduler
 #   --seeds 0,1,2         (default)
 #   --tasks text,image    only these

@@ -558,6 +558,24 @@ def test_text_real(tmp_path):
 
 # ---- Image, sCIFAR -----------------------------------------------------------------------------------
 
+def test_small_pictures(tmp_path):
+    """Side 12: each pixel is the mean of the original ones whose centres lie in its 8/3 x 8/3, in the full task's order;
+    rounded along either side."""
+    (tmp_path / "raw").mkdir()
+    tar(tmp_path / "raw" / "cifar-10-binary.tar.gz", cifar_binary(cifar_arrays()))
+    under = (np.arange(32) + 0.5) * 12 // 32 == np.arange(12)[:, None]                # (12, 32)
+    weights = under / under.sum(1, keepdims=True)
+    for task in ("image", "scifar"):
+        for name in (task, f"{task}_mini"):
+            data.prepare(name, tmp_path / "data", sizes=(50, 20, 30), raw=tmp_path / "raw")
+        for split in data.SPLITS:
+            full, small = (data.load(name, split, tmp_path / "data") for name in (task, f"{task}_mini"))
+            assert (full.y == small.y).all() and small.x.shape[1:] == (144, full.x.shape[2])
+            pictures = full.x.reshape(-1, 32, 32, full.x.shape[2])
+            wanted = np.einsum("hi,wj,nijc->nhwc", weights, weights, pictures).reshape(small.x.shape)
+            assert np.abs(wanted - small.x).max() <= 1
+
+
 def test_cifar_binary_and_pickled(tmp_path):
     """The same images from either archive; each pixel where it belongs; the split that random_split draws."""
     arrays = cifar_arrays()
