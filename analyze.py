@@ -989,7 +989,7 @@ def demo(args):
 def progress(directory, names=None):
     """{run name: its state} of every started run below `directory` (or of those named), from its files alone: what
     share is done, whether it is finished, and of the others where they are, their last numbers, seconds left, why they
-    failed, and for how many seconds their log has been silent beyond what is usual for them."""
+    failed, for how many seconds their log has been silent, and the same if that is beyond what is usual for them."""
     state = {}
     for config in sorted(Path(directory).glob("**/config.json")):
         run = config.parent
@@ -1013,7 +1013,7 @@ def progress(directory, names=None):
             age = 0
         state[run.name] = SimpleNamespace(
             share=min(step / total, 0.999) if total else 0, finished=False, text=f"{step}/{total} {numbers}".rstrip(),
-            left=pace * (total - step), error=log[-1].get("error") if log else None,
+            left=pace * (total - step), error=log[-1].get("error") if log else None, age=age,
             silent=age if age > 120 + 10 * usual else 0)
     return state
 
@@ -1023,6 +1023,7 @@ def watch(args):
     done, which run, where, with what numbers and for how long still, which failed, and which have been silent for
     longer than they should.
 
+    Of a queue that works (--until), what was stopped before watching began waits for its turn and is not mentioned.
     Time left of all assumes that runs not yet started take as long as those seen so far.
     """
     try:
@@ -1045,7 +1046,8 @@ def watch(args):
             if amount - amount_before > 0.3:
                 left = f"about {_clock((jobs - amount) * spent / (amount - amount_before))} left"
             news = "".join(f" {name} done;" for name in sorted(finished - reported) if last_line)
-            others = {name: run for name, run in state.items() if not run.finished}
+            others = {name: run for name, run in state.items()
+                      if not run.finished and not (args.until and run.age > spent + 1)}
             lists = {"failed": [f"{name}: {run.error}" for name, run in others.items() if run.error],
                      "silent": [f"{name} {run.text} for {_clock(run.silent)}" for name, run in others.items()
                                 if run.silent and not run.error],
