@@ -125,7 +125,8 @@ case "$TARGET" in demo|demo-text|demo-init|text256) DEMO=1 ;; esac
 # STAND_IN: what the names of tasks end in; LACKING: what has no stand-in (README says why).
 case "$PRESET" in
     paper) STAND_IN='' LACKING='' SIZES="100k 300k 1m 10m" ;;
-    mini) STAND_IN=_mini LACKING="retrieval sc bidmc_hr bidmc_rr bidmc_spo2 pythia" SIZES="2k 4k 10k 80k" ;;
+    mini) STAND_IN=_mini LACKING="retrieval sc bidmc_hr bidmc_rr bidmc_spo2 pythia" SIZES="2k 4k 10k 80k"
+          ONLY_TASKS=${ONLY_TASKS//_mini/} ;;                # either name will do
     *) die "no preset '$PRESET'; there is: paper mini" ;;
 esac
 [ -z "$DEMO" ] || [ "$PRESET" = paper ] || die "$TARGET is small already; --preset mini is for the paper's tables and figures"

@@ -466,6 +466,7 @@ def test_targets_share_runs_and_filters_filter():
     assert {c.count(" && ") for c in everything} == {0, 1} and len(set(outs)) > 400
     some = listed("table2", "--tasks", "text,image", "--models", "s4", "--seeds", "7,8")
     assert len(some) == 2 * 2 * 2 and all("--model s4" in c and ("--seed 7" in c or "--seed 8" in c) for c in some)
+    assert listed("table1", "--preset", "mini", "--tasks", "text_mini") == listed("table1", "--preset", "mini", "--tasks", "text")
 
 
 def test_keep_keeps_what_is_there(tmp_path):
