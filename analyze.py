@@ -23,6 +23,7 @@ import json
 import math
 import re
 import shutil
+import signal
 import statistics
 import sys
 import time
@@ -153,29 +154,30 @@ def minus(after, before):
 
 
 def interval(values):
-    """Mean and half-width of its 95 % interval (None for one value); None of nothing."""
+    """Mean, half-width of its 95 % interval (None for one value) and number of values; None of nothing."""
     values = list(values)
     if not values:
         return None
     if len(values) == 1:
-        return values[0], None
+        return values[0], None, 1
     t = T_QUANTILE[min(len(values) - 2, len(T_QUANTILE) - 1)]
-    return statistics.mean(values), t * statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.mean(values), t * statistics.stdev(values) / math.sqrt(len(values)), len(values)
 
 
 def paired_gain(before, after):
-    """Mean of the paired differences of {seed: score} and the half-width of its 95 % interval, as `interval`."""
+    """`interval` of the paired differences of {seed: score}."""
     return interval(minus(after, before).values())
 
 
-def signed(mean_and_half, digits=1):
-    """'+3.7 [+2.2, +5.2]', or that there is one seed, or a dash."""
-    if mean_and_half is None:
+def signed(found, digits=1, count=True):
+    """What `interval` found: '+3.7 [+2.2, +5.2] (3)', without the number of values on request, or '+3.7 (one seed)', or
+    a dash."""
+    if found is None:
         return "–"
-    mean, half = mean_and_half
+    mean, half, n = found
     if half is None:
         return f"{mean:+.{digits}f} (one seed)"
-    return f"{mean:+.{digits}f} [{mean - half:+.{digits}f}, {mean + half:+.{digits}f}]"
+    return f"{mean:+.{digits}f} [{mean - half:+.{digits}f}, {mean + half:+.{digits}f}]" + f" ({n})" * count
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -184,7 +186,7 @@ def signed(mean_and_half, digits=1):
 
 # Test accuracy in percent (BIDMC: R2), as printed. x: chance level, or too long to train.
 # Columns that are no task: sc_causal is sc with a causal model, *_rotary and *_s4 in table 8 name the model, avg is the
-# average as the paper prints it (see `average_of`).
+# average as the paper prints it (see `averages_of`).
 PAPER = {
     1: """
 approach                 model       objective start   listops text  retrieval image pathfinder pathx avg
@@ -293,7 +295,7 @@ def status(runs):
 
 
 def number_of(printed):
-    """A printed cell as a number: chance on PathX is 50."""
+    """A printed cell as a number for averages: x as 50, chance on PathX, though table 2's Pythia was not run on it."""
     return 50.0 if printed == "x" else float(printed)
 
 
@@ -316,8 +318,8 @@ def table(results, number, mini=False):
            "too long to train. †: shortened or changed.", "",
            "| approach | " + " | ".join(small.get(column, column) for column in columns) + " |",
            "|---" * (len(columns) + 1) + "|"]
-    averages = ["| approach | average in the paper | its cells, x as 50 | its cells, x left out | so it | ours | ours "
-                "without the paper's x |", "|---" * 7 + "|"]
+    averages = ["| approach | average in the paper | recomputed, x as 50 | recomputed without x | the paper | ours | "
+                "ours without the paper's x |", "|---" * 7 + "|"]
     details = ["| approach | column | paper | ours | difference | seeds | steps | epochs | device hours | device | "
                "commit | status |", "|---" * 12 + "|"]
     for name, cells, printed_average in lines:
@@ -337,9 +339,9 @@ def detail(name, column, printed, runs, named):
     if not runs:
         return f"| {name} | {column} | {printed} | – | | | | | | | | {status(runs)} |"
     values = [score(run) for run in runs.values()]
-    difference = f"{statistics.mean(values) - number_of(printed):+.{digits_of(printed)}f}"
-    if any(run.get("mini") for run in runs.values()):
-        difference = ""                                # of another task: no difference worth a number
+    difference = ""                                    # between different tasks or recipes it would say nothing
+    if status(runs) == "full" and printed != "x":
+        difference = f"{statistics.mean(values) - number_of(printed):+.{digits_of(printed)}f}"
     each = lambda field: ", ".join(sorted({str(run.get(field)) for run in runs.values()}))
     both = lambda field: ", ".join(dict.fromkeys(" + ".join(str(r.get(field)) for r in stages(run, named))
                                                  for run in runs.values()))
@@ -360,17 +362,17 @@ def averages_of(printed_average, found):
              else "counts x as 50" if counts else "leaves x out")
 
     def ours(all_columns):
-        means = [statistics.mean(map(score, runs.values())) for printed, runs in found
-                 if runs and is_full(runs) and (all_columns or printed != "x")]
-        return f"{statistics.mean(means):.2f} over {len(means)} of {len(found)} tasks" if means else "–"
+        columns = [runs for printed, runs in found if all_columns or printed != "x"]
+        means = [statistics.mean(map(score, runs.values())) for runs in columns if runs and is_full(runs)]
+        return f"{statistics.mean(means):.2f} over {len(means)} of {len(columns)} tasks" if means else "–"
 
     return f"{as_50:.2f} | {without:.2f} | {so_it} | {ours(True)} | {ours(False)}"
 
 
 def gains_table(results, number):
-    """Gain of SPT in each cell that has both: the same seeds with and without it, mean and 95 % interval."""
+    """Gain of SPT in each cell that has both: mean over the seeds that have both, its 95 % interval, how many."""
     columns, lines = grid(number)
-    out = ["| gain of SPT, paired by seed [95 % interval] | " + " | ".join(columns) + " |",
+    out = ["| gain of SPT, paired by seed [95 % interval] (seeds) | " + " | ".join(columns) + " |",
            "|---" * (len(columns) + 1) + "|"]
     for name, cells, _ in lines:
         texts = []
@@ -397,6 +399,9 @@ def gains_table(results, number):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+NOT_RUN = "no full runs to compare"
+
+
 def cells_of(results, number):
     """{(approach, column): {seed: score}} of our runs in a table."""
     columns, lines = grid(number)
@@ -406,7 +411,8 @@ def cells_of(results, number):
 
 def over_tasks(results, *approaches):
     """Averages over the tasks on which all of these approaches (table, name) have been run -> tasks, and for each
-    approach {seed: average}. PathX-256 does not count, as in the paper's averages."""
+    approach {seed: average} with the seeds that all have on all of them. PathX-256 does not count, as in the paper's
+    averages."""
     rows = []
     for number, wanted in approaches:
         rows.append({column: cell for (name, column), cell in cells_of(results, number).items() if name == wanted})
@@ -417,11 +423,11 @@ def over_tasks(results, *approaches):
 
 
 def compare(results, first, second, labels, difference):
-    """Two differences between approaches, (before, after) each, on the tasks that all four have been run on, and the
+    """Two differences between approaches, (before, after) each, on the tasks and seeds that all four have, and the
     first minus the second."""
     tasks, (a, b, c, d) = over_tasks(results, *first, *second)
-    if not tasks:
-        return f"{' / '.join(labels)}: not run"
+    if not a:
+        return f"{' / '.join(labels)}: {NOT_RUN}"
     one, other = minus(b, a), minus(d, c)
     texts = [signed(interval(values.values())) for values in (one, other, minus(one, other))]
     return f"{labels[0]} {texts[0]}, {labels[1]} {texts[1]}, {difference} {texts[2]}, over {len(tasks)} tasks"
@@ -446,13 +452,19 @@ def gains_by_budget(results, column):
     cells = cells_of(results, 8)
     gains = [paired_gain(cells["SPT 0 % of the budget", column], cells[f"SPT {share} % of the budget", column])
              for share in (20, 40, 60)]
-    return f"{column.replace('_', ', ')}: " + (", ".join(map(signed, gains)) if any(gains) else "not run")
+    return f"{column.replace('_', ', ')}: " + (", ".join(map(signed, gains)) if any(gains) else NOT_RUN)
 
 
 def kernels_of(results, task):
     """Figure 4: [(path, before, after)] of S4, one for each seed: max over channels and both directions of |K|, each
     (layers, l) (paper, section 3.6, footnote 3). Damaged files are named, not fatal."""
     import numpy as np
+
+    def by_lag(kernels):
+        """(layers, directions, l) -> (layers, l). The backward kernel starts at lag 1 (see `fft_conv`)."""
+        backward = np.pad(kernels[:, 1:, :-1], ((0, 0), (0, 0), (1, 0)))
+        return np.concatenate([kernels[:, :1], backward], 1).max(1)
+
     what = dict(task=task, model="s4", objective="masked", train_fraction=None, spt_share=None, size=None)
     found = []
     for r in sorted(results, key=lambda r: r["seed"]):
@@ -466,7 +478,7 @@ def kernels_of(results, task):
                 raise ValueError(f"kernels of shapes {before.shape} and {after.shape}")
             if not np.isfinite(before + after).all():
                 raise ValueError("numbers that are not finite")
-            found.append((path, before.max(1), after.max(1)))
+            found.append((path, by_lag(before), by_lag(after)))
         except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
             print(f"warning: {path} is skipped: {error}", file=sys.stderr)
     return found
@@ -476,11 +488,11 @@ def half_lags(results, task):
     """For each layer the lag up to which half of the sum of a kernel's maxima lies: at the start -> after SPT."""
     found = kernels_of(results, task)
     if not found:
-        return f"{task}: not run"
+        return f"{task}: {NOT_RUN}"
     lags = lambda kernels: [int((kernel.cumsum() < kernel.sum() / 2).sum()) for kernel in kernels]
     before, after = (", ".join(f"{statistics.mean(column):.0f}" for column in zip(*map(lags, sets)))
                      for sets in list(zip(*found))[1:])
-    return f"{task} (length {found[0][1].shape[1]:,}): {before} -> {after} ({len(found)} seeds)"
+    return f"{task} (length {found[0][1].shape[1]:,}): {before} -> {after} ({len(found)})"
 
 
 def claims(results):
@@ -490,40 +502,40 @@ def claims(results):
     plain, plain_spt = (1, "Transformer"), (1, "Transformer + Masked SPT")
     rotary, rotary_spt = (2, "Transformer + Rotary"), (2, "Transformer + Rotary + SPT")
     s4, s4_spt = (2, "S4"), (2, "S4 + SPT")
-    own, both = ("from scratch", "after SPT"), "so it shrinks by"
+    arms = ("after SPT", "from scratch")
     tasks, (masked, causal) = over_tasks(results, plain_spt, (1, "Transformer + Causal SPT"))
     rows = {
         "SPT lifts Transformers most: gains in points": [
             compare(results, (plain, plain_spt), (s4, s4_spt), ("Transformer", "S4"), "difference"),
             compare(results, (rotary, rotary_spt), (s4, s4_spt), ("rotary", "S4"), "difference")],
         "masked and causal SPT are alike: points": [
-            f"causal minus masked {signed(paired_gain(masked, causal))}, over {len(tasks)} tasks" if tasks
-            else "not run"],
+            f"causal minus masked {signed(paired_gain(masked, causal))}, over {len(tasks)} tasks" if masked
+            else NOT_RUN],
         "the gap between Transformer and S4 shrinks: S4 minus Transformer in points": [
-            f"{name}: {compare(results, (before, s4), (after, s4_spt), own, both)}"
+            f"{name}: {compare(results, (after, s4_spt), (before, s4), arms, 'change')}"
             for name, before, after in (("Transformer", plain, plain_spt), ("rotary", rotary, rotary_spt))],
         "initialisation matters less after SPT: own start minus random start in points": [
-            f"{name}: " + compare(results, ((7, f"{name} + Rand Init"), (7, name)),
-                                  ((7, f"{name} + Rand Init + SPT"), (7, f"{name} + SPT")), own, both)
+            f"{name}: " + compare(results, ((7, f"{name} + Rand Init + SPT"), (7, f"{name} + SPT")),
+                                  ((7, f"{name} + Rand Init"), (7, name)), arms, "change")
             for name in ("S4", "DLR")],
         "gains grow as data shrinks: relative gain of S4 in percent, by share of the data": [
             f"{task}: " + (", ".join(f"{100 * share:g} %: {signed(interval(gains))}"
-                                     for share, gains in relative_gains(results, task).items()) or "not run")
+                                     for share, gains in relative_gains(results, task).items()) or NOT_RUN)
             for task in ("image", "text")],
         "gains survive an equal budget: gain in points when SPT takes 20, 40, 60 % of it": [
             gains_by_budget(results, column) for column in grid(8)[0]],
         "learned kernels differ from HiPPO, by task: lag within which half of the kernel lies, layer by layer": [
             half_lags(results, task) for task in ("image", "text", "pathx", "listops")]}
-    lines = [f"| {i} | {claim} | {'; '.join(measured)} |" for i, (claim, measured) in enumerate(rows.items(), 1)]
-    return "\n".join(["| | claim | measured: means over seeds [95 % interval of paired differences] |", "|---|---|---|",
-                      *lines])
+    lines = [f"| {i} | {claim} | {'<br>'.join(measured)} |" for i, (claim, measured) in enumerate(rows.items(), 1)]
+    return "\n".join(["| | claim | measured: means over seeds [95 % interval of paired differences] (seeds) |",
+                      "|---|---|---|", *lines])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The paper's figures
 # ---------------------------------------------------------------------------------------------------------------------
 
-CHANCE = {"listops": 10, "text": 50, "retrieval": 50, "image": 10, "pathfinder": 50, "pathx": 50}     # percent
+CHANCE = {"listops": 10, "text": 50, "retrieval": 50, "image": 10, "pathfinder": 50, "pathx": 50, "pathx256": 50}  # %
 # Colour-blind safe, and apart in gray too.
 SCRATCH, SPT, OTHER = "#9aa5b1", "#0072b2", "#d55e00"
 LAYERS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")      # of layers 1, 3, 5, 7
@@ -544,23 +556,27 @@ def save_figure(figure, path):
     write(path, lambda temporary: figure.savefig(temporary, dpi=150, format="png"))
 
 
-def bars(axis, groups, names, chance=None):
+def bars(axis, groups, names, chance=None, paper=()):
     """Pairs of bars, from scratch beside SPT; groups: [(scratch values, SPT values)], a dot per value. An empty one is
-    marked as not run."""
+    marked as not run. paper: pairs of its numbers, or None where it has none."""
     for i, pair in enumerate(groups):
         for j, (values, colour) in enumerate(zip(map(list, pair), (SCRATCH, SPT))):
             label = ("from scratch", "self-pretrained (SPT)")[j]
             x = i + 0.38 * (j - 0.5)
+            if paper and paper[i][j] is not None:
+                axis.scatter([x], [paper[i][j]], s=30, marker="D", facecolors="none", edgecolors=OTHER, zorder=4,
+                             label="the paper")
             if not values:
                 axis.text(x, 1, "not run", rotation=90, ha="center", va="bottom", fontsize=7, color="0.5")
                 continue
             axis.bar(x, statistics.mean(values), 0.36, color=colour, label=label)
             axis.scatter([x] * len(values), values, s=10, color="black", zorder=3, label="one seed")
-            axis.annotate(f"{statistics.mean(values):.1f}", (x, max(values)), (0, 4), textcoords="offset points",
+            axis.annotate(f"{statistics.mean(values):.1f}", (x, max(values)), (0, 5), textcoords="offset points",
                           ha="center", fontsize=8)
     if chance is not None:
         axis.axhline(chance, color="black", linewidth=0.8, linestyle=":")
-        axis.text(len(groups) - 0.5, chance, " chance", fontsize=8, va="center")
+        axis.annotate("chance", (1, chance), (3, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+                      fontsize=8, va="center")
     axis.set_xticks(range(len(names)), names, fontsize=8)
     axis.spines[["top", "right"]].set_visible(False)
 
@@ -570,7 +586,7 @@ def legend(figure, axes):
     entries = {}
     for axis in axes:
         entries |= dict(zip(*reversed(axis.get_legend_handles_labels())))
-    figure.legend(entries.values(), entries.keys(), loc="lower center", ncols=4, frameon=False, fontsize=8)
+    figure.legend(entries.values(), entries.keys(), loc="lower center", ncols=5, frameon=False, fontsize=8)
 
 
 def seeds_text(values):
@@ -579,15 +595,22 @@ def seeds_text(values):
         f"{counts[0]} to {counts[-1]} seeds")
 
 
+def printed_of(results, number):
+    """{(approach, column): the paper's number}; nothing beside mini runs, whose tasks are others."""
+    return {} if any(r.get("mini") for r in results) else {
+        (name, column): float(printed) for columns, lines in [grid(number)] for name, cells, _ in lines
+        for column, (_, printed) in zip(columns, cells) if printed != "x"}
+
+
 def figure1(plt, results):
     """Transformer, rotary Transformer and S4 on Long Range Arena, from scratch and after SPT."""
-    one, two = cells_of(results, 1), cells_of(results, 2)
-    tasks, drawn = grid(1)[0], []
+    tasks, drawn = grid(2)[0], []
     figure, axes = plt.subplots(3, 1, figsize=(8, 7.5), sharex=True)
-    for axis, (cells, name) in zip(axes, ((one, "Transformer"), (two, "Transformer + Rotary"), (two, "S4"))):
+    for axis, (number, name) in zip(axes, ((1, "Transformer"), (2, "Transformer + Rotary"), (2, "S4"))):
         after = f"{name} + Masked SPT" if name == "Transformer" else f"{name} + SPT"
-        pairs = [(cells[name, task].values(), cells[after, task].values()) for task in tasks]
-        bars(axis, pairs, tasks)
+        cells, paper = cells_of(results, number), printed_of(results, number)
+        pairs = [(cells.get((name, task), {}).values(), cells.get((after, task), {}).values()) for task in tasks]
+        bars(axis, pairs, tasks, paper=[(paper.get((name, task)), paper.get((after, task))) for task in tasks])
         drawn += [values for pair in pairs for values in pair]
         axis.hlines([CHANCE[task] for task in tasks], [i - 0.4 for i in range(len(tasks))],
                     [i + 0.4 for i in range(len(tasks))], color="black", linewidth=0.8, linestyle=":", label="chance")
@@ -605,22 +628,26 @@ def figure2(plt, results):
             if any(cells[name, task] for task in grid(7)[0])]
     tasks, averages = over_tasks(results, *rows) if rows else ([], [])
     values = {name: average.values() for (_, name), average in zip(rows, averages)}
+    printed = printed_of(results, 7)
+    paper = {name: statistics.mean(printed[name, task] for task in tasks) for name in values if printed and tasks}
     figure, axis = plt.subplots(figsize=(7, 3.8))
-    bars(axis, [(values.get(name, []), values.get(f"{name} + SPT", [])) for name in names], names)
+    pairs = lambda found, nothing: [(found.get(name, nothing), found.get(f"{name} + SPT", nothing)) for name in names]
+    bars(axis, pairs(values, []), names, paper=pairs(paper, None))
     axis.set_ylabel("test accuracy, %", fontsize=8)
     axis.set_ylim(0, 108)
     legend(figure, [axis])
-    average = f"average of {', '.join(tasks)}" if tasks else "no common task"
+    average = f"average of {', '.join(tasks)}" if any(values.values()) else "no task and seed in common"
     return figure, f"Figure 2: initialisations, {average}, {seeds_text(values.values())}"
 
 
 def figure3(plt, results):
     """Accuracy against the share of the training set, and the gain of SPT relative to training from scratch."""
     figure, axes = plt.subplots(1, 2, figsize=(8.5, 3.8))
-    spread = lambda values: statistics.stdev(values) if len(values) > 1 else 0
+    deviation = lambda values: statistics.stdev(values) if len(values) > 1 else 0
+    half_width = lambda values: interval(values)[1] or 0
     every, shares = [], set()
 
-    def curve(axis, found, colour, **more):
+    def curve(axis, found, spread, colour, **more):
         """found: {share: [values]}."""
         axis.errorbar(list(found), list(map(statistics.mean, found.values())), list(map(spread, found.values())),
                       color=colour, marker="o", markersize=3, capsize=2, **more)
@@ -628,10 +655,11 @@ def figure3(plt, results):
     for task, colour in (("image", SPT), ("text", OTHER)):
         for start, style, label in (("scratch", "--", "from scratch"), ("spt", "-", "SPT")):
             found = {share: list(cell.values()) for share, cell in by_fraction(results, task, start).items()}
-            curve(axes[0], found, colour, linestyle=style, label=f"{task}, {label}")
+            curve(axes[0], found, deviation, colour, linestyle=style, label=f"{task}, {label}")
             every += found.values()
             shares |= found.keys()
-        curve(axes[1], {share: gains for share, gains in relative_gains(results, task).items() if gains}, colour)
+        gains = {share: values for share, values in relative_gains(results, task).items() if values}
+        curve(axes[1], gains, half_width, colour)
     for axis, label in zip(axes, ("test accuracy, %", "relative gain of SPT, %")):
         axis.set_xscale("log")
         axis.set_xticks(sorted(shares), [f"{100 * share:g}" for share in sorted(shares)], fontsize=8)
@@ -641,7 +669,8 @@ def figure3(plt, results):
         axis.spines[["top", "right"]].set_visible(False)
     axes[1].axhline(0, color="black", linewidth=0.8, linestyle=":")
     legend(figure, axes)
-    return figure, f"Figure 3: S4 on parts of the training set, {seeds_text(every)}, bars: standard deviations"
+    return figure, (f"Figure 3: S4 on parts of the training set, {seeds_text(every)}; "
+                    "bars: standard deviations (left), 95 % intervals (right)")
 
 
 def figure4(plt, results):
@@ -666,7 +695,7 @@ def figure4(plt, results):
         axis.set_yscale("log")
         axis.set_ylabel("max |K|", fontsize=7)
         axis.tick_params(labelsize=7)
-    axes[-1].set_xlabel("lag + 1, positions (vertical lines: multiples of the image's width)", fontsize=8)
+    axes[-1].set_xlabel("lag + 1, positions (vertical lines: first multiples of the image's width)", fontsize=8)
     legend(figure, axes)
     return figure, "Figure 4: kernels of S4 after SPT against those it started with, one seed"
 
@@ -797,12 +826,13 @@ img { max-width: 100% } pre { background: #f6f6f6; padding: .6em; overflow-x: au
 
 
 def to_html(text):
-    """The Markdown that `sections` writes: headings, paragraphs with strong words, tables."""
+    """The Markdown that `sections` writes: headings, paragraphs with strong words, tables with line breaks."""
     out = []
     for block in text.split("\n\n"):
         lines = block.splitlines()
         if lines[0].startswith("|"):
-            rows = [[html.escape(cell.strip()) for cell in line.strip("|").split("|")] for line in lines]
+            rows = [[html.escape(cell.strip()).replace("&lt;br&gt;", "<br>") for cell in line.strip("|").split("|")]
+                    for line in lines]
             wide = ' class="claims"' if "claim" in lines[0] else ""
             out.append(f"<table{wide}><tr>" + "".join(f"<th>{cell}</th>" for cell in rows[0]) + "</tr>" + "".join(
                 "<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows[2:]) + "</table>")
@@ -884,7 +914,7 @@ def readme(args):
         seeds = ", ".join(map(str, sorted({r["seed"] for r in results})))
         folder = f"results/{preset}"
         parts += [f"**{title}**: {len(results)} runs, seeds {seeds}; {provenance(results)}; {hours(results):.1f} "
-                  "device hours added up.", *([MINI_NOTE] if preset == "mini" else []), claims(results),
+                  "hours of training added up over runs.", *([MINI_NOTE] if preset == "mini" else []), claims(results),
                   f"![Figure 1, {preset}]({folder}/figure1.png)",
                   f"All tables, with what stands behind each cell: [{folder}/tables.md]({folder}/tables.md)."]
     replace_block(Path(__file__).with_name("README.md"), "results", "\n\n".join(parts), args.check)
@@ -930,7 +960,7 @@ def demo_table(results):
             cells[model] = scratch, spt
             seeds = len(scratch.keys() & spt.keys())
             lines.append(f"| {DEMO_TASKS[task][0]} | {MODEL_NAMES[model]} | {mean_std(scratch.values())} | "
-                         f"{mean_std(spt.values())} | {signed(paired_gain(scratch, spt))} | {seeds} |")
+                         f"{mean_std(spt.values())} | {signed(paired_gain(scratch, spt), count=False)} | {seeds} |")
         others = [m for m in models if m in ("transformer", "rotary")]
         if "s4" in cells and others and all(cells["s4"]) and all(cells[others[0]]):
             gaps = [statistics.mean(cells["s4"][i].values()) - statistics.mean(cells[others[0]][i].values())
@@ -1114,6 +1144,7 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)            # table 2 | head: no traceback
     try:
         main()
     except UserError as error:

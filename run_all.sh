@@ -109,7 +109,9 @@ chains() {
         table9) for model in rotary s4; do
                 both image $model
                 for size in $SIZES; do both image $model --size $size; done; done ;;
-        figure1) for task in $LRA; do for model in transformer rotary s4; do both $task $model; done; done ;;
+        figure1)
+            for task in $LRA; do for model in transformer rotary s4; do both $task $model; done; done
+            both pathx256 s4 ;;
         figure2) chains table7 ;;
         figure3) for task in image text; do
                 for fraction in 0.005 0.01 0.05 0.1 0.5 1; do both $task s4 --train-fraction $fraction; done; done ;;

@@ -86,14 +86,14 @@ def test_table_2_by_hand(tmp_path):
     assert main["S4"]["image"] == "88.65 / 82.00 ± 2.00 (3)" and main["S4 + SPT"]["image"] == "89.36 / 92.00 ± 2.65 (3)"
     assert main["Transformer + Rotary"]["text"] == "79.08 / 50.00 (1)†" and main["S4"]["text"] == "86.82 / –"
     # differences 10, 9, 11: mean 10, standard deviation 1, half-width 4.303 / sqrt(3) = 2.48
-    assert gains["S4 + SPT"]["image"] == "+10.00 [+7.52, +12.48]"
+    assert gains["S4 + SPT"]["image"] == "+10.00 [+7.52, +12.48] (3)"
     assert list(averages["S4 + SPT"].values()) == ["86.75", "86.92", "86.92", "is neither: a misprint",
                                                    *["92.00 over 1 of 6 tasks"] * 2]
     assert averages["Transformer + Rotary"]["ours"] == "–"             # a shortened run counts in no average
     assert list(averages["Pythia 70M"].values())[:4] == ["68.04", "68.03", "71.64", "counts x as 50"]
     lines = [line for line in text.splitlines() if line.startswith("| S4 + SPT | image | 89.36 |")]
     assert len(lines) == 1 and "+2.64 | 3 | 1000 + 1000 | 2.5 + 2.5 | 3.00 | made | abc | full |" in lines[0]     # three times two half hours
-    assert "| Transformer + Rotary | text | 79.08 | 50.00 | -29.08 | one seed | 1000 | 2.5 | 0.50 | made | abc | shortened |" in text
+    assert "| Transformer + Rotary | text | 79.08 | 50.00 |  | one seed | 1000 | 2.5 | 0.50 | made | abc | shortened |" in text
     assert "| S4 | text | 86.82 | – | | | | | | | | not run |" in text
 
 
@@ -272,13 +272,16 @@ def test_figures_show_what_was_measured(tmp_path):
         np.savez(folder / "kernels.npz", before=after, after=after)
     results, plt = analyze.read_results(tmp_path), analyze.plotting()
     figure, title = analyze.figure2(plt, results)
-    dots = figure.axes[0].collections
-    assert "3 seeds" in title and "listops, text" in title and len(dots) == 2
-    assert sorted(dots[0].get_offsets()[:, 1]) == pytest.approx([50, 52, 54])
+    marks = lambda label: [c.get_offsets()[:, 1] for c in figure.axes[0].collections if c.get_label() == label]
+    assert "3 seeds" in title and "listops, text" in title and len(marks("one seed")) == 2
+    assert sorted(marks("one seed")[0]) == pytest.approx([50, 52, 54])
+    assert sorted(map(float, marks("the paper"))) == pytest.approx([(57.50 + 79.65) / 2, (59.60 + 86.82) / 2])
+    small, _ = analyze.figure2(plt, [r | {"mini": True} for r in results])                # other tasks, other numbers
+    assert "the paper" not in [c.get_label() for c in small.axes[0].collections]
     figure, _ = analyze.figure4(plt, results)
     for axis in (figure.axes[1], figure.axes[3]):
         lines = {line.get_label(): line for line in axis.get_lines()}
-        assert lines["SPT, layer 3"].get_color() == analyze.LAYERS[1] and set(lines["HiPPO, layer 1"].get_ydata()) == {2}
+        assert lines["SPT, layer 3"].get_color() == analyze.LAYERS[1] and list(lines["HiPPO, layer 1"].get_ydata()) == [1] + [2] * 49
     for number, function in analyze.FIGURES.items():
         figure, title = function(plt, results)
         text = figure.suptitle(title + "\nmini: small models on short stand-in tasks", fontsize=10)
@@ -382,20 +385,23 @@ def test_claims_by_hand(tmp_path):
     finetuned(tmp_path, "changed", .99, 2, "text", "s4", full_recipe=False)              # must not count
     kernels = 0.5 ** np.arange(8)[None, None] * np.array([1, 0])[None, :, None] * np.ones((2, 1, 1))
     folder = put(tmp_path, "pre", task="pathx", model="s4", objective="masked", seed=0, val_score=0.1)
-    np.savez(folder / "kernels.npz", before=kernels, after=np.ones((2, 2, 8)))
-    text = analyze.claims(analyze.read_results(tmp_path))
+    after = np.ones((2, 2, 8))
+    after[1] = 0
+    after[1, 1, 4] = 1                                                 # the backward kernel starts at lag 1
+    np.savez(folder / "kernels.npz", before=kernels, after=after)
+    text, none = analyze.claims(analyze.read_results(tmp_path)), "no full runs to compare"
     lines = text.splitlines()[2:]
     assert len(lines) == 7
     # On text alone, where all four were run. rotary: 10 and 12, mean 11, standard deviation 1.41, half-width 12.71 * 1.41
     # / sqrt(2) = 12.7; S4: 1. The gap: 20, then 11 and 9.
-    assert "| Transformer / S4: not run; rotary +11.0 [-1.7, +23.7], S4 +1.0 [+1.0, +1.0], difference +10.0 " in lines[0]
-    assert lines[0].endswith("over 1 tasks |") and lines[1].endswith("| not run |")
-    assert ("rotary: from scratch +20.0 [+20.0, +20.0], after SPT +10.0 [-2.7, +22.7], so it shrinks by +10.0 [-2.7, +22.7]"
+    assert f"| Transformer / S4: {none}<br>rotary +11.0 [-1.7, +23.7] (2), S4 +1.0 [+1.0, +1.0] (2), difference +10.0 " in lines[0]
+    assert lines[0].endswith("over 1 tasks |") and lines[1].endswith(f"| {none} |")
+    assert ("rotary: after SPT +10.0 [-2.7, +22.7] (2), from scratch +20.0 [+20.0, +20.0] (2), change -10.0 [-22.7, +2.7] (2)"
             in lines[2])
-    assert lines[3].count("not run") == 2
-    assert "image: 1 %: +20.0 (one seed); text: not run" in lines[4]      # 0.5 -> 0.6 is a fifth more
-    assert "image, rotary: +2.0 (one seed), –, –; image, s4: not run" in lines[5]
-    assert "pathx (length 8): 0, 0 -> 3, 3 (1 seeds)" in lines[6]
+    assert lines[3].count(none) == 2
+    assert f"image: 1 %: +20.0 (one seed)<br>text: {none}" in lines[4]      # 0.5 -> 0.6 is a fifth more
+    assert f"image, rotary: +2.0 (one seed), –, –<br>image, s4: {none}" in lines[5]
+    assert "pathx (length 8): 0, 0 -> 3, 5 (1)" in lines[6]
 
 
 # ---- run_all.sh ------------------------------------------------------------------------------------------------------
