@@ -597,9 +597,11 @@ def seeds_text(values):
 
 def printed_of(results, number):
     """{(approach, column): the paper's number}; nothing beside mini runs, whose tasks are others."""
-    return {} if any(r.get("mini") for r in results) else {
-        (name, column): float(printed) for columns, lines in [grid(number)] for name, cells, _ in lines
-        for column, (_, printed) in zip(columns, cells) if printed != "x"}
+    if any(r.get("mini") for r in results):
+        return {}
+    columns, lines = grid(number)
+    return {(name, column): float(printed) for name, cells, _ in lines
+            for column, (_, printed) in zip(columns, cells) if printed != "x"}
 
 
 def figure1(plt, results):
@@ -1019,7 +1021,7 @@ def demo(args):
 def progress(directory, names=None):
     """{run name: its state} of every started run below `directory` (or of those named), from its files alone: what
     share is done, whether it is finished, and of the others where they are, their last numbers, seconds left, why they
-    failed, for how many seconds their log has been silent, and the same if that is beyond what is usual for them."""
+    failed, seconds since their log last changed (age), and the same where it is beyond what is usual (silent)."""
     state = {}
     for config in sorted(Path(directory).glob("**/config.json")):
         run = config.parent

@@ -314,6 +314,8 @@ def test_watching(tmp_path):
     assert "going 100/200 loss 0.250 val_accuracy 0.750 0:10 left" in done.stdout and "new 0/200" in done.stdout
     assert "foreign" not in done.stdout
     (tmp_path / "finished").touch()                                    # a queue at work: what it has not reached waits
+    later = time.time() + 60                                           # as if written after watching began
+    os.utime(tmp_path / "going" / "log.jsonl", (later, later))
     done = run("watch", tmp_path, "--only", tmp_path / "queue.txt", "--until", tmp_path / "finished")
     assert "going 100/200" in done.stdout and not any(name in done.stdout for name in ("broken", "quiet", "new"))
 
