@@ -764,6 +764,8 @@ def draw(results, number, path, mini=False):
 def results_of(args):
     """The preset's runs; also fills in the folders that depend on the preset."""
     args.mini = args.preset == "mini"
+    if args.runs and not args.runs.is_dir():
+        raise UserError(f"--runs {args.runs} is not a folder")
     args.runs, args.out = args.runs or Path("runs", args.preset), args.out or Path("results", args.preset)
     results = one_per_seed(read_results(args.runs))
     return stand_ins(results) if args.mini else results

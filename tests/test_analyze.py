@@ -320,6 +320,12 @@ def test_watching(tmp_path):
     assert "going 100/200" in done.stdout and not any(name in done.stdout for name in ("broken", "quiet", "new"))
 
 
+def test_a_folder_that_is_not_there(tmp_path):
+    done = run("figure", "1", "--runs", tmp_path / "nowhere", "--out", tmp_path / "out")
+    assert done.returncode == 2 and done.stderr == f"error: --runs {tmp_path / 'nowhere'} is not a folder\n"
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "out").write_text("a file")
     done = run("all", "--runs", tmp_path, "--out", tmp_path / "out")
