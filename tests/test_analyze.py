@@ -172,6 +172,7 @@ def test_all_on_a_thousand_runs_in_ten_seconds(tmp_path):
 
 def test_all_on_nothing_and_on_wreckage(tmp_path):
     """No run at all; and damaged files beside good ones: what can be made is made, and the rest is said."""
+    (tmp_path / "runs").mkdir()
     done = run("all", "--runs", tmp_path / "runs", "--out", tmp_path / "out")
     assert done.returncode == 0 and (tmp_path / "out" / "figure1.png").exists()
     finetuned(tmp_path / "runs", "good", .88)
