@@ -399,7 +399,7 @@ def gains_table(results, number):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-NOT_RUN = "no full runs to compare"
+NO_PAIR = "no full runs to compare"
 
 
 def cells_of(results, number):
@@ -427,7 +427,7 @@ def compare(results, first, second, labels, difference):
     first minus the second."""
     tasks, (a, b, c, d) = over_tasks(results, *first, *second)
     if not a:
-        return f"{' / '.join(labels)}: {NOT_RUN}"
+        return f"{' / '.join(labels)}: {NO_PAIR}"
     one, other = minus(b, a), minus(d, c)
     texts = [signed(interval(values.values())) for values in (one, other, minus(one, other))]
     return f"{labels[0]} {texts[0]}, {labels[1]} {texts[1]}, {difference} {texts[2]}, over {len(tasks)} tasks"
@@ -452,7 +452,7 @@ def gains_by_budget(results, column):
     cells = cells_of(results, 8)
     gains = [paired_gain(cells["SPT 0 % of the budget", column], cells[f"SPT {share} % of the budget", column])
              for share in (20, 40, 60)]
-    return f"{column.replace('_', ', ')}: " + (", ".join(map(signed, gains)) if any(gains) else NOT_RUN)
+    return f"{column.replace('_', ', ')}: " + (", ".join(map(signed, gains)) if any(gains) else NO_PAIR)
 
 
 def kernels_of(results, task):
@@ -488,7 +488,7 @@ def half_lags(results, task):
     """For each layer the lag up to which half of the sum of a kernel's maxima lies: at the start -> after SPT."""
     found = kernels_of(results, task)
     if not found:
-        return f"{task}: {NOT_RUN}"
+        return f"{task}: {NO_PAIR}"
     lags = lambda kernels: [int((kernel.cumsum() < kernel.sum() / 2).sum()) for kernel in kernels]
     before, after = (", ".join(f"{statistics.mean(column):.0f}" for column in zip(*map(lags, sets)))
                      for sets in list(zip(*found))[1:])
@@ -510,7 +510,7 @@ def claims(results):
             compare(results, (rotary, rotary_spt), (s4, s4_spt), ("rotary", "S4"), "difference")],
         "masked and causal SPT are alike: points": [
             f"causal minus masked {signed(paired_gain(masked, causal))}, over {len(tasks)} tasks" if masked
-            else NOT_RUN],
+            else NO_PAIR],
         "the gap between Transformer and S4 shrinks: S4 minus Transformer in points": [
             f"{name}: {compare(results, (after, s4_spt), (before, s4), arms, 'change')}"
             for name, before, after in (("Transformer", plain, plain_spt), ("rotary", rotary, rotary_spt))],
@@ -520,7 +520,7 @@ def claims(results):
             for name in ("S4", "DLR")],
         "gains grow as data shrinks: relative gain of S4 in percent, by share of the data": [
             f"{task}: " + (", ".join(f"{100 * share:g} %: {signed(interval(gains))}"
-                                     for share, gains in relative_gains(results, task).items()) or NOT_RUN)
+                                     for share, gains in relative_gains(results, task).items()) or NO_PAIR)
             for task in ("image", "text")],
         "gains survive an equal budget: gain in points when SPT takes 20, 40, 60 % of it": [
             gains_by_budget(results, column) for column in grid(8)[0]],

@@ -75,6 +75,7 @@ def test_table_2_by_hand(tmp_path):
         finetuned(tmp_path, f"b{seed}", spt, seed, start="spt", init=f"somewhere/p{seed}")
         put(tmp_path, f"p{seed}", task="image", model="s4", objective="masked", seed=seed, val_score=0.5)
     finetuned(tmp_path, "one", .5, task="text", model="rotary", full_recipe=False)
+    finetuned(tmp_path, "language", .7, task="text", model="pythia_rand", objective="causal")
     # None of these belongs into table 2.
     finetuned(tmp_path, "share", .1, spt_share=0.2, start="spt")
     finetuned(tmp_path, "part", .1, train_fraction=0.5)
@@ -90,6 +91,7 @@ def test_table_2_by_hand(tmp_path):
     assert list(averages["S4 + SPT"].values()) == ["86.75", "86.92", "86.92", "is neither: a misprint",
                                                    *["92.00 over 1 of 6 tasks"] * 2]
     assert averages["Transformer + Rotary"]["ours"] == "–"             # a shortened run counts in no average
+    assert list(averages["Pythia 70M (Rand Init)"].values())[4:] == ["70.00 over 1 of 6 tasks", "70.00 over 1 of 5 tasks"]
     assert list(averages["Pythia 70M"].values())[:4] == ["68.04", "68.03", "71.64", "counts x as 50"]
     lines = [line for line in text.splitlines() if line.startswith("| S4 + SPT | image | 89.36 |")]
     assert len(lines) == 1 and "+2.64 | 3 | 1000 + 1000 | 2.5 + 2.5 | 3.00 | made | abc | full |" in lines[0]     # three times two half hours
