@@ -9,7 +9,7 @@ import torch
 import kernels
 from conftest import ROOT
 from kernels import (attention, diagonal_kernel, diagonal_kernel_naive, fft_conv, hippo_nplr, random_dlr, random_s4,
-                     rotary, s4_kernel, s4_kernel_naive, ssm_scan)
+                     rotary, s4_kernel, s4_kernel_naive, sgconv_kernel, ssm_scan)
 
 COMPLEX = torch.complex128
 
@@ -18,10 +18,14 @@ def relative(ours, exact):
     return ((ours - exact).abs().max() / exact.abs().max()).item()
 
 
+def all_states(v):
+    """Both of each conjugate pair, in double precision: (..., n) -> (..., N)."""
+    return torch.cat((v, v.conj()), -1).to(COMPLEX)
+
+
 def dense_s4(A, P, B, C, dt, l):
-    """K[k] = C Abar^k Bbar over all N states, for one channel each, by plain float64 matrix powers. C is uncorrected."""
-    both = lambda v: torch.cat((v.to(COMPLEX), v.to(COMPLEX).conj()), -1)
-    A, P, B, C = (both(v) for v in (A, P, B, C))
+    """K[k] = C Abar^k Bbar over all N states, channel by channel, by plain float64 matrix powers. C is uncorrected."""
+    A, P, B, C = (all_states(v) for v in (A, P, B, C))
     K = torch.zeros(C.shape[0], C.shape[1], l, dtype=torch.float64)
     for channel in range(C.shape[1]):
         a, p, bb = (v[min(channel, v.shape[0] - 1)] for v in (A, P, B))
@@ -39,9 +43,9 @@ def dense_s4(A, P, B, C, dt, l):
 def uncorrected(A, P, B, C_tilde, dt, l):
     """C from C~ = C (I - Abar^l), solved densely in float64, so that the oracle starts from what the kernel gets."""
     Abar, _ = kernels.discretize(A.to(COMPLEX), P.to(COMPLEX), B.to(COMPLEX), dt.double())
-    both = torch.cat((C_tilde.to(COMPLEX), C_tilde.to(COMPLEX).conj()), -1)
     gap = torch.eye(Abar.shape[-1], dtype=COMPLEX) - torch.linalg.matrix_power(Abar, l)
-    return torch.linalg.solve(gap.transpose(-1, -2), both.permute(1, 2, 0)).permute(2, 0, 1)[..., : A.shape[-1]]
+    C = torch.linalg.solve(gap.transpose(-1, -2), all_states(C_tilde).permute(1, 2, 0))  # (d, N, c)
+    return C.permute(2, 0, 1)[..., : A.shape[-1]]                                        # (c, d, n)
 
 
 @pytest.mark.parametrize("l", [1, 2, 3, 17, 64, 100, 255, 1021])
@@ -98,16 +102,15 @@ def test_truncation_by_length_is_undone_at_that_length_only():
 def test_hippo_is_legs():
     N = 32
     A, P, B = hippo_nplr(N)
-    both = lambda v: torch.cat((v, v.conj()))
     k = torch.arange(N, dtype=torch.float64)
     legs = -torch.sqrt((2 * k[:, None] + 1) * (2 * k + 1)).tril(-1) - torch.diag(k + 1)
-    ours = torch.diag(both(A)) - torch.outer(both(P), both(P).conj())
+    ours = torch.diag(all_states(A)) - torch.outer(all_states(P), all_states(P).conj())
     # Same matrix in another basis: same traces of powers, and the same impulse response through B for any output.
     power, legs_power = torch.eye(N, dtype=COMPLEX), torch.eye(N, dtype=torch.float64)
     for _ in range(4):
         power, legs_power = power @ ours, legs_power @ legs
         assert abs(torch.trace(power) / torch.trace(legs_power) - 1) < 1e-9
-    krylov = torch.stack([torch.linalg.matrix_power(ours, i) @ both(B) for i in range(4)])
+    krylov = torch.stack([torch.linalg.matrix_power(ours, i) @ all_states(B) for i in range(4)])
     legs_krylov = torch.stack([torch.linalg.matrix_power(legs, i) @ torch.sqrt(2 * k + 1) for i in range(4)])
     gram, legs_gram = krylov.conj() @ krylov.T, legs_krylov @ legs_krylov.T
     assert ((gram - legs_gram).abs() / legs_gram.abs()).max() < 1e-9      # the change of basis is unitary
@@ -121,16 +124,12 @@ def test_hippo_is_legs():
 def test_diagonal_kernel_is_the_sum(l, shared):
     generator = torch.Generator().manual_seed(l)
     n, d = 24, 3
-    Lambda = torch.complex(-torch.rand(n if shared else (d, n), generator=generator, dtype=torch.float64) * 0.05
-                           if shared else -torch.rand(d, n, generator=generator, dtype=torch.float64) * 0.05,
-                           torch.rand(*((n,) if shared else (d, n)), generator=generator, dtype=torch.float64) * 6.28)
-    W = torch.randn(2, d, n, dtype=COMPLEX, generator=generator)
+    decay, turn = torch.rand(2, n, generator=generator) if shared else torch.rand(2, d, n, generator=generator)
+    Lambda = torch.complex(-0.05 * decay, 6.28 * turn)
+    W = torch.randn(2, d, n, dtype=torch.complex64, generator=generator)
     k = torch.arange(l, dtype=torch.float64)
-    exact = (W[..., None] * torch.exp(Lambda[..., None] * k)).sum(-2).real
-    ours = diagonal_kernel(W.to(torch.complex64), Lambda.to(torch.complex64), l)
-    rounded = (W.to(torch.complex64).to(COMPLEX)[..., None]
-               * torch.exp(Lambda.to(torch.complex64).to(COMPLEX)[..., None] * k)).sum(-2).real
-    assert relative(ours.double(), rounded) < 1e-5 and relative(ours.double(), exact) < 1e-3
+    exact = (W.to(COMPLEX)[..., None] * torch.exp(Lambda.to(COMPLEX)[..., None] * k)).sum(-2).real
+    assert relative(diagonal_kernel(W, Lambda, l).double(), exact) < 1e-5
 
 
 @pytest.mark.parametrize("l", [1, 5, 1021])
@@ -187,7 +186,7 @@ def test_kernel_and_convolution_are_the_scan():
     Abar, Bbar = kernels.discretize(A, P, B, dt)
     C_raw = uncorrected(A, P, B, C, dt, l)
     u = torch.randn(2, 4, l, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    exact = ssm_scan(Abar, Bbar, torch.cat((C_raw, C_raw.conj()), -1)[0], u)
+    exact = ssm_scan(Abar, Bbar, all_states(C_raw)[0], u)
     assert relative(fft_conv(u.float(), s4_kernel(A, P, B, C, dt, l)[0]).double(), exact) < 1e-4
 
 
@@ -209,6 +208,57 @@ def test_kernels_ignore_autocast():
         inside = s4_kernel(*arguments, 64)
         convolved = fft_conv(u, inside[0])
     assert torch.equal(outside, inside) and torch.equal(convolved, fft_conv(u, outside[0]))
+
+
+def stretched_pieces(w, l, multiplier, power, init_scale):
+    """SGConv's kernel lag by lag, from its definition, in Python's own floats: (S, c, d, d0) -> (c, d, l)."""
+    S, c, d, d0 = w.shape
+    K = torch.zeros(c, d, l, dtype=torch.float64)
+    for direction in range(c):
+        for channel in range(d):
+            start, m = 0, multiplier[channel].item()
+            for i in range(S):
+                piece, stretch = w[i, direction, channel].tolist(), 2 ** (max(0, i - 1) + init_scale)
+                for t in range(min(d0 * stretch, l - start)):
+                    place = min(max((t + 0.5) / stretch - 0.5, 0), d0 - 1)
+                    left = int(place)
+                    right = min(left + 1, d0 - 1)
+                    value = piece[left] * (left + 1 - place) + piece[right] * (place - left)
+                    decay = (start + t + 1) ** -power[channel].item() if power is not None else 1
+                    K[direction, channel, start + t] = m ** (S - 1 - i) * value * decay
+                start += d0 * stretch
+    return K
+
+
+@pytest.mark.parametrize("l", [1, 7, 32, 100, 192])                     # 192 is past the end of all these kernels
+@pytest.mark.parametrize("S, d0, init_scale", [(1, 4, 0), (2, 3, 1), (4, 8, 0), (5, 1, 0), (4, 2, 3)])
+@pytest.mark.parametrize("powered", [False, True])
+def test_sgconv_kernel_is_stretched_pieces(l, S, d0, init_scale, powered):
+    generator = torch.Generator().manual_seed(S)
+    w = torch.randn(S, 2, 3, d0, generator=generator).requires_grad_()
+    multiplier, power = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 1.0, 0.5]) if powered else None
+    exact = stretched_pieces(w, l, multiplier, power, init_scale)
+    ours = sgconv_kernel(w, l, multiplier, power, init_scale)
+    assert ours.dtype == torch.float32 and ours.shape == (2, 3, l) and relative(ours.double(), exact) < 1e-6
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(sgconv_kernel(w, l, multiplier, power, init_scale), ours)
+    # The kernel is linear in w, so its gradient is what it makes of each unit vector.
+    weight = torch.randn(2, 3, l, generator=generator)
+    ours.backward(weight)
+    for i in range(S):
+        for t in range(d0):
+            unit = torch.zeros_like(w)
+            unit[i, :, :, t] = 1
+            direct = (stretched_pieces(unit, l, multiplier, power, init_scale) * weight).sum(-1)      # (c, d)
+            assert torch.allclose(w.grad[i, :, :, t].double(), direct, rtol=1e-5, atol=1e-4)
+
+
+def test_sgconv_kernel_by_hand():
+    """Two pieces of one value each, then one of two lags and one of four: half the weight from piece to piece."""
+    w = torch.tensor([5.0, 3.0, 2.0, 1.0]).view(4, 1, 1, 1)
+    assert sgconv_kernel(w, 9, torch.tensor([2.0])).flatten().tolist() == [40, 12, 4, 4, 1, 1, 1, 1, 0]
+    w = torch.tensor([0.0, 4.0]).view(1, 1, 1, 2)                       # stretched four times; ends are held
+    assert sgconv_kernel(w, 8, torch.tensor([2.0]), init_scale=2).flatten().tolist() == [0, 0, .5, 1.5, 2.5, 3.5, 4, 4]
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
