@@ -1,14 +1,11 @@
-"""Generators: ListOps and Pathfinder from nothing, by the processes of the official generators [1, 2].
+"""The Pathfinder generator: images of dashed curves, by the process of the official generator [2], from nothing.
 
-    python data.py --task pathx            # generates and stores a data set; this file only draws examples
-    python data.py --task pathx --stats    # the figures of the official generator beside ours
+The official generator is a rejection sampler that draws and tries one attempt at a time. Here thousands of attempts
+are arrays, an attempt is a list of segments, and every test against the mask is a look-up in a table over pairs of
+segments, so that no mask is drawn while snakes grow: the same distribution, 100 to 440 times faster on one core.
+data.py calls `make_pathfinder` and stores what it draws. Read that function first, then upwards from it.
 
-The official generators are rejection samplers that draw and try one attempt at a time. Here thousands of
-attempts are arrays, an attempt is a list of segments, and every test against the mask is a look-up in a table
-over pairs of segments, so that no mask is drawn while snakes grow: the same distribution, 100 to 300 times
-faster on one core. Read `make_listops` and `make_pathfinder` first, then upwards from them.
-
-Glossary of Pathfinder
+Glossary
     snake       a dashed curve of `contour` segments; two long target snakes and several short distractors
     segment     one dash (the official "paddle"), `paddle` px long, followed by a gap of 2 * margin px
     margin      px kept free around every segment
@@ -18,30 +15,15 @@ Glossary of Pathfinder
     ink, mask   stamps of a segment: what is drawn; what it forbids to later segments (ink grown by margin)
     disc        marker on two snake ends; label 1: both on the same snake, 0: on different snakes
 
-[1] github.com/google-research/long-range-arena, lra_benchmarks/data: generators
+[1] github.com/google-research/long-range-arena, lra_benchmarks/data: parameters
 [2] github.com/drewlinsley/pathfinder, snakes2.py and snakes.py (Linsley et al. 2018)
 """
 import functools
-import time
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
 from PIL import Image, ImageDraw
-from tqdm import tqdm
-
-MASK, PAD, UNK, EOS = 0, 1, 2, 3     # ids of the special symbols, in every task of symbols
-CHUNK = 500        # examples drawn from one random stream: chunk i of the set with seed s has the stream (s, i)
-
-
-
-@dataclass(frozen=True)
-class Grammar:
-    """Parameters of the ListOps generator [1]."""
-    depth: int = 10                 # nodes at this depth are digits
-    arguments: tuple = (2, 10)      # fewest and most arguments of an operator, inclusive
-    leaf: float = 0.75              # probability that a node above the last depth is a digit
-    symbols: tuple = (500, 2000)    # expressions strictly between these lengths are kept
 
 
 @dataclass(frozen=True)
@@ -61,105 +43,17 @@ class Snakes:
     contour: int = 14               # segments of a target snake
     distractor: int = 4             # segments of a distractor (contour // 3)
     levels: int = 256               # gray levels kept
-    distinct: bool = False          # draw an image that came up before again, so that splits are disjoint
 
 
-# ---- ListOps -------------------------------------------------------------------------------------
-# `[MAX 4 [MIN 2 3 ] 0 ]` -> ids 15 8 14 6 7 18 4 18 3, label 4. The grammar is a branching process: a node is
-# a digit with probability `leaf`, else an operator with a uniform number of arguments. Trees are drawn level
-# by level, thousands at once; those of the wrong length are dropped before anything is evaluated or written.
-
-SYMBOLS = tuple("0123456789") + ("[MIN", "[MAX", "[MED", "[SM", "X")     # ids 4..18; X closes an operator
-DIGIT, MIN, MAX, MED, SM, CLOSE = 4, 14, 15, 16, 17, 18
-
-
-def _draw_trees(grammar, rng, count):
-    """Draw `count` trees, keep those of the right length -> levels, lengths (kept,).
-
-    A level is the nodes of one depth, siblings adjacent: tree, parent (index in the level above), arity (0
-    for a digit), what (the digit, or the operator's id).
-    """
-    low, high = grammar.symbols
-    lengths, levels = np.zeros(count, np.int64), []
-    tree, parent = np.arange(count), np.zeros(count, np.int64)
-    for depth in range(1, grammar.depth + 1):
-        operator = (rng.random(len(tree)) >= grammar.leaf) & (depth < grammar.depth)
-        arity = np.where(operator, rng.integers(grammar.arguments[0], grammar.arguments[1] + 1, len(tree)), 0)
-        what = np.where(operator, rng.integers(MIN, SM + 1, len(tree)), rng.integers(0, 10, len(tree)))
-        levels.append(SimpleNamespace(tree=tree, parent=parent, arity=arity, what=what))
-        lengths += np.bincount(tree, np.where(operator, 2, 1), count).astype(np.int64)
-        # A tree that will be too long is not grown further: its pending arguments count one each at least.
-        growing = lengths + np.bincount(tree, arity, count) < high
-        lengths[~growing] = high
-        parent = np.repeat(np.arange(len(tree)), arity * growing[tree])
-        tree = tree[parent]
-    keep = (low < lengths) & (lengths < high)
-    renumber, above = np.cumsum(keep) - 1, np.zeros(count, np.int64)
-    for level in levels:
-        kept = keep[level.tree]
-        level.tree, level.parent = renumber[level.tree[kept]], above[level.parent[kept]]
-        level.arity, level.what = level.arity[kept], level.what[kept]
-        above = np.cumsum(kept) - 1
-    return levels, lengths[keep]
-
-
-def _evaluate(levels):
-    """Bottom-up: gives every level `value` and `size` (symbols of the subtree)."""
-    for level, below in zip(levels[::-1], [None] + levels[:0:-1]):
-        level.value, level.size = level.what.copy(), np.ones(len(level.what), np.int64)
-        operators = np.flatnonzero(level.arity)
-        if not len(operators):
-            continue
-        arity, what = level.arity[operators], level.what[operators]
-        first = np.cumsum(arity) - arity              # an operator's arguments are below[first:first + arity]
-        rising = below.value[np.lexsort((below.value, below.parent))]
-        middle = (rising[first + (arity - 1) // 2] + rising[first + arity // 2]) // 2   # int(median), see [1]
-        level.value[operators] = np.select(
-            [what == MIN, what == MAX, what == MED], [rising[first], rising[first + arity - 1], middle],
-            np.add.reduceat(below.value, first) % 10)
-        level.size[operators] = 2 + np.add.reduceat(below.size, first)
-
-
-def _write_tokens(levels, lengths):
-    """Top-down: the ids of every tree in reading order, EOS after each -> uint8 (sum(lengths + 1),)."""
-    tokens = np.full(int((lengths + 1).sum()), EOS, np.uint8)
-    start = np.cumsum(lengths + 1) - (lengths + 1)
-    for above, level in zip([None] + levels[:-1], levels):
-        if above is not None:
-            before = np.cumsum(level.size) - level.size           # symbols of all arguments to the left
-            first = np.cumsum(above.arity) - above.arity
-            start = above.start[level.parent] + 1 + before - before[first[level.parent]]
-        level.start, operator = start, level.arity > 0
-        tokens[start] = np.where(operator, level.what, DIGIT + level.what)
-        tokens[(start + level.size - 1)[operator]] = CLOSE
-    return tokens
-
-
-def make_listops(grammar, rng, count):
-    """Generate `count` expressions by the official grammar [1] -> tokens (total,), lengths (n,), labels (n,).
-
-    tokens uint8, one expression after the other, each ending in EOS; lengths int64 count it; labels uint8.
-    """
-    parts, have = [], 0
-    while have < count:
-        levels, lengths = _draw_trees(grammar, rng, 4096)
-        _evaluate(levels)
-        parts.append((_write_tokens(levels, lengths), lengths + 1, levels[0].value.astype(np.uint8)))
-        have += len(lengths)
-    tokens, lengths, labels = (np.concatenate(column) for column in zip(*parts))
-    return tokens[:lengths[:count].sum()], lengths[:count], labels[:count]
-
-
-# ---- Pathfinder: tables --------------------------------------------------------------------------
-# Coordinates are (row, column); angles turn from +column to +row. All that depends on a segment's orientation
-# is tabulated once per margin. Orientations 0..359 are a seed's whole degrees -180..179; orientation 360 + k
-# means that the head was candidate k of its circle. A stamp depends only on where the line ends on the fine
-# grid, so a few dozen distinct ones serve all orientations. `t` is always the namespace of these tables.
+# ---- tables ----------------------------------------------------------------------------------------------------------
+# Coordinates are (row, column); angles turn from +column to +row. All that depends on a segment's orientation is
+# tabulated once per margin. Orientations 0..359 are a seed's whole degrees -180..179; orientation 360 + k means that
+# the head was candidate k of its circle. A stamp depends only on where the line ends on the fine grid, so a few dozen
+# distinct ones serve all orientations. `t` is always the namespace of these tables.
 
 ANTIALIAS = 2          # fine pixels per pixel
 FAR = -(1 << 20)       # coordinate of a segment that is not there: beyond the reach of every table
 HIT = 459              # a segment collides where mask + stamp >= 1.8, in units of 1/255
-BLOCKS_SEED = 77       # a seed may not lie where the mask is above 0.3 (in units of 1/255)
 
 
 def _step(angle, distance):
@@ -169,23 +63,18 @@ def _step(angle, distance):
 def _move(origin, step):
     """The pixel a step away: ceil per component, as in [2], not round.
 
-    Not to be tabulated as an offset: sines and cosines of right angles are not quite 0 in floating point,
-    and whether that is lost in the sum depends on the origin. Close to the top and left edges it pushes
-    snakes one pixel inwards; tabulated, a tenth more attempts succeed at 32 px.
+    Not to be tabulated as an offset: sines and cosines of right angles are not quite 0 in floating point, and whether
+    that is lost in the sum depends on the origin. Close to the top and left edges it pushes snakes one pixel inwards;
+    tabulated, a tenth more attempts succeed at 32 px.
     """
     return np.ceil(origin + step).astype(np.int64)
-
-
-def _disk(radius):
-    grid = np.arange(-radius, radius + 1)
-    return np.argwhere(grid[:, None] ** 2 + grid ** 2 <= radius ** 2) - radius
 
 
 def _spread(image, radius):
     """Dilate image (..., side, side) by a disk; the sides stay, so leave room for it."""
     padded = np.pad(image, [(0, 0)] * (image.ndim - 2) + [(radius, radius)] * 2)
-    side, out = image.shape[-1], np.zeros_like(image)
-    for row, column in _disk(radius) + radius:
+    side, out, grid = image.shape[-1], np.zeros_like(image), np.arange(-radius, radius + 1)
+    for row, column in np.argwhere(grid[:, None] ** 2 + grid ** 2 <= radius ** 2):
         np.maximum(out, padded[..., row:row + side, column:column + side], out=out)
     return out
 
@@ -194,31 +83,29 @@ def _shrink(image, side):
     return np.asarray(Image.fromarray(image).resize((side, side), Image.Resampling.LANCZOS))
 
 
-def _stamps(snakes, margin, ends):
+def _stamps(snakes, t, ends):
     """Ink and mask of the lines from a centre to `ends` (s, 2) on the fine grid -> two uint8 (s, side, side).
 
-    As in [2], the line is drawn fine, for the mask also dilated, and both are shrunk by a Lanczos filter; its
-    ringing leaves the faint speckle of 1 to 6 gray levels around every segment of the official images.
+    As in [2], the line is drawn fine, for the mask also dilated, and both are shrunk by a Lanczos filter; its ringing
+    leaves the faint speckle of 1 to 6 gray levels around every segment of the official images.
     """
-    half = snakes.paddle + int(np.ceil(snakes.thickness)) + margin
-    centre, side, ink, mask = half * ANTIALIAS, 2 * half + 1, [], []
+    centre, side, ink, mask = t.half * ANTIALIAS, 2 * t.half + 1, [], []
     for row, column in ends + centre:
         fine = Image.new("L", (2 * centre + 1, 2 * centre + 1))
         width = round(snakes.thickness * ANTIALIAS)
         ImageDraw.Draw(fine).line([(centre, centre), (int(column), int(row))], fill=255, width=width)
         ink.append(_shrink(np.asarray(fine), side))
-        mask.append(_shrink(_spread(np.asarray(fine), margin * ANTIALIAS), side))
+        mask.append(_shrink(_spread(np.asarray(fine), t.margin * ANTIALIAS), side))
     return np.stack(ink), np.stack(mask)
 
 
 def _seed_kernel(mask, reach):
     """Pixels (n, 2) that must be free for a seed at (0, 0), or None: an orientation that never finds a place.
 
-    The official test [2] dilates the blocked map by the stamp's pixels of exactly 1, drawn one pixel off the
-    centre both ways. Where the stamp of a corner pixel lies wholly outside the image, OpenCV's dilation
-    returns -DBL_MAX, the count of free pixels comes out as zero and the attempt is lost: only stamps with a
-    pixel in each closed quadrant are usable. At 32 px these are 30 of 360 degrees, so all seeds point up and
-    left.
+    The official test [2] dilates the blocked map by the stamp's pixels of exactly 1, drawn one pixel off the centre
+    both ways. Where the stamp of a corner pixel lies wholly outside the image, OpenCV's dilation returns -DBL_MAX,
+    the count of free pixels comes out as zero and the attempt is lost: only stamps with a pixel in each closed
+    quadrant are usable. At 32 px these are 30 of 360 degrees, so all seeds point up and left.
     """
     kernel = np.argwhere(mask == 255) - mask.shape[-1] // 2 + 1
     kernel = kernel[(np.abs(kernel) <= reach).all(1)]
@@ -235,7 +122,7 @@ def _pad_rows(rows):
 
 
 @functools.lru_cache(maxsize=None)
-def pathfinder_tables(snakes, margin):
+def _tables(snakes, margin):
     """All tables of one margin. Sizes: K candidates, S stamps, O = 360 + K orientations, T choices."""
     reach = snakes.paddle + margin
     t = SimpleNamespace(margin=margin, reach=reach, half=reach + int(np.ceil(snakes.thickness)))
@@ -252,10 +139,9 @@ def pathfinder_tables(snakes, margin):
     centre = t.half * ANTIALIAS
     ends = _move(centre, _step(drawn, snakes.paddle * ANTIALIAS)) - centre
     ends, t.stamp = np.unique(ends, axis=0, return_inverse=True)                         # t.stamp (O,)
-    t.ink, t.mask = _stamps(snakes, margin, ends)                                        # (S, side, side)
+    t.ink, t.mask = _stamps(snakes, t, ends)                                             # (S, side, side)
 
-    # Growth: the next pivot, and how much each candidate is favoured by its turn. Only candidates within the
-    # largest turn are listed.
+    # Growth: the next pivot, and how much each candidate within the largest turn is favoured by its turn.
     t.advance = _step(direction, reach + margin)                                         # (O, 2)
     t.to_head, t.to_pivot = _step(degrees, snakes.paddle), _step(degrees + np.pi, reach)  # (360, 2) of seeds
     turn = np.abs(direction[360:] - direction[:, None])
@@ -301,10 +187,10 @@ def _conflict_tables(t, margin):
             t.hits[k] |= padded[:, row:row + t.broad, column:column + t.broad] >= least
 
 
-# ---- Pathfinder: growth --------------------------------------------------------------------------
-# The mask is the pixel-wise maximum of its segments' stamps and a frame of ones, so the outcome of a test
-# against the mask is the worst of the tests against each segment. `old` (n, 3, a): row, column and stamp of
-# the n segments in the mask of each of a attempts.
+# ---- growth ----------------------------------------------------------------------------------------------------------
+# The mask is the pixel-wise maximum of its segments' stamps and a frame of ones, so the outcome of a test against the
+# mask is the worst of the tests against each segment. `old` (n, 3, a): row, column and stamp of the n segments in the
+# mask of each of a attempts.
 
 def _extend(rng, t, side, padding, old, pivot, orientation):
     """Add one segment to one snake of each attempt -> alive, and their pivot, orientation, segment (3, p).
@@ -319,18 +205,15 @@ def _extend(rng, t, side, padding, old, pivot, orientation):
         free *= (place >= padding + t.margin) & (place < side - padding - t.margin)      # the dilated frame
     odds = np.cumsum(t.favour[orientation] * free, axis=1)
     todo = np.flatnonzero(odds[:, -1] >= 1e-4 * 255)                               # the others are dead ends
-    alive, chosen = [], []
+    chosen = np.full(len(odds), -1)
     for _ in range(3):                                                             # draws from the same odds
         ball = rng.random(len(todo)) * odds[todo, -1]
         k = choice[todo, (odds[todo] > ball[:, None]).argmax(1)]
         hit = _collides(t, side, padding, old, todo, pivot[:, todo] + t.candidate[k].T, k)
-        alive.append(todo[~hit])
-        chosen.append(k[~hit])
+        chosen[todo[~hit]] = k[~hit]
         todo = todo[hit]
-    alive, k = np.concatenate(alive), np.concatenate(chosen)
-    by_attempt = np.argsort(alive)
-    alive, k = alive[by_attempt], k[by_attempt]
-    pivot = pivot[:, alive]
+    alive = np.flatnonzero(chosen >= 0)
+    pivot, k = pivot[:, alive], chosen[alive]
     segment = np.concatenate([pivot + t.candidate[k].T, t.stamp[360 + k][None]])
     return alive, pivot, 360 + k, segment
 
@@ -368,9 +251,9 @@ def _seed_pivot(t, tail, degree):
 def _grow_pairs(rng, t, side, snakes, count):
     """`count` attempts at the two target snakes -> numbers (s,) of the successes, their segments (s, n, 3).
 
-    Segment 2i + j is segment i of snake j. The first seed's stamp keeps clear of a frame twice the seed
-    distance wide; the second seed lies a seed distance away, unchecked but for the image's edge. The mask
-    lags: a segment enters it when its snake has grown another one, so step s sees segments 0 .. s - 3.
+    Segment 2i + j is segment i of snake j. The first seed's stamp keeps clear of a frame twice the seed distance wide;
+    the second seed lies a seed distance away, unchecked but for the image's edge. The mask lags: a segment enters it
+    when its snake has grown another one, so step s sees segments 0 .. s - 3.
     """
     degree = rng.integers(0, 360, (2, count))
     compass = rng.integers(0, 360, count)
@@ -398,14 +281,13 @@ def _grow_pairs(rng, t, side, snakes, count):
     return number, grown.transpose(2, 0, 1)
 
 
-# ---- Pathfinder: distractors and drawing ---------------------------------------------------------
+# ---- distractors and drawing -----------------------------------------------------------------------------------------
 
 def _find_tails(rng, t, side, taken, image, degree):
     """A uniformly drawn free place for a seed in each `image` (p,), or none -> found (p,) bool, tails (2, p).
 
-    taken (n, width, width): where the mask blocks seeds, in a margin of `reach` zeros. Places are drawn until
-    one is free, which needs no dilated map; only where dozens of draws fail is it made, to tell rare from
-    none.
+    taken (n, width, width): where the mask blocks seeds, in a margin of `reach` zeros. Places are drawn until one is
+    free, which needs no dilated map; only where dozens of draws fail is it made, to tell rare from none.
     """
     width = taken.shape[-1]
     kernel = t.kernel[degree] @ (width, 1) + t.reach * (width + 1)                       # (p, pixels)
@@ -435,7 +317,7 @@ def _mark_taken(t, taken, images, segments):
     width, half = taken.shape[-1], t.half
     grid = np.arange(-half, half + 1)
     pixels = (grid[:, None] * width + grid + t.reach * (width + 1)).reshape(-1)
-    blocks = (t.mask >= BLOCKS_SEED).reshape(len(t.mask), -1)
+    blocks = (t.mask > 0.3 * 255).reshape(len(t.mask), -1)
     stamp_pixels = _pad_rows([pixels[row] for row in blocks])                            # (S, most)
     for row, column, stamp in segments:
         taken.reshape(-1)[(images * width ** 2 + row * width + column)[:, None] + stamp_pixels[stamp]] = 1
@@ -444,18 +326,16 @@ def _mark_taken(t, taken, images, segments):
 def _add_distractors(rng, t, side, snakes, pairs):
     """Add the short snakes to pairs (n, 2 * contour, 3) -> segments (n, slots, 3), distractors placed (n,).
 
-    Up to five attempts each, skipped when all fail; slots of absent ones are FAR. As in [2], the first target
-    snake's last segment is not in the mask (an oversight there), so a distractor may cross it. Its stop when
-    less than 1 % of the mask is free is left out: a third or more always is.
+    Up to five attempts each, skipped when all fail; slots of absent ones are FAR. As in [2], the first target snake's
+    last segment is not in the mask (an oversight there), so a distractor may cross it. Its stop when less than 1 % of
+    the mask is free is left out: a third or more always is.
     """
     n, own = len(pairs), 2 * snakes.contour
     segments = np.full((own + snakes.distractors * snakes.distractor, 3, n), FAR)
     segments[:, 2], segments[:own] = 0, pairs.transpose(1, 2, 0)
     in_mask = [slot for slot in range(own) if slot != own - 2]
-    taken = np.zeros((n, side + 2 * t.reach, side + 2 * t.reach), np.uint8)
-    frame = taken[:, t.reach:-t.reach, t.reach:-t.reach]
-    frame[:] = 1
-    frame[:, snakes.padding:-snakes.padding, snakes.padding:-snakes.padding] = 0
+    frame = np.pad(np.zeros((side - 2 * snakes.padding,) * 2, np.uint8), snakes.padding, constant_values=1)
+    taken = np.tile(np.pad(frame, t.reach), (n, 1, 1))                                   # (n, width, width)
     _mark_taken(t, taken, np.arange(n), segments[in_mask])
     placed = np.zeros(n, np.int64)
     for slot in range(own, len(segments), snakes.distractor):
@@ -478,12 +358,10 @@ def _add_distractors(rng, t, side, snakes, pairs):
     return segments.transpose(2, 0, 1), placed
 
 
-@functools.lru_cache(maxsize=None)
 def _disc(radius):
     """The disc's stamp, centred on its pixel -> float32 (side, side), 0..1.
 
-    [2] draws it on the even fine grid of the whole image, so that its centre is the first fine pixel of its
-    pixel.
+    [2] draws it on the even fine grid of the whole image, so that its centre is the first fine pixel of its pixel.
     """
     half = int(np.ceil(radius)) + 3                       # room for the filter's ringing
     grid = np.arange(2 * half * ANTIALIAS + ANTIALIAS) - half * ANTIALIAS
@@ -498,12 +376,12 @@ def _draw(t, side, snakes, segments, discs):
     width = side + 2 * pad
     canvas = np.zeros(len(segments) * width ** 2, np.float32)
 
+    def offsets(stamp):
+        return (np.argwhere(stamp) - len(stamp) // 2) @ (width, 1)
+
     def paste(images, row, column, pixels, values):
         where = (images * width ** 2 + (row + pad) * width + column + pad)[:, None] + pixels
         canvas[where] = np.maximum(canvas[where], values)
-
-    def offsets(stamp):
-        return (np.argwhere(stamp) - len(stamp) // 2) @ (width, 1)
 
     ink_pixels = _pad_rows([offsets(stamp) for stamp in t.ink])                          # (S, most)
     ink_values = _pad_rows([stamp[stamp > 0] for stamp in t.ink]) * np.float32(snakes.snake_contrast / 255)
@@ -533,16 +411,13 @@ def _accepted_pairs(rng, t, side, snakes, count):
     return np.concatenate(accepted), tried / count
 
 
-def make_pathfinder(row, rng, count):
-    """Generate `count` images of side row.side by the official process [2] with the parameters row.make.
+def make_pathfinder(snakes, side, rng, count):
+    """Generate `count` images of side x side px by the official process [2] -> namespace of arrays, one entry an image:
 
-    Returns a namespace of arrays, one entry an image:
-
-    images uint8 (n, side, side), labels uint8 (n,), and how they came about: margins (n,), attempts (n,): at
-    the two target snakes, mean over the image's margin; distractors (n,) placed; paths (n, 2, contour, 2):
-    points of either target snake from its tail to its last head; discs (n, 2, 2): the marked points.
+    images uint8 (n, side, side), labels uint8 (n,), and how they came about: margins (n,); attempts (n,) at the two
+    target snakes, mean over the image's margin; distractors (n,) placed; paths (n, 2, contour, 2): points of either
+    target snake from its tail to its last head; discs (n, 2, 2): the marked points.
     """
-    snakes, side = row.make, row.side
     labels, marked = rng.integers(0, 2, (2, count))       # marked: the snake whose tail gets a disc
     out = SimpleNamespace(
         images=np.zeros((count, side, side), np.uint8), labels=labels.astype(np.uint8),
@@ -552,7 +427,7 @@ def make_pathfinder(row, rng, count):
         which = np.flatnonzero(out.margins == margin)
         if not len(which):
             continue
-        t = pathfinder_tables(snakes, margin)
+        t = _tables(snakes, margin)
         pairs, out.attempts[which] = _accepted_pairs(rng, t, side, snakes, len(which))
         segments, out.distractors[which] = _add_distractors(rng, t, side, snakes, pairs)
         points = pairs[:, :, :2].reshape(-1, snakes.contour, 2, 2).transpose(0, 2, 1, 3)  # (n, 2, contour, 2)
@@ -560,71 +435,6 @@ def make_pathfinder(row, rng, count):
         end = np.where(labels[which] == 1, start, 1 - start)
         discs = np.stack([points[each, start, 0], points[each, end, -1]], 1)              # (n, 2, 2)
         out.paths[which], out.discs[which] = points, discs
-        for block in np.array_split(each, -(-len(each) * side ** 2 // 2 ** 20)):          # a few MB of canvas
+        for block in np.array_split(each, 1 + len(each) * side ** 2 // 2 ** 20):          # a few MB of canvas
             out.images[which[block]] = _draw(t, side, snakes, segments[block], discs[block])
     return out
-
-
-# ---- --stats -------------------------------------------------------------------------------------
-# Measured by running the official generator: number of images, then the QUANTITIES. Attempts are geometric,
-# so their mean over n images is only known to a part in sqrt(n).
-
-QUANTITIES = ("attempts per image", "distractors placed", "mean gray", "std of gray", "fraction > 0",
-              "fraction > 25, median", "fraction > 127", "fraction = 255", "disc px > 127", "disc px > 25")
-OFFICIAL = {
-    32:  (500, (318,  1.20, 20.3, 51.3, .342, .151,  .086, .0022, 8, 13)),
-    64:  (40,  (3760, 2.5,  13.2, 41.1, .257, .111,  .045, .0025, 20, 28)),
-    128: (90,  (316,  7.7,  7.90, 35.7, .138, .057,  .030, .0007, 28, 37)),   # attempts: 72, 560 by margin
-    256: (250, (8,    6.99, 2.95, 24.1, .039, .0171, .011, .0034, 80, 92)),
-}
-
-
-def image_stats(row, made):
-    """QUANTITIES of `make_pathfinder`'s images, and their deviations from image to image -> two lists."""
-    above = [(made.images > level).mean((1, 2)) for level in (0, 25, 127, 254)]
-    each = [made.attempts, made.distractors, made.images.mean((1, 2)), made.images.std((1, 2)), *above]
-    disc = 255 * _disc(row.make.marker)
-    values = [figure.mean() for figure in each] + [(disc > level).sum() for level in (127, 25)]
-    deviations = [figure.std() for figure in each] + [0, 0]
-    deviations[0] = values[0]                      # attempts: only means are recorded, but they are geometric
-    values[3], values[5] = made.images.std(), np.median(above[1])
-    return values, deviations
-
-
-def print_image_stats(task, row, count, seed):
-    """Generate `count` images of a row of TASKS in memory and print them beside the official generator's figures."""
-    start, parts = time.process_time(), []
-    for index in tqdm(range(-(-count // CHUNK)), desc=f"{count} images", unit="chunk"):
-        rng = np.random.default_rng([seed, index])
-        parts.append(vars(make_pathfinder(row, rng, min(CHUNK, count - CHUNK * index))))
-    seconds = (time.process_time() - start) / count
-    made = SimpleNamespace(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
-    (official, targets), (values, deviations) = OFFICIAL[row.side], image_stats(row, made)
-    print(f"{task}: {count} images of {row.side} px, seed {seed}. Target: {official} official images.")
-    print("Noise: two standard errors of the difference.")
-    print(f"{'quantity':22} {'target':>8} {'measured':>9} {'diff %':>7} {'noise %':>8}  within 5 %")
-    for name, target, value, deviation in zip(QUANTITIES, targets, values, deviations):
-        difference = 100 * (value / target - 1)
-        noise = 200 * deviation / value * np.sqrt(1 / count + 1 / official)
-        verdict = "yes" if abs(difference) <= 5 else "within noise" if abs(difference) <= noise else "NO"
-        print(f"{name:22} {target:8.4g} {value:9.4g} {difference:7.1f} {noise:8.1f}  {verdict}")
-    for margin in row.make.margins:
-        mine = made.margins == margin
-        print(f"margin {margin}: {mine.sum()} images, {made.attempts[mine].mean():.1f} attempts per image")
-    print(f"{1e3 * seconds:.2f} ms per image and core; {100 * made.labels.mean():.1f} % of labels are 1")
-
-
-def print_listops_stats(task, row, count, seed):
-    """Generate `count` expressions in memory and print lengths and labels beside a simulation of [1]."""
-    start = time.process_time()
-    _, lengths, labels = make_listops(row.make, np.random.default_rng([seed, 0]), count)
-    seconds, lengths = (time.process_time() - start) / count, lengths - 1
-    print(f"{task}: {count} expressions, seed {seed}, {1e3 * seconds:.3f} ms per expression and core")
-    figures = [lengths.mean(), *np.percentile(lengths, [5, 25, 50, 75, 95]), lengths.min(), lengths.max()]
-    print("length, mean p5 p25 p50 p75 p95 min max: " + " ".join(f"{figure:.0f}" for figure in figures))
-    if task == "listops":
-        print("      official process, 3,000 examples: 1064 540 723 995 1347 1819 501 1998")
-    shares = np.bincount(labels, minlength=10) / count
-    print("labels 0..9:                             " + " ".join(f"{share:.3f}" for share in shares))
-    if task == "listops":
-        print("      official process, 3,000 examples: .171 .091 .077 .078 .090 .088 .077 .076 .077 .173")
