@@ -1,0 +1,162 @@
+"""pretrain.py, the objective: what is hidden, what the model reads instead, what it must predict, and the loss."""
+import contextlib
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from data import EOS, MASK, PAD, TASKS, Batch, Split, UserError
+from pretrain import EVAL_KEY, corrupt, evaluate, hide, pretext, shift, spt_loss
+
+# What preparing the real data would have found.
+FOUND = dict(text=dict(vocab=99), retrieval=dict(vocab=99), speech=dict(mean=-1e-5, std=0.1))
+
+
+def noise(name, length, n, seed=0):
+    """A task with shorter sequences, and a split of n made-up examples of it."""
+    task = replace(TASKS[name], length=length, **FOUND.get(TASKS[name].family, {}))
+    rng = np.random.default_rng(seed)
+    y = rng.integers(task.classes, size=n).astype(np.uint8) if task.classes else rng.uniform(-1, 1, n)
+    if task.channels is None:
+        lengths = rng.integers(2, length + 1, n * task.documents)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        x = rng.integers(EOS + 1, task.vocab, offsets[-1]).astype(np.uint8)
+        x[offsets[1:] - 1] = EOS
+        return task, Split(task, x, y, offsets)
+    shape = (n, length, task.channels)
+    x = {255: rng.integers(0, 256, shape).astype(np.uint8), 1: rng.standard_normal(shape).astype(np.float32),
+         32768: (3000 * rng.standard_normal(shape)).astype(np.int16)}[task.scale]
+    return task, Split(task, x, y)
+
+
+def test_hide_is_a_function_of_its_key_and_hides_each_position_by_itself():
+    hidden = hide((400, 500), 0.15, 3, 9)
+    assert hidden.dtype == bool and abs(hidden.mean() - 0.15) < 0.003
+    assert np.array_equal(hidden, hide((400, 500), 0.15, 3, 9))
+    for key in ((3, 10), (4, 9), (9, 3), (3, EVAL_KEY, 9)):
+        assert abs((hidden & hide((400, 500), 0.15, *key)).mean() - 0.15 ** 2) < 0.003       # independent of each other
+    assert abs(hidden.sum(1).std() / math.sqrt(500 * 0.15 * 0.85) - 1) < 0.15                # not an exact count
+    assert abs((hidden[:, 1:] & hidden[:, :-1]).mean() - 0.15 ** 2) < 0.003                  # nor spans
+    assert hide((5, 5), 1.0, 0).all()
+
+
+def test_hidden_symbols_become_the_mask_and_padding_is_never_hidden():
+    _, split = noise("listops_mini", 60, 8)
+    batch = split.batch(range(8))
+    asked = torch.from_numpy(hide(batch.symbols.shape, 0.5, 1))
+    inputs, targets, hidden = corrupt(batch, asked, "ce")
+    real = torch.arange(batch.symbols.shape[1]) < batch.lengths[:, None]
+    assert torch.equal(batch.symbols != PAD, real) and not real.all()
+    assert torch.equal(hidden, asked & real)
+    assert (inputs[hidden] == MASK).all() and torch.equal(inputs[~hidden], batch.symbols[~hidden])
+    assert torch.equal(targets, batch.symbols) and (targets[hidden] == EOS).any()             # <eos> may be hidden
+
+
+@pytest.mark.parametrize("name, loss", [("image", "l1"), ("pathfinder_demo", "ce"), ("pathfinder_demo", "l1"),
+                                        ("sc", "l1"), ("scifar", "l1"), ("bidmc_rr", "l1")])
+def test_all_channels_of_a_hidden_sample_become_zero_and_one_more_channel_marks_it(name, loss):
+    """uint8, int16 and float32 samples, with one to three channels."""
+    task, split = noise(name, 60, 3)
+    batch = split.batch(range(3))
+    hidden = torch.from_numpy(hide((3, 60), 0.4, 7))
+    inputs, targets, same = corrupt(batch, hidden, loss)
+    mean, std = (np.broadcast_to(value, task.channels) for value in (task.mean, task.std))
+    exact = torch.from_numpy((split.x.astype(np.float64) / task.scale - mean) / std)
+    assert torch.equal(same, hidden) and inputs.shape == (3, 60, task.channels + 1)
+    assert torch.equal(inputs[..., -1] == 1, hidden) and (inputs[..., -1][~hidden] == 0).all()
+    assert (inputs[hidden][:, :-1] == 0).all()
+    assert torch.allclose(inputs[~hidden][:, :-1].double(), exact[~hidden], atol=1e-4)
+    levels = torch.from_numpy(split.x[..., 0])                                               # (3, 60) gray, under ce
+    assert torch.allclose(targets.double(), levels.double() if loss == "ce" else exact, atol=1e-4)
+
+
+def test_causal_targets_are_the_next_position():
+    symbols = torch.tensor([[5, 6, 7, 8, 9, 3], [10, 11, 3, 1, 1, 1]])
+    batch = Batch(symbols, None, torch.tensor([6, 3]), torch.zeros(2))
+    inputs, targets, predicted = shift(batch, "ce")
+    assert torch.equal(inputs, symbols)
+    assert predicted.tolist() == [[True] * 5 + [False], [True, True] + [False] * 4]
+    assert targets[predicted].tolist() == [6, 7, 8, 9, 3, 11, 3]
+    _, split = noise("image", 20, 2)
+    batch = split.batch(range(2))
+    for loss, values in (("ce", batch.symbols), ("l1", batch.samples)):
+        inputs, targets, predicted = shift(batch, loss)
+        assert torch.equal(inputs, batch.samples)                     # no indicator channel: nothing is hidden
+        assert torch.equal(targets[:, :-1], values[:, 1:]) and predicted.sum(1).tolist() == [19, 19]
+        assert not predicted[:, -1].any()
+
+
+@pytest.mark.parametrize("name", ["retrieval", "listops_mini", "image"])
+@pytest.mark.parametrize("objective", ["masked", "causal"])
+def test_the_pretext_does_not_depend_on_how_a_batch_is_divided(name, objective):
+    """Three processes with shares of a batch, which are padded less, hide what one process would."""
+    task, split = noise(name, 50, 7)
+    args = SimpleNamespace(objective=objective, mask=0.4, loss="l1" if name == "image" else "ce")
+    rows, k = np.array([3, 0, 6, 5, 1, 4, 2]), task.documents
+    whole = pretext(args, task, split.batch(rows), rows, slice(0, 7), 5, 11)
+    for mine in (slice(0, 2), slice(2, 6), slice(6, 7)):
+        inputs, targets, hidden = pretext(args, task, split.batch(rows[mine]), rows, mine, 5, 11)
+        all_inputs, all_targets, all_hidden = (value[k * mine.start:k * mine.stop] for value in whole)
+        l = hidden.shape[1]
+        assert torch.equal(all_hidden[:, :l], hidden) and not all_hidden[:, l:].any()
+        assert torch.equal(all_inputs[:, :l], inputs) and torch.equal(all_targets[:, :l][hidden], targets[hidden])
+    next_step = pretext(args, task, split.batch(rows), rows, slice(0, 7), 5, 12)
+    assert torch.equal(next_step[2], whole[2]) == (objective == "causal")
+
+
+def test_documents_of_a_pair_are_masked_independently():
+    task, split = noise("retrieval", 50, 60)
+    args, batch = SimpleNamespace(objective="masked", mask=0.5, loss="ce"), split.batch(range(60))
+    hidden = pretext(args, task, batch, range(60), slice(0, 60), 0, 1)[2].unflatten(0, (60, 2))         # (60, 2, l)
+    both = torch.arange(50) < batch.lengths.view(60, 2).amin(1, keepdim=True)
+    assert 0.45 < (hidden[:, 0] == hidden[:, 1])[both].float().mean() < 0.55
+
+
+@pytest.mark.parametrize("loss", ["ce", "l1"])
+def test_the_loss_is_its_formula_over_hidden_positions_only(loss):
+    """Against float64; values at positions that are not hidden do not count."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.rand(3, 20, generator=generator) < 0.4
+    m = int(hidden.sum())
+    prediction = torch.randn(m, 7 if loss == "ce" else 2, generator=generator)
+    if loss == "ce":
+        targets = torch.randint(7, (3, 20), generator=generator)
+        z, y = prediction.double().numpy(), targets[hidden].numpy()
+        exact = (np.log(np.exp(z).sum(1)) - z[np.arange(m), y]).sum()
+        score = (z.argmax(1) == y).sum()
+    else:
+        targets = torch.randn(3, 20, 2, generator=generator)
+        error = prediction.double().numpy() - targets.double().numpy()[hidden.numpy()]
+        exact, score = np.abs(error).mean(1).sum(), -(error ** 2).mean(1).sum()
+    ours = spt_loss(prediction, targets, hidden, loss)
+    assert [v.item() for v in ours] == pytest.approx([exact, score], rel=1e-5)
+    other = torch.where(hidden if loss == "ce" else hidden[..., None], targets, torch.full_like(targets, 3))
+    assert torch.equal(spt_loss(prediction, other, hidden, loss)[0], ours[0])
+
+
+def test_every_evaluation_hides_the_same_positions_and_averages_over_all_of_them():
+    task, split = noise("listops_mini", 30, 11)
+    args = SimpleNamespace(objective="masked", mask=0.3, loss="ce", seed=2)
+    batches = [np.arange(0, 4), np.arange(4, 8), np.arange(8, 11)]
+    run = SimpleNamespace(device="cpu", autocast=contextlib.nullcontext, total=lambda sums: sums,
+                          shares=lambda n: enumerate(batches))
+    table, seen = torch.nn.Embedding(task.vocab, task.vocab), []
+
+    class Model(torch.nn.Module):
+        def forward(self, inputs, lengths, hidden):
+            seen.append(hidden)
+            return table(inputs)[hidden]
+
+    first = evaluate(Model(), task, split, args, run)
+    assert evaluate(Model(), task, split, args, run) == first
+    assert len(seen) == 6 and all(torch.equal(a, b) for a, b in zip(seen[:3], seen[3:]))
+    scores = [spt_loss(table(symbols.masked_fill(hidden, MASK))[hidden], symbols, hidden, "ce")
+              for hidden, symbols in zip(seen, (split.batch(rows).symbols for rows in batches))]
+    n = sum(hidden.sum() for hidden in seen[:3])
+    assert first == pytest.approx([(sum(values) / n).item() for values in zip(*scores)], rel=1e-5)
+    args.mask = 1e-6
+    with pytest.raises(UserError, match="no position of the validation split is hidden with --mask 1e-06"):
+        evaluate(Model(), task, split, args, run)

@@ -1,0 +1,368 @@
+"""The recipes: the paper's numbers typed a second time, every line in use and able to make a step, flags that win."""
+import fnmatch
+import itertools
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import data
+import finetune
+import models
+import pretrain
+from data import TASKS, UserError
+from models import MODELS, Backbone, Classifier, Denoiser, SizeError, arch, config, find, read_table
+from test_objective import noise
+
+# ---- the paper's numbers, typed from its tables 4, 5 and 6 and not from the code -------------------------------------
+
+# (task, model, objective) -> lr and batch of SPT, of finetuning after it, weight decay, pooling (None: not stated).
+PAPER = {("listops", "transformer", "masked"): (1e-3, 128, 1e-4, 64, 0.1, "mean"),
+         ("listops", "transformer", "causal"): (5e-4, 32, 5e-4, 128, 0.1, "last"),
+         ("listops", "rotary", "masked"): (1e-3, 256, 1e-4, 64, 0.05, "mean"),
+         ("listops", "s4", "masked"): (1e-3, 128, 1e-3, 16, 0.05, None),
+         ("text", "transformer", "masked"): (5e-4, 32, 1e-4, 64, 0.1, "mean"),
+         ("text", "transformer", "causal"): (1e-3, 32, 1e-4, 64, 0.1, "mean"),
+         ("text", "rotary", "masked"): (5e-4, 8, 5e-4, 64, 0.1, "mean"),
+         ("text", "s4", "masked"): (5e-4, 8, 5e-4, 16, 0.05, None),
+         ("retrieval", "transformer", "masked"): (5e-3, 32, 5e-4, 16, 0, "mean"),
+         ("retrieval", "transformer", "causal"): (5e-3, 32, 1e-3, 48, 0, "mean"),
+         ("retrieval", "rotary", "masked"): (5e-3, 32, 5e-4, 16, 0, "mean"),
+         ("retrieval", "s4", "masked"): (5e-4, 8, 5e-4, 256, 0.05, None),
+         ("image", "transformer", "masked"): (1e-3, 32, 1e-3, 16, 0, "max"),
+         ("image", "transformer", "causal"): (5e-3, 32, 1e-3, 32, 0, "max"),
+         ("image", "rotary", "masked"): (1e-3, 32, 1e-3, 64, 0, "mean"),
+         ("image", "s4", "masked"): (1e-3, 32, 1e-3, 512, 0.05, None),
+         ("pathfinder", "transformer", "masked"): (1e-3, 16, 5e-4, 16, 0, "mean"),
+         ("pathfinder", "transformer", "causal"): (1e-3, 128, 1e-3, 256, 0, "mean"),
+         ("pathfinder", "rotary", "masked"): (1e-3, 32, 5e-4, 64, 0, "mean"),
+         ("pathfinder", "s4", "masked"): (1e-3, 8, 1e-3, 64, 0.03, None),
+         ("pathx", "transformer", "masked"): (5e-4, 8, 5e-4, 32, 0, "max"),
+         ("pathx", "transformer", "causal"): (1e-3, 8, 5e-4, 256, 0, "max"),
+         ("pathx", "rotary", "masked"): (1e-3, 8, 5e-4, 32, 0, "max"),
+         ("pathx", "s4", "masked"): (1e-3, 8, 1e-3, 64, 0.05, "max"),
+         ("pathx256", "s4", "masked"): (1e-3, 8, 1e-3, 64, 0.05, "max"),
+         ("sc", "rotary", "masked"): (1e-3, 8, 1e-3, 256, 0, "max"),
+         ("sc", "rotary", "causal"): (1e-3, 32, 1e-3, 256, 0, "max"),
+         ("sc", "s4", "masked"): (1e-3, 32, 5e-3, 16, 0.05, None),
+         ("sc", "s4", "causal"): (1e-3, 32, 5e-4, 16, 0.05, None),
+         ("scifar", "rotary", "masked"): (1e-3, 32, 1e-3, 64, 0, "mean"),
+         ("scifar", "s4", "masked"): (1e-3, 32, 5e-4, 64, 0.05, None),
+         ("bidmc_hr", "rotary", "masked"): (5e-4, 16, 5e-4, 32, 0, "max"),
+         ("bidmc_rr", "rotary", "masked"): (5e-4, 16, 5e-4, 32, 0, "max"),
+         ("bidmc_spo2", "rotary", "masked"): (5e-4, 16, 1e-4, 8, 0, "max"),
+         ("bidmc_hr", "s4", "masked"): (1e-3, 64, 1e-3, 64, 0.05, None),
+         ("bidmc_rr", "s4", "masked"): (1e-3, 64, 1e-3, 64, 0.05, None),
+         ("bidmc_spo2", "s4", "masked"): (1e-3, 64, 1e-3, 64, 0.05, None),
+         # Table 5. Cells of three numbers (Text S4 + Rand Init + SPT, Image DLR + Rand Init + SPT): FT lr for both.
+         ("listops", "s4_rand", "masked"): (1e-3, 32, 1e-3, 16, 0.05, None),
+         ("text", "s4_rand", "masked"): (1e-3, 32, 1e-3, 16, 0.05, None),
+         ("image", "s4_rand", "masked"): (1e-3, 32, 5e-4, 64, 0.05, None),
+         ("pathx", "s4_rand", "masked"): (1e-3, 4, 5e-4, 16, 0.05, "max"),
+         ("listops", "dlr", "masked"): (1e-3, 128, 5e-4, 16, 0.05, None),
+         ("text", "dlr", "masked"): (5e-4, 8, 1e-3, 16, 0.05, None),
+         ("image", "dlr", "masked"): (1e-3, 32, 1e-3, 64, 0.05, None),
+         ("pathx", "dlr", "masked"): (5e-4, 8, 5e-4, 64, 0.05, "max"),
+         ("listops", "dlr_rand", "masked"): (5e-4, 32, 5e-4, 64, 0.05, None),
+         ("text", "dlr_rand", "masked"): (5e-4, 8, 5e-4, 16, 0.05, None),
+         ("image", "dlr_rand", "masked"): (1e-3, 32, 1e-3, 64, 0.05, None),
+         ("pathx", "dlr_rand", "masked"): (5e-4, 8, 5e-4, 16, 0.05, "max")}
+# From scratch, lr and batch: table 6 and appendix C.1.2 for S4, table 5 for the others.
+PAPER_SCRATCH = {("bidmc_rr", "s4"): (1e-2, 32), ("bidmc_hr", "s4"): (1e-3, 32), ("bidmc_spo2", "s4"): (1e-2, 32),
+                 ("pathx256", "s4"): (1e-4, 16),
+                 ("listops", "s4_rand"): (5e-4, 16), ("text", "s4_rand"): (1e-3, 16), ("image", "s4_rand"): (1e-4, 128),
+                 ("pathx", "s4_rand"): (5e-4, 16), ("listops", "dlr"): (5e-4, 16), ("text", "dlr"): (5e-4, 16),
+                 ("image", "dlr"): (5e-4, 64), ("pathx", "dlr"): (5e-4, 64), ("listops", "dlr_rand"): (1e-4, 16),
+                 ("text", "dlr_rand"): (1e-3, 16), ("image", "dlr_rand"): (1e-3, 16), ("pathx", "dlr_rand"): (5e-4, 64)}
+# Pythia: lr and batch of finetuning (table 5); then the official configuration's epochs, warm-up, schedule, pool, head.
+PYTHIA = {"listops": (5e-5, 64, 200, 200, "cosine", "mean", "linear"),
+          "text": (5e-4, 16, 32, 5000, "constant", "last", "linear"),
+          "retrieval": (1e-4, 256, 20, 2500, "constant", "mean", "pair"),
+          "image": (7e-5, 64, 200, 2000, "constant", "mean", "linear"),
+          "pathfinder": (1e-4, 1024, 200, 2500, "constant", "last", "linear")}
+# Section 2 and appendix C.3: masking ratios, and the tasks with an L1 loss (table 4).
+PAPER_MASK = dict(image=.5, pathfinder=.5, pathx=.5, pathx256=.5, scifar=.5, text=.15, retrieval=.15, listops=.1,
+                  sc=.25, bidmc_hr=.25, bidmc_rr=.25, bidmc_spo2=.25)
+PAPER_L1 = {"image", "scifar", "sc", "bidmc_hr", "bidmc_rr", "bidmc_spo2"}
+# The official configurations.
+# S4: layers d state n_ssm norm place dt_min dt_lr dropout
+OFFICIAL_S4 = {
+    "listops": (8, 128, 64, 128, "batch", "post", 1e-3, "main", 0),
+    "text": (6, 256, 64, 256, "batch", "pre", 1e-3, "main", 0),
+    "retrieval": (6, 256, 64, 256, "batch", "pre", 1e-3, "main", 0),
+    "image": (6, 512, 64, 2, "layer", "post", 1e-3, "main", .1),
+    "scifar": (6, 512, 64, 2, "layer", "post", 1e-3, 1e-3, .1),
+    "pathfinder": (6, 256, 64, 256, "batch", "pre", 1e-3, 1e-3, 0),
+    "pathx": (6, 256, 64, 256, "batch", "pre", 1e-4, 5e-4, 0),
+    "pathx256": (6, 256, 64, 256, "batch", "pre", 1e-4, 5e-4, 0),
+    "sc": (6, 128, 64, 64, "batch", "pre", 1e-3, 1e-3, 0),
+    **{f"bidmc_{name}": (6, 128, 256, 2, "layer", "pre", 1e-3, 1e-3, 0) for name in ("hr", "rr", "spo2")}}
+# Table 4: heads; section 3 and C.3: blocks.
+HEADS = {("listops", "transformer"): 8, ("listops", "rotary"): 8, ("text", "transformer"): 8, ("text", "rotary"): 8,
+         ("pathfinder", "transformer"): 8, ("pathx", "transformer"): 8}                  # all others: 4
+BLOCKS = {"pathx": 4096, "sc": 4000}
+# (epochs, warm-up, schedule) of pretraining; then of finetuning, and its head: Transformer, then S4 with SPT
+OFFICIAL_RUNS = {
+    "listops": ((100, 2000, "constant"), (100, 2000, "constant", "linear"),
+                (100, 2000, "constant"), (40, 2000, "constant", "linear")),
+    "text": ((32, 5000, "constant"), (65, 2000, "constant", "mlp"),
+             (32, 1000, "constant"), (32, 5000, "cosine", "linear")),
+    "retrieval": ((32, 2000, "constant"), (32, 5000, "constant", "pair"),
+                  (20, 2500, "constant"), (20, 2500, "constant", "pair")),
+    "image": ((50, 2500, "constant"), (200, 2000, "constant", "mlp"),
+              (200, 1000, "constant"), (200, 1000, "cosine", "linear")),
+    "pathfinder": ((50, 2500, "constant"), (200, 5000, "constant", "linear"),
+                   (200, 2500, "constant"), (200, 2500, "constant", "linear")),
+    "pathx": ((200, 5000, "constant"), (200, 5000, "constant", "linear"),
+              (50, 5000, "constant"), (50, 10_000, "cosine", "linear")),
+    "pathx256": (None, None, (50, 5000, "constant"), (50, 10_000, "cosine", "linear")),
+    "sc": ((200, 2000, "constant"), (200, 2000, "cosine", "linear"),
+           (40, 1000, "cosine"), (40, 1000, "cosine", "linear")),
+    "scifar": ((200, 2000, "constant"), (200, 2000, "constant", "mlp"),
+               (200, 2000, "constant"), (200, 1000, "cosine", "linear")),
+    **{f"bidmc_{name}": ((500, 500, "constant"), (500, 0, "step", "linear")) * 2 for name in ("hr", "rr", "spo2")}}
+# DLR: layers d place; (epochs, warm-up, schedule) of pretraining, of finetuning; 1024 states, LayerNorm, rates 1e-4.
+OFFICIAL_DLR = {"listops": (8, 128, "post", (100, 2000, "constant"), (40, 2000, "constant")),
+                "text": (6, 256, "pre", (32, 1000, "constant"), (32, 2000, "constant")),
+                "image": (6, 512, "pre", (200, 1000, "constant"), (200, 1000, "constant")),
+                "pathx": (6, 256, "pre", (50, 5000, "constant"), (50, 5000, "cosine"))}
+SCRATCH_S4 = {"listops": (1e-2, 50), "text": (1e-2, 16), "retrieval": (1e-2, 64), "image": (1e-2, 50),
+              "scifar": (1e-2, 50), "pathfinder": (4e-3, 64), "pathx": (5e-4, 16), "sc": (1e-2, 16)}
+
+# ---- the lines -------------------------------------------------------------------------------------------------------
+
+LINES = read_table(pretrain.RECIPES) + read_table(pretrain.SMALL_RECIPES)
+# Task -> its lines; those for any task serve only tasks that no other line names.
+OWN = {task: [line for line in LINES if line["task"] != "*" and fnmatch.fnmatch(task, line["task"])] or
+       [line for line in LINES if line["task"] == "*"] for task in TASKS}
+# (task, model, objective) -> the line that counts, where there is one.
+USED = {key: line for key in itertools.product(TASKS, MODELS, ("masked", "causal"))
+        if (line := find(OWN[key[0]], key[1], objective=key[2]))}
+
+
+def words(task, model, objective=None):
+    return ["--task", task, "--model", model] + (["--objective", objective] if objective else [])
+
+
+def pretrained(folder, argv, finished=True):
+    """A pretraining run as far as finetune.py's flags look at it -> how to start from it."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(vars(pretrain.parse_args(argv)), default=str))
+    if finished:
+        (folder / "result.json").touch()
+    return ["--init", str(folder)]
+
+
+@pytest.fixture(scope="module")
+def recipes(tmp_path_factory):
+    """(task, model, objective, start) -> parsed flags, for all that there are."""
+    folder, parsed = tmp_path_factory.mktemp("runs"), {}
+    for key, line in USED.items():
+        if line["lr"].startswith("-"):                                # finetuning only
+            start = "corpus" if key[1] == "pythia" else "scratch"
+            parsed[*key, start] = finetune.parse_args(words(*key))
+        else:
+            parsed[*key, "pretrain"] = pretrain.parse_args(words(*key))
+            parsed[*key, "spt"] = finetune.parse_args(pretrained(folder / "-".join(key), words(*key)))
+            parsed[*key, "scratch"] = finetune.parse_args(words(*key))
+    return parsed
+
+
+def test_every_line_counts_somewhere_and_its_cells_become_flags(recipes):
+    assert {id(line) for line in USED.values()} == {id(line) for line in LINES}              # none hides another
+    for (*key, start), args in recipes.items():
+        line, column = USED[tuple(key)], ("pretrain", "spt", "scratch").index(start.replace("corpus", "spt"))
+        cell = {name: (cells := value.split("/"))[min(column, len(cells) - 1)] for name, value in line.items()}
+        length = f"{args.steps}" if args.steps else f"{args.epochs}e"
+        assert [args.start, args.changed, args.recipe] == [
+            start, {}, f"{line['task']}/{line['model']}/{line['objective']}"]
+        assert [f"{args.lr:g}", f"{args.wd:g}", str(args.batch), length, str(args.warmup), args.schedule] == [
+            f"{float(cell['lr']):g}", cell["wd"], cell["batch"], cell["length"], cell["warmup"],
+            dict(const="constant", cos="cosine", step="step")[cell["schedule"]]], key
+        assert args.eval_every == (int(line["eval"]) if "eval" in line else None)
+        if start == "pretrain":
+            loss = line.get("loss", "ce" if TASKS[key[0]].channels is None else "l1")
+            assert (args.loss, args.mask) == (loss, TASKS[key[0]].mask if key[2] == "masked" else None)
+        else:
+            head = line.get("head", "pair" if TASKS[key[0]].documents == 2 else "linear")
+            assert (args.pool, args.head) == (line["pool"], head)
+        assert args.arch == arch(key[0], key[1])
+
+
+def test_the_first_line_that_matches_counts_and_a_model_has_its_own_before_others(recipes):
+    for key, name in ((("bidmc_spo2", "rotary"), "bidmc_spo2/rotary"), (("bidmc_rr", "rotary"), "bidmc_*/rotary"),
+                      (("listops", "s4_rand"), "listops/s4_rand"), (("retrieval", "s4_rand"), "retrieval/s4"),
+                      (("image", "sgconv"), "image/s4"), (("pathx_mini", "linformer"), "pathx*_mini/transformer")):
+        assert recipes[*key, "masked", "scratch"].recipe == name + "/masked"
+    assert [pretrain.parse_args(words("sc", model)).objective for model in ("rotary", "s4")] == ["masked"] * 2
+    assert finetune.parse_args(words("text", "pythia")).objective == "causal"
+    with pytest.raises(UserError, match="no recipe to pretrain text/pythia/masked; there is.* rotary/masked "):
+        pretrain.parse_args(words("text", "pythia"))
+
+
+@pytest.mark.parametrize("stage", [pretrain, finetune])
+def test_help_shows_the_recipe_and_every_task_and_model(stage, capsys):
+    with pytest.raises(SystemExit):
+        stage.parse_args([*words("pathx", "s4"), "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    first = "Recipe pathx/s4/masked: loss=ce lr=0.001 wd=0.05 batch=8 warmup=5000 schedule=constant epochs=50 mask=0.5."
+    second = "Recipe pathx/s4/masked: pool=max head=linear lr=0.0005 wd=0.05 batch=16 warmup=10000 schedule=cosine"
+    assert (first if stage is pretrain else second) in shown and "d=256 state=64" in shown
+    with pytest.raises(SystemExit):
+        stage.parse_args(["--help"])
+    shown = capsys.readouterr().out.split()
+    assert {*TASKS, *MODELS} <= set(shown)
+
+
+def test_the_numbers_are_the_papers(recipes):
+    """Every number that the paper states; lines of models and tasks that it does not have are free."""
+    ours = {}
+    for key in PAPER:
+        first, second, scratch = (recipes[*key, start] for start in ("pretrain", "spt", "scratch"))
+        ours[key] = first.lr, first.batch, second.lr, second.batch, second.wd, PAPER[key][5] and second.pool
+        assert first.wd == second.wd == scratch.wd, key
+        assert first.loss == ("l1" if key[0] in PAPER_L1 else "ce")
+        if key[1] in ("transformer", "rotary"):
+            assert all(getattr(scratch, name) == getattr(second, name)
+                       for name in ("lr", "batch", "epochs", "warmup", "schedule")), key
+    assert PAPER.items() <= ours.items()
+    scratch = {key[:2]: (args.lr, args.batch) for key, args in recipes.items() if key[2:] == ("masked", "scratch")}
+    assert PAPER_SCRATCH.items() | {((task, "s4"), values) for task, values in SCRATCH_S4.items()} <= scratch.items()
+    assert PAPER_MASK.items() <= {name: task.mask for name, task in TASKS.items()}.items()
+
+
+def test_sizes_and_schedules_are_the_official_ones(recipes):
+    def run_of(args):
+        return args.epochs, args.warmup, args.schedule
+
+    for task, model, objective in PAPER:
+        sizes, (first, second, scratch) = arch(task, model), (
+            recipes[task, model, objective, start] for start in ("pretrain", "spt", "scratch"))
+        if model in ("dlr", "dlr_rand"):
+            layers, d, place, pt, ft = OFFICIAL_DLR[task]
+            assert sizes == dict(model=model, layers=layers, d=d, state=1024, norm="layer", place=place, dt_min=1e-4,
+                                 dt_max=1e-3, ssm_lr=1e-4, dropout=0)
+            assert (run_of(first), run_of(second), run_of(scratch), second.head) == (pt, ft, ft, "linear")
+            continue
+        s4 = model in ("s4", "s4_rand")
+        if s4:
+            names = ("layers", "d", "state", "n_ssm", "norm", "place", "dt_min", "dt_lr", "dropout")
+            assert tuple(sizes[name] for name in names) == OFFICIAL_S4[task], task
+        else:
+            assert (sizes["heads"], sizes["block"]) == (HEADS.get((task, model), 4), BLOCKS.get(task)), (task, model)
+        pt, ft = OFFICIAL_RUNS[task][2:] if s4 else OFFICIAL_RUNS[task][:2]
+        if (task, model) == ("image", "rotary"):                      # no such configuration: sCIFAR's
+            pt = OFFICIAL_RUNS["scifar"][0]
+        assert (run_of(first), (*run_of(second), second.head)) == (pt, ft), (task, model)
+        assert (scratch.pool, scratch.head) == (second.pool, second.head)
+        assert model != "s4_rand" or run_of(scratch) == run_of(second)
+    for task, official in PYTHIA.items():
+        for model, start in (("pythia", "corpus"), ("pythia_rand", "scratch")):
+            args = recipes[task, model, "causal", start]
+            assert (args.lr, args.batch, *run_of(args), args.pool, args.head) == official and args.wd == 0
+
+
+# ---- flags -----------------------------------------------------------------------------------------------------------
+
+
+def test_explicit_flags_win_and_are_recorded():
+    s4 = {"task": "pathx", "model": "s4"}
+    for flags, changed in (("--lr 0.25 --batch 8", {"lr": 0.25}), ("--mask 0.3", {"mask": 0.3}), ("--mask 0.5", {}),
+                           ("--steps 6", {"steps": 6}), ("--epochs 50 --seed 4 --log-every 7 --device cpu", {}),
+                           ("--micro-batch 2", {"micro_batch": 2}), ("--train-fraction 0.05", {"train_fraction": 0.05}),
+                           ("--arch d=64,n_ssm=64,layers=6", {"arch": {"d": 64, "n_ssm": 64}}),
+                           ("--arch norm=layer --epochs 3", {"arch": {"norm": "layer"}, "epochs": 3})):
+        args = pretrain.parse_args(words(**s4) + flags.split())
+        assert args.changed == changed and args.warmup == 5000
+        assert all(getattr(args, name) == value for name, value in changed.items() if name != "arch")
+        assert args.arch == arch("pathx", "s4", **changed.get("arch", {}))
+    args = pretrain.parse_args(words("listops_demo", "s4") + ["--epochs", "2"])               # the recipe says steps
+    assert (args.steps, args.epochs, args.changed) == (None, 2, {"epochs": 2})
+    assert pretrain.parse_args(words("image", "s4") + ["--loss", "ce"]).changed == {"loss": "ce"}
+    assert finetune.parse_args(words("text", "s4") + ["--head", "mlp"]).changed == {"head": "mlp"}
+    names = [str(pretrain.parse_args(words(**s4) + flags.split()).out) for flags in (
+        "", "--arch d=64,n_ssm=64 --train-fraction 0.1 --seed 2")]
+    assert names == ["runs/pathx-s4-masked-pretrain-s0", "runs/pathx-s4-d=64-n_ssm=64-masked-pretrain-f0.1-s2"]
+
+
+def test_finetuning_inherits_what_was_pretrained(tmp_path):
+    argv = words("image", "s4", "masked") + "--arch d=64 --train-fraction 0.5 --lr 0.3 --seed 5".split()
+    init = pretrained(tmp_path / "run", argv)
+    args = finetune.parse_args(init + ["--batch", "9"])
+    assert (args.task, args.model, args.objective, args.start) == ("image", "s4", "masked", "spt")
+    assert args.arch == arch("image", "s4", d=64) and args.train_fraction == 0.5 and args.seed == 0
+    before = {"arch": {"d": 64}, "train_fraction": 0.5, "lr": 0.3}
+    assert args.changed == {"arch": {"d": 64}, "train_fraction": 0.5, "batch": 9, "pretraining": before}
+    assert finetune.parse_args(init + ["--train-fraction", "0.1"]).train_fraction == 0.1
+    assert finetune.parse_args(init + words("image", "s4", "masked")).arch == args.arch
+    args = finetune.parse_args(pretrained(tmp_path / "stopped", words("image", "s4"), finished=False))
+    assert args.changed == {"pretraining": {"unfinished": True}}
+    for flags in ("--model dlr", "--task scifar", "--objective causal"):
+        with pytest.raises(UserError, match=f"{flags.split()[0]} .*was pretrained with {flags.split()[0]} "):
+            finetune.parse_args(init + flags.split())
+    with pytest.raises(UserError, match="--arch has no meaning with --init"):
+        finetune.parse_args(init + ["--arch", "d=32"])
+
+
+def test_result_json_names_the_recipe_and_what_differs_from_it(tmp_path):
+    data.prepare("listops_demo", tmp_path / "data", sizes=(24, 8, 8), workers=1)
+    common = ["--data-dir", str(tmp_path / "data"), "--device", "cpu", "--steps", "1", "--out"]
+    pretrain.main([*words("listops_demo", "rotary"), "--batch", "4", *common, str(tmp_path / "one")])
+    finetune.main(["--init", str(tmp_path / "one"), "--batch", "8", *common, str(tmp_path / "two")])
+    first, second = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("one", "two"))
+    assert first["recipe"] == second["recipe"] == "listops_demo/rotary/masked"
+    assert first["changed"] == {"steps": 1, "batch": 4, "sizes": [24, 8, 8]} and not first["full_recipe"]
+    assert second["changed"] == {"steps": 1, "batch": 8, "sizes": [24, 8, 8], "pretraining": first["changed"]}
+
+
+def test_learning_rate_schedules():
+    """Linear warm-up, then constant, half a cosine down to 0, or halved after each fifth of the run."""
+    def rates(schedule, warmup, steps, at):
+        args = SimpleNamespace(schedule=schedule, warmup=warmup)
+        return pytest.approx([pretrain.learning_rate(step, steps, args) for step in at])
+
+    for schedule in ("constant", "cosine", "step"):
+        assert [0.1, 0.5, 1] == rates(schedule, 10, 1000, (0, 4, 9))
+    assert [1, 1, 1] == rates("constant", 10, 100, (10, 50, 99))
+    assert [1, 0.5, (1 + math.cos(math.pi * 89 / 90)) / 2, 0] == rates("cosine", 10, 100, (10, 55, 99, 100))
+    assert [1, 1, .5, .25, .125, .0625] == rates("step", 0, 500, (0, 99, 100, 200, 399, 499))
+
+
+# ---- a step of each --------------------------------------------------------------------------------------------------
+
+# One task for each line and model that uses it.
+STEPS = {(id(line), key[1]): key for key, line in reversed(USED.items())}.values()
+
+
+@pytest.mark.parametrize("task, model, objective", STEPS, ids=["-".join(key) for key in STEPS])
+def test_every_recipe_makes_a_step(task, model, objective, monkeypatch):
+    """Real widths, two layers, a short length: finite loss, and a gradient on every parameter, in both stages."""
+    monkeypatch.setattr(models, "truncation_correction", lambda A, P, C, dt, l: C)            # seconds a layer
+    line, sizes, causal = USED[task, model, objective], arch(task, model, layers=2), objective == "causal"
+    sizes |= {"block": 16} if sizes.get("block") else {}
+    task, split = noise(task, 48, 3)
+    batch = split.batch(range(3))
+    for stage in ("pretrain", "finetune")[line["lr"].startswith("-"):]:
+        torch.manual_seed(0)
+        covers = stage == "pretrain" and not causal and task.channels is not None
+        try:
+            backbone = Backbone(config(sizes, task, causal=causal, mask_channel=covers))
+        except SizeError:
+            assert causal                                            # test_models.py knows which have no such form
+            return
+        if stage == "pretrain":
+            loss = line.get("loss", "l1" if task.channels else "ce")
+            args = SimpleNamespace(objective=objective, mask=0.5, loss=loss)
+            inputs, targets, hidden = pretrain.pretext(args, task, batch, np.arange(3), slice(0, 3), 0)
+            model = Denoiser(backbone, task.vocab if args.loss == "ce" else task.channels)
+            loss, _ = pretrain.spt_loss(model(inputs, batch.lengths, hidden), targets, hidden, args.loss)
+        else:
+            model = Classifier(backbone, task.classes or 1, line["pool"], "pair" if task.documents == 2 else "mlp")
+            loss = finetune.supervised_loss(task, model(backbone.inputs(batch), batch.lengths), batch.y)
+        loss.backward()
+        assert math.isfinite(loss.item())
+        for name, p in model.named_parameters():
+            assert torch.isfinite(p.grad).all() and (p.grad.any() or name == "head.bias"), (stage, name)   # +1 - 1: l1

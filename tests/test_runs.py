@@ -1,0 +1,617 @@
+"""Runs: stopping and resuming, several processes, both stages from end to end, and what a user can do wrong."""
+import contextlib
+import copy
+import json
+import math
+import multiprocessing.forkserver
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import socket
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+import data
+import finetune
+import pretrain
+from conftest import ROOT
+from data import EOS, SPECIAL, TASKS
+from models import Backbone, Classifier, Denoiser, config, param_groups
+from pretrain import Run, overrides
+
+STAGES = dict(pretrain=pretrain, finetune=finetune)
+SIZES = dict(s4="d=16,layers=2,state=8,n_ssm=4", transformer="d=16,layers=2,heads=2,ff=32")
+SIZES |= dict.fromkeys(("rotary", "linformer", "pythia", "pythia_rand"), SIZES["transformer"])
+SIZES |= dict(sgconv=SIZES["s4"], dlr="d=16,layers=2,state=8", dlr_rand="d=16,layers=2,state=8")
+
+
+def opened(name, data_dir, fraction=1.0):
+    """data.open_task on noise: sequences of up to 40 positions; another data_dir is another data set."""
+    sizes = [24, 9, 7]
+    task = replace(TASKS[name], length=40, data=dict(source=str(data_dir), seed=0, sizes=sizes, labels=0))
+    if task.vocab == 0:
+        task = replace(task, vocab=14, symbols=(*SPECIAL, *" abcdefg\u00e9\u4e00"))
+    splits = []
+    for n in (int(sizes[0] * (fraction or 1)), *sizes[1:]):
+        rng = np.random.default_rng(n)
+        y = rng.integers(task.classes, size=n) if task.classes else rng.uniform(-1, 1, n).astype(np.float32)
+        if task.channels:
+            x = task.scale * rng.random((n, 40, task.channels))
+            splits.append(data.Split(task, x.astype(np.uint8 if task.scale == 255 else np.float32), y))
+            continue
+        offsets = np.cumsum([0, *rng.integers(2, 41, n * task.documents)])
+        x = rng.integers(EOS + 1, task.vocab, offsets[-1])
+        x[offsets[1:] - 1] = EOS
+        splits.append(data.Split(task, x, y, offsets))
+    return task, *splits
+
+
+def flags(out, task="listops", model="s4", more="", **settings):
+    """argv of a short run; more: further sizes; None leaves a flag out."""
+    settings = dict(out=out, task=task, model=model, arch=model and SIZES[model] + more, steps=6, batch=8,
+                    eval_every=4, log_every=1, warmup=2, data_dir=".", device="cpu") | settings
+    return [word for name, value in settings.items() if value is not None
+            for word in [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch, tmp_path):
+    """Every test in an empty folder. This process plays many, so it does not lock run directories."""
+    monkeypatch.chdir(tmp_path)
+    for stage in STAGES.values():
+        monkeypatch.setattr(stage, "open_task", opened)
+    monkeypatch.setattr(pretrain, "locked", lambda *arguments, **more: contextlib.nullcontext())
+    monkeypatch.setattr(Run, "current", None)
+
+
+@pytest.fixture(scope="session")
+def start():
+    """start(stage, words, before=None, **environment) -> process, forked from one that has imported everything."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["test_runs"])
+        multiprocessing.forkserver.ensure_running()
+
+    def begin(stage, words, before=None, **environment):
+        process = context.Process(target=child, args=(stage, words, before, environment), daemon=True)
+        process.start()
+        return process
+    return begin
+
+
+def child(stage, words, before, environment):
+    """In a process of its own: before(), then a script with these flags; its errors go into the file `errors`."""
+    os.dup2(os.open("errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    os.environ |= environment
+    pretrain.open_task = finetune.open_task = opened
+    if before:
+        before()
+    pretrain.guarded(lambda: STAGES[stage].main(words))
+
+
+@pytest.fixture
+def mistake(capsys):
+    """mistake(stage, words, code=2) -> the one line that a script prints before it ends with that exit code."""
+    def make(stage, words, code=2):
+        Run.current = None
+        with pytest.raises(SystemExit) as end:
+            pretrain.guarded(lambda: STAGES[stage].main(words))
+        line = capsys.readouterr().err
+        assert end.value.code == code and line.startswith("error: ") and line.count("\n") == 1 and line.endswith("\n")
+        return line
+    return make
+
+
+def stop_in(step, monkeypatch, stage, words):
+    """A run that is interrupted in step `step`."""
+    stepped = Run.stepped
+
+    def stop(run, now):
+        if now == step:
+            raise KeyboardInterrupt
+        stepped(run, now)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Run, "stepped", stop)
+        STAGES[stage].main(words)
+
+
+# ---- what a run leaves -----------------------------------------------------------------------------------------------
+
+
+def load(path):
+    return torch.load(path, weights_only=True)
+
+
+def result_of(out):
+    return json.loads((out / "result.json").read_text())
+
+
+def log_of(out, *kinds):
+    """Log records of these kinds, without the clock."""
+    records = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in r.items() if k != "ms_per_step"} for r in records if not kinds or r["kind"] in kinds]
+
+
+def contents(folder):
+    """{path: bytes} of all files but locks; the paths of folders."""
+    return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*") if path.name != ".lock"}
+
+
+def same(a, b):
+    """Nested checkpoints, to the last bit, but for the clock."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a.keys() - {"seconds", "peak_memory_bytes"})
+    return len(a) == len(b) and all(map(same, a, b)) if isinstance(a, list) else a == b
+
+
+def assert_same_run(one, two):
+    assert {path.name for path in contents(one)} == {path.name for path in contents(two)}
+    assert log_of(one, "train", "eval") == log_of(two, "train", "eval") and same(result_of(one), result_of(two))
+    assert all(same(load(one / name), load(two / name)) for name in ("last.pt", "best.pt"))
+    for kernels in one.glob("kernels.npz"):
+        with np.load(kernels) as a, np.load(two / "kernels.npz") as b:
+            assert all(np.array_equal(a[key], b[key]) for key in ("before", "after"))
+
+
+# ---- stopping and resuming -------------------------------------------------------------------------------------------
+
+
+def save_often(seconds=0.02):
+    Run.SAVE_SECONDS = seconds
+
+
+@pytest.mark.parametrize("stage, task, model", [("pretrain", "listops", "s4"), ("finetune", "bidmc_hr", "rotary")])
+def test_kill_9_at_random_moments_then_resume_is_bit_identical(stage, task, model, start, tmp_path):
+    words = partial(flags, task=task, model=model, steps=120, log_every=3)
+    quiet, out, log, rng = tmp_path / "quiet", tmp_path / "out", tmp_path / "out" / "log.jsonl", random.Random(stage)
+    STAGES[stage].main(words(quiet))
+    for _ in range(5):
+        seen, more = len(log.read_text().splitlines()) if log.exists() else 0, rng.randrange(4)
+        process = start(stage, words(out, resume=True), save_often)
+        while not log.exists() or len(log.read_text().splitlines()) <= seen + more:
+            assert process.is_alive(), Path("errors").read_text()
+            time.sleep(0.001)
+        time.sleep(rng.random() * 0.02)
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    STAGES[stage].main(words(out, resume=True))
+    assert_same_run(quiet, out)
+
+
+def die_in_write(n):
+    """SIGKILL when half of the n-th file is on the disk; a checkpoint after every step."""
+    save_often(0)
+    rename, calls = os.replace, iter(range(1, n + 1))
+
+    def torn(source, target):
+        if next(calls) == n:
+            os.truncate(source, os.path.getsize(source) // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        rename(source, target)
+    os.replace = torn
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_kill_9_inside_any_write_then_resume_is_bit_identical(stage, start, tmp_path):
+    """Config, log, checkpoints at and between evaluations, kernels, result. With dropout, whose stream must go on."""
+    words = partial(flags, more=",dropout=0.5", steps=5)
+    STAGES[stage].main(words(tmp_path / "quiet"))
+    for n in range(1, 99):
+        process = start(stage, words(out := tmp_path / f"torn{n}"), partial(die_in_write, n))
+        process.join()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL and not (out / "result.json").exists(), Path("errors").read_text()
+        STAGES[stage].main(words(out, resume=True))
+        assert_same_run(tmp_path / "quiet", out)
+    assert n > 10
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("ending, code, text", [
+    (math.nan, 2, "loss is nan at step 5: learning rates main .*, own .*, gradient norm nan; the last good check.*"),
+    (KeyboardInterrupt(), 130, "interrupted; the same command with --resume continues from the last checkpoint"),
+    (torch.OutOfMemoryError(), 2, "out of GPU memory; give a smaller --micro-batch"),
+    (ZeroDivisionError("x"), None, "ZeroDivisionError: x")], ids=["nan", "ctrl-c", "memory", "defect"])
+def test_what_ends_a_run_is_its_last_record_until_it_resumes(stage, ending, code, text, mistake, monkeypatch, tmp_path):
+    out, backward, calls = tmp_path / "run", Run.backward, []
+
+    def breaks(run, loss):
+        calls.append(loss)
+        if len(calls) == 6 and ending is not math.nan:
+            raise ending
+        backward(run, loss * math.nan if len(calls) == 6 else loss)
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "backward", breaks)
+        if code is None:                                              # a defect of ours comes with its traceback
+            with pytest.raises(ZeroDivisionError):
+                pretrain.guarded(lambda: STAGES[stage].main(flags(out)))
+        else:
+            line = mistake(stage, flags(out), code)
+    record = log_of(out)[-1]
+    assert record["kind"] == "error" and re.fullmatch(text, record["error"])
+    assert code is None or line == f"error: {record['error']}\n"
+    STAGES[stage].main(flags(out, resume=True))                       # from the last good checkpoint
+    STAGES[stage].main(flags(tmp_path / "quiet"))
+    assert_same_run(tmp_path / "quiet", out)
+    assert "error" not in {record["kind"] for record in log_of(out)}
+
+
+def test_a_validation_that_is_not_finite_stops_the_run(mistake, tmp_path):
+    line = mistake("pretrain", flags("run", model="rotary", lr="1e30", steps=1, warmup=1))
+    assert "validation at step 1 gave" in line and "nothing was saved yet" in line
+    assert not (tmp_path / "run" / "best.pt").exists()
+    pretrain.main(flags("run", model="rotary", resume=True))          # nothing is in the way of the corrected command
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_old_checkpoint(start, monkeypatch, tmp_path):
+    stop_in(4, monkeypatch, "pretrain", flags("run"))
+    before = (tmp_path / "run" / "last.pt").read_bytes()
+    limit = (len(before) // 2,) * 2
+    process = start("pretrain", flags("run", resume=True), partial(resource.setrlimit, resource.RLIMIT_FSIZE, limit))
+    process.join()
+    assert process.exitcode == 2
+    assert re.fullmatch("error: cannot write run/[a-z]+.pt: .*; make room, or .*\n", Path("errors").read_text())
+    assert (tmp_path / "run" / "last.pt").read_bytes() == before and not list(tmp_path.glob("run/*.tmp"))
+
+
+@pytest.mark.parametrize("log", [b"5", b'{"a": 1}', b"\xff", b"", b'{"kind": "train", "step": 1, "lo'])
+def test_a_torn_log_does_not_stop_a_run(log, monkeypatch, tmp_path):
+    stop_in(4, monkeypatch, "pretrain", flags("run"))
+    path = tmp_path / "run" / "log.jsonl"
+    path.write_bytes(path.read_bytes().splitlines(True)[0] + log)
+    pretrain.main(flags("run", resume=True))
+    assert [record["kind"] for record in log_of(tmp_path / "run")] == ["start", "resume", "train", "train", "eval"]
+
+
+def test_running_and_finished_runs_are_left_alone(start, mistake, capsys, monkeypatch, tmp_path):
+    process = start("pretrain", flags("run", steps=100_000))
+    while not (tmp_path / "run" / "log.jsonl").exists():
+        time.sleep(0.01)
+    monkeypatch.setattr(pretrain, "locked", data.locked)
+    assert "run is in use by another process" in mistake("pretrain", flags("run", steps=100_000, resume=True))
+    process.kill()
+    pretrain.main(flags("finished"))
+    before = contents(tmp_path / "finished")
+    with pytest.raises(SystemExit) as end:
+        pretrain.main(flags("finished", resume=True))
+    assert end.value.code == 0 and "is finished; nothing to do" in capsys.readouterr().out
+    assert contents(tmp_path / "finished") == before
+
+
+# ---- one step, however it is divided ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage, task, model", [
+    ("pretrain", "pathfinder", "rotary"), ("pretrain", "listops", "s4"), ("finetune", "listops", "s4")])
+def test_a_run_is_this_loop(stage, task, model, tmp_path):
+    """Training written out plainly: one process, means in place of sums, no checkpoints."""
+    words = flags("run", task, model, schedule="constant", seed=3)
+    STAGES[stage].main(words)
+    args, (task, train, _, _) = STAGES[stage].parse_args(words), opened(task, ".")
+    torch.manual_seed(3)
+    backbone = Backbone(config(args.arch, task, mask_channel=stage == "pretrain"))
+    model = (Denoiser(backbone, task.vocab) if stage == "pretrain" else
+             Classifier(backbone, task.classes, args.pool, args.head))
+    optimizer = torch.optim.AdamW(param_groups(model, args.lr, args.wd))
+    for step, record in enumerate(log_of(tmp_path / "run", "train")):
+        for group in optimizer.param_groups:                          # two steps of warm-up
+            group["lr"] = group["initial_lr"] * (0.5 if step == 0 else 1)
+        batch = train.batch(data.order(24, 3, step // 3)[8 * (step % 3):][:8])
+        if stage == "pretrain":
+            hidden = torch.from_numpy(pretrain.hide((8, 40), task.mask, 3, step))[:, :batch.symbols.shape[1]]
+            inputs, targets, hidden = pretrain.corrupt(batch, hidden, "ce")
+            loss = F.cross_entropy(model(inputs, batch.lengths, hidden), targets[hidden])
+        else:
+            loss = F.cross_entropy(model(batch.symbols, batch.lengths), batch.y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert record["step"] == step + 1 and record["lr"] == optimizer.param_groups[0]["lr"]
+        assert record["loss"] == pytest.approx(loss.item(), rel=1e-4)
+    assert step == 5
+
+
+@pytest.mark.parametrize("stage, task, model, processes, micro", [
+    *((stage, *rest) for stage in STAGES for rest in (
+        ("listops", "transformer", 1, 2), ("listops", "s4", 2, None), ("retrieval", "rotary", 1, 2),
+        ("retrieval", "rotary", 2, 2))),
+    ("finetune", "bidmc_hr", "rotary", 2, None), ("finetune", "listops", "s4", 2, 2)])
+def test_processes_and_micro_batches_do_not_change_the_step(stage, task, model, processes, micro, start, tmp_path):
+    """A batch of 9, padded; S4 has BatchNorm. Processes are started as torchrun does."""
+    STAGES[stage].main(flags("one", task, model, batch=9))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        world = dict(WORLD_SIZE=str(processes), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]))
+    words = flags("many", task, model, batch=9, micro_batch=micro)
+    running = [start(stage, words, RANK=str(rank), **world) for rank in range(processes)]
+    for process in running:
+        process.join(60)
+        process.kill()
+    one, many = (result_of(tmp_path / name) for name in ("one", "many"))
+    assert many["processes"] == processes
+    if model == "s4" and micro:
+        # BatchNorm counts a micro-batch. Shares of 4 and 5, each cut on its own, would be 2 and 3 micro-batches, and
+        # the sums would wait for each other for ever.
+        return
+    assert all(one[k] == pytest.approx(many[k], abs=1e-3) for k in one if k.startswith("test_"))
+    kinds = ["train"] if stage == "pretrain" and micro else ["train", "eval"]     # validation hides by micro-batch
+    for one, many in zip(*(log_of(tmp_path / name, *kinds) for name in ("one", "many")), strict=True):
+        assert one.pop("kind") == many.pop("kind") and one == pytest.approx(many, rel=1e-4, abs=1e-5)
+    one, many = (load(tmp_path / name / "last.pt") for name in ("one", "many"))
+    for i, state in one["optimizer"]["state"].items():                # unlike weights, they show a wrong scale
+        ours, theirs = state["exp_avg"], many["optimizer"]["state"][i]["exp_avg"]
+        assert (ours - theirs).norm() <= 0.02 * ours.norm() + 1e-6, i
+    assert all(torch.allclose(v, many["model"][k], rtol=1e-3, atol=1e-4) for k, v in one["model"].items()
+               if "running" in k)
+
+
+# ---- both stages, from end to end ------------------------------------------------------------------------------------
+
+RESULT = set("""task model objective seed data recipe changed full_recipe train_examples train_fraction steps epochs
+    best_step parameters seconds peak_memory_bytes commit torch python device processes threads dtype""".split())
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """Copies of the models that the runs of a test begin with, in order."""
+    models, begin = [], Run.start
+
+    def keep(run, model, optimizer):
+        models.append(copy.deepcopy(model))
+        return begin(run, model, optimizer)
+    monkeypatch.setattr(Run, "start", keep)
+    return models
+
+
+@torch.no_grad()
+def sees_the_future(backbone):
+    """Whether the last of 40 inputs changes the features of those before it."""
+    x = torch.randint(4, 14, (2, 40)) if backbone.reads_symbols else torch.randn(2, 40, backbone.encoder.in_features)
+    other = torch.cat((x[:, :-1], 17 - x[:, -1:]), 1)
+    before, after = (copy.deepcopy(backbone).eval()(y)[:, :-1] for y in (x, other))
+    return not torch.allclose(before, after, atol=1e-5)
+
+
+@pytest.mark.parametrize("task, model, more, objective", [
+    ("listops", "s4", "", "masked"), ("listops", "dlr_rand", "", "masked"), ("text", "transformer", "", "causal"),
+    ("retrieval", "rotary", "", "masked"), ("retrieval", "s4", ",norm=layer", "masked"),
+    ("image", "transformer", "", "causal"), ("image", "sgconv", ",piece=4", "masked"),
+    ("pathfinder", "linformer", ",rank=4", "masked"), ("scifar", "s4", "", "masked"),
+    ("sc", "rotary", ",block=8", "causal"), ("sc", "s4", "", "causal"), ("bidmc_spo2", "rotary", "", "masked")])
+def test_both_stages_from_end_to_end(task, model, more, objective, begun, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", "")                                    # a machine without git
+    pt, ft, causal = tmp_path / "pt", tmp_path / "ft", objective == "causal"
+    few = dict(steps=3, batch=5, micro_batch=3, eval_every=1, warmup=1)             # 5 and 3 divide no split
+    pretrain.main(flags(pt, task, model, more, objective=objective, train_fraction=0.5, **few))
+    finetune.main(flags(ft, None, None, init=pt, **few))
+    first, second = result_of(pt), result_of(ft)
+
+    # ---- logs and results
+    score = "r2" if task.startswith("bidmc") else "accuracy"
+    assert first.keys() == RESULT | {"val_score", "score_is"}
+    assert second.keys() == RESULT | {f"val_{score}", f"test_{score}", "test_loss", "test_examples", "start", "init"}
+    assert second["changed"]["pretraining"] == first["changed"]
+    assert second["changed"]["arch"] == overrides(SIZES[model] + more)
+    for out, result, name in ((pt, first, "val_score"), (ft, second, f"val_{score}")):
+        assert (result["task"], result["model"], result["objective"]) == (task, model, objective)
+        assert (result["train_fraction"], result["train_examples"], result["commit"]) == (0.5, 12, "unknown")
+        assert log_of(out)[0]["kind"] == "start" and "ms_per_step" in (out / "log.jsonl").read_text()
+        assert all(record.keys() == {"kind", "step", "loss", "lr"} for record in log_of(out, "train"))
+        assert all(record.keys() == {"kind", "step", "val_loss", name} for record in log_of(out, "eval"))
+        best = max(log_of(out, "eval"), key=lambda record: (record[name], -record["step"]))
+        assert (result["best_step"], result[name]) == (best["step"], best[name])
+
+    # ---- the weights that finetuning starts from, what they may see, and their kernels
+    (denoiser, classifier), pretrained = begun, load(pt / "best.pt")["model"]
+    assert sees_the_future(denoiser.backbone) != causal and sees_the_future(classifier.backbone) != causal
+    for key, value in classifier.backbone.state_dict().items():
+        exact = pretrained[f"backbone.{key}"]
+        if key == "encoder.weight" and not causal and not classifier.backbone.reads_symbols:
+            exact = exact[:, :-1]                                     # the column that says what is hidden
+        assert torch.equal(value, exact), key
+    kernels = np.load(pt / "kernels.npz") if (pt / "kernels.npz").exists() else {}
+    assert bool(kernels) == hasattr(denoiser.backbone.layers[0].mixer, "kernel")
+    for name in kernels:
+        exact = [layer.mixer.kernel(40).detach().abs().max(1)[0] for layer in denoiser.backbone.layers]
+        assert np.allclose(kernels[name], np.stack(exact)), name      # "before", then "after"
+        denoiser.load_state_dict(pretrained)
+
+    # ---- the score of the test split, one example at a time, with the checkpoint that validation chose
+    classifier.load_state_dict(load(ft / "best.pt")["model"])
+    batches = [opened(task, ".")[3].batch([i]) for i in range(7)]
+    with torch.no_grad():
+        outputs = torch.cat([classifier.eval()(classifier.backbone.inputs(b), b.lengths) for b in batches]).double()
+    y = torch.cat([batch.y for batch in batches])
+    if score == "accuracy":
+        loss, exact = F.cross_entropy(outputs, y), (outputs.argmax(-1) == y).double().mean()
+    else:
+        loss = (outputs[:, 0] - y).square().mean()
+        exact = 1 - loss / (y - y.double().mean()).square().mean()
+    assert second["test_loss"] == pytest.approx(loss.item(), rel=1e-5) and second["test_examples"] == 7
+    assert second[f"test_{score}"] == pytest.approx(exact.item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("model", ["rotary", "s4", "dlr"])
+def test_bfloat16_touches_matrix_products_only(stage, model, begun, monkeypatch, tmp_path):
+    """Not the sum that layers add to, nor kernels, nor the loss, nor the backward pass of any of them."""
+    kinds, backward = [], Run.backward
+
+    def outside(run, loss):
+        assert loss.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+        backward(run, loss)
+    monkeypatch.setattr(Run, "backward", outside)
+    STAGES[stage].main(flags("run", "image", model, dtype="bfloat16", steps=2))
+    assert result_of(tmp_path / "run")["dtype"] == "bfloat16"
+    backbone, mixer = begun[0].backbone, begun[0].backbone.layers[0].mixer
+    for module in (*backbone.layers, mixer.out):
+        module.register_forward_hook(lambda module, inputs, output: kinds.append(output.dtype))
+    kernel = mixer.kernel if model != "rotary" else torch.ones
+    with torch.autocast("cpu", torch.bfloat16):
+        backbone(torch.randn(2, 40, backbone.encoder.in_features))
+        within = kernel(40)
+    assert kinds == [torch.bfloat16, torch.float32, torch.float32] and torch.equal(within, kernel(40))
+
+
+# ---- Pythia ----------------------------------------------------------------------------------------------------------
+
+KNOWN = {"<|endoftext|>": 0, "<|padding|>": 1, "\u0120": 2, "a": 3, "\u00c3\u00a9": 4}      # 2: a space; 4: e-acute
+KNOWN |= {str(level): 5 + level for level in range(256)}
+FOLDER = Path("pythia-70m-deduped")
+
+
+@pytest.fixture
+def tensors(elsewhere):
+    """Those of a small GPT-NeoX in FOLDER, as a user has them there."""
+    generator, shapes = torch.Generator().manual_seed(0), {"embed_in": (300, 16), "final_layer_norm": (16,)}
+    for i in range(2):
+        shapes |= {f"layers.{i}.{name}": shape for name, shape in (
+            ("attention.query_key_value", (48, 16)), ("attention.dense", (16, 16)), ("mlp.dense_h_to_4h", (32, 16)),
+            ("mlp.dense_4h_to_h", (16, 32)), ("input_layernorm", (16,)), ("post_attention_layernorm", (16,)))}
+    shapes = {f"gpt_neox.{name}.{half}": shape[:1] if half == "bias" else shape for name, shape in shapes.items()
+              for half in ("weight", "bias")}
+    tensors = {name: torch.randn(shape, generator=generator).half() for name, shape in shapes.items()}
+    FOLDER.mkdir()
+    save_file(tensors, FOLDER / "model.safetensors")
+    (FOLDER / "tokenizer.json").write_text(json.dumps({"model": {"vocab": KNOWN}}))
+    return tensors
+
+
+@pytest.mark.parametrize("task, tokens", [("image", [*range(5, 261)]), ("text", [0, 1, 0, 0, 2, 3, *[0] * 6, 4, 0])])
+def test_pythia_starts_from_its_files_and_resumes_without_them(task, tokens, tensors, begun, monkeypatch, tmp_path):
+    finetune.main(flags("quiet", task, "pythia"))
+    backbone, result = begun[0].backbone, result_of(tmp_path / "quiet")
+    assert (result["start"], result["objective"], result["init"]) == ("corpus", "causal", None)
+    assert torch.equal(backbone.encoder.weight, tensors["gpt_neox.embed_in.weight"].float()[tokens])
+    assert torch.equal(backbone.layers[1].ff[2].bias, tensors["gpt_neox.layers.1.mlp.dense_4h_to_h.bias"].float())
+    stop_in(5, monkeypatch, "finetune", flags("stopped", task, "pythia"))
+    shutil.rmtree(FOLDER)
+    finetune.main(flags("stopped", task, "pythia", resume=True))
+    assert_same_run(tmp_path / "quiet", tmp_path / "stopped")
+    finetune.main(flags("random", task, "pythia_rand"))
+    assert result_of(tmp_path / "random")["start"] == "scratch" and not FOLDER.exists()
+
+
+@pytest.mark.parametrize("name, content", [
+    ("model.safetensors", b"<html>"), ("model.safetensors", None), ("tokenizer.json", b"\xff"),
+    ("tokenizer.json", b"{}"),
+    *(("tokenizer.json", json.dumps({"model": {"vocab": vocab}}).encode()) for vocab in (
+        [], KNOWN | {"7": -301}, KNOWN | {"7": 1.5}, KNOWN | {"7": 2**70}))])
+def test_damaged_files_of_pythia_are_one_line(name, content, tensors, mistake):
+    if content is None:                                               # whole, but of another model
+        save_file({key: value[:4].clone() for key, value in tensors.items()}, FOLDER / name)
+    else:
+        (FOLDER / name).write_bytes(content)
+    line = mistake("finetune", flags("run", "image", "pythia"))
+    assert f"{FOLDER}/model.safetensors" in line and name in line and not Path("run").exists()
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------------------
+
+BASE, INIT = "--task listops --model s4 ", "--init pt --batch 8 "
+RESUME = BASE + f"--arch {SIZES['s4']} --steps 2 --batch 8 --eval-every 2 --out pt --resume"
+MISTAKES = [                      # words before the flags: environment, or damage done to a file of the run `pt`
+    ("pretrain", "--model s4", "--task is missing; one of: listops"),
+    ("finetune", "--task listops", "--model is missing; one of: transformer"),
+    ("pretrain", "--task nothing --model s4", "--task nothing is unknown; one of: listops"),
+    ("finetune", "--task listops --model nothing", "--model nothing is unknown; one of: transformer"),
+    ("pretrain", BASE + "--objective both", "invalid choice: 'both'"),
+    ("pretrain", BASE + "--lr nan", "--lr: must be at least 0, got nan"),
+    ("finetune", BASE + "--batch 0", "--batch: must be at least 1, got 0"),
+    ("pretrain", BASE + "--seed 9223372036854775808", "--seed: must be"),
+    ("pretrain", BASE + "--mask 1.5", "--mask: must be between 1e-06 and 1, got 1.5"),
+    ("pretrain", BASE + "--arch d", "--arch: wants key=value,key=value, got d"),
+    ("pretrain", BASE + "--arch q=3", "s4 on listops has no q; it has: dropout"),
+    ("finetune", BASE + "--arch d=x", "--arch d=x: not a value for d, which is 128 in models.py"),
+    ("finetune", BASE + "--batch 8 --arch d=65", "d=65 is not a multiple of n_ssm=128"),
+    ("finetune", BASE + "--batch 25", "--batch 25 is more than the 24 training examples"),
+    ("pretrain", "--task pathx256 --model rotary", "no recipe to pretrain pathx256/rotary/masked; there is"),
+    ("pretrain", "--task image --model pythia", "no recipe to pretrain image/pythia/masked"),
+    ("pretrain", "--task listops --model linformer --objective causal --batch 4", "it has no causal form"),
+    ("pretrain", "--task pathx --model transformer --objective causal --mask 0.5", "no meaning with --objective causal"),
+    ("pretrain", BASE + "--loss l1", "listops consists of symbols; use --loss ce"),
+    ("pretrain", "--task sc --model s4 --loss ce", "sc does not consist of; use --loss l1"),
+    ("finetune", "--task text --model s4 --head pair", "has 1 document; use --head linear"),
+    ("finetune", "--task retrieval --model s4 --head linear", "has 2 documents; use --head pair"),
+    ("pretrain", RESUME.replace("--resume", ""), "is not empty; add --resume to continue it, or choose another --out"),
+    ("pretrain", RESUME + " --lr 5", "was started with lr = 0.001, now 5.0; give the same flags as before"),
+    ("pretrain", BASE + "--batch 8 --out . --resume", "has no config.json; it is not a run directory"),
+    ("finetune", INIT + "--out pt/best.pt", "cannot write to --out"),
+    ("finetune", "--init none", "none is not a directory; it wants that of a pretraining run"),
+    ("finetune", "--init pt/best.pt", "best.pt is not a directory; it wants that of a pretraining run"),
+    ("finetune", "--init ft", "is not a pretraining run, or one of an older version"),
+    ("finetune", "--init pt --task text", "was pretrained with --task listops; leave that flag out"),
+    ("finetune", "--init pt --model rotary", "was pretrained with --model s4"),
+    ("finetune", "--init pt --objective causal", "was pretrained with --objective masked"),
+    ("finetune", "--init pt --arch d=32", "--arch has no meaning with --init"),
+    ("finetune", "--init pt --data-dir other", "its test split may hold what was pretrained on"),
+    ("pretrain", "WORLD_SIZE=2 " + BASE, "RANK or MASTER_ADDR is not set; start with torchrun"),
+    ("finetune", "WORLD_SIZE=9 RANK=0 MASTER_ADDR=x " + BASE + "--batch 8", "smaller than the number of processes, 9"),
+    *([] if torch.cuda.is_available() else [("pretrain", BASE + "--device cuda", "no CUDA device; use --device cpu")]),
+    *((stage, f"{how}:config.json {words}", "config.json is missing or damaged") for how in ("json", "cut")
+      for stage, words in (("pretrain", RESUME), ("finetune", "--init pt"))),
+    ("pretrain", "missing:config.json " + RESUME, "has no config.json; it is not a run directory"),
+    ("finetune", "missing:config.json --init pt", "config.json is missing or damaged"),
+    ("pretrain", "cut:result.json " + RESUME, "result.json is missing or damaged"),
+    *((stage, f"{how}:{name} {words}", f"{name} is missing, cut short, or not a checkpoint of this project")
+      for how in ("cut", "pickle") for stage, name, words in (
+          ("pretrain", "last.pt", RESUME), ("pretrain", "best.pt", RESUME), ("finetune", "best.pt", INIT))),
+    ("pretrain", "missing:best.pt " + RESUME, "best.pt is missing, cut short, or not a checkpoint"),
+    ("finetune", "missing:best.pt " + INIT, "best.pt is missing, cut short, or not a checkpoint"),
+    ("pretrain", "other:last.pt " + RESUME, "last.pt does not fit: Error"),
+    ("finetune", "other:best.pt " + INIT, "best.pt holds another architecture: arch")]
+
+
+def damage(how, path):
+    if path.name != "result.json":
+        path.with_name("result.json").unlink()
+    whole = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    elif how == "other":
+        shutil.copy(path.parent.with_name("other") / path.name, path)
+    else:                                                             # a pickle makes a folder when it is read
+        path.write_bytes(dict(cut=whole[:len(whole) // 2], json=b"[]", pickle=b"cos\nmkdir\n(S'executed'\ntR.")[how])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with a pretraining run, pt, one with another model, other, and a finetuning run, ft."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        for stage, out, model in ((pretrain, "pt", "s4"), (pretrain, "other", "rotary"), (finetune, "ft", "s4")):
+            patch.setattr(stage, "open_task", opened)
+            stage.main(flags(folder / out, model=model, log_every=None, warmup=None, steps=2, eval_every=2))
+    return folder
+
+
+@pytest.mark.parametrize("stage, text, words", MISTAKES)
+def test_a_mistake_is_one_line_and_leaves_nothing_behind(stage, text, words, runs, mistake, monkeypatch, tmp_path):
+    shutil.copytree(runs, tmp_path, dirs_exist_ok=True)
+    argv = ["--data-dir", ".", "--device", "cpu"]
+    for word in text.split():
+        if re.match("[A-Z_]+=", word):
+            monkeypatch.setenv(*word.split("="))
+        elif ":" in word:
+            damage(word.split(":")[0], tmp_path / "pt" / word.split(":")[1])
+        else:
+            argv.append(word)
+    before = contents(tmp_path)
+    assert words in mistake(stage, argv)
+    assert contents(tmp_path) == before
