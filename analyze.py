@@ -1,20 +1,17 @@
-"""From run directories to tables and figures. Reads files only: result.json, config.json, log.jsonl, kernels.npz.
+"""From runs to tables and figures. Reads files only: result.json, log.jsonl and kernels.npz of run directories, or the
+results/PRESET/runs.jsonl and kernels.npz that `keep` makes of them.
 
     python analyze.py all               the paper's tables and figures with ours, from runs/paper into results/paper
-    python analyze.py all --preset mini the same in small, from runs/mini into results/mini
+    python analyze.py all --preset mini the same at small scale, from runs/mini into results/mini
     python analyze.py table 2           one table, Markdown; `figure 1`: one figure
-    python analyze.py report            the same as one HTML page, with every run's command and configuration
-    python analyze.py keep              copies what tables and figures need into results/paper/runs, to be committed
-    python analyze.py readme            README's results, from the kept runs; --check: an error where README is stale
-    python analyze.py demo              the demo's table (Markdown) and figure (results/demo.png) from runs/demo
-    python analyze.py demo --readme     and puts the table into README.md, between its markers
-    python analyze.py demo --runs runs/demo-text --figure results/demo-text.png        the same for the text demo
-    python analyze.py watch runs/demo   what is done, what runs and for how long still, what failed
+    python analyze.py report            all of it as one HTML page too
+    python analyze.py keep              all runs as results/paper/runs.jsonl and kernels.npz, to be committed
+    python analyze.py readme            what they say, into README.md and results/PRESET/README.md; --check
+    python analyze.py demo              the demo's table (Markdown) and figure (results/demo.png), from runs/demo
+    python analyze.py status runs/demo  what is done, what runs and for how long still, what failed
 
 A cell is the mean ± standard deviation over seeds of the test accuracy at the checkpoint that validation chose. A gain
 is paired: the same seed with and without self-pretraining, with a 95 % interval from Student's t.
-
-In order: reading runs, statistics, tables, claims, figures; then what is written from them, the demo, watching.
 """
 import argparse
 import base64
@@ -22,130 +19,171 @@ import html
 import json
 import math
 import re
-import shutil
 import signal
 import statistics
 import sys
 import time
-import zipfile
+from collections import namedtuple
 from pathlib import Path
-from types import SimpleNamespace
+
+import numpy as np
+
+ROOT = Path(__file__).parent
 
 
 class UserError(Exception):
     """A user's mistake: one line, exit code 2."""
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Reading runs
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- cells: which runs make one number -------------------------------------------------------------------------------
 
-# What distinguishes the runs of different cells; within a cell, runs differ in their seed.
-KEY = ("task", "model", "objective", "start", "size", "train_fraction", "spt_share")
-# Of what kind the values are that tables and figures count with; all but the first four may be missing.
-NUMBER = (int, float)
-FIELDS = dict(task=str, model=str, seed=int, seconds=NUMBER, objective=str, start=str, size=str, init=str,
-              processes=int, steps=int, epochs=NUMBER, train_fraction=NUMBER, spt_share=NUMBER, val_score=NUMBER,
-              test_accuracy=float, test_r2=float)
+# The runs of a cell differ in their seed only. start: scratch, spt, corpus (Pythia's weights), or pretraining for the
+# runs of stage 1. variant: how the cell varies the recipe, "" where it does not.
+Cell = namedtuple("Cell", "task model objective start variant", defaults=("",))
 
-
-def read_results(directory):
-    """Every finished run below `directory`: its result.json and `run`, its path. Damaged files are named, not fatal."""
-    results = []
-    for path in sorted(Path(directory).glob("**/result.json")):
-        try:
-            record = json.loads(path.read_text())
-            for key, kind in FIELDS.items():
-                value = record.get(key)
-                if value is None and key not in list(FIELDS)[:4]:
-                    continue
-                if not isinstance(value, kind) or (isinstance(value, float) and not math.isfinite(value)):
-                    raise TypeError(f"its {key} is {value}")
-            if "start" in record and record.get("test_accuracy", record.get("test_r2")) is None:
-                raise TypeError("it has no test_accuracy and no test_r2")
-            results.append(record | {"run": str(path.parent)})
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            print(f"warning: {path} is skipped: {error}", file=sys.stderr)
-    return results
+# What tables 8 and 9 and figure 3 vary. run_all.sh passes the same as flags, and a test compares the two.
+# Table 9: --arch. The paper prints numbers of parameters only, so the shapes are ours; 3m is the recipe itself. S4's
+# last step enlarges its state too, as the paper had to (appendix E).
+SIZES = {("rotary", "paper"): {"100k": dict(d=48, ff=72), "300k": dict(d=80, ff=160), "1m": dict(d=144, ff=288),
+                               "10m": dict(d=448, ff=896)},
+         ("s4", "paper"): {"100k": dict(d=64), "300k": dict(d=128), "1m": dict(d=256), "10m": dict(d=832, state=128)},
+         ("rotary", "mini"): {"100k": dict(d=8, ff=16), "300k": dict(d=12, ff=24), "1m": dict(d=20, ff=40),
+                              "10m": dict(d=56, ff=112)},
+         ("s4", "mini"): {"100k": dict(d=10), "300k": dict(d=16), "1m": dict(d=30), "10m": dict(d=104)}}
+MINI_SIZES = {"100k": "2k", "300k": "4k", "1m": "10k", "3m": "20k", "10m": "80k"}          # how large those are
+# Table 8 (appendix D): what both stages have together. Pretraining takes 20, 40 or 60 % of it.
+BUDGETS = {("text", "paper"): ("epochs", 30), ("image", "paper"): ("epochs", 150),
+           ("text", "mini"): ("steps", 2000), ("image", "mini"): ("steps", 2000)}
+# Figure 3 (section 3.4, appendix C.1.4): shares of the training examples in percent; then what else differs from the
+# recipe in pretraining, in finetuning after it and from scratch ("until convergence"). For Text from scratch the paper
+# takes the better of 1e-3 and 5e-4 on validation. Warm-up and schedule are ours: on the smallest shares the recipe
+# would end before its warm-up does.
+FRACTIONS = (0.5, 1, 5, 10, 50, 100)
+LONGER = dict(warmup=200, schedule="constant")
+PARTS = {("text", "paper"): (dict(steps=40000), dict(epochs=200) | LONGER, dict(lr=1e-3, epochs=200) | LONGER),
+         ("image", "paper"): (dict(lr=1e-2, batch=50, steps=10000), dict(lr=2e-3, batch=50) | LONGER,
+                              dict(lr=2e-3) | LONGER)}
 
 
-def read_log(run):
-    """The records of a run's log.jsonl, as far as it can be read: the last line of a killed run may be torn."""
-    records = []
-    try:
-        for line in (Path(run) / "log.jsonl").read_text(errors="replace").splitlines():
-            record = json.loads(line)
-            if isinstance(record, dict):
-                records.append(record)
-    except (OSError, ValueError):
-        pass
-    return records
+def variants(task, model, preset):
+    """Yields (variant, what changes in pretraining, in finetuning after it, from scratch); None where there is no such
+    run. The recipe itself comes last."""
+    if task == "image":
+        for size, arch in SIZES.get((model, preset), {}).items():
+            yield f"size-{size}", {"arch": arch}, {"arch": arch}, {"arch": arch}
+    if (task, preset) in BUDGETS and model in ("rotary", "s4"):
+        unit, total = BUDGETS[task, preset]
+        yield "budget-0", None, None, {unit: total}
+        for share in (20, 40, 60):
+            first = total * share // 100
+            yield f"budget-{share}", {unit: first}, {unit: total - first}, None
+    if task in ("image", "text") and model == "s4":
+        for share in FRACTIONS:
+            part = {"train_fraction": share / 100}
+            yield f"data-{share:g}", *(part | more for more in PARTS.get((task, preset), ({}, {}, {})))
+    yield "", {}, {}, {}
 
 
-def one_per_seed(results):
-    """The results with one run per stage, cell and seed: the recipe in full goes before a changed one."""
-    chosen = {}
-    for r in sorted(results, key=lambda r: not r.get("full_recipe")):
-        cell = (*(r.get(name) for name in KEY), r["seed"])                    # start is None in pretraining
-        if cell in chosen:
-            print(f"warning: {r['run']} is left out: {chosen[cell]['run']} has the same cell and seed", file=sys.stderr)
-        chosen.setdefault(cell, r)
-    ids = {id(r) for r in chosen.values()}
-    return [r for r in results if id(r) in ids]
+def cell_of(run, preset):
+    """The cell that a run counts in -> Cell, and whether the run is exactly its recipe; (None, False) if there is none.
+    A run with further changes, a shortened one say, counts in its cell but is marked. One with another architecture or
+    on another part of the data does not: that is another experiment."""
+    start, task = run.get("start", "pretraining"), run["task"]
+    if preset == "mini":                                   # stand-ins fill the cells, and the paper's own tasks do not
+        task = task.removesuffix("_mini") if task.endswith("_mini") else f"{task}, full size"
+    changed = (run["changed"].get("pretraining", {}),
+               {name: value for name, value in run["changed"].items() if name != "pretraining"})
+    for variant, first, after, scratch in variants(task, run["model"], preset):
+        wanted = {"pretraining": ({}, first), "spt": (first, after)}.get(start, ({}, scratch))
+        if wanted[1] is None or any(wanted[1].get(name) != changed[1].get(name) for name in ("arch", "train_fraction")):
+            continue
+        if all(a.items() <= b.items() for a, b in zip(wanted, changed)):
+            return Cell(task, run["model"], run["objective"], start, variant), wanted == changed
+    return None, False
 
 
-# What the mini preset's sizes of Image stand for.
-MINI_SIZES = {"2k": "100k", "4k": "300k", "10k": "1m", "20k": "3m", "80k": "10m"}
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+def read_runs(source, preset="paper"):
+    """The record of every finished run in a folder of run directories or in a runs.jsonl. Damaged ones are named and
+    skipped. Added to a record: run, its name; folder, where its log.jsonl and kernels.npz are; score of a finetuning
+    run, in the paper's units; cell, see `cell_of`; kind: "full", "mini", or "changed", not exactly its recipe."""
+    if not source.exists():
+        raise UserError(f"no runs in {source}; run_all.sh makes them, and --runs names another folder")
+    runs = []
+    for path in [source] if source.is_file() else sorted(source.glob("**/result.json")):
+        text = path.read_text(errors="replace")
+        for record in text.splitlines() if source.is_file() else [text]:
+            try:
+                run = {"run": path.parent.name} | json.loads(record)
+                if "start" in run:
+                    run["score"] = float(run["test_r2"] if "test_r2" in run else 100 * run["test_accuracy"])
+                cell, exact = cell_of(run, preset)
+                kind = "changed" if not exact else "mini" if preset == "mini" else "full"
+                runs.append(run | dict(seed=int(run["seed"]), seconds=float(run["seconds"]), folder=path.parent,
+                                       cell=cell, kind=kind))
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                print(f"warning: a run in {path} is skipped: {error!r}", file=sys.stderr)
+    return runs
 
 
-def stand_ins(results):
-    """The runs of the mini preset, each under the name of the task that it stands in for."""
-    return [r | dict(task=r["task"].removesuffix("_mini"), size=MINI_SIZES.get(r.get("size"), r.get("size")),
-                     mini=True) for r in results if r["task"].endswith("_mini")]
+def by_cell(runs):
+    """{cell: {seed: run}}. Of two runs of one seed the recipe's goes before a changed one, then the first by name."""
+    cells = {}
+    for run in sorted((run for run in runs if run["cell"]), key=lambda run: (run["kind"] == "changed", run["run"])):
+        first = cells.setdefault(run["cell"], {}).setdefault(run["seed"], run)
+        if first is not run:
+            print(f"warning: {run['run']} is left out: {first['run']} has the same cell and seed", file=sys.stderr)
+    return cells
 
 
-def stages(run, named):
-    """The pretraining run that a finetuning run started from, if that is among `named`, and the run itself."""
-    return [r for r in (named.get(Path(run.get("init") or "").name), run) if r]
+def scores(cells, cell):
+    """{seed: score} of a cell."""
+    return {seed: run["score"] for seed, run in cells.get(cell, {}).items()}
+
+
+def read_log(folder):
+    """The records of a run's log.jsonl, as far as it goes: the last line of a killed run may be torn."""
+    path = folder / "log.jsonl"
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def kernels_of(cells, task):
+    """S4's convolution kernels: max over channels and both directions of |K| for each lag (paper, section 3.6, footnote
+    3), before and after pretraining -> {name of the run: (2, layers, l)}."""
+    found = {}
+    for run in cells.get(Cell(task, "s4", "masked", "pretraining"), {}).values():
+        path = run["folder"] / "kernels.npz"
+        prefix = "" if run["folder"].name == run["run"] else f"{run['run']}/"             # kept runs share one file
+        arrays = np.load(path) if path.exists() else {}
+        if f"{prefix}after" in arrays:
+            kernels = np.stack([arrays[f"{prefix}before"], arrays[f"{prefix}after"]])     # (2, layers, directions, l)
+            kernels[:, :, 1:, 1:] = kernels[:, :, 1:, :-1]            # the backward one starts at lag 1 (`fft_conv`)
+            kernels[:, :, 1:, 0] = 0
+            found[run["run"]] = kernels.max(2)
+    return found
 
 
 def hours(runs):
-    """Device hours."""
-    return sum(r["seconds"] * r.get("processes", 1) for r in runs) / 3600
+    return sum(run["seconds"] * run.get("processes", 1) for run in runs) / 3600
 
 
-def provenance(results):
-    """Where numbers come from: commits, devices, versions."""
-    return ", ".join(f"{label}{', '.join(sorted({str(r.get(name)) for r in results}))}"
-                     for label, name in (("commit ", "commit"), ("", "device"), ("torch ", "torch")))
+def values_of(runs, field):
+    """The different values that runs have in a field, as text."""
+    return ", ".join(sorted({str(run.get(field)) for run in runs}))
 
 
-def write(path, save):
-    """save(temporary path), then rename: no reader ever sees half a file."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save(temporary)
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
+def provenance(runs):
+    """How many runs, and where their numbers come from."""
+    return (f"{len(runs)} runs, seeds {values_of(runs, 'seed')}; commit {values_of(runs, 'commit')}, "
+            f"{values_of(runs, 'device')}, torch {values_of(runs, 'torch')}; {hours(runs):.1f} hours of training")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Statistics
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- statistics ------------------------------------------------------------------------------------------------------
 
 # 97.5 % quantiles of Student's t for n - 1 degrees of freedom, n = 2, 3, ...; beyond the last, the last: too wide.
 T_QUANTILE = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262]
-
-
-def mean_std(values, digits=1):
-    """'61.2 ± 0.8', or the number alone where one seed gives no spread, or a dash."""
-    values = list(values)
-    if not values:
-        return "–"
-    mean = f"{statistics.mean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
 
 
 def minus(after, before):
@@ -153,40 +191,36 @@ def minus(after, before):
     return {seed: after[seed] - before[seed] for seed in sorted(before.keys() & after.keys())}
 
 
-def interval(values):
-    """Mean, half-width of its 95 % interval (None for one value) and number of values; None of nothing."""
-    values = list(values)
-    if not values:
-        return None
-    if len(values) == 1:
-        return values[0], None, 1
+def half_width(values):
+    """Of the 95 % interval of a mean; 0 where one value gives none."""
+    if len(values) < 2:
+        return 0
     t = T_QUANTILE[min(len(values) - 2, len(T_QUANTILE) - 1)]
-    return statistics.mean(values), t * statistics.stdev(values) / math.sqrt(len(values)), len(values)
+    return t * statistics.stdev(values) / math.sqrt(len(values))
 
 
-def paired_gain(before, after):
-    """`interval` of the paired differences of {seed: score}."""
-    return interval(minus(after, before).values())
-
-
-def signed(found, digits=1, count=True):
-    """What `interval` found: '+3.7 [+2.2, +5.2] (3)', without the number of values on request, or '+3.7 (one seed)', or
-    a dash."""
-    if found is None:
+def mean_std(found, digits=1):
+    """{seed: score} as '61.2 ± 0.8', as the number alone where one seed gives no spread, or as a dash."""
+    if not found:
         return "–"
-    mean, half, n = found
-    if half is None:
+    mean = f"{statistics.mean(found.values()):.{digits}f}"
+    return mean if len(found) == 1 else f"{mean} ± {statistics.stdev(found.values()):.{digits}f}"
+
+
+def signed(found, digits=1):
+    """{seed: difference} as '+3.7 [+2.2, +5.2] (3)', mean, interval and number of seeds; '+3.7 (one seed)'; a dash."""
+    if not found:
+        return "–"
+    mean, half = statistics.mean(found.values()), half_width(found.values())
+    if len(found) == 1:
         return f"{mean:+.{digits}f} (one seed)"
-    return f"{mean:+.{digits}f} [{mean - half:+.{digits}f}, {mean + half:+.{digits}f}]" + f" ({n})" * count
+    return f"{mean:+.{digits}f} [{mean - half:+.{digits}f}, {mean + half:+.{digits}f}] ({len(found)})"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The paper's tables
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- tables ----------------------------------------------------------------------------------------------------------
 
 # Test accuracy in percent (BIDMC: R2), as printed. x: chance level, or too long to train.
-# Columns that are no task: sc_causal is sc with a causal model, *_rotary and *_s4 in table 8 name the model, avg is the
-# average as the paper prints it (see `averages_of`).
+# avg: the average as the paper prints it (results/averages.md: which of them count x as 50, and which are misprints).
 PAPER = {
     1: """
 approach                 model       objective start   listops text  retrieval image pathfinder pathx avg
@@ -222,11 +256,11 @@ DLR_+_SPT             dlr      masked    spt     60.45   89.94 87.12 96.38 83.37
 DLR                   dlr      masked    scratch 57.50   79.65 79.83 92.33 77.33
 """,
     8: """
-approach               spt_share objective start   image_rotary image_s4 text_rotary text_s4
-SPT_0_%_of_the_budget  0         masked    scratch 75.04        87.83    79.08       87.51
-SPT_20_%_of_the_budget 0.2       masked    spt     84.45        87.15    90.20       89.50
-SPT_40_%_of_the_budget 0.4       masked    spt     84.95        87.72    90.56       89.10
-SPT_60_%_of_the_budget 0.6       masked    spt     84.32        87.63    90.65       88.87
+approach               variant   objective start   image_rotary image_s4 text_rotary text_s4
+SPT_0_%_of_the_budget  budget-0  masked    scratch 75.04        87.83    79.08       87.51
+SPT_20_%_of_the_budget budget-20 masked    spt     84.45        87.15    90.20       89.50
+SPT_40_%_of_the_budget budget-40 masked    spt     84.95        87.72    90.56       89.10
+SPT_60_%_of_the_budget budget-60 masked    spt     84.32        87.63    90.65       88.87
 """,
     9: """
 approach                   model  objective start   100k  300k  1m    3m    10m
@@ -238,921 +272,549 @@ S4_+_SPT                   s4     masked    spt     83.45 86.39 88.67 89.36 88.7
 TITLES = {1: "Long Range Arena, Transformers of the sizes of Tay et al.", 2: "Long Range Arena, Transformers and S4",
           3: "Speech Commands, sCIFAR, BIDMC (R2)", 7: "Initialisations", 8: "A fixed budget of epochs",
           9: "Image, across model sizes"}
+MINI_NOTE = "**Mini**: small models on short stand-ins of the paper's tasks, half a minute of training or so a stage."
+# Columns that are no task, and what their cells have instead.
+COLUMNS = {"sc_causal": dict(task="sc", objective="causal"), "3m": dict(task="image"),
+           **{size: dict(task="image", variant=f"size-{size}") for size in ("100k", "300k", "1m", "10m")},
+           "image_rotary": dict(task="image", model="rotary"), "image_s4": dict(task="image", model="s4"),
+           "text_rotary": dict(task="text", model="rotary"), "text_s4": dict(task="text", model="s4")}
 
 
 def grid(number):
-    """A table of the paper -> (columns, [(approach, [(key, printed), ...], printed average or None), ...]).
-
-    key: what a finetuning run says of itself if it belongs into that cell.
-    """
-    head, *rows = [line.split() for line in PAPER[number].strip().splitlines()]
-    columns = [column for column in head[4:] if column != "avg"]
-    lines = []
-    for name, what, objective, start, *printed in rows:
-        average = printed.pop() if head[-1] == "avg" else None
-        cells = []
-        for column, value in zip(columns, printed):
-            key = dict(model=what, objective=objective, start=start, task=column, size=None, train_fraction=None,
-                       spt_share=None)
-            if number == 8:
-                task, model = column.split("_")
-                key |= dict(task=task, model=model, spt_share=float(what))
-            elif number == 9:                              # 3m is the row of table 2 itself
-                key |= dict(task="image", size=None if column == "3m" else column)
-            elif column == "sc_causal":
-                key |= dict(task="sc", objective="causal")
-            cells.append((key, value))
-        lines.append((name.replace("_", " "), cells, average))
-    return columns, lines
+    """A table of the paper -> {approach: {column: (cell, printed)}}, {approach: the average that it prints}."""
+    head, *lines = [line.split() for line in PAPER[number].strip().splitlines()]
+    rows, averages = {}, {}
+    for line in lines:
+        row = dict(zip(head, line, strict=True))
+        approach = row.pop("approach").replace("_", " ")
+        if "avg" in row:
+            averages[approach] = row.pop("avg")
+        shared = {name: row.pop(name) for name in Cell._fields if name in row}
+        rows[approach] = {column: (Cell(**shared | COLUMNS.get(column, dict(task=column))), printed)
+                          for column, printed in row.items()}
+    return rows, averages
 
 
-def score(run):
-    """In the paper's units: accuracy in percent, or R2."""
-    return 100 * run["test_accuracy"] if "test_accuracy" in run else run["test_r2"]
+def ours(cells, number, approach):
+    """{column: {seed: score}} of our runs in a row of a table."""
+    return {column: scores(cells, cell) for column, (cell, _) in grid(number)[0][approach].items()}
 
 
-def runs_of(results, key):
-    """{seed: finetuning run} of a cell."""
-    return {r["seed"]: r for r in results if "start" in r and all(r.get(name) == value for name, value in key.items())}
+def is_full(*groups):
+    """Whether all runs in these {seed: run} are exactly their recipe, nothing shortened or changed."""
+    return all(run["kind"] != "changed" for runs in groups for run in runs.values())
 
 
-def scores(results, **wanted):
-    """{seed: score} of the finetuning runs that match."""
-    return {seed: score(run) for seed, run in runs_of(results, wanted).items()}
+def markdown(head, rows):
+    """A table, or nothing where there is no row."""
+    if not rows:
+        return ""
+    head, *rows = ["|" + "|".join(f" {cell} " if cell else " " for cell in row) + "|" for row in (head, *rows)]
+    return "\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows])
 
 
-def is_full(runs):
-    """Whether all runs of a cell are their recipes in full, nothing shortened or changed."""
-    return all(run.get("full_recipe") for run in runs.values())
-
-
-def status(runs):
-    if not runs:
-        return "not run"
-    if any(run.get("mini") for run in runs.values()):
-        return "mini" if is_full(runs) else "mini, changed"
-    return "full" if is_full(runs) else "shortened"
-
-
-def number_of(printed):
-    """A printed cell as a number for averages: x as 50, chance on PathX, though table 2's Pythia was not run on it."""
-    return 50.0 if printed == "x" else float(printed)
-
-
-def digits_of(printed):
-    """As many as the paper has: three for R2."""
-    return 3 if printed.startswith("0.") else 2
-
-
-MINI_NOTE = "**Mini**: small models on short stand-ins of the paper's tasks, half a minute of training or so a stage."
-
-
-def table(results, number, mini=False):
+def table(cells, number, mini=False):
     """One table of the paper in Markdown: the grid, averages, gains, then what stands behind every cell of ours."""
-    columns, lines = grid(number)
-    named = {Path(r["run"]).name: r for r in results if "start" not in r}
-    small = {large: f"{large} (mini: {size})" for size, large in MINI_SIZES.items() if mini}
-    out = [f"### Table {number}{', mini' if mini else ''}: {TITLES[number]}", "",
-           *([f"{MINI_NOTE} The paper's numbers stand beside them for orientation only.", ""] if mini else []),
-           f"Each cell: paper / {'mini' if mini else 'ours'}, mean ± standard deviation (seeds). x: chance level, or "
-           "too long to train. †: shortened or changed.", "",
-           "| approach | " + " | ".join(small.get(column, column) for column in columns) + " |",
-           "|---" * (len(columns) + 1) + "|"]
-    averages = ["| approach | average in the paper | recomputed, x as 50 | recomputed without x | the paper | ours | "
-                "ours without the paper's x |", "|---" * 7 + "|"]
-    details = ["| approach | column | paper | ours | difference | seeds | steps | epochs | device hours | device | "
-               "commit | status |", "|---" * 12 + "|"]
-    for name, cells, printed_average in lines:
-        found = [(column, printed, runs_of(results, key)) for column, (key, printed) in zip(columns, cells)]
-        out.append(f"| {name} | " + " | ".join(
-            f"{printed} / {mean_std(map(score, runs.values()), digits_of(printed))}"
-            + (f" ({len(runs)})" + "†" * (not is_full(runs)) if runs else "") for _, printed, runs in found) + " |")
-        details += [detail(name, column, printed, runs, named) for column, printed, runs in found]
-        if printed_average is not None:
-            averages.append(f"| {name} | {printed_average} | {averages_of(printed_average, found)} |")
-    return "\n".join(out + ([""] + averages if len(averages) > 2 else [])
-                     + [""] + gains_table(results, number) + [""] + details)
+    rows, printed_averages = grid(number)
+    scratch = {(column, cell.model): cell for row in rows.values() for column, (cell, _) in row.items()
+               if cell.start == "scratch"}
+    main, averages, gains, details = [], [], [], []
+    for approach, row in rows.items():
+        main.append([approach])
+        gains.append([approach])
+        for column, (cell, printed) in row.items():
+            runs, found, base = cells.get(cell, {}), scores(cells, cell), scratch.get((column, cell.model))
+            digits = 3 if printed.startswith("0.") else 2                                     # R2 is printed with 3
+            mean, count = mean_std(found, digits), f" ({len(runs)})" if runs else ""
+            main[-1].append(f"{printed} / {mean}{count}" + ("" if is_full(runs) else "†"))
+            points = signed(minus(found, scores(cells, base)), digits)
+            gains[-1].append(points + ("" if is_full(runs, cells.get(base, {})) else "†"))
+            details.append([approach, column, printed, mean, *detail(cells, cell)])
+        if cell.start != "spt":
+            gains.pop()
+        if approach in printed_averages:
+            averages.append([approach, printed_averages[approach], our_average(cells, row)])
+    names = [f"{column} (mini: {MINI_SIZES[column]})" if mini and column in MINI_SIZES else column for column in row]
+    parts = [f"### Table {number}{', mini' if mini else ''}: {TITLES[number]}",
+             f"{MINI_NOTE} The paper's numbers stand beside them for orientation only." if mini else "",
+             f"Each cell: paper / {'mini' if mini else 'ours'}, mean ± standard deviation (seeds). x: chance level, "
+             "or too long to train. †: shortened or changed.", markdown(["approach", *names], main),
+             markdown(["approach", "average in the paper", "ours"], averages),
+             markdown(["gain of SPT, paired by seed [95 % interval] (seeds)", *row], gains),
+             markdown(["approach", "column", "paper", "ours", "seeds", "steps", "device hours", "device", "commit",
+                       "status"], details)]
+    return "\n\n".join(part for part in parts if part)
 
 
-def detail(name, column, printed, runs, named):
-    """One line about one cell."""
+def detail(cells, cell):
+    """What stands behind a cell: seeds, steps and hours of both stages, device, commit, and what kind of runs."""
+    runs = cells.get(cell, {})
     if not runs:
-        return f"| {name} | {column} | {printed} | – | | | | | | | | {status(runs)} |"
-    values = [score(run) for run in runs.values()]
-    difference = ""                                    # between different tasks or recipes it would say nothing
-    if status(runs) == "full" and printed != "x":
-        difference = f"{statistics.mean(values) - number_of(printed):+.{digits_of(printed)}f}"
-    each = lambda field: ", ".join(sorted({str(run.get(field)) for run in runs.values()}))
-    both = lambda field: ", ".join(dict.fromkeys(" + ".join(str(r.get(field)) for r in stages(run, named))
-                                                 for run in runs.values()))
-    spent = hours(r for run in runs.values() for r in stages(run, named))
-    return (f"| {name} | {column} | {printed} | {mean_std(values, digits_of(printed))} | {difference} | "
-            f"{len(values) if len(values) > 1 else 'one seed'} | {both('steps')} | {both('epochs')} | {spent:.2f} | "
-            f"{each('device')} | {each('commit')} | {status(runs)} |")
+        return [*[""] * 5, "not run"]
+    chains = []
+    for seed, run in runs.items():
+        first = cells.get(cell._replace(start="pretraining"), {}).get(seed)
+        chains.append([first, run] if first and Path(run.get("init") or "").name == first["run"] else [run])
+    steps = dict.fromkeys(" + ".join(str(run.get("steps")) for run in chain) for chain in chains)
+    return [str(len(runs)) if len(runs) > 1 else "one seed", ", ".join(steps), f"{hours(sum(chains, [])):.2f}",
+            *(values_of(runs.values(), field) for field in ("device", "commit", "kind"))]
 
 
-def averages_of(printed_average, found):
-    """The average of the paper's cells, with its x as 50 and without, which of the two it printed, and ours over the
-    tasks that have been run in full. PathX-256 counts nowhere, as everywhere in the literature."""
-    found = [(printed, runs) for column, printed, runs in found if column != "pathx256"]
-    as_50 = statistics.mean(number_of(printed) for printed, _ in found)
-    without = statistics.mean(number_of(printed) for printed, _ in found if printed != "x")
-    counts, leaves = (abs(float(printed_average) - value) < 0.011 for value in (as_50, without))
-    so_it = ("is neither: a misprint" if not (counts or leaves) else "has no x" if as_50 == without
-             else "counts x as 50" if counts else "leaves x out")
-
-    def ours(all_columns):
-        columns = [runs for printed, runs in found if all_columns or printed != "x"]
-        means = [statistics.mean(map(score, runs.values())) for runs in columns if runs and is_full(runs)]
-        return f"{statistics.mean(means):.2f} over {len(means)} of {len(columns)} tasks" if means else "–"
-
-    return f"{as_50:.2f} | {without:.2f} | {so_it} | {ours(True)} | {ours(False)}"
+def our_average(cells, row):
+    """Over the tasks that have been run in full. PathX-256 counts nowhere, as everywhere in the literature."""
+    columns = [cells.get(cell, {}) for column, (cell, _) in row.items() if column != "pathx256"]
+    means = [statistics.mean(run["score"] for run in runs.values()) for runs in columns if runs and is_full(runs)]
+    return f"{statistics.mean(means):.2f} over {len(means)} of {len(columns)} tasks" if means else "–"
 
 
-def gains_table(results, number):
-    """Gain of SPT in each cell that has both: mean over the seeds that have both, its 95 % interval, how many."""
-    columns, lines = grid(number)
-    out = ["| gain of SPT, paired by seed [95 % interval] (seeds) | " + " | ".join(columns) + " |",
-           "|---" * (len(columns) + 1) + "|"]
-    for name, cells, _ in lines:
-        texts = []
-        for key, printed in cells:
-            if key["start"] != "spt":
-                texts.append("")
-                continue
-            base = key | dict(start="scratch")
-            if number == 1:                                # the causal model has no baseline of its own there
-                base["objective"] = "masked"
-            if number == 8:
-                base["spt_share"] = 0.0
-            before, after = runs_of(results, base), runs_of(results, key)
-            mark = "†" * (bool(before and after) and not (is_full(before) and is_full(after)))
-            texts.append(signed(paired_gain(*({seed: score(run) for seed, run in runs.items()}
-                                              for runs in (before, after))), digits_of(printed)) + mark)
-        if any(texts):
-            out.append(f"| {name} | " + " | ".join(texts) + " |")
-    return out
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The paper's claims, and what our runs say about each
-# ---------------------------------------------------------------------------------------------------------------------
-
+# ---- the paper's claims, and what our runs say about each ------------------------------------------------------------
 
 NO_PAIR = "no full runs to compare"
+KERNEL_TASKS = ("image", "text", "pathx", "listops")
+# An arm: (table, approach) from scratch, the same after SPT.
+ARMS = {"Transformer": ((1, "Transformer"), (1, "Transformer + Masked SPT")),
+        "rotary": ((2, "Transformer + Rotary"), (2, "Transformer + Rotary + SPT")),
+        "S4": ((2, "S4"), (2, "S4 + SPT"))}
+STARTS = {name: ((7, name), (7, f"{name} + SPT")) for name in ("S4", "DLR", "S4 + Rand Init", "DLR + Rand Init")}
 
 
-def cells_of(results, number):
-    """{(approach, column): {seed: score}} of our runs in a table."""
-    columns, lines = grid(number)
-    return {(name, column): scores(results, **key)
-            for name, cells, _ in lines for column, (key, _) in zip(columns, cells)}
-
-
-def over_tasks(results, *approaches):
-    """Averages over the tasks on which all of these approaches (table, name) have been run -> tasks, and for each
-    approach {seed: average} with the seeds that all have on all of them. PathX-256 does not count, as in the paper's
-    averages."""
-    rows = []
-    for number, wanted in approaches:
-        rows.append({column: cell for (name, column), cell in cells_of(results, number).items() if name == wanted})
-        assert rows[-1], f"table {number} has no row {wanted}"
-    tasks = [task for task in rows[0] if task != "pathx256" and all(row.get(task) for row in rows)]
+def over_tasks(cells, *approaches):
+    """Averages over the tasks and seeds that all of these approaches (table, name) have -> tasks, and {seed: average}
+    for each approach. PathX-256 does not count, as in the paper's averages."""
+    rows = [ours(cells, *approach) for approach in approaches]
+    tasks = [task for task in CHANCE if task != "pathx256" and rows and all(row.get(task) for row in rows)]
     seeds = set.intersection(*(set(row[task]) for row in rows for task in tasks)) if tasks else set()
     return tasks, [{seed: statistics.mean(row[task][seed] for task in tasks) for seed in sorted(seeds)} for row in rows]
 
 
-def compare(results, first, second, labels, difference):
-    """Two differences between approaches, (before, after) each, on the tasks and seeds that all four have, and the
-    first minus the second."""
-    tasks, (a, b, c, d) = over_tasks(results, *first, *second)
+def compare(cells, one, other, labels):
+    """Two differences between approaches, (before, after) each, then the first minus the second, with these labels."""
+    tasks, (a, b, c, d) = over_tasks(cells, *one, *other)
     if not a:
-        return f"{' / '.join(labels)}: {NO_PAIR}"
-    one, other = minus(b, a), minus(d, c)
-    texts = [signed(interval(values.values())) for values in (one, other, minus(one, other))]
-    return f"{labels[0]} {texts[0]}, {labels[1]} {texts[1]}, {difference} {texts[2]}, over {len(tasks)} tasks"
+        return f"{labels[0]}, {labels[1]}: {NO_PAIR}"
+    differences = minus(b, a), minus(d, c), minus(minus(b, a), minus(d, c))
+    texts = [f"{label} {signed(found)}" for label, found in zip(labels, differences)]
+    return f"{', '.join(texts)}, over {len(tasks)} tasks"
 
 
-def by_fraction(results, task, start):
-    """Figure 3: {share of the training examples: {seed: score}} of S4."""
-    key = dict(task=task, model="s4", objective="masked", start=start, size=None, spt_share=None)
-    shares = sorted({r["train_fraction"] for r in results if r.get("train_fraction")})
-    return {share: found for share in shares if (found := scores(results, **key, train_fraction=share))}
+def gap(cells, name, lower, upper):
+    """How far one arm lies above another, after SPT and from scratch."""
+    labels = "after SPT", "from scratch", "change"
+    return f"{name}: {compare(cells, (lower[1], upper[1]), (lower[0], upper[0]), labels)}"
 
 
-def relative_gains(results, task):
-    """{share of the training examples: [gain of SPT in percent of the score from scratch, one for each seed]}."""
-    before, after = (by_fraction(results, task, start) for start in ("scratch", "spt"))
-    return {share: [100 * difference / before[share][seed]
-                    for seed, difference in minus(after[share], before[share]).items() if before[share][seed]]
-            for share in before if share in after}
+def by_fraction(cells, task):
+    """Figure 3: three of {share of the training examples in percent: {seed: value}} of S4: scores from scratch, after
+    SPT, and the gain of SPT in percent of the score from scratch."""
+    scratch, spt, gains = {}, {}, {}
+    for share in FRACTIONS:
+        cell = Cell(task, "s4", "masked", "scratch", f"data-{share:g}")
+        before, after = scores(cells, cell), scores(cells, cell._replace(start="spt"))
+        scratch[share], spt[share] = before, after
+        gains[share] = {seed: 100 * points / before[seed] for seed, points in minus(after, before).items()}
+    return [{share: values for share, values in found.items() if values} for found in (scratch, spt, gains)]
 
 
-def gains_by_budget(results, column):
-    cells = cells_of(results, 8)
-    gains = [paired_gain(cells["SPT 0 % of the budget", column], cells[f"SPT {share} % of the budget", column])
-             for share in (20, 40, 60)]
-    return f"{column.replace('_', ', ')}: " + (", ".join(map(signed, gains)) if any(gains) else NO_PAIR)
-
-
-def kernels_of(results, task):
-    """Figure 4: [(path, before, after)] of S4, one for each seed: max over channels and both directions of |K|, each
-    (layers, l) (paper, section 3.6, footnote 3). Damaged files are named, not fatal."""
-    import numpy as np
-
-    def by_lag(kernels):
-        """(layers, directions, l) -> (layers, l). The backward kernel starts at lag 1 (see `fft_conv`)."""
-        backward = np.pad(kernels[:, 1:, :-1], ((0, 0), (0, 0), (1, 0)))
-        return np.concatenate([kernels[:, :1], backward], 1).max(1)
-
-    what = dict(task=task, model="s4", objective="masked", train_fraction=None, spt_share=None, size=None)
-    found = []
-    for r in sorted(results, key=lambda r: r["seed"]):
-        path = Path(r["run"]) / "kernels.npz"
-        if "start" in r or any(r.get(name) != value for name, value in what.items()) or not path.exists():
-            continue
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                before, after = arrays["before"], arrays["after"]
-            if before.ndim != 3 or before.shape != after.shape or not before.size:
-                raise ValueError(f"kernels of shapes {before.shape} and {after.shape}")
-            if not np.isfinite(before + after).all():
-                raise ValueError("numbers that are not finite")
-            found.append((path, by_lag(before), by_lag(after)))
-        except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            print(f"warning: {path} is skipped: {error}", file=sys.stderr)
-    return found
-
-
-def half_lags(results, task):
-    """For each layer the lag up to which half of the sum of a kernel's maxima lies: at the start -> after SPT."""
-    found = kernels_of(results, task)
+def half_lags(cells, task):
+    """For each layer the lag within which half of its kernel's sum lies, mean over seeds: at the start -> after SPT."""
+    found = list(kernels_of(cells, task).values())
     if not found:
         return f"{task}: {NO_PAIR}"
-    lags = lambda kernels: [int((kernel.cumsum() < kernel.sum() / 2).sum()) for kernel in kernels]
-    before, after = (", ".join(f"{statistics.mean(column):.0f}" for column in zip(*map(lags, sets)))
-                     for sets in list(zip(*found))[1:])
-    return f"{task} (length {found[0][1].shape[1]:,}): {before} -> {after} ({len(found)})"
+    lags = sum((k.cumsum(-1) < k.sum(-1, keepdims=True) / 2).sum(-1) for k in found) / len(found)      # (2, layers)
+    before, after = (", ".join(f"{lag:.0f}" for lag in stage) for stage in lags)
+    return f"{task} (length {found[0].shape[-1]:,}): {before} -> {after} ({len(found)})"
 
 
-def claims(results):
-    """The paper's seven claims, each with what our runs measured, as Markdown. Runs that are not their recipe in full
-    do not count."""
-    results = [r for r in results if r.get("full_recipe")]
-    plain, plain_spt = (1, "Transformer"), (1, "Transformer + Masked SPT")
-    rotary, rotary_spt = (2, "Transformer + Rotary"), (2, "Transformer + Rotary + SPT")
-    s4, s4_spt = (2, "S4"), (2, "S4 + SPT")
-    arms = ("after SPT", "from scratch")
-    tasks, (masked, causal) = over_tasks(results, plain_spt, (1, "Transformer + Causal SPT"))
-    rows = {
-        "SPT lifts Transformers most: gains in points": [
-            compare(results, (plain, plain_spt), (s4, s4_spt), ("Transformer", "S4"), "difference"),
-            compare(results, (rotary, rotary_spt), (s4, s4_spt), ("rotary", "S4"), "difference")],
-        "masked and causal SPT are alike: points": [
-            f"causal minus masked {signed(paired_gain(masked, causal))}, over {len(tasks)} tasks" if masked
-            else NO_PAIR],
-        "the gap between Transformer and S4 shrinks: S4 minus Transformer in points": [
-            f"{name}: {compare(results, (after, s4_spt), (before, s4), arms, 'change')}"
-            for name, before, after in (("Transformer", plain, plain_spt), ("rotary", rotary, rotary_spt))],
-        "initialisation matters less after SPT: own start minus random start in points": [
-            f"{name}: " + compare(results, ((7, f"{name} + Rand Init + SPT"), (7, f"{name} + SPT")),
-                                  ((7, f"{name} + Rand Init"), (7, name)), arms, "change")
-            for name in ("S4", "DLR")],
-        "gains grow as data shrinks: relative gain of S4 in percent, by share of the data": [
-            f"{task}: " + (", ".join(f"{100 * share:g} %: {signed(interval(gains))}"
-                                     for share, gains in relative_gains(results, task).items()) or NO_PAIR)
-            for task in ("image", "text")],
-        "gains survive an equal budget: gain in points when SPT takes 20, 40, 60 % of it": [
-            gains_by_budget(results, column) for column in grid(8)[0]],
-        "learned kernels differ from HiPPO, by task: lag within which half of the kernel lies, layer by layer": [
-            half_lags(results, task) for task in ("image", "text", "pathx", "listops")]}
-    lines = [f"| {i} | {claim} | {'<br>'.join(measured)} |" for i, (claim, measured) in enumerate(rows.items(), 1)]
-    return "\n".join(["| | claim | measured: means over seeds [95 % interval of paired differences] (seeds) |",
-                      "|---|---|---|", *lines])
+def claims(cells):
+    """The paper's seven claims, each with what our runs measured, as Markdown. Changed runs do not count."""
+    cells = {cell: {seed: run for seed, run in runs.items() if run["kind"] != "changed"}
+             for cell, runs in cells.items()}
+    transformers, fractions, budgets = ("Transformer", "rotary"), [], []
+    tasks, (masked, causal) = over_tasks(cells, (1, "Transformer + Masked SPT"), (1, "Transformer + Causal SPT"))
+    for task in ("image", "text"):
+        texts = [f"{share:g} %: {signed(found)}" for share, found in by_fraction(cells, task)[2].items()]
+        fractions.append(f"{task}: {', '.join(texts) or NO_PAIR}")
+    alone, *shared = [ours(cells, 8, approach) for approach in grid(8)[0]]             # SPT takes 0, 20, 40, 60 %
+    for column in alone:
+        gains = [minus(share[column], alone[column]) for share in shared]
+        budgets.append(f"{column.replace('_', ', ')}: {', '.join(map(signed, gains)) if any(gains) else NO_PAIR}")
+    measured = {
+        "SPT lifts Transformers most: gains in points":
+            [compare(cells, ARMS[name], ARMS["S4"], (name, "S4", "difference")) for name in transformers],
+        "masked and causal SPT are alike: points":
+            [f"causal minus masked {signed(minus(causal, masked))}, over {len(tasks)} tasks" if masked else NO_PAIR],
+        "the gap between Transformer and S4 shrinks: S4 minus Transformer in points":
+            [gap(cells, name, ARMS[name], ARMS["S4"]) for name in transformers],
+        "initialisation matters less after SPT: own start minus random start in points":
+            [gap(cells, name, STARTS[f"{name} + Rand Init"], STARTS[name]) for name in ("S4", "DLR")],
+        "gains grow as data shrinks: relative gain of S4 in percent, by share of the data": fractions,
+        "gains survive an equal budget: gain in points when SPT takes 20, 40, 60 % of it": budgets,
+        "learned kernels differ from HiPPO, by task: lag within which half of the kernel lies, layer by layer":
+            [half_lags(cells, task) for task in KERNEL_TASKS]}
+    return markdown(["", "claim", "measured: means over seeds [95 % interval of paired differences] (seeds)"],
+                    [[str(i), claim, "<br>".join(found)] for i, (claim, found) in enumerate(measured.items(), 1)])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The paper's figures
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- figures ---------------------------------------------------------------------------------------------------------
 
 CHANCE = {"listops": 10, "text": 50, "retrieval": 50, "image": 10, "pathfinder": 50, "pathx": 50, "pathx256": 50}  # %
-# Colour-blind safe, and apart in gray too.
-SCRATCH, SPT, OTHER = "#9aa5b1", "#0072b2", "#d55e00"
-LAYERS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")      # of layers 1, 3, 5, 7
+SCRATCH, SPT, OTHER = "#9aa5b1", "#0072b2", "#d55e00"      # colour-blind safe, and apart in gray too
+LAYERS = (SPT, OTHER, "#009e73", "#cc79a7")                # of layers 1, 3, 5, 7
 
 
-def plotting():
-    """matplotlib.pyplot, drawing into files."""
-    try:
-        import matplotlib
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise UserError(f"figures need matplotlib ({error}); run: pip install matplotlib") from None
-    return plt
+def draw(make, cells, path, mini=False):
+    """Writes the figure that make(plt, cells) draws, with its title and one legend, each label once, as a PNG file."""
+    import matplotlib.pyplot as plt
 
-
-def save_figure(figure, path):
-    write(path, lambda temporary: figure.savefig(temporary, dpi=150, format="png"))
-
-
-def bars(axis, groups, names, chance=None, paper=()):
-    """Pairs of bars, from scratch beside SPT; groups: [(scratch values, SPT values)], a dot per value. An empty one is
-    marked as not run. paper: pairs of its numbers, or None where it has none."""
-    for i, pair in enumerate(groups):
-        for j, (values, colour) in enumerate(zip(map(list, pair), (SCRATCH, SPT))):
-            label = ("from scratch", "self-pretrained (SPT)")[j]
-            x = i + 0.38 * (j - 0.5)
-            if paper and paper[i][j] is not None:
-                axis.scatter([x], [paper[i][j]], s=30, marker="D", facecolors="none", edgecolors=OTHER, zorder=4,
-                             label="the paper")
-            if not values:
-                axis.text(x, 1, "not run", rotation=90, ha="center", va="bottom", fontsize=7, color="0.5")
-                continue
-            axis.bar(x, statistics.mean(values), 0.36, color=colour, label=label)
-            axis.scatter([x] * len(values), values, s=10, color="black", zorder=3, label="one seed")
-            axis.annotate(f"{statistics.mean(values):.1f}", (x, max(values)), (0, 5), textcoords="offset points",
-                          ha="center", fontsize=8)
-    if chance is not None:
-        axis.axhline(chance, color="black", linewidth=0.8, linestyle=":")
-        axis.annotate("chance", (1, chance), (3, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-                      fontsize=8, va="center")
-    axis.set_xticks(range(len(names)), names, fontsize=8)
-    axis.spines[["top", "right"]].set_visible(False)
-
-
-def legend(figure, axes):
-    """One legend for the whole figure, each label once."""
+    plt.switch_backend("Agg")
+    plt.rcParams.update({"font.size": 8, "axes.titlesize": 8, "lines.linewidth": 1})
+    figure, title = make(plt, cells)
+    title += "" if is_full(*cells.values()) else "; some runs shortened or changed"
+    title += "\nmini: small models on short stand-in tasks" if mini else ""
     entries = {}
-    for axis in axes:
-        entries |= dict(zip(*reversed(axis.get_legend_handles_labels())))
-    figure.legend(entries.values(), entries.keys(), loc="lower center", ncols=5, frameon=False, fontsize=8)
+    for axis in figure.axes:
+        handles, labels = axis.get_legend_handles_labels()
+        entries |= dict(zip(labels, handles))
+    figure.legend(entries.values(), entries.keys(), loc="lower center", ncols=5, frameon=False)
+    figure.suptitle(title, fontsize=10)
+    figure.tight_layout(rect=(0, 0.07, 1, 0.98))
+    write(path, lambda temporary: figure.savefig(temporary, dpi=150))
+    plt.close(figure)
 
 
-def seeds_text(values):
-    counts = sorted({len(v) for v in values if v})
-    return "no run" if not counts else f"{counts[0]} seed{'s' if counts[0] > 1 else ''}" if len(counts) == 1 else (
-        f"{counts[0]} to {counts[-1]} seeds")
+def bars(axis, names, arms, chance, papers=({}, {})):
+    """A pair of bars in percent for each name, a dot for each seed. arms: {name: {seed: score}} from scratch and after
+    SPT; papers: {name: the paper's number} of both; chance: {name: its level}."""
+    looks = (-0.19, SCRATCH, "from scratch"), (0.19, SPT, "self-pretrained (SPT)")
+    for i, name in enumerate(names):
+        for (shift, colour, label), arm, paper in zip(looks, arms, papers):
+            values = list(arm.get(name, {}).values())
+            if values:
+                axis.bar(i + shift, statistics.mean(values), 0.36, color=colour, label=label)
+                axis.scatter([i + shift] * len(values), values, s=10, color="black", zorder=3, label="one seed")
+                axis.text(i + shift, max(values) + 3, f"{statistics.mean(values):.1f}", ha="center")
+            else:
+                axis.text(i + shift, 1, "not run", rotation=90, ha="center", va="bottom", color="0.5")
+            if name in paper:
+                axis.scatter([i + shift], [paper[name]], s=30, marker="D", facecolors="none", edgecolors=OTHER,
+                             zorder=4, label="the paper")
+        if name in chance:
+            axis.hlines(chance[name], i - 0.4, i + 0.4, color="black", linestyle=":", label="chance")
+    axis.set_xticks(range(len(names)), names)
+    axis.set(ylabel="test accuracy, %", ylim=(0, 108))
 
 
-def printed_of(results, number):
-    """{(approach, column): the paper's number}; nothing beside mini runs, whose tasks are others."""
-    if any(r.get("mini") for r in results):
+def paper_numbers(cells, number, approach):
+    """{column: number} of a row as the paper prints it; none beside mini runs, whose tasks are others."""
+    if any(run["kind"] == "mini" for runs in cells.values() for run in runs.values()):
         return {}
-    columns, lines = grid(number)
-    return {(name, column): float(printed) for name, cells, _ in lines
-            for column, (_, printed) in zip(columns, cells) if printed != "x"}
+    return {column: float(printed) for column, (_, printed) in grid(number)[0][approach].items() if printed != "x"}
 
 
-def figure1(plt, results):
+def figure1(plt, cells):
     """Transformer, rotary Transformer and S4 on Long Range Arena, from scratch and after SPT."""
-    tasks, drawn = grid(2)[0], []
     figure, axes = plt.subplots(3, 1, figsize=(8, 7.5), sharex=True)
-    for axis, (number, name) in zip(axes, ((1, "Transformer"), (2, "Transformer + Rotary"), (2, "S4"))):
-        after = f"{name} + Masked SPT" if name == "Transformer" else f"{name} + SPT"
-        cells, paper = cells_of(results, number), printed_of(results, number)
-        pairs = [(cells.get((name, task), {}).values(), cells.get((after, task), {}).values()) for task in tasks]
-        bars(axis, pairs, tasks, paper=[(paper.get((name, task)), paper.get((after, task))) for task in tasks])
-        drawn += [values for pair in pairs for values in pair]
-        axis.hlines([CHANCE[task] for task in tasks], [i - 0.4 for i in range(len(tasks))],
-                    [i + 0.4 for i in range(len(tasks))], color="black", linewidth=0.8, linestyle=":", label="chance")
-        axis.set_title(name, fontsize=9)
-        axis.set_ylabel("test accuracy, %", fontsize=8)
-        axis.set_ylim(0, 108)
-    legend(figure, axes)
-    return figure, f"Figure 1: Long Range Arena, {seeds_text(drawn)}"
+    for axis, arms in zip(axes, ARMS.values()):
+        bars(axis, CHANCE, [ours(cells, *approach) for approach in arms], CHANCE,
+             [paper_numbers(cells, *approach) for approach in arms])
+        axis.set_title(arms[0][1])
+    return figure, "Figure 1: Long Range Arena"
 
 
-def figure2(plt, results):
+def figure2(plt, cells):
     """Initialisations: averages over the tasks of table 7 that all approaches with any run have in common."""
-    cells, names = cells_of(results, 7), ["S4", "DLR", "S4 + Rand Init", "DLR + Rand Init"]
-    rows = [(7, name) for start in names for name in (start, f"{start} + SPT")
-            if any(cells[name, task] for task in grid(7)[0])]
-    tasks, averages = over_tasks(results, *rows) if rows else ([], [])
-    values = {name: average.values() for (_, name), average in zip(rows, averages)}
-    printed = printed_of(results, 7)
-    paper = {name: statistics.mean(printed[name, task] for task in tasks) for name in values if printed and tasks}
+    run = [approach for pair in STARTS.values() for approach in pair if any(ours(cells, *approach).values())]
+    tasks, averages = over_tasks(cells, *run)
+    found, arms, papers = dict(zip(run, averages)), ({}, {}), ({}, {})
+    for name, pair in STARTS.items():
+        for approach, arm, paper in zip(pair, arms, papers):
+            numbers, arm[name] = paper_numbers(cells, *approach), found.get(approach, {})
+            if numbers and arm[name]:
+                paper[name] = statistics.mean(numbers[task] for task in tasks)
     figure, axis = plt.subplots(figsize=(7, 3.8))
-    pairs = lambda found, nothing: [(found.get(name, nothing), found.get(f"{name} + SPT", nothing)) for name in names]
-    bars(axis, pairs(values, []), names, paper=pairs(paper, None))
-    axis.set_ylabel("test accuracy, %", fontsize=8)
-    axis.set_ylim(0, 108)
-    legend(figure, [axis])
-    average = f"average of {', '.join(tasks)}" if any(values.values()) else "no task and seed in common"
-    return figure, f"Figure 2: initialisations, {average}, {seeds_text(values.values())}"
+    bars(axis, STARTS, arms, {}, papers)
+    return figure, f"Figure 2: initialisations, average of {', '.join(tasks) or 'no task: none is common to all'}"
 
 
-def figure3(plt, results):
+def figure3(plt, cells):
     """Accuracy against the share of the training set, and the gain of SPT relative to training from scratch."""
     figure, axes = plt.subplots(1, 2, figsize=(8.5, 3.8))
-    deviation = lambda values: statistics.stdev(values) if len(values) > 1 else 0
-    half_width = lambda values: interval(values)[1] or 0
-    every, shares = [], set()
-
-    def curve(axis, found, spread, colour, **more):
-        """found: {share: [values]}."""
-        axis.errorbar(list(found), list(map(statistics.mean, found.values())), list(map(spread, found.values())),
-                      color=colour, marker="o", markersize=3, capsize=2, **more)
-
     for task, colour in (("image", SPT), ("text", OTHER)):
-        for start, style, label in (("scratch", "--", "from scratch"), ("spt", "-", "SPT")):
-            found = {share: list(cell.values()) for share, cell in by_fraction(results, task, start).items()}
-            curve(axes[0], found, deviation, colour, linestyle=style, label=f"{task}, {label}")
-            every += found.values()
-            shares |= found.keys()
-        gains = {share: values for share, values in relative_gains(results, task).items() if values}
-        curve(axes[1], gains, half_width, colour)
+        scratch, spt, gains = by_fraction(cells, task)
+        for axis, found, style, label in ((axes[0], scratch, "--", f"{task}, from scratch"),
+                                          (axes[0], spt, "-", f"{task}, SPT"), (axes[1], gains, "-", "")):
+            values = [list(seeds.values()) for seeds in found.values()]
+            axis.errorbar(list(found), list(map(statistics.mean, values)), list(map(half_width, values)), color=colour,
+                          linestyle=style, marker="o", markersize=3, capsize=2, label=label)
     for axis, label in zip(axes, ("test accuracy, %", "relative gain of SPT, %")):
-        axis.set_xscale("log")
-        axis.set_xticks(sorted(shares), [f"{100 * share:g}" for share in sorted(shares)], fontsize=8)
+        axis.set(xscale="log", xlabel="share of the training examples, %", ylabel=label)
+        axis.set_xticks(FRACTIONS, [f"{share:g}" for share in FRACTIONS])
         axis.minorticks_off()
-        axis.set_xlabel("share of the training examples, %", fontsize=8)
-        axis.set_ylabel(label, fontsize=8)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[1].axhline(0, color="black", linewidth=0.8, linestyle=":")
-    legend(figure, axes)
-    return figure, (f"Figure 3: S4 on parts of the training set, {seeds_text(every)}; "
-                    "bars: standard deviations (left), 95 % intervals (right)")
+    axes[1].axhline(0, color="black", linestyle=":")
+    return figure, "Figure 3: S4 on parts of the training set; bars: 95 % intervals"
 
 
-def figure4(plt, results):
+def figure4(plt, cells):
     """Maximal |K| over channels and directions against the lag, for odd layers: after SPT and as HiPPO starts."""
-    tasks = ("image", "text", "pathx", "listops")
-    figure, axes = plt.subplots(len(tasks), 1, figsize=(8, 10))
-    for axis, task in zip(axes, tasks):
-        found = kernels_of(results, task)
-        axis.set_title(f"{task}: {found[0][0].parent.name if found else 'not run'}", fontsize=8)
-        if not found:
-            axis.set_axis_off()
+    figure, axes = plt.subplots(len(KERNEL_TASKS), 1, figsize=(8, 10))
+    for axis, task in zip(axes, KERNEL_TASKS):
+        name, kernels = next(iter(kernels_of(cells, task).items()), ("not run", None))
+        axis.set(title=f"{task}: {name}", xscale="log", yscale="log", ylabel="max |K|")
+        if kernels is None:
             continue
-        _, before, after = found[0]
+        before, after = kernels                                                                # (layers, l) each
         lags = range(1, before.shape[1] + 1)
         for i in range(0, len(after), 2):
-            axis.plot(lags, after[i], color=LAYERS[i // 2], linewidth=0.8, label=f"SPT, layer {i + 1}")
-        axis.plot(lags, before[0], color="black", linewidth=0.8, linestyle="--", label="HiPPO, layer 1")
-        width = math.isqrt(len(lags))
+            axis.plot(lags, after[i], color=LAYERS[i // 2], label=f"SPT, layer {i + 1}")
+        axis.plot(lags, before[0], color="black", linestyle="--", label="HiPPO, layer 1")
         for k in range(1, 9) if task in ("image", "pathx") else ():
-            axis.axvline(k * width + 1, color="0.85", linewidth=0.6, zorder=0)
-        axis.set_xscale("log")
-        axis.set_yscale("log")
-        axis.set_ylabel("max |K|", fontsize=7)
-        axis.tick_params(labelsize=7)
-    axes[-1].set_xlabel("lag + 1, positions (vertical lines: first multiples of the image's width)", fontsize=8)
-    legend(figure, axes)
+            axis.axvline(k * math.isqrt(len(lags)) + 1, color="0.85", zorder=0)
+    axes[-1].set_xlabel("lag + 1, positions (vertical lines: first multiples of the image's width)")
     return figure, "Figure 4: kernels of S4 after SPT against those it started with, one seed"
 
 
-def curves_of(results, task):
-    """Figure 5: one seed's runs of table 8's rotary Transformer, {kind: run}: pretraining with a fifth of the budget,
-    finetuning after it, training from scratch. The first of the seeds that have most of them."""
-    what, found = dict(task=task, model="rotary", objective="masked", size=None, train_fraction=None), {}
-    for r in sorted(results, key=lambda r: r["seed"]):
-        mine = all(r.get(name) == value for name, value in what.items()) and r.get("spt_share") in (0, 0.2)
-        if mine and r.get("steps"):
-            found.setdefault(r["seed"], {})[r.get("start", "denoising")] = r
-    return max(found.values(), key=len, default={})
+CURVES = {"scratch": ("budget-0", SCRATCH, "from scratch"), "spt": ("budget-20", SPT, "finetuning after SPT"),
+          "pretraining": ("budget-20", OTHER, "SPT with 20 % of the budget")}
 
 
-def figure5(plt, results):
+def curves_of(cells, task):
+    """Figure 5: {start: run} of table 8's rotary Transformer, of the first seed of those that have most. Adds to each
+    run its evaluations, `evals`."""
+    found = {}
+    for start, (variant, _, _) in CURVES.items():
+        for seed, run in cells.get(Cell(task, "rotary", "masked", start, variant), {}).items():
+            run.setdefault("evals", [record for record in read_log(run["folder"]) if record["kind"] == "eval"])
+            found.setdefault(seed, {})[start] = run
+    return max((found[seed] for seed in sorted(found)), key=len, default={})
+
+
+def figure5(plt, cells):
     """Validation curves of table 8's Transformers: the denoising task, and the downstream task with and without SPT."""
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.8))
-    rights = []
-    for axis, task in zip(axes, ("image", "text")):
-        runs, right = curves_of(results, task), axis.twinx()
-        rights.append(right)
-        for kind, run in runs.items():
-            records = [record for record in read_log(run["run"]) if record.get("kind") == "eval"]
-            epochs = [record["step"] * (run.get("epochs") or math.nan) / run["steps"] for record in records]
-            if kind == "denoising":
-                values = [record["val_score"] for record in records]
-                values = [1 + v for v in values] if min(values, default=0) < 0 else values
-                right.plot(epochs, values, color=OTHER, linewidth=1.2, label="denoising (right axis)")
-            else:
-                axis.plot(epochs, [100 * record["val_accuracy"] for record in records], color=SPT, linewidth=1.2,
-                          linestyle="--" if kind == "scratch" else "-",
-                          label="downstream, from scratch" if kind == "scratch" else "downstream, after SPT")
-        axis.set_title(f"{task}: {'rotary Transformer, 20 % of the budget for SPT' if runs else 'not run'}", fontsize=8)
-        axis.set_xlabel("epochs of the stage", fontsize=8)
-        axis.set_ylabel("downstream validation accuracy, %", fontsize=8)
-        right.set_ylabel("denoising: 1 - squared error" if task == "image" else "denoising accuracy", fontsize=8,
-                         color=OTHER)
-        axis.spines["top"].set_visible(False)
-        right.spines["top"].set_visible(False)
-    legend(figure, [*axes, *rights])
-    return figure, "Figure 5: training with and without SPT, one seed"
+    figure, axes = plt.subplots(2, 2, figsize=(9, 6))
+    for (above, below), task, score_is in zip(axes.T, ("image", "text"), ("minus squared error", "accuracy")):
+        for start, run in curves_of(cells, task).items():
+            epochs = [record["step"] * run["epochs"] / run["steps"] for record in run["evals"]]
+            axis, field = (above, "val_score") if start == "pretraining" else (below, "val_accuracy")
+            _, colour, label = CURVES[start]
+            axis.plot(epochs, [record[field] for record in run["evals"]], color=colour, label=label)
+        above.set(title=f"{task}: rotary Transformer", ylabel=f"denoising, {score_is}")
+        below.set(xlabel="epochs of the stage", ylabel="downstream accuracy")
+    return figure, "Figure 5: validation with and without SPT, one seed"
 
 
-FIGURES = {1: figure1, 2: figure2, 3: figure3, 4: figure4, 5: figure5}
+# ---- what is written -------------------------------------------------------------------------------------------------
 
-
-def draw(results, number, path, mini=False):
-    plt = plotting()
-    figure, title = FIGURES[number](plt, results)
-    if not all(r.get("full_recipe") for r in results):
-        title += "; some runs shortened or changed"
-    figure.suptitle(title + "\nmini: small models on short stand-in tasks" * mini, fontsize=10)
-    figure.tight_layout(rect=(0, 0.07, 1, 0.98))
-    save_figure(figure, path)
-    plt.close(figure)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What is written: tables and figures, a page, README's results
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def results_of(args):
-    """The preset's runs; also fills in the folders that depend on the preset."""
-    args.mini = args.preset == "mini"
-    if args.runs and not args.runs.is_dir():
-        raise UserError(f"--runs {args.runs} is not a folder")
-    args.runs, args.out = args.runs or Path("runs", args.preset), args.out or Path("results", args.preset)
-    results = one_per_seed(read_results(args.runs))
-    return stand_ins(results) if args.mini else results
-
-
-def print_table(args):
-    results = results_of(args)
-    print(table(results, args.number, args.mini))
-
-
-def print_figure(args):
-    results, path = results_of(args), args.out / f"figure{args.number}.png"
-    draw(results, args.number, path, args.mini)
+def write(path, save):
+    """save(temporary path), then rename: no reader ever sees half a file."""
+    temporary = path.with_name(f".tmp-{path.name}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(temporary)
+    temporary.replace(path)
     print(f"{path}: written")
 
 
-def sections(results, mini):
-    """All that there is in Markdown: claims, then tables."""
-    note = [MINI_NOTE] if mini else []
-    return ["\n\n".join([f"### The paper's claims{', mini' if mini else ''}", *note, claims(results)]),
-            *(table(results, number, mini) for number in PAPER)]
-
-
-def strangers(results):
-    """Finetuning runs that belong into no cell."""
-    keys = [key for number in PAPER for _, cells, _ in grid(number)[1] for key, _ in cells]
-    keys += [dict(task=task, model="s4", objective="masked", size=None, spt_share=None) for task in ("image", "text")]
-    return [r for r in results if "start" in r and not any(all(r.get(k) == v for k, v in key.items()) for key in keys)]
-
-
-def produce(args):
-    """Every table into one Markdown file, every figure beside it. One that cannot be made does not stop the others ->
-    results, {number of a figure: what stopped it}."""
-    results, failed = results_of(args), {}
-    text = "\n\n".join(sections(results, args.mini)) + "\n"
-    write(args.out / "tables.md", lambda temporary: temporary.write_text(text))
-    print(f"{args.out / 'tables.md'}: written, from {len(results)} finished runs below {args.runs}")
-    if others := strangers(results):
-        print(f"note: {len(others)} finished runs belong into no table or figure: "
-              + ", ".join(Path(r["run"]).name for r in others[:5]) + ", ..." * (len(others) > 5))
-    for number in FIGURES:
-        try:
-            draw(results, number, args.out / f"figure{number}.png", args.mini)
-            print(f"{args.out / f'figure{number}.png'}: written")
-        except Exception as error:                     # whatever a log or an array may hold that nobody thought of
-            failed[number] = str(error)
-            print(f"error: figure {number}: {error or type(error).__name__}", file=sys.stderr)
-    return results, failed
+def one(args):
+    """`table N` and `figure N`."""
+    known = PAPER if args.command == "table" else FIGURES
+    if args.what not in map(str, known):
+        raise UserError(f"{args.command} {args.what}: there is {', '.join(map(str, known))}")
+    cells, number, mini = by_cell(read_runs(args.runs, args.preset)), int(args.what), args.preset == "mini"
+    if args.command == "table":
+        print(table(cells, number, mini))
+    else:
+        draw(FIGURES[number], cells, args.out / f"figure{number}.png", mini)
 
 
 def everything(args):
-    _, failed = produce(args)
-    if failed:
-        raise SystemExit(1)
-
-
-STYLE = """body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em; color: #222 }
-table { border-collapse: collapse; margin: 1em 0; font-size: 13px; display: block; overflow-x: auto }
-td, th { border: 1px solid #ccc; padding: .2em .6em; text-align: left; white-space: nowrap } th { background: #f2f2f2 }
-.claims td { white-space: normal }
-img { max-width: 100% } pre { background: #f6f6f6; padding: .6em; overflow-x: auto } summary { cursor: pointer }"""
-
-
-def to_html(text):
-    """The Markdown that `sections` writes: headings, paragraphs with strong words, tables with line breaks."""
-    out = []
-    for block in text.split("\n\n"):
-        lines = block.splitlines()
-        if lines[0].startswith("|"):
-            rows = [[html.escape(cell.strip()).replace("&lt;br&gt;", "<br>") for cell in line.strip("|").split("|")]
-                    for line in lines]
-            wide = ' class="claims"' if "claim" in lines[0] else ""
-            out.append(f"<table{wide}><tr>" + "".join(f"<th>{cell}</th>" for cell in rows[0]) + "</tr>" + "".join(
-                "<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows[2:]) + "</table>")
-        elif lines[0].startswith("### "):
-            out.append(f"<h2>{html.escape(lines[0][4:])}</h2>")
-        else:
-            out.append("<p>" + re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", html.escape(block)) + "</p>")
-    return "\n".join(out)
+    """Claims and every table into one Markdown file, every figure beside it."""
+    runs, mini = read_runs(args.runs, args.preset), args.preset == "mini"
+    cells, note = by_cell(runs), f", mini\n\n{MINI_NOTE}" if mini else ""
+    text = "\n\n".join([f"### The paper's claims{note}\n\n{claims(cells)}", *(table(cells, n, mini) for n in PAPER)])
+    print(f"{len(runs)} runs in {args.runs}, of which {sum(run['cell'] is None for run in runs)} match no cell")
+    write(args.out / "tables.md", lambda temporary: temporary.write_text(text + "\n"))
+    for number, figure in FIGURES.items():
+        draw(figure, cells, args.out / f"figure{number}.png", mini)
 
 
 def report(args):
-    """One HTML page without links to other files: claims, tables, figures, and of each run its command, environment and
-    configuration, folded."""
-    results, failed = produce(args)
-    title = html.escape(args.title or "Never Train from Scratch: the paper's numbers and ours"
-                        + (" (mini: short stand-in tasks)" if args.mini else ""))
-    page = [f"<h1>{title}</h1>", *map(to_html, sections(results, args.mini))]
+    """The same, then one HTML page that needs no other file: the figures first."""
+    everything(args)
+    page = ["<!doctype html><meta charset=utf-8><title>Never Train from Scratch</title>",
+            "<style>body { font: 14px sans-serif } td { border: 1px solid #ccc; padding: 3px 8px }</style>"]
     for number in FIGURES:
-        page.append(f"<h2>Figure {number}</h2>")
-        if number in failed:
-            page.append(f"<p>{html.escape(failed[number])}</p>")
-            continue
         picture = base64.b64encode((args.out / f"figure{number}.png").read_bytes()).decode()
-        page.append(f'<img alt="figure {number}" src="data:image/png;base64,{picture}">')
-    page.append(f"<h2>All {len(results)} runs</h2>")
-    for r in results:
-        argv = next((record["argv"] for record in read_log(r["run"]) if isinstance(record.get("argv"), list)),
-                    ["command unknown"])
-        try:
-            config = (Path(r["run"]) / "config.json").read_text(errors="replace")
-        except OSError:
-            config = "not there"
-        what = f"{score(r):.4g}" if "start" in r else f"validation score {r.get('val_score') or 0:.4g}"
-        name = html.escape(Path(r["run"]).name)
-        page.append(f"<details><summary>{name}: {what}, {html.escape(status({0: r}))}</summary>"
-                    f"<pre>{html.escape(' '.join(map(str, argv)))}</pre>"
-                    f"<pre>{html.escape(json.dumps(r, indent=1))}</pre><pre>{html.escape(config)}</pre></details>")
-    path = args.out / "report.html"
-    text = (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-            f"<style>{STYLE}</style></head><body>\n" + "\n".join(page) + "\n</body></html>\n")
-    write(path, lambda temporary: temporary.write_text(text))
-    print(f"{path}: written")
-    if failed:
-        raise SystemExit(1)
+        page.append(f'<p><img src="data:image/png;base64,{picture}">')
+    text = html.escape((args.out / "tables.md").read_text().replace("**", "")).replace("&lt;br&gt;", "<br>")
+    for block in text.split("\n\n"):
+        if block.startswith("|"):
+            rows = [line.strip("|").replace("|", "<td>") for line in block.splitlines() if line[:4] != "|---"]
+            page.append("<table><tr><td>" + "\n<tr><td>".join(rows) + "</table>")
+        else:
+            page.append(f"<h2>{block[4:]}</h2>" if block.startswith("### ") else f"<p>{block}")
+    write(args.out / "report.html", lambda temporary: temporary.write_text("\n".join(page)))
 
 
 def keep(args):
-    """Into --out/runs: result.json of every run, the kernels of figure 4, the logs of figure 5. No weights."""
-    results = results_of(args)
-    kernels = {path.parent for task in ("image", "text", "pathx", "listops") for path, *_ in kernels_of(results, task)}
-    logs = {Path(run["run"]) for task in ("image", "text") for run in curves_of(results, task).values()}
-    folder, runs = args.out / "runs", [Path(r["run"]) for r in results]
-    if len({run.name for run in runs}) < len(runs):
-        raise UserError(f"runs below {args.runs} have the same name in different folders")
-    if folder.resolve() == args.runs.resolve():
-        raise UserError(f"--runs {args.runs} is where runs are kept; name the folder that they come from")
-    shutil.rmtree(folder, ignore_errors=True)                # what is kept is what is there now
-    for run in runs:
-        for name in ("result.json", *["kernels.npz"] * (run in kernels), *["log.jsonl"] * (run in logs)):
-            if (run / name).exists():
-                write(folder / run.name / name, lambda temporary: shutil.copyfile(run / name, temporary))
-    print(f"{folder}: {len(runs)} runs kept")
-
-
-def kept(preset):
-    """The results that are part of the repository."""
-    results = one_per_seed(read_results(Path(__file__).with_name("results") / preset / "runs"))
-    return stand_ins(results) if preset == "mini" else results
+    """Into --out: every run as a line of runs.jsonl, those of figure 5 with their evaluations, and the kernels of
+    figure 4 as kernels.npz. No weights."""
+    runs, kernels = read_runs(args.runs, args.preset), {}
+    cells = by_cell(runs)
+    for task in KERNEL_TASKS:
+        curves_of(cells, task)                                                                # adds their evaluations
+        for run in cells.get(Cell(task, "s4", "masked", "pretraining"), {}).values():
+            arrays = np.load(run["folder"] / "kernels.npz")
+            kernels |= {f"{run['run']}/{stage}": arrays[stage] for stage in ("before", "after")}
+    added = ("folder", "score", "cell", "kind")
+    lines = [json.dumps({name: run[name] for name in run if name not in added}) + "\n" for run in runs]
+    write(args.out / "kernels.npz", lambda temporary: np.savez_compressed(temporary, **kernels))
+    write(args.out / "runs.jsonl", lambda temporary: temporary.write_text("".join(lines)))
 
 
 def readme(args):
-    """README's block of results: what the kept runs say about the paper's claims."""
-    parts = []
+    """What the kept runs say: their number into README.md, and the paper's claims into results/PRESET/README.md."""
+    paragraphs = []
     for preset, title in (("paper", "The paper's recipes"), ("mini", "The mini preset")):
-        results = kept(preset)
-        if not results:
-            parts.append(f"**{title}**: no runs are kept here yet.")
-            continue
-        seeds = ", ".join(map(str, sorted({r["seed"] for r in results})))
         folder = f"results/{preset}"
-        parts += [f"**{title}**: {len(results)} runs, seeds {seeds}; {provenance(results)}; {hours(results):.1f} "
-                  "hours of training added up over runs.", *([MINI_NOTE] if preset == "mini" else []), claims(results),
-                  f"![Figure 1, {preset}]({folder}/figure1.png)",
-                  f"All tables, with what stands behind each cell: [{folder}/tables.md]({folder}/tables.md)."]
-    replace_block(Path(__file__).with_name("README.md"), "results", "\n\n".join(parts), args.check)
-    print("README.md: its results are those of the kept runs")
+        kept = ROOT / folder / "runs.jsonl"
+        if not kept.exists():
+            paragraphs.append(f"**{title}**: no runs are kept here yet.")
+            continue
+        runs = read_runs(kept, preset)
+        replace_block(ROOT / folder / "README.md", "results", claims(by_cell(runs)), args.check)
+        paragraphs.append(f"**{title}**: {provenance(runs)}. [What they show]({folder}/README.md), "
+                          f"[every table]({folder}/tables.md).")
+    replace_block(ROOT / "README.md", "results", "<br>\n".join(paragraphs), args.check)
 
 
 def replace_block(path, name, text, check=False):
-    """Puts text between <!-- name:begin --> and <!-- name:end --> of a Markdown file, or says that it is not there."""
+    """Puts text between <!-- name:begin --> and <!-- name:end --> of a Markdown file, or checks that it is there."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    content = path.read_text()
-    if begin not in content or end not in content:
+    head, found, rest = path.read_text().partition(begin)
+    _, found, tail = rest.partition(end)
+    if not found:
         raise UserError(f"{path} has no {begin} ... {end}")
-    head, rest = content.split(begin, 1)
-    new = f"{head}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}"
-    if check and new != content:
-        raise UserError(f"{path} is stale between {begin} and {end}; run: python analyze.py readme")
-    if new != content:
+    new = f"{head}{begin}\n{text}\n{end}{tail}"
+    if not check:
         write(path, lambda temporary: temporary.write_text(new))
+    elif new != path.read_text():
+        raise UserError(f"{path} is stale between {begin} and {end}; run: python analyze.py readme")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The demo: the paper's Figure 1 in small
-# ---------------------------------------------------------------------------------------------------------------------
-
+DEMOS = {"pathfinder_demo": "Pathfinder, scaled down", "text_demo": "Text (IMDb), 128 characters",
+         "text256": "Text (IMDb), 256 characters"}                                            # two classes all
 MODEL_NAMES = {"transformer": "Transformer", "rotary": "Transformer (rotary)", "s4": "S4",
                "s4_rand": "S4, random start", "dlr": "DLR", "dlr_rand": "DLR, random start"}
-# Name and chance, in percent.
-DEMO_TASKS = {"pathfinder_demo": ("Pathfinder, scaled down", 50), "listops_demo": ("ListOps, scaled down", 10),
-              "text_demo": ("Text (IMDb), 128 characters", 50), "text256": ("Text (IMDb), 256 characters", 50)}
-
-
-def demo_table(results):
-    """Markdown: one row per task and model, then the gap between the two models before and after SPT."""
-    tasks = [t for t in DEMO_TASKS if any(r["task"] == t for r in results)]
-    models = [m for m in MODEL_NAMES if any(r["model"] == m for r in results)]
-    lines = ["| task | model | from scratch | self-pretrained | gain [95 % interval] | seeds |",
-             "|---|---|---|---|---|---|"]
-    for task in tasks:
-        cells = {}
-        for model in models:
-            scratch = scores(results, task=task, model=model, start="scratch")
-            spt = scores(results, task=task, model=model, start="spt")
-            cells[model] = scratch, spt
-            seeds = len(scratch.keys() & spt.keys())
-            lines.append(f"| {DEMO_TASKS[task][0]} | {MODEL_NAMES[model]} | {mean_std(scratch.values())} | "
-                         f"{mean_std(spt.values())} | {signed(paired_gain(scratch, spt), count=False)} | {seeds} |")
-        others = [m for m in models if m in ("transformer", "rotary")]
-        if "s4" in cells and others and all(cells["s4"]) and all(cells[others[0]]):
-            gaps = [statistics.mean(cells["s4"][i].values()) - statistics.mean(cells[others[0]][i].values())
-                    for i in (0, 1)]
-            lines.append(f"| {DEMO_TASKS[task][0]} | *gap, S4 minus Transformer* | {gaps[0]:+.1f} | "
-                         f"{gaps[1]:+.1f} | | |")
-    return "\n".join(lines)
-
-
-def demo_figure(results, path):
-    """Bars: scratch beside SPT, for each task and model; a dot per seed."""
-    plt = plotting()
-    tasks = [t for t in DEMO_TASKS if any(r["task"] == t for r in results)]
-    models = [m for m in MODEL_NAMES if any(r["model"] == m for r in results)]
-    width = max(4.4, 1.4 * len(models))
-    figure, axes = plt.subplots(1, len(tasks), figsize=(width * len(tasks), 3.6), squeeze=False)
-    for axis, task in zip(axes[0], tasks):
-        pairs = [[list(scores(results, task=task, model=model, start=start).values())
-                  for start in ("scratch", "spt")] for model in models]
-        name, chance = DEMO_TASKS[task]
-        bars(axis, pairs, [MODEL_NAMES[m].replace(", ", ",\n") for m in models], chance)
-        axis.set_title(name, fontsize=10)
-        axis.set_ylim(0, axis.get_ylim()[1] * 1.05)
-    axes[0][0].set_ylabel("test accuracy, %, mean over seeds")
-    legend(figure, axes[0])
-    figure.tight_layout(rect=(0, 0.07, 1, 1))
-    save_figure(figure, path)
-    plt.close(figure)
 
 
 def demo(args):
-    if args.figure.suffix != ".png":
-        raise UserError(f"--figure {args.figure} should end in .png")
-    results = [r for r in one_per_seed(read_results(args.runs))
-               if r["task"] in DEMO_TASKS and r["model"] in MODEL_NAMES and "test_accuracy" in r]
-    if not results:
-        raise UserError(f"no finished finetuning run below {args.runs}; run: bash run_all.sh demo")
-    table = demo_table(results)
-    seconds = sum(r["seconds"] for r in read_results(args.runs))
-    caption = (f"Test accuracy in percent, mean ± standard deviation over seeds. Small models on small or shortened "
-               f"sets: not the paper's tasks; {provenance(results)}, "
-               f"{seconds / 60:.0f} minutes of training added up over runs.")
-    print(f"\n{table}\n\n{caption}\n")
-    demo_figure(results, args.figure)
-    print(f"figure: {args.figure}")
+    """A grid without the paper's numbers, of what is finished: table and caption, printed, and a figure."""
+    runs = [run for run in read_runs(args.runs) if run["task"] in DEMOS and "start" in run]
+    if not runs:
+        raise UserError(f"no finished finetuning run of a demo in {args.runs}; run: bash run_all.sh demo")
+    cells, task, rows = by_cell(runs), runs[0]["task"], []
+    arms = [{name: scores(cells, Cell(task, model, "masked", start)) for model, name in MODEL_NAMES.items()}
+            for start in ("scratch", "spt")]
+    models = [name for name in MODEL_NAMES.values() if arms[0][name] or arms[1][name]]
+    for name in models:
+        scratch, spt = arms[0][name], arms[1][name]
+        gains = minus(spt, scratch)
+        gain = signed(gains).split(" (")[0]                        # the number of seeds has its own column
+        rows.append([DEMOS[task], name, mean_std(scratch), mean_std(spt), gain, str(len(gains))])
+    pair = [name for name in models if name == "S4" or name.startswith("Transformer")]
+    if len(pair) == 2 and all(arm[name] for arm in arms for name in pair):
+        gaps = [statistics.mean(arm["S4"].values()) - statistics.mean(arm[pair[0]].values()) for arm in arms]
+        rows.append([DEMOS[task], "*gap, S4 minus Transformer*", *(f"{gap:+.1f}" for gap in gaps), "", ""])
+    text = markdown(["task", "model", "from scratch", "self-pretrained", "gain [95 % interval]", "seeds"], rows)
+    text += ("\n\nTest accuracy in percent, mean ± standard deviation over seeds. Small models on small or shortened "
+             f"sets: not the paper's tasks; {provenance(runs)}.")
+    print(f"\n{text}\n")
+
+    def figure_of_demo(plt, cells):
+        figure, axis = plt.subplots(figsize=(max(4.4, 1.4 * len(models)), 3.6))
+        bars(axis, models, arms, dict.fromkeys(models, 50))
+        return figure, DEMOS[task]
+
+    draw(figure_of_demo, cells, args.figure)
     if args.readme:
-        name = args.figure.stem                              # the block has the figure's name
-        replace_block(Path(__file__).with_name("README.md"), name, f"{table}\n\n{caption}\n\n![{name}]({args.figure})")
+        replace_block(args.readme, args.figure.stem, f"{text}\n\n![{args.figure.stem}]({args.figure})")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Watching
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- runs in progress ------------------------------------------------------------------------------------------------
+
+def newest(folder):
+    """The newest value of each field in a run's log; `kind` is that of the last record."""
+    return {name: value for record in read_log(folder) for name, value in record.items()}
 
 
-def progress(directory, names=None):
-    """{run name: its state} of every started run below `directory` (or of those named), from its files alone: what
-    share is done, whether it is finished, and of the others where they are, their last numbers, seconds left, why they
-    failed, seconds since their log last changed (age), and the same where it is beyond what is usual (silent)."""
-    state = {}
-    for config in sorted(Path(directory).glob("**/config.json")):
-        run = config.parent
-        if names is not None and run.name not in names:
-            continue
-        if (run / "result.json").exists():
-            state[run.name] = SimpleNamespace(share=1, finished=True)
-            continue
-        log = read_log(run)
-        numeric = lambda value: isinstance(value, NUMBER) and math.isfinite(value)
-        last = {key: value for record in log for key, value in record.items() if numeric(value)}    # the newest of each
-        step, total = last.get("step", 0), last.get("total", 0)
-        numbers = " ".join(f"{key} {last[key]:.3f}" for key in last if key == "loss" or key.startswith("val_"))
-        pace = last.get("ms_per_step", 0) / 1000
-        steps = [record["step"] for record in log if record.get("kind") == "train" and numeric(record.get("step"))]
-        # Between two lines of its log. An evaluation may take longer, and before the second line nothing is known.
-        usual = pace * (steps[-1] - steps[-2]) if len(steps) > 1 else 60
-        try:
-            age = time.time() - max(path.stat().st_mtime for path in (config, *run.glob("log.jsonl")))
-        except OSError:                                      # written anew at this moment
-            age = 0
-        state[run.name] = SimpleNamespace(
-            share=min(step / total, 0.999) if total else 0, finished=False, text=f"{step}/{total} {numbers}".rstrip(),
-            left=pace * (total - step), error=log[-1].get("error") if log else None, age=age,
-            silent=age if age > 120 + 10 * usual else 0)
-    return state
+def status(args):
+    """How many runs below a folder are done, then a line for each other one that was started: running, with its last
+    numbers and the time left; silent, where its log has not changed for long; or failed, with the error."""
+    folders = [path.parent for path in sorted(Path(args.what).glob("**/log.jsonl"))]
+    started = [folder for folder in folders if not (folder / "result.json").exists()]
+    print(f"{len(folders) - len(started)} of {len(folders)} runs are done")
+    for folder in started:
+        last = newest(folder)
+        step, total, seconds = last.get("step", 0), last.get("total", 0), last.get("ms_per_step", 0) / 1000
+        numbers = [f"{name} {value:.3f}" for name, value in last.items() if name == "loss" or name.startswith("val_")]
+        text = " ".join([f"{folder.name}: {step}/{total}", *numbers])
+        silent = time.time() - (folder / "log.jsonl").stat().st_mtime
+        if last.get("kind") == "error":
+            print(f"failed   {folder.name}: {last['error']}")
+        elif silent > 600 + 1000 * seconds:                  # ten minutes, and ten times 100 steps, a line of the log
+            print(f"silent   {text} for {silent / 60:.0f} minutes")
+        else:
+            print(f"running  {text}" + (f", {seconds * (total - step) / 60:.0f} minutes left" if seconds else ""))
 
 
-def watch(args):
-    """A status line whenever a run finishes and every so often in between, until all --only runs are done: which are
-    done, which run, where, with what numbers and for how long still, which failed, and which have been silent for
-    longer than they should.
-
-    Of a queue that works (--until), what was stopped before watching began waits for its turn and is not mentioned.
-    Time left of all assumes that runs not yet started take as long as those seen so far.
-    """
-    try:
-        names = {Path(line).name for line in args.only.read_text().split()} if args.only else None
-    except OSError as error:
-        raise UserError(f"--only {args.only}: {error.strerror}") from None
-    if not args.runs.is_dir():
-        raise UserError(f"{args.runs} is not a folder")
-    start, reported, last_line = time.time(), set(), 0.0
-    amount_before = None                                     # runs' worth of work that was there when watching began
-    while True:
-        state = progress(args.runs, names)
-        jobs = len(names or state)
-        amount = sum(run.share for run in state.values())
-        amount_before = amount if amount_before is None else amount_before
-        finished = {name for name, run in state.items() if run.finished}
-        if finished - reported or time.time() - last_line > args.every:
-            spent = time.time() - start
-            left = "time left unknown"
-            if amount - amount_before > 0.3:
-                left = f"about {_clock((jobs - amount) * spent / (amount - amount_before))} left"
-            news = "".join(f" {name} done;" for name in sorted(finished - reported) if last_line)
-            others = {name: run for name, run in state.items()
-                      if not run.finished and not (args.until and run.age > spent + 1)}
-            lists = {"failed": [f"{name}: {run.error}" for name, run in others.items() if run.error],
-                     "silent": [f"{name} {run.text} for {_clock(run.silent)}" for name, run in others.items()
-                                if run.silent and not run.error],
-                     "running": [f"{name} {run.text}" + (f" {_clock(run.left)} left" if run.left > 0 else "")
-                                 for name, run in others.items() if not run.silent and not run.error]}
-            print(f"[{len(finished):>3}/{jobs} runs] {_clock(spent)} spent, {left};{news} " + "; ".join(
-                f"{what}: {', '.join(runs) or 'none'}" for what, runs in lists.items() if runs or what == "running"),
-                flush=True)
-            reported, last_line = finished, time.time()
-        if len(finished) >= jobs or args.once or (args.until and args.until.exists()):
-            return
-        time.sleep(1)
+def forecast(args):
+    """For run_all.sh: how long a demo takes here. stdin: its chains, `what` of a seed side by side, seed after seed.
+    Waits for timed steps from scratch. SPT has as many, in two stages. Evaluations and test take some 15 % more."""
+    chains = [(re.search(r"--model (\S+)", line)[1], re.findall(r"--out (\S+)", line)) for line in sys.stdin]
+    jobs, seconds, seeds = int(args.what), {}, {}
+    while len(seconds) < min(jobs, len(dict(chains))):
+        time.sleep(0.5)
+        for model, outs in chains:
+            last = newest(Path(outs[0]))
+            if len(outs) == 1 and last.get("step", 0) >= 200:                            # the first 100 are slower
+                seconds[model] = 1.15 * last["total"] * last["ms_per_step"] / 1000
+    for model, outs in chains:
+        left = sum(not Path(out, "result.json").exists() for out in outs) / len(outs)
+        seeds.setdefault(outs[0].split("-s")[-1], []).append(left * seconds.get(model, max(seconds.values())))
+    minutes = sum(max(sum(times) / jobs, max(times)) for times in seeds.values()) / 60
+    print(f"about {math.ceil(minutes)} minutes here, by the time of the first steps", flush=True)
 
 
-def _clock(seconds):
-    seconds = max(0, seconds)
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+# ---- commands --------------------------------------------------------------------------------------------------------
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Commands
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def _common(command):
-    command.add_argument("--preset", choices=("paper", "mini"), default="paper", help="which runs: see run_all.sh")
-    command.add_argument("--runs", type=Path, help="folder of the run directories (default: runs/PRESET)")
-    command.add_argument("--out", type=Path, help="folder for what is written (default: results/PRESET)")
+FIGURES = {1: figure1, 2: figure2, 3: figure3, 4: figure4, 5: figure5}
+COMMANDS = {"table": one, "figure": one, "all": everything, "report": report, "keep": keep, "readme": readme,
+            "demo": demo, "status": status, "forecast": forecast}
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, numbers in (("table", PAPER), ("figure", FIGURES)):
-        command = commands.add_parser(name, help=f"a {name} of the paper, beside our runs")
-        command.add_argument("number", type=int, choices=sorted(numbers))
-        command.set_defaults(run=print_table if name == "table" else print_figure)
-        _common(command)
-    for name, run, text in (("all", everything, "all tables and figures"),
-                            ("report", report, "all of it as one HTML page"),
-                            ("keep", keep, "copies of result.json for the repository")):
-        command = commands.add_parser(name, help=text)
-        command.set_defaults(run=run)
-        _common(command)
-        if name == "report":
-            command.add_argument("--title")
-    command = commands.add_parser("readme", help="README's results")
-    command.add_argument("--check", action="store_true", help="write nothing; an error where README is stale")
-    command.set_defaults(run=readme)
-    command = commands.add_parser("demo", help="the demo's table and figure")
-    command.add_argument("--runs", default="runs/demo", type=Path)
-    command.add_argument("--figure", default="results/demo.png", type=Path)
-    command.add_argument("--readme", action="store_true", help="also write the table into README.md")
-    command.set_defaults(run=demo)
-    command = commands.add_parser("watch", help="progress of the runs below a folder")
-    command.add_argument("runs", type=Path)
-    command.add_argument("--only", type=Path, help="file with the run directories to watch, one a line")
-    command.add_argument("--every", type=float, default=15, help="seconds between status lines")
-    command.add_argument("--until", type=Path, help="stop when this file exists")
-    command.add_argument("--once", action="store_true", help="print one status line and stop")
-    command.set_defaults(run=watch)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("what", nargs="?", default="", help="number of the table or figure; status: the folder")
+    parser.add_argument("--preset", choices=("paper", "mini"), default="paper", help="see run_all.sh")
+    parser.add_argument("--runs", type=Path, help="folder of runs or runs.jsonl (default: runs/PRESET, else the kept)")
+    parser.add_argument("--out", type=Path, help="folder for what is written (default: results/PRESET)")
+    parser.add_argument("--check", action="store_true", help="readme: write nothing; an error where a page is stale")
+    parser.add_argument("--figure", type=Path, default="results/demo.png", help="demo: where the figure goes")
+    parser.add_argument("--readme", type=Path, help="demo: write the table between its markers in this file")
     args = parser.parse_args(argv)
-    args.run(args)
+    own = Path("runs", "demo" if args.command == "demo" else args.preset)
+    kept = ROOT / "results" / args.preset / "runs.jsonl"
+    args.runs = args.runs or (kept if kept.exists() and not own.exists() and args.command != "keep" else own)
+    args.out = args.out or Path("results", args.preset)
+    COMMANDS[args.command](args)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)            # table 2 | head: no traceback
+    for quiet in (signal.SIGPIPE, signal.SIGINT):            # table 2 | head, Ctrl-C: no traceback
+        signal.signal(quiet, signal.SIG_DFL)
     try:
         main()
-    except UserError as error:
+    except (UserError, OSError, ImportError) as error:       # a missing file, a full disk; no matplotlib
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
