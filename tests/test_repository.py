@@ -1,4 +1,4 @@
-"""The repository as a whole: imports go one way, importing does nothing, the README's commands run, the chain works."""
+"""The repository as a whole: one-way imports, nothing at import, the house's limits, README's commands, the demo."""
 import ast
 import json
 import os
@@ -9,30 +9,35 @@ import sys
 
 import pytest
 
-import analyze
 import data
-import models
 from conftest import ROOT
 
-# models.py reads the lengths of the tasks for the table that it prints.
-FILES = {"kernels": set(), "models": {"kernels", "data"}, "generators": set(), "data": {"generators"},
-         "pretrain": {"data", "models"}, "finetune": {"data", "models", "pretrain"}, "analyze": set()}
+# What each file may import of the others.
+FILES = {"kernels": set(), "models": {"kernels"}, "pathfinder": set(), "data": {"pathfinder"},
+         "pretrain": {"data", "models", "kernels"}, "finetune": {"data", "models", "kernels", "pretrain"},
+         "analyze": set()}
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"]}
+TEXTS = [path for pattern in ("*.py", "*.sh", "*.md", "*.txt", "results/**/*.md", "tests/*.py", ".ci/*")
+         for path in sorted(ROOT.glob(pattern)) if path.is_file()]
+
+
+def imports(tree):
+    """(module, names) of every import, wherever in the file it stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name.split(".")[0], []) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module.split(".")[0], [alias.name for alias in node.names]
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_imports_go_one_way_and_do_nothing(name):
     tree = ast.parse((ROOT / f"{name}.py").read_text())
-    imported = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            imported.add(node.module.split(".")[0])
-    assert imported & FILES.keys() == FILES[name]
+    assert {module for module, _ in imports(tree)} & FILES.keys() <= FILES[name]
     names = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     assert len(names) == len(set(names)), "defined twice"
-    quiet = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.Expr, ast.If)
+    quiet = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AugAssign, ast.AnnAssign,
+             ast.Expr, ast.If)
     for node in tree.body:
         assert isinstance(node, quiet), ast.dump(node)[:80]
         if isinstance(node, ast.Expr):
@@ -41,20 +46,41 @@ def test_imports_go_one_way_and_do_nothing(name):
             assert "__main__" in ast.unparse(node.test)
 
 
-def shell(command, folder, **more):
-    done = subprocess.run(["bash", "-c", command], cwd=folder, env=ENVIRONMENT | more, capture_output=True, text=True,
-                          timeout=300)
+def test_the_door_between_the_stages_is_narrow():
+    tree = ast.parse((ROOT / "finetune.py").read_text())
+    assert sum(len(names) if names else 99 for module, names in imports(tree) if module == "pretrain") <= 6
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_lines_and_functions_are_short(name):
+    text = (ROOT / f"{name}.py").read_text()
+    assert [line for line in text.splitlines() if len(line) > 120] == []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 60, f"{node.name} has {node.end_lineno - node.lineno + 1} lines"
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            assert not isinstance(node.value, ast.Lambda), f"a lambda with a name, line {node.lineno}"
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=[str(path.relative_to(ROOT)) for path in TEXTS])
+def test_no_paths_of_one_machine(path):
+    found = re.findall(r"(?<![\w.:/~$}])/(?:home|root|Users|work|mnt|scratch)/\w\S*", path.read_text())
+    assert not found
+
+
+def shell(command, folder):
+    done = subprocess.run(["bash", "-c", command], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     return done.stdout
 
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
-    """The tracked files in an empty folder, with small prepared demo sets and a few PathX images."""
+    """The tracked files in an empty folder, with a small prepared demo set and a few PathX images."""
     folder = tmp_path_factory.mktemp("copy")
-    for name in [*(f"{name}.py" for name in FILES), "run_all.sh", "README.md"]:
+    for name in [*(f"{name}.py" for name in FILES), "run_all.sh", "README.md", ".gitignore"]:
         (folder / name).write_bytes((ROOT / name).read_bytes())
-    for task, sizes in (("listops_demo", (64, 16, 16)), ("pathfinder_demo", (64, 16, 16)), ("pathx", (2, 1, 1))):
+    for task, sizes in (("pathfinder_demo", (64, 16, 16)), ("pathx", (2, 1, 1))):
         data.prepare(task, str(folder / "data"), sizes=sizes, workers=1)
     return folder
 
@@ -64,66 +90,41 @@ def test_readme_commands_run(copy):
     blocks = re.findall(r"```(?:bash|sh)\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     lines = [line.split("#")[0].strip() for block in blocks for line in block.splitlines()]
     lines = [line for line in lines if re.match(r"python (pretrain|finetune|data)\.py", line) and "..." not in line]
-    assert any("pretrain.py --task pathx --model s4" in line for line in lines)
-    assert any("finetune.py --task pathx --model s4" in line for line in lines)
-    small = {"pretrain.py": " --steps 1 --batch 1 --log-every 1", "finetune.py": " --steps 1 --batch 1 --log-every 1"}
+    assert "python pretrain.py --task pathx --model s4" in lines
+    assert "python finetune.py --task pathx --model s4 --init runs/pathx-s4-masked-pretrain-s0" in lines
     for line in dict.fromkeys(lines):
-        script = shlex.split(line)[1]
-        if script == "data.py" and not {"--list", "--help"} & set(shlex.split(line)):
-            continue                                                    # generating 200,000 images is not for a test
-        shell(line + ("" if "--help" in line else small.get(script, "")), copy)
+        words = shlex.split(line)
+        if words[1] != "data.py":
+            line += " --steps 1 --batch 1 --log-every 1"
+        elif "--list" not in words and "--help" not in words:
+            continue                                                  # downloads, or generates 200,000 images
+        shell(line, copy)
+    untracked = shell("git init -q && git status --porcelain --untracked-files=all", copy)
+    assert "data/" not in untracked and "runs/" not in untracked and "__pycache__" not in untracked
 
 
-def test_readme_shows_what_models_prints(copy):
-    printed = shell("python models.py", copy).splitlines()
-    block = re.search("<!-- models:begin -->\n(.*?)<!-- models:end -->", (ROOT / "README.md").read_text(), re.S)[1]
-    assert len(block.splitlines()) > 10 and set(block.splitlines()) <= set(printed)
-    assert len(printed) == 2 + sum(len(models.read_table(t)) for t in (models.ARCH, models.SMALL_ARCH, models.SIZES))
+def test_a_mistake_of_the_command_line_has_no_traceback(copy):
+    for script in ("pretrain.py", "finetune.py"):
+        words = [sys.executable, script, "--task", "pathx256", "--model", "rotary"]
+        done = subprocess.run(words, cwd=copy, env=ENVIRONMENT, capture_output=True, text=True)
+        assert done.returncode == 2 and done.stderr.startswith("error: no recipe") and done.stderr.count("\n") == 1
+
+
+def test_the_page_shows_what_models_prints(copy):
+    pages = [path.read_text() for path in (ROOT / "README.md", ROOT / "results" / "costs.md")]
+    block = re.search("<!-- models:begin -->\n(.*?)<!-- models:end -->", "".join(pages), re.S)[1].splitlines()
+    assert len(block) > 10 and set(block) <= set(shell("python models.py", copy).splitlines())
 
 
 def test_the_demo_chain(copy):
-    """run_all.sh demo --list prints chains; two of them, cut short, then analyze: table and figure."""
+    """run_all.sh demo --list prints chains; the first ones, cut short, then the table, figure and status."""
     chains = shell("bash run_all.sh demo --list", copy).strip().splitlines()
-    assert len(chains) == 2 * 2 * 2 * 3 and len(set(chains)) == len(chains)
-    short = " --steps 4 --eval-every 2 --log-every 2 "
+    assert len(chains) == 2 * 2 * 3 and len(set(chains)) == len(chains)
     for chain in chains[:4]:
-        shell(re.sub(r"--resume", short + "--resume", chain), copy)
+        shell(chain.replace("--resume", "--steps 4 --eval-every 2 --log-every 2 --resume"), copy)
     output = shell("python analyze.py demo --runs runs/demo --figure figure.png", copy)
     assert (copy / "figure.png").read_bytes()[:4] == b"\x89PNG"
     results = [json.loads(path.read_text()) for path in copy.glob("runs/demo/*/result.json")]
     scratch = next(r for r in results if r.get("start") == "scratch" and r["model"] == "s4")
-    assert f"{100 * scratch['test_accuracy']:.1f}" in output and "one seed" in output
-    assert shell("python analyze.py watch runs/demo --once", copy).startswith("[  6/6 runs]")
-
-
-# ---- analyze.py ------------------------------------------------------------------------------------------------------
-
-
-def test_table_by_hand(tmp_path):
-    accuracies = {("rotary", "scratch"): [.50, .52, .54], ("rotary", "spt"): [.60, .66, .66],
-                  ("s4", "scratch"): [.70, .70, .70], ("s4", "spt"): [.72, .70, .74]}
-    for (model, start), values in accuracies.items():
-        for seed, value in enumerate(values):
-            folder = tmp_path / f"{model}-{start}-{seed}"
-            folder.mkdir()
-            (folder / "result.json").write_text(json.dumps(dict(
-                task="listops_demo", model=model, start=start, seed=seed, test_accuracy=value, seconds=1)))
-    (tmp_path / "torn").mkdir()
-    (tmp_path / "torn" / "result.json").write_text('{"task": "list')
-    table = analyze.demo_table(analyze.read_results(tmp_path))
-    # differences 10, 14, 12: mean 12, standard deviation 2, half-width 4.303 * 2 / sqrt(3) = 4.97
-    assert "| 52.0 ± 2.0 | 64.0 ± 3.5 | +12.0 [+7.0, +17.0] | 3 |" in table
-    assert "| +18.0 | +8.0 |" in table
-
-
-def test_readme_block_is_replaced(tmp_path):
-    path = tmp_path / "README.md"
-    path.write_text("a\n<!-- demo:begin -->\nold\n<!-- demo:end -->\nb\n")
-    analyze.replace_block(path, "demo", "new")
-    analyze.replace_block(path, "demo", "newer")
-    assert path.read_text() == "a\n<!-- demo:begin -->\nnewer\n<!-- demo:end -->\nb\n"
-
-
-def test_analyze_without_runs_is_one_line(tmp_path):
-    done = subprocess.run([sys.executable, ROOT / "analyze.py", "demo", "--runs", tmp_path], capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert f"{100 * scratch['test_accuracy']:.1f}" in output
+    assert shell("python analyze.py status runs/demo", copy).startswith("6 of 6 runs are done")
