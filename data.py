@@ -318,15 +318,14 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
     source = f"files in {Path(raw).resolve()}" if raw is not None else "generated" if task.make else "downloaded"
     if seed is not None and source != "generated":
         raise UserError(f"--seed {seed} is for generated sets; the official splits of {name} are fixed; leave it out")
-    parameters = replace(task, sizes=None, mask=None, source=None, names=None, subset=None, symbols=None)
-    parameters = zlib.crc32(repr(parameters).encode())
+    parameters = zlib.crc32(repr(replace(task, sizes=None, mask=None, source=None, names=None, subset=None)).encode())
     asked = dict(parameters=parameters, sizes=sizes and list(sizes), seed=seed, source=raw and source)    # None: any
     if not (folder / "meta.json").exists():               # before the lock, so that a read-only folder can be used
         if sizes is None and (source == "generated" or task.subset):
             sizes = task.sizes
         request = Request(folder, task, parameters, sizes and list(sizes), seed or 0, raw and Path(raw), workers)
         try:
-            (folder / "parts").mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             with locked(folder / ".lock", f"{folder} is being prepared by another process"):
                 if not (folder / "meta.json").exists():   # else another process made it while we waited
                     found = globals()[f"prepare_{task.family}"](task, request) or {}
@@ -356,15 +355,18 @@ def _shuffled(n):
 
 
 def run_chunks(draw, counts, request):
-    """Chunks of these many examples, made in processes where they are not there yet -> their files, for np.load.
-
-    draw(task, rng, count) -> {name: array} of one chunk."""
+    """Chunks of so many examples each, drawn in processes by draw(task, rng, count) -> {name: array}, where they are
+    not there yet -> their files, for np.load."""
+    (request.folder / "parts").mkdir(exist_ok=True)
     jobs = list(enumerate(counts))
     todo = [job for job in jobs if not request.part(*job).exists()]
     workers = max(min(request.workers or os.cpu_count(), len(todo)), 1)
     # "spawn": a forked copy of a process that has used torch or threads can hang.
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
-    made = (map if workers == 1 else pool.map)(_make_chunk, repeat(draw), repeat(request), todo)
+    made = (_make_chunk(draw, request, *job) for job in todo)
+    if workers > 1:                                       # not pool.map, which trips over what Ctrl-C cancels
+        futures = [pool.submit(_make_chunk, draw, request, *job) for job in todo]
+        made = (future.result() for future in futures)
     try:
         for _ in tqdm(made, str(request.folder), len(jobs), initial=len(jobs) - len(todo), unit="chunk"):
             pass
@@ -378,10 +380,9 @@ def run_chunks(draw, counts, request):
     return [request.part(*job) for job in jobs]
 
 
-def _make_chunk(draw, request, job):
-    index, count = job
+def _make_chunk(draw, request, index, count):
     arrays = draw(request.task, np.random.default_rng([request.seed, index]), count)
-    write_atomically(request.part(*job), lambda file: np.savez_compressed(file, **arrays))
+    write_atomically(request.part(index, count), lambda file: np.savez_compressed(file, **arrays))
 
 
 def _start_worker():
@@ -754,10 +755,13 @@ def prepare_speech(task, request):
     for split, mine in zip(SPLITS, (train, lists["validation"], lists["testing"])):
         mine = sorted(mine.intersection(clips))
         size = request.take(split, len(mine), place)
-        mine = {mine[i] for i in _shuffled(len(mine))[:size]}
-        samples = (read_wav(raw, task.length) for match, raw in _members(place, pattern) if match[1] in mine)
-        labels = [task.names.index(clip.split("/")[0]) for clip in clips if clip in mine]
-        save_split(request, split, tqdm(samples, f"{request.folder} {split}", size), labels, place)
+        rows = {mine[j]: i for i, j in enumerate(_shuffled(len(mine))[:size])}
+        samples = np.memmap(request.folder / "samples.tmp", np.int16, "w+", shape=(size, task.length, 1))
+        for match, raw in tqdm(_members(place, pattern), f"{request.folder} {split}", len(clips) + 2):
+            if match[1] in rows:
+                samples[rows[match[1]]] = read_wav(raw, task.length)
+        save_split(request, split, samples, [task.names.index(clip.split("/")[0]) for clip in rows], place)
+        (request.folder / "samples.tmp").unlink()
     x = np.load(request.folder / "train_x.npy", mmap_mode="r")                            # (n, l, 1)
     mean, power = x.mean(dtype=np.float64), np.einsum("nlc,nlc->", x, x, dtype=np.float64) / x.size
     return dict(mean=float(mean / task.scale), std=float(np.sqrt(power - mean ** 2) / task.scale))
@@ -1005,7 +1009,7 @@ def show(name, data_dir, path):
                 ids = batch.symbols[i * task.documents, :batch.lengths[i * task.documents]]
                 shown = ["█" * len(task.symbols[t]) if black else task.symbols[t] for t, black in zip(ids, gone)]
                 text = re.sub(r"\s", " ", (" " if task.family == "listops" else "").join(shown))
-                lines = [text[j:j + 88] for j in range(0, len(text), 88)]
+                lines = [text[j:j + 80] for j in range(0, len(text), 80)]
                 axis.text(0, 1, "\n".join(lines[:11]), family="monospace", fontsize=7.6, va="top", parse_math=False)
             axis.axis("off")
     write_atomically(path, lambda file: figure.savefig(file, format=Path(path).suffix[1:].lower()))
@@ -1056,7 +1060,6 @@ def _prepare_and_show(args):
     print(f"{folder}: ready ({counts}; {task.data['source']}{seed})")
     if args.show:
         show(args.task, args.data_dir, args.show)
-        print(f"{args.show}: written")
 
 
 if __name__ == "__main__":
