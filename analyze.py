@@ -750,6 +750,8 @@ def status(args):
     """How many runs below a folder are done, then a line for each other one that was started: running, with its last
     numbers and the time left; silent, where its log has not changed for long; or failed, with the error."""
     folders = [path.parent for path in sorted(Path(args.what).glob("**/log.jsonl"))]
+    if not folders:
+        raise UserError(f"status {args.what}: no run was started there")
     started = [folder for folder in folders if not (folder / "result.json").exists()]
     print(f"{len(folders) - len(started)} of {len(folders)} runs are done")
     for folder in started:

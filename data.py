@@ -1063,4 +1063,6 @@ def _prepare_and_show(args):
 
 
 if __name__ == "__main__":
+    if "--list" in sys.argv and hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)     # piped into head: ends quietly
     sys.exit(main())
