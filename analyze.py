@@ -176,8 +176,10 @@ def values_of(runs, field):
 
 def provenance(runs):
     """How many runs, and where their numbers come from."""
+    spent = hours(runs)
+    time_spent = f"{spent:.1f} hours" if spent >= 1 else f"{60 * spent:.0f} minutes"
     return (f"{len(runs)} runs, seeds {values_of(runs, 'seed')}; commit {values_of(runs, 'commit')}, "
-            f"{values_of(runs, 'device')}, torch {values_of(runs, 'torch')}; {hours(runs):.1f} hours of training")
+            f"{values_of(runs, 'device')}, torch {values_of(runs, 'torch')}; {time_spent} of training")
 
 
 # ---- statistics ------------------------------------------------------------------------------------------------------
@@ -708,8 +710,8 @@ MODEL_NAMES = {"transformer": "Transformer", "rotary": "Transformer (rotary)", "
 
 def demo(args):
     """A grid without the paper's numbers, of what is finished: table and caption, printed, and a figure."""
-    runs = [run for run in read_runs(args.runs) if run["task"] in DEMOS and "start" in run]
-    if not runs:
+    runs = [run for run in read_runs(args.runs) if run["task"] in DEMOS]
+    if not any("start" in run for run in runs):
         raise UserError(f"no finished finetuning run of a demo in {args.runs}; run: bash run_all.sh demo")
     cells, task, rows = by_cell(runs), runs[0]["task"], []
     arms = [{name: scores(cells, Cell(task, model, "masked", start)) for model, name in MODEL_NAMES.items()}
@@ -730,7 +732,7 @@ def demo(args):
     print(f"\n{text}\n")
 
     def figure_of_demo(plt, cells):
-        figure, axis = plt.subplots(figsize=(max(4.4, 1.4 * len(models)), 3.6))
+        figure, axis = plt.subplots(figsize=(max(6.4, 1.4 * len(models)), 3.6))
         bars(axis, models, arms, dict.fromkeys(models, 50))
         return figure, DEMOS[task]
 

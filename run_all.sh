@@ -152,7 +152,7 @@ if [ -n "$DEMO" ]; then                                        # one seed after 
     python analyze.py forecast "$JOBS" <<< "$CHAINS" 8>&- &
     for seed in $SEEDS; do
         pool "$(grep -- "--seed $seed " <<< "$CHAINS")"
-        python analyze.py demo --runs "$RUNS" --figure "results/$TARGET.png" || code=1
+        python analyze.py demo --runs "$RUNS" --figure "$RUNS/$TARGET.png" || code=1
     done
     kill %1 2> /dev/null || true                               # it still waits where no run had to be made
 else

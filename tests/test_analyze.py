@@ -370,7 +370,7 @@ def test_the_demo_shows_its_table_after_every_seed(tmp_path):
     stand_in_for_python(tmp_path)
     done = run_all("demo", "--seeds", "0,1", folder=tmp_path)
     assert done.returncode == 0 and done.stdout == "demo took 0 minutes\n", done.stderr
-    table = "analyze.py demo --runs runs/demo --figure results/demo.png"
+    table = "analyze.py demo --runs runs/demo --figure runs/demo/demo.png"
     assert sorted((tmp_path / "analyses.txt").read_text().splitlines()) == [table, table, "analyze.py forecast 2"]
 
 
