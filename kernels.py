@@ -129,7 +129,8 @@ def geometric_sums(V, log_p, l, dtype=torch.float32):
     """
     r, d, n = V.shape
     # The left factor carries the r rows, so m is sqrt(r l) rather than sqrt(l): both factors are then equally large.
-    m = min(l, round(math.sqrt(l * r)))
+    # One column would have no gradient in torch 2.8.
+    m = max(2, min(l, round(math.sqrt(l * r))))
     right, left = two_level_powers(log_p, l, m)                                          # (d, n, m), (d, n, l/m)
     number = torch.complex64 if dtype == torch.float32 else torch.complex128
     right = torch.view_as_real(right.to(number)).transpose(-1, -2).flatten(1, 2)         # (d, 2n, m): Re, Im per state
