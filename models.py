@@ -30,6 +30,7 @@ import fnmatch
 import itertools
 import json
 import math
+import signal
 import sys
 from collections import namedtuple
 from functools import partial
@@ -68,7 +69,8 @@ bidmc_*              rotary                         4 128     4  128     -
 text256|text_demo    transformer|rotary             3  64     2  128     -
 listops_demo         transformer|rotary             3  64     4  128     -
 pathfinder_demo      transformer|rotary             3  32     2   64     -
-sc*_mini|image_mini  transformer|rotary             3  28     2   56     -
+image_mini           transformer|rotary             3  28     2   56     -
+scifar_mini          transformer|rotary             3  28     2   56     -
 *_mini               transformer|rotary|pythia      3  32     2   64     -
 *                    transformer|rotary             4 128     4  256     -
 *                    pythia                         6 512     8 2048     -
@@ -737,4 +739,5 @@ def print_models(length):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)                      # piped into head: ends quietly
     print_models(length=int(sys.argv[1]) if len(sys.argv) > 1 else 1024)

@@ -327,6 +327,16 @@ def test_a_run_is_this_loop(stage, task, model, tmp_path):
     assert step == 5
 
 
+def lag():
+    """This process looks into the run directory after the others have had time to write there."""
+    look = Run.open
+
+    def late(run, *arguments):
+        time.sleep(0.5)
+        look(run, *arguments)
+    Run.open = late
+
+
 @pytest.mark.parametrize("stage, task, model, processes, micro", [
     *((stage, *rest) for stage in STAGES for rest in (
         ("listops", "transformer", 1, 2), ("listops", "s4", 2, None), ("retrieval", "rotary", 1, 2),
@@ -339,7 +349,7 @@ def test_processes_and_micro_batches_do_not_change_the_step(stage, task, model, 
         free.bind(("127.0.0.1", 0))
         world = dict(WORLD_SIZE=str(processes), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]))
     words = flags("many", task, model, batch=9, micro_batch=micro)
-    running = [start(stage, words, RANK=str(rank), **world) for rank in range(processes)]
+    running = [start(stage, words, lag if rank else None, RANK=str(rank), **world) for rank in range(processes)]
     for process in running:
         process.join(60)
         process.kill()
