@@ -330,8 +330,8 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
                 if not (folder / "meta.json").exists():   # else another process made it while we waited
                     found = globals()[f"prepare_{task.family}"](task, request) or {}
                     sizes = [len(np.load(folder / f"{split}_y.npy", mmap_mode="r")) for split in SPLITS]
-                    meta = json.dumps(dict(asked, sizes=sizes, seed=request.seed, source=source, found=found), indent=1)
-                    write_atomically(folder / "meta.json", lambda file: file.write(meta.encode()))
+                    meta = dict(asked, sizes=sizes, seed=request.seed, source=source, found=found)
+                    write_json(folder / "meta.json", meta)
                     shutil.rmtree(folder / "parts", ignore_errors=True)
         except OSError as error:
             raise UserError(f"{folder}: {error}; restore that file, make room, or choose another --data-dir") from None
@@ -946,6 +946,12 @@ def write_atomically(path, write):
                         "folder") from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_json(path, record):
+    """A record as indented JSON, written atomically; what JSON has no type for is written as text."""
+    text = json.dumps(record, indent=1, default=str) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def read_json(path):
