@@ -223,14 +223,12 @@ def signed(found, digits=1):
 
 # Test accuracy in percent (BIDMC: R2), as printed. x: chance level, or too long to train.
 # avg: the average as the paper prints it (results/averages.md: which of them count x as 50, and which are misprints).
-PAPER = {
-    1: """
+PAPER = {1: """
 approach                 model       objective start   listops text  retrieval image pathfinder pathx avg
 Transformer              transformer masked    scratch 36.37   64.27 57.46     42.44 71.40      x     53.66
 Transformer_+_Masked_SPT transformer masked    spt     59.75   89.27 88.64     74.22 88.45      87.73 81.34
 Transformer_+_Causal_SPT transformer causal    spt     59.15   88.81 90.38     76.00 88.49      88.05 81.81
-""",
-    2: """
+""", 2: """
 approach                   model       objective start   listops text  retrieval image pathfinder pathx pathx256 avg
 Transformer_+_Rotary       rotary      masked    scratch 47.90   79.08 82.31     75.04 76.64      84.72 x        74.28
 Transformer_+_Rotary_+_SPT rotary      masked    spt     61.49   91.02 91.57     86.04 94.16      92.98 x        86.21
@@ -238,15 +236,13 @@ S4                         s4          masked    scratch 59.60   86.82 90.90    
 S4_+_SPT                   s4          masked    spt     61.25   90.34 88.74     89.36 94.92      96.94 87.11    86.75
 Pythia_70M_(Rand_Init)     pythia_rand causal    scratch 41.20   69.29 76.45     52.55 74.31      x     x        62.76
 Pythia_70M                 pythia      causal    corpus  43.05   83.41 84.29     67.41 80.05      x     x        68.04
-""",
-    3: """
+""", 3: """
 approach          model  objective start   sc_causal sc    scifar bidmc_hr bidmc_rr bidmc_spo2
 S4                s4     masked    scratch 93.60     96.08 91.13  0.999    0.994    0.999
 Transformer       rotary masked    scratch 84.55     86.93 79.41  0.998    0.981    0.998
 S4_+_SPT          s4     masked    spt     95.09     96.52 91.67  0.999    0.990    0.997
 Transformer_+_SPT rotary masked    spt     86.13     91.49 90.29  0.992    0.956    0.993
-""",
-    7: """
+""", 7: """
 approach              model    objective start   listops text  image pathx avg
 S4_+_Rand_Init_+_SPT  s4_rand  masked    spt     61.5    90.5  87.25 91.05 82.75
 S4_+_Rand_Init        s4_rand  masked    scratch 59.85   88.34 75.56 73.57 74.33
@@ -256,15 +252,13 @@ DLR_+_Rand_Init_+_SPT dlr_rand masked    spt     56.75   89.13 81.83 94.59 80.47
 DLR_+_Rand_Init       dlr_rand masked    scratch 39.55   73.72 56.70 50.04 55.00
 DLR_+_SPT             dlr      masked    spt     60.45   89.94 87.12 96.38 83.37
 DLR                   dlr      masked    scratch 57.50   79.65 79.83 92.33 77.33
-""",
-    8: """
+""", 8: """
 approach               variant   objective start   image_rotary image_s4 text_rotary text_s4
 SPT_0_%_of_the_budget  budget-0  masked    scratch 75.04        87.83    79.08       87.51
 SPT_20_%_of_the_budget budget-20 masked    spt     84.45        87.15    90.20       89.50
 SPT_40_%_of_the_budget budget-40 masked    spt     84.95        87.72    90.56       89.10
 SPT_60_%_of_the_budget budget-60 masked    spt     84.32        87.63    90.65       88.87
-""",
-    9: """
+""", 9: """
 approach                   model  objective start   100k  300k  1m    3m    10m
 Transformer_+_Rotary       rotary masked    scratch 68.51 68.51 71.50 75.04 77.88
 Transformer_+_Rotary_+_SPT rotary masked    spt     74.43 76.36 84.83 86.04 86.54
@@ -278,8 +272,7 @@ MINI_NOTE = "**Mini**: small models on short stand-ins of the paper's tasks, hal
 # Columns that are no task, and what their cells have instead.
 COLUMNS = {"sc_causal": dict(task="sc", objective="causal"), "3m": dict(task="image"),
            **{size: dict(task="image", variant=f"size-{size}") for size in ("100k", "300k", "1m", "10m")},
-           "image_rotary": dict(task="image", model="rotary"), "image_s4": dict(task="image", model="s4"),
-           "text_rotary": dict(task="text", model="rotary"), "text_s4": dict(task="text", model="s4")}
+           **{f"{task}_{model}": dict(task=task, model=model) for task, _ in BUDGETS for model in ("rotary", "s4")}}
 
 
 def grid(number):
@@ -473,10 +466,7 @@ def draw(make, cells, path, mini=False):
     figure, title = make(plt, cells)
     title += "" if is_full(*cells.values()) else "; some runs shortened or changed"
     title += "\nmini: small models on short stand-in tasks" if mini else ""
-    entries = {}
-    for axis in figure.axes:
-        handles, labels = axis.get_legend_handles_labels()
-        entries |= dict(zip(labels, handles))
+    entries = {label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels())}
     figure.legend(entries.values(), entries.keys(), loc="lower center", ncols=5, frameon=False)
     figure.suptitle(title, fontsize=10)
     figure.tight_layout(rect=(0, 0.07, 1, 0.98))
