@@ -738,30 +738,28 @@ def prepare_cifar(task, request):
 
 def prepare_speech(task, request):
     """Speech Commands v0.02 (Warden 2018), all 35 words, raw samples. The official lists name the validation and test
-    clips, the rest is training. An archive is read four times: for the names and lists, then for each split.
+    clips, the rest is training.
 
     Normalised by one mean and one standard deviation of the padded training clips, where [2] takes one per time step
     of values that it has divided by 2^15 twice.
     """
     place = find(request, "speech_commands*.tar.gz", ".")
     pattern = rf"(?:^|/)(?:((?:{'|'.join(task.names)})/[^/.][^/]*\.wav)|(validation|testing)_list\.txt)$"
-    clips, lists = [], {"validation": set(), "testing": set()}
-    for match, raw in _members(place, pattern):
-        if match[1]:
-            clips.append(match[1])
-        else:
-            lists[match[2]] = set(raw.decode("utf-8", "replace").split())
-    train = set(clips) - lists["validation"] - lists["testing"]
-    for split, mine in zip(SPLITS, (train, lists["validation"], lists["testing"])):
-        mine = sorted(mine.intersection(clips))
-        size = request.take(split, len(mine), place)
-        rows = {mine[j]: i for i, j in enumerate(_shuffled(len(mine))[:size])}
-        samples = np.memmap(request.folder / "samples.tmp", np.int16, "w+", shape=(size, task.length, 1))
-        for match, raw in tqdm(_members(place, pattern), f"{request.folder} {split}", len(clips) + 2):
-            if match[1] in rows:
-                samples[rows[match[1]]] = read_wav(raw, task.length)
-        save_split(request, split, samples, [task.names.index(clip.split("/")[0]) for clip in rows], place)
-        (request.folder / "samples.tmp").unlink()
+    rows, lists, path = {}, {"validation": set(), "testing": set()}, request.folder / "samples.tmp"
+    with open(path, "wb") as file:                        # all clips, in the order of the archive
+        for match, raw in tqdm(_members(place, pattern), str(request.folder), unit="clip"):
+            if match[1]:
+                rows[match[1]] = len(rows)
+                file.write(read_wav(raw, task.length))
+            else:
+                lists[match[2]] = set(raw.decode("utf-8", "replace").split())
+    for split, mine in zip(SPLITS, (rows.keys() - lists["validation"] - lists["testing"], *lists.values())):
+        mine = sorted(rows.keys() & mine)
+        mine = [mine[i] for i in _shuffled(len(mine))[:request.take(split, len(mine), place)]]
+        samples = np.memmap(path, np.int16, "r", shape=(len(rows), task.length, 1))
+        save_split(request, split, (samples[rows[clip]] for clip in mine),
+                   [task.names.index(clip.split("/")[0]) for clip in mine], place)
+    path.unlink()
     x = np.load(request.folder / "train_x.npy", mmap_mode="r")                            # (n, l, 1)
     mean, power = x.mean(dtype=np.float64), np.einsum("nlc,nlc->", x, x, dtype=np.float64) / x.size
     return dict(mean=float(mean / task.scale), std=float(np.sqrt(power - mean ** 2) / task.scale))
