@@ -59,17 +59,13 @@ LRA="listops text retrieval image pathfinder pathx"
 
 # Each line that these functions print is a chain: one command, or two stages joined by &&, so that every line can run
 # anywhere, in any order. Arguments: TASK MODEL, then a word for the run's name and flags of the first and second stage.
-wanted() {
-    [[ -z $TASKS || ,$TASKS, == *,$1,* ]] && [[ -z $MODELS || ,$MODELS, == *,$2,* ]] &&
-        [[ " $LACKING " != *" $1 "* && " $LACKING " != *" $2 "* ]]
-}
 out() { echo "$RUNS/$2$MINI-$3${4:+-$4}-$1-s$SEED"; }
 stage() { echo "python $1.py --task $3$MINI --model $4${6:+ $6} --seed $SEED --resume --out $(out "${@:2}")"; }
-scratch() { ! wanted "$@" || stage finetune scratch "$@"; }
-pretrain() { ! wanted "$@" || stage pretrain pretrain "$@"; }
+scratch() { stage finetune scratch "$@"; }
+pretrain() { stage pretrain pretrain "$@"; }
 spt() {           # the second stage inherits task, model, objective, --arch and --train-fraction
-    ! wanted "$@" || echo "$(pretrain "$@") && python finetune.py --init $(out pretrain "$@")${5:+ $5} --seed $SEED" \
-                          "--resume --out $(out spt "$@")"
+    echo "$(pretrain "$@") && python finetune.py --init $(out pretrain "$@")${5:+ $5} --seed $SEED --resume" \
+         "--out $(out spt "$@")"
 }
 both() { scratch "$@"; spt "$@"; }
 small() { every scratch "$@"; every spt "$@"; }
@@ -83,9 +79,12 @@ part() {          # TASK MODEL, share of the training examples
     scratch "$1" "$2" "data$3" "--train-fraction $3${ALONE[$1]:-}"
     spt "$1" "$2" "data$3" "--train-fraction $3${FIRST[$1]:-}" "${AFTER[$1]:-}"
 }
-every() {         # FUNCTION, tasks, models, further arguments
+every() {         # FUNCTION, tasks, models, further arguments; only what is asked for and can be made
     local task model
-    for task in $2; do for model in $3; do "$1" "$task" "$model" "${@:4}"; done; done
+    for task in $2; do for model in $3; do
+        [[ -z $TASKS || ,$TASKS, == *,$task,* ]] && [[ -z $MODELS || ,$MODELS, == *,$model,* ]] || continue
+        [[ " $LACKING " == *" $task "* || " $LACKING " == *" $model "* ]] || "$1" "$task" "$model" "${@:4}"
+    done; done
 }
 chains() {
     case "$1" in
@@ -94,14 +93,14 @@ chains() {
         text256) small text256 "rotary s4" ;;
         demo-init) small text_demo "s4 s4_rand dlr dlr_rand" ;;
         table1) every both "$LRA" transformer; every spt "$LRA" transformer causal "--objective causal" ;;
-        table2) every both "$LRA" "rotary s4"; both pathx256 s4
+        table2) every both "$LRA" "rotary s4"; every both pathx256 s4
                 every scratch "listops text retrieval image pathfinder" "pythia_rand pythia" ;;
         table3) every both sc "s4 rotary" causal "--objective causal"
                 every both "sc scifar bidmc_hr bidmc_rr bidmc_spo2" "s4 rotary" ;;
         table7|figure2) every both "listops text image pathx" "s4 s4_rand dlr dlr_rand" ;;
         table8) for share in 0 20 40 60; do every budget "image text" "rotary s4" $share; done ;;
         table9) every both image "rotary s4"; every sizes image "rotary s4" ;;
-        figure1) every both "$LRA" "transformer rotary s4"; both pathx256 s4 ;;
+        figure1) every both "$LRA" "transformer rotary s4"; every both pathx256 s4 ;;
         figure3) for share in 0.005 0.01 0.05 0.1 0.5 1; do every part "image text" s4 $share; done ;;
         figure4) every pretrain "image text pathx listops" s4 ;;
         figure5) for share in 0 20; do every budget "image text" rotary $share; done ;;
