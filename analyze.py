@@ -44,12 +44,11 @@ Cell = namedtuple("Cell", "task model objective start variant", defaults=("",))
 # What tables 8 and 9 and figure 3 vary. run_all.sh passes the same as flags, and a test compares the two.
 # Table 9: --arch. The paper prints numbers of parameters only, so the shapes are ours; 3m is the recipe itself. S4's
 # last step enlarges its state too, as the paper had to (appendix E).
-SIZES = {("rotary", "paper"): {"100k": dict(d=48, ff=72), "300k": dict(d=80, ff=160), "1m": dict(d=144, ff=288),
-                               "10m": dict(d=448, ff=896)},
-         ("s4", "paper"): {"100k": dict(d=64), "300k": dict(d=128), "1m": dict(d=256), "10m": dict(d=832, state=128)},
-         ("rotary", "mini"): {"100k": dict(d=8, ff=16), "300k": dict(d=12, ff=24), "1m": dict(d=20, ff=40),
-                              "10m": dict(d=56, ff=112)},
-         ("s4", "mini"): {"100k": dict(d=10), "300k": dict(d=16), "1m": dict(d=30), "10m": dict(d=104)}}
+SIZES = ("100k", "300k", "1m", "10m")
+ARCHS = {("rotary", "paper"): (dict(d=48, ff=72), dict(d=80, ff=160), dict(d=144, ff=288), dict(d=448, ff=896)),
+         ("s4", "paper"): (dict(d=64), dict(d=128), dict(d=256), dict(d=832, state=128)),
+         ("rotary", "mini"): (dict(d=8, ff=16), dict(d=12, ff=24), dict(d=20, ff=40), dict(d=56, ff=112)),
+         ("s4", "mini"): (dict(d=10), dict(d=16), dict(d=30), dict(d=104))}
 MINI_SIZES = {"100k": "2k", "300k": "4k", "1m": "10k", "3m": "20k", "10m": "80k"}          # how large those are
 # Table 8 (appendix D): what both stages have together. Pretraining takes 20, 40 or 60 % of it.
 BUDGETS = {("text", "paper"): ("epochs", 30), ("image", "paper"): ("epochs", 150),
@@ -69,7 +68,7 @@ def variants(task, model, preset):
     """Yields (variant, what changes in pretraining, in finetuning after it, from scratch); None where there is no such
     run. The recipe itself comes last."""
     if task == "image":
-        for size, arch in SIZES.get((model, preset), {}).items():
+        for size, arch in zip(SIZES, ARCHS.get((model, preset), ())):
             yield f"size-{size}", {"arch": arch}, {"arch": arch}, {"arch": arch}
     if (task, preset) in BUDGETS and model in ("rotary", "s4"):
         unit, total = BUDGETS[task, preset]
@@ -221,14 +220,14 @@ def signed(found, digits=1):
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
-# Test accuracy in percent (BIDMC: R2), as printed. x: chance level, or too long to train.
+# Title, then test accuracy in percent (BIDMC: R2), as printed. x: chance level, or too long to train.
 # avg: the average as the paper prints it (results/averages.md: which of them count x as 50, and which are misprints).
-PAPER = {1: """
+PAPER = {1: """Long Range Arena, Transformers of the sizes of Tay et al.
 approach                 model       objective start   listops text  retrieval image pathfinder pathx avg
 Transformer              transformer masked    scratch 36.37   64.27 57.46     42.44 71.40      x     53.66
 Transformer_+_Masked_SPT transformer masked    spt     59.75   89.27 88.64     74.22 88.45      87.73 81.34
 Transformer_+_Causal_SPT transformer causal    spt     59.15   88.81 90.38     76.00 88.49      88.05 81.81
-""", 2: """
+""", 2: """Long Range Arena, Transformers and S4
 approach                   model       objective start   listops text  retrieval image pathfinder pathx pathx256 avg
 Transformer_+_Rotary       rotary      masked    scratch 47.90   79.08 82.31     75.04 76.64      84.72 x        74.28
 Transformer_+_Rotary_+_SPT rotary      masked    spt     61.49   91.02 91.57     86.04 94.16      92.98 x        86.21
@@ -236,13 +235,13 @@ S4                         s4          masked    scratch 59.60   86.82 90.90    
 S4_+_SPT                   s4          masked    spt     61.25   90.34 88.74     89.36 94.92      96.94 87.11    86.75
 Pythia_70M_(Rand_Init)     pythia_rand causal    scratch 41.20   69.29 76.45     52.55 74.31      x     x        62.76
 Pythia_70M                 pythia      causal    corpus  43.05   83.41 84.29     67.41 80.05      x     x        68.04
-""", 3: """
+""", 3: """Speech Commands, sCIFAR, BIDMC (R2)
 approach          model  objective start   sc_causal sc    scifar bidmc_hr bidmc_rr bidmc_spo2
 S4                s4     masked    scratch 93.60     96.08 91.13  0.999    0.994    0.999
 Transformer       rotary masked    scratch 84.55     86.93 79.41  0.998    0.981    0.998
 S4_+_SPT          s4     masked    spt     95.09     96.52 91.67  0.999    0.990    0.997
 Transformer_+_SPT rotary masked    spt     86.13     91.49 90.29  0.992    0.956    0.993
-""", 7: """
+""", 7: """Initialisations
 approach              model    objective start   listops text  image pathx avg
 S4_+_Rand_Init_+_SPT  s4_rand  masked    spt     61.5    90.5  87.25 91.05 82.75
 S4_+_Rand_Init        s4_rand  masked    scratch 59.85   88.34 75.56 73.57 74.33
@@ -252,32 +251,29 @@ DLR_+_Rand_Init_+_SPT dlr_rand masked    spt     56.75   89.13 81.83 94.59 80.47
 DLR_+_Rand_Init       dlr_rand masked    scratch 39.55   73.72 56.70 50.04 55.00
 DLR_+_SPT             dlr      masked    spt     60.45   89.94 87.12 96.38 83.37
 DLR                   dlr      masked    scratch 57.50   79.65 79.83 92.33 77.33
-""", 8: """
+""", 8: """A fixed budget of epochs
 approach               variant   objective start   image_rotary image_s4 text_rotary text_s4
 SPT_0_%_of_the_budget  budget-0  masked    scratch 75.04        87.83    79.08       87.51
 SPT_20_%_of_the_budget budget-20 masked    spt     84.45        87.15    90.20       89.50
 SPT_40_%_of_the_budget budget-40 masked    spt     84.95        87.72    90.56       89.10
 SPT_60_%_of_the_budget budget-60 masked    spt     84.32        87.63    90.65       88.87
-""", 9: """
+""", 9: """Image, across model sizes
 approach                   model  objective start   100k  300k  1m    3m    10m
 Transformer_+_Rotary       rotary masked    scratch 68.51 68.51 71.50 75.04 77.88
 Transformer_+_Rotary_+_SPT rotary masked    spt     74.43 76.36 84.83 86.04 86.54
 S4                         s4     masked    scratch 81.36 83.63 84.81 88.65 85.73
 S4_+_SPT                   s4     masked    spt     83.45 86.39 88.67 89.36 88.72
 """}
-TITLES = {1: "Long Range Arena, Transformers of the sizes of Tay et al.", 2: "Long Range Arena, Transformers and S4",
-          3: "Speech Commands, sCIFAR, BIDMC (R2)", 7: "Initialisations", 8: "A fixed budget of epochs",
-          9: "Image, across model sizes"}
 MINI_NOTE = "**Mini**: small models on short stand-ins of the paper's tasks, half a minute of training or so a stage."
 # Columns that are no task, and what their cells have instead.
 COLUMNS = {"sc_causal": dict(task="sc", objective="causal"), "3m": dict(task="image"),
-           **{size: dict(task="image", variant=f"size-{size}") for size in ("100k", "300k", "1m", "10m")},
+           **{size: dict(task="image", variant=f"size-{size}") for size in SIZES},
            **{f"{task}_{model}": dict(task=task, model=model) for task, _ in BUDGETS for model in ("rotary", "s4")}}
 
 
 def grid(number):
     """A table of the paper -> {approach: {column: (cell, printed)}}, {approach: the average that it prints}."""
-    head, *lines = [line.split() for line in PAPER[number].strip().splitlines()]
+    head, *lines = [line.split() for line in PAPER[number].splitlines()[1:]]
     rows, averages = {}, {}
     for line in lines:
         row = dict(zip(head, line, strict=True))
@@ -330,7 +326,7 @@ def table(cells, number, mini=False):
         if approach in printed_averages:
             averages.append([approach, printed_averages[approach], our_average(cells, row)])
     names = [f"{column} (mini: {MINI_SIZES[column]})" if mini and column in MINI_SIZES else column for column in row]
-    parts = [f"### Table {number}{', mini' if mini else ''}: {TITLES[number]}",
+    parts = [f"### Table {number}{', mini' if mini else ''}: {PAPER[number].splitlines()[0]}",
              f"{MINI_NOTE} The paper's numbers stand beside them for orientation only." if mini else "",
              f"Each cell: paper / {'mini' if mini else 'ours'}, mean ± standard deviation (seeds). x: chance level, "
              "or too long to train. †: shortened or changed.", markdown(["approach", *names], main),
@@ -681,14 +677,13 @@ def readme(args):
 def replace_block(path, name, text, check=False):
     """Puts text between <!-- name:begin --> and <!-- name:end --> of a Markdown file, or checks that it is there."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    head, found, rest = path.read_text().partition(begin)
-    _, found, tail = rest.partition(end)
+    old = path.read_text()
+    new, found = re.subn(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{text}\n{end}", old, 1, re.S)
     if not found:
         raise UserError(f"{path} has no {begin} ... {end}")
-    new = f"{head}{begin}\n{text}\n{end}{tail}"
     if not check:
         write(path, lambda temporary: temporary.write_text(new))
-    elif new != path.read_text():
+    elif new != old:
         raise UserError(f"{path} is stale between {begin} and {end}; run: python analyze.py readme")
 
 

@@ -749,8 +749,10 @@ def prepare_speech(task, request):
     with open(path, "wb") as file:                        # all clips, in the order of the archive
         for match, raw in tqdm(_members(place, pattern), str(request.folder), unit="clip"):
             if match[1]:
+                with wave.open(io.BytesIO(raw)) as clip:                                  # 16 kHz, mono, 16 bits
+                    samples = np.frombuffer(clip.readframes(task.length), "<i2")
+                file.write(np.pad(samples, (0, task.length - len(samples))))              # silent after its end
                 rows[match[1]] = len(rows)
-                file.write(read_wav(raw, task.length))
             else:
                 lists[match[2]] = set(raw.decode("utf-8", "replace").split())
     for split, mine in zip(SPLITS, (rows.keys() - lists["validation"] - lists["testing"], *lists.values())):
@@ -763,13 +765,6 @@ def prepare_speech(task, request):
     x = np.load(request.folder / "train_x.npy", mmap_mode="r")                            # (n, l, 1)
     mean, power = x.mean(dtype=np.float64), np.einsum("nlc,nlc->", x, x, dtype=np.float64) / x.size
     return dict(mean=float(mean / task.scale), std=float(np.sqrt(power - mean ** 2) / task.scale))
-
-
-def read_wav(raw, length):
-    """A clip of 16 kHz, mono, 16 bits -> int16 (length, 1), silent after its end."""
-    with wave.open(io.BytesIO(raw)) as clip:
-        samples = np.frombuffer(clip.readframes(length), "<i2")
-    return np.pad(samples, (0, length - len(samples)))[:, None]
 
 
 # ---- BIDMC -----------------------------------------------------------------------------------------------------------
