@@ -15,7 +15,6 @@ is paired: the same seed with and without self-pretraining, with a 95 % interval
 """
 import argparse
 import base64
-import html
 import json
 import math
 import re
@@ -632,7 +631,7 @@ def report(args):
     for number in FIGURES:
         picture = base64.b64encode((args.out / f"figure{number}.png").read_bytes()).decode()
         page.append(f'<p><img src="data:image/png;base64,{picture}">')
-    text = html.escape((args.out / "tables.md").read_text().replace("**", "")).replace("&lt;br&gt;", "<br>")
+    text = (args.out / "tables.md").read_text().replace("**", "")
     for block in text.split("\n\n"):
         if block.startswith("|"):
             rows = [line.strip("|").replace("|", "<td>") for line in block.splitlines() if line[:4] != "|---"]

@@ -950,12 +950,9 @@ def write_json(path, record):
 def read_json(path):
     """A JSON object -> dict. UserError when the file is missing or damaged."""
     try:
-        value = json.loads(Path(path).read_text())
-        if not isinstance(value, dict):
-            raise ValueError("not a JSON object")
-    except (OSError, ValueError) as error:
+        return dict(json.loads(Path(path).read_text()))
+    except (OSError, ValueError, TypeError) as error:                 # TypeError: JSON, and no object
         raise UserError(f"{path} is missing or damaged ({error}); restore it, or remove {Path(path).parent}") from None
-    return value
 
 
 def locked(path, busy, wait=True):
