@@ -631,8 +631,7 @@ def report(args):
     for number in FIGURES:
         picture = base64.b64encode((args.out / f"figure{number}.png").read_bytes()).decode()
         page.append(f'<p><img src="data:image/png;base64,{picture}">')
-    text = (args.out / "tables.md").read_text().replace("**", "")
-    for block in text.split("\n\n"):
+    for block in (args.out / "tables.md").read_text().replace("**", "").split("\n\n"):
         if block.startswith("|"):
             rows = [line.strip("|").replace("|", "<td>") for line in block.splitlines() if line[:4] != "|---"]
             page.append("<table><tr><td>" + "\n<tr><td>".join(rows) + "</table>")
