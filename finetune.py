@@ -65,13 +65,7 @@ def load_backbone(model, args, say):
     mask-indicator column has no counterpart any more and is dropped. Any other difference is an error.
     """
     directory = args.init
-    if not (directory / "result.json").exists():
-        say(f"warning: {directory} is not finished; its best checkpoint so far is used")
     checkpoint = read_checkpoint(directory / "best.pt")
-    for name, ours in (("objective", args.objective), ("arch", args.arch)):
-        if checkpoint["config"].get(name) != ours:
-            raise UserError(f"{directory}/best.pt holds another architecture: {name} {checkpoint['config'].get(name)}, "
-                            f"not {ours}")
     pretrained = {k: v for k, v in checkpoint["model"].items() if k.startswith("backbone.")}
     ours = model.state_dict()
     encoder = "backbone.encoder.weight"
@@ -148,9 +142,6 @@ def parse_args(argv=None):
 def main(argv=None):
     args = parse_args(argv)
     run = Run(args)
-    if args.init is not None:
-        run.say(f"inherited from {args.init}: task {args.task}, model {args.model}, objective {args.objective}, sizes"
-                + (f", --train-fraction {args.train_fraction:g}" if args.train_fraction is not None else ""))
     task, train, val, test = open_task(args.task, args.data_dir, args.train_fraction)
     score_name = "accuracy" if task.classes else "r2"
     if args.init is not None and args.pretraining["data"] != task.data:

@@ -343,26 +343,21 @@ def rotary(x):
 
 
 @functools.lru_cache(maxsize=None)
-def attention_backend():
-    """(name, reason): flash-attn if it is installed and a probe call works, else PyTorch's own kernels.
-
-    A successful import proves nothing: a build for another GPU or torch version imports and then fails when called.
-    """
-    if not torch.cuda.is_available():
-        return "sdpa", "no CUDA device"
+def flash_attn_works():
+    """Whether flash-attn is installed and a call works: a build for another GPU or torch imports, then fails."""
     try:
         from flash_attn import flash_attn_func
         probe = torch.zeros(1, 8, 1, 32, device="cuda", dtype=torch.bfloat16)
         flash_attn_func(probe, probe, probe)
-        return "flash-attn", "installed, and the probe call works"
-    except Exception as error:
-        return "sdpa", f"flash-attn not usable ({type(error).__name__})"
+        return True
+    except Exception:
+        return False
 
 
 def _attend(q, k, v, causal, mask):
     """softmax(q k^T / sqrt(e)) v. Causal: the last query is aligned with the last key, for looking one block back."""
     flash = q.is_cuda and q.dtype in (torch.float16, torch.bfloat16)
-    if mask is None and flash and attention_backend()[0] == "flash-attn":
+    if mask is None and flash and flash_attn_works():
         from flash_attn import flash_attn_func
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))                                 # (b, l, h, e)
         return flash_attn_func(q, k, v, causal=causal).transpose(1, 2)
@@ -450,20 +445,14 @@ def benchmark(fast, naive, make, n, lengths, naive_up_to, d=256, c=2):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     print(f"{fast.__name__}, forward + backward, d={d} N={n} directions={c}, {device}, "
           f"{torch.get_num_threads()} threads, torch {torch.__version__}\n")
-    print("| l | naive s | fast s | ratio | naive MiB | fast MiB | ratio | naive error | fast error |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| l | form | s | MiB | error |\n|---|---|---|---|---|")
     for l in lengths:
-        row = []
         for kernel in (naive, fast) if l <= naive_up_to else (fast,):
             # A new process inherits the peak of its parent, so this one computes nothing.
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-                row += pool.submit(measure, kernel, naive, make, (d, n, c, l), device).result()
-        *slow, seconds, peak, error = row
-        if slow:
-            print(f"| {l} | {slow[0]:.3f} | {seconds:.3f} | {slow[0] / seconds:.1f} | {slow[1]:.0f} | {peak:.0f} "
-                  f"| {slow[1] / peak:.1f} | {slow[2]:.1e} | {error:.1e} |", flush=True)
-        else:
-            print(f"| {l} | not run | {seconds:.3f} | | not run | {peak:.0f} | | | {error:.1e} |", flush=True)
+                seconds, peak, error = pool.submit(measure, kernel, naive, make, (d, n, c, l), device).result()
+            print(f"| {l} | {'naive' if kernel is naive else 'fast'} | {seconds:.3f} | {peak:.0f} | {error:.1e} |",
+                  flush=True)
     print()
 
 

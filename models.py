@@ -6,15 +6,8 @@
     Denoiser      backbone + a linear head on the positions to be predicted         stage 1, pretrain.py
     Classifier    backbone + pooling over the sequence + a head                     stage 2, finetune.py
 
-The order of the file is that of the paper's argument
-    1  Sizes: one row of `ATTENTION_ARCH` or `SSM_ARCH` per task and model.
-    2  A linear recurrence is a convolution: `SSM`, the layer around any kernel                      (eq. 1 and 2.4)
-    3  With a diagonal recurrence the kernel is a sum of geometric sequences: `DLR`                  (eq. 3)
-    4  Diagonal plus rank one, discretised from continuous time: `S4`, which HiPPO initialises       (eq. 2)
-    5  Nothing set by hand: `randomise`, and what self-pretraining learns instead            (sections 3.3 and 3.6)
-    6  The other way to mix positions: `Attention`                                                   (section 3.2)
-    7  Norms and residual blocks;  8  `MODELS` and `Backbone`;  9  heads;  10  Pythia's weights      (section 3.5)
-   11  Optimiser groups;  12  the table that this file prints
+The sections follow the paper's argument: a linear recurrence is a convolution (`SSM`); diagonal (`DLR`) and diagonal
+plus low rank (`S4`); nothing set by hand (`randomise`); the other way to mix positions (`Attention`).
 
 A new mixer is one class and one line of `MODELS`. Every class takes one object `c`, all that is known about the model:
 its sizes, the extras of its line in `MODELS`, what the task says (length, vocab, channels), whether it is causal, and
@@ -145,12 +138,10 @@ class SizeError(ValueError):
 def arch(task, model, **overrides):
     """Sizes of a model on a task: its row above and the numbers among its extras, changed by `overrides` -> plain dict,
     saved in config.json and in checkpoints. None where there is no row; SizeError for an override without meaning."""
-    for table, sizes in ((ATTENTION_ARCH, dict(block=None, norm="layer")), (SSM_ARCH, dict(dropout=0.0))):
-        row = find(read_table(table), model, task=task)
-        if row is not None:
-            break
-    else:
+    row = find(read_table(ATTENTION_ARCH) + read_table(SSM_ARCH), model, task=task)
+    if row is None:
         return None
+    sizes = dict(block=None, norm="layer") if "heads" in row else dict(dropout=0.0)
     sizes |= {key: number(cell) for key, cell in row.items() if key != "task"} | {"model": model}
     sizes |= {key: value for key, value in MODELS[model].extras.items() if type(value) in (int, float)}
     choices = {"norm": [*NORMS], "place": ["pre", "post"]}

@@ -46,11 +46,9 @@ from models import (MODELS, Backbone, Denoiser, SizeError, arch, config, count, 
 # uses those of the model that it is `like` (see MODELS). A cell is pretraining/finetuning/from scratch; with fewer
 # values the last one serves the rest. length: of the run, in epochs (50e) or steps (1300); the best checkpoint counts.
 # eval: steps between evaluations, by default an epoch. The masking ratio is the task's (data.py).
-# Learning rate, batch and weight decay: paper, tables 4 to 6, and S4's weight decay Gu et al. 2022. Pooling: table 4
-# for Transformers, the official configuration for all others, max on PathX (C.1.3). Head, epochs, warm-up and schedule:
-# the official configurations. From scratch: S4 as Gu et al. 2022, whom the paper cites; Transformers as after SPT, as
-# the paper lists no others. Pythia is finetuned only. Retrieval: a batch counts pairs. The paper's gaps and misprints,
-# and how they are read here: results/recipes.md.
+# Pythia is finetuned only. Retrieval: a batch counts pairs. Sources: the paper's tables 4 to 6 and appendix C.1; the
+# official configurations where it is silent; Gu et al. 2022 for S4 from scratch. Which cell comes from where, and the
+# paper's gaps and misprints: results/recipes.md.
 RECIPES = """
 task       model       objective loss pool head   lr             wd   batch     length   warmup     schedule
 listops    transformer masked    ce   mean linear 1e-3/1e-4      0.1  128/64    100e     2000       const
@@ -342,8 +340,10 @@ def overrides(text):
 def flags(stage):
     """The parser of a stage, without a recipe's defaults."""
     positive, natural, rate = between(int, 1), between(int, 0, 2**63 - 1), between(float, 0)
-    parser = Parser(description="With --task and --model, --help shows their recipe.", allow_abbrev=False)
+    parser = Parser(description="With --task and --model, --help shows their recipe.", allow_abbrev=False,
+                    add_help=False)
     add = parser.add_argument_group("what to run").add_argument
+    add("-h", "--help", action="store_true", help="these lines, with the recipe and the sizes of a task and model")
     add("--task", help="one of: " + " ".join(TASKS))
     add("--model", help="one of: " + " ".join(MODELS))
     add("--objective", choices=("masked", "causal"), help="masked: the model sees both sides; causal: only what came "
@@ -412,21 +412,18 @@ def recipe_line(task, model, objective, start):
     return name, line["objective"], values
 
 
-RECIPE_FLAGS = {"lr", "wd", "batch", "epochs", "steps", "warmup", "schedule", "eval_every", "mask", "loss", "pool",
-                "head", "train_fraction", "micro_batch"}
-MACHINE_FLAGS = {"resume", "device", "dtype", "compile", "log_every", "out", "data_dir"}      # do not define the run
+MACHINE_FLAGS = {"help", "resume", "device", "dtype", "compile", "log_every", "out", "data_dir"}   # not part of a run
 
 
 def arguments(stage, argv, inherit=None):
     """The flags of a stage, the rest filled in from the recipe. inherit(flags) -> {flag: value} that --init fixes. Also
     set: start (pretrain, spt, corpus or scratch); arch, all sizes; recipe, the name of its line; changed, {flag: value}
     of all that differs from it."""
-    argv = sys.argv[1:] if argv is None else list(argv)
     parser = flags(stage)
-    without_help = [word for word in argv if word not in ("-h", "--help")]
-    args = parser.parse_args(without_help)
-    if argv != without_help and None in (args.task, args.model) and not getattr(args, "init", None):
-        parser.parse_args(argv)                                        # prints help without a recipe, and exits
+    args = parser.parse_args(argv)
+    if args.help and None in (args.task, args.model) and not getattr(args, "init", None):
+        parser.print_help()
+        parser.exit()
     vars(args).update(inherit(args) if inherit else {"start": stage})
     for flag, value, known in (("task", args.task, TASKS), ("model", args.model, MODELS)):
         if value not in known:
@@ -437,14 +434,16 @@ def arguments(stage, argv, inherit=None):
     sizes = arch(args.task, args.model)
     if args.start != "spt":
         args.arch = arch(args.task, args.model, **(args.arch or {}))
-    if argv != without_help:
+    if args.help:
         recipe, sizes = (" ".join(f"{k}={v}" for k, v in some.items() if v is not None) for some in (values, args.arch))
         parser.description = f"Recipe {args.recipe}: {recipe}. Sizes: {sizes}."
-        parser.parse_args(["--help"])
+        parser.print_help()
+        parser.exit()
     other_sizes = {key: value for key, value in args.arch.items() if sizes.get(key) != value}
     args.changed = {"arch": other_sizes} if other_sizes else {}
-    args.changed |= {flag: value for flag, value in vars(args).items() if flag in RECIPE_FLAGS
-                     and value not in (None, values.get(flag))}
+    for flag in (*values, "epochs", "steps", "train_fraction", "micro_batch"):
+        if getattr(args, flag) not in (None, values.get(flag)):
+            args.changed[flag] = getattr(args, flag)
     if "epochs" in args.changed:
         values.pop("steps", None)                                      # --epochs was asked for in place of steps
     for flag, value in values.items():
@@ -471,7 +470,7 @@ class Run:
     current = None                             # that of this process, for `guarded` to log what ended it
 
     def __init__(self, args):
-        """Processes, device and number format, printed with the reason."""
+        """Processes, device and number format."""
         self.args, environ = args, os.environ
         self.world, self.rank = int(environ.get("WORLD_SIZE", 1)), int(environ.get("RANK", 0))
         self.main = self.rank == 0
@@ -489,9 +488,7 @@ class Run:
             dist.init_process_group("nccl" if cuda else "gloo")
         self.bf16 = args.dtype == "bfloat16" or (args.dtype == "auto" and cuda and torch.cuda.is_bf16_supported())
         self.dtype = "bfloat16" if self.bf16 else "float32"
-        why = "CUDA with bfloat16" if self.bf16 else f"{self.device.type}, autocast off"
-        self.say(f"device {self.device} x {self.world}; {self.dtype} ({'--dtype' if args.dtype != 'auto' else why}); "
-                 "SSM kernels and convolutions always float32")
+        self.say(f"device {self.device} x {self.world}; {self.dtype}; SSM kernels and convolutions always float32")
 
     def say(self, text):
         if self.main:
@@ -568,10 +565,10 @@ class Run:
         if args.compile:
             model.backbone.compile()           # in place, so that saved keys keep their names
         if self.world > 1:
-            with warnings.catch_warnings():    # newer torch renames broadcast_buffers, 2.8 knows no other name
-                warnings.simplefilter("ignore", FutureWarning)
-                # Buffers are equal on all processes already: BatchNorm counts the whole batch.
-                self.forward = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
+            # Buffers are equal on all processes already, since BatchNorm counts the whole batch. Newer torch renames the
+            # argument that says so.
+            warnings.filterwarnings("ignore", "`broadcast_buffers`", FutureWarning)
+            self.forward = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
         return self.forward
 
     def print_plan(self):
@@ -594,7 +591,6 @@ class Run:
 
     def evaluates(self, step):
         """Whether to evaluate before this step; not again right after resuming."""
-        self.pause = time.perf_counter()       # time spent evaluating does not count as training speed
         due = step == self.steps or (step > 0 and step % self.args.eval_every == 0)
         return due and step > self.state["evaluated"]
 
@@ -609,13 +605,12 @@ class Run:
             self.state.update(best=score, best_step=step)
             self.save("best.pt")
         self.save_last(step)
-        self.since += time.perf_counter() - self.pause
 
     def begin(self, step):
         """The examples of this step's batch, int64 (batch,), and the slice of them for this process: a pure function of
         seed and step, so that there is no sampler state to save. Also seeds dropout, by seed, step and process, so that
         a resumed run drops the same channels."""
-        args, self.loss = self.args, torch.zeros((), device=self.device)
+        args, self.loss, self.begun = self.args, torch.zeros((), device=self.device), time.perf_counter()
         stream = np.random.SeedSequence([args.seed, step, self.rank]).generate_state(1, np.uint64)
         torch.manual_seed(int(stream[0]))
         epoch, i = divmod(step, self.per_epoch)
@@ -669,10 +664,10 @@ class Run:
                             f"{torch.linalg.vector_norm(torch.stack(norms)):.3g}; {self.last_good()}")
         state["loss_sum"] += loss
         state["loss_steps"] += 1
-        self.timed += 1
         now = time.perf_counter()
+        self.times.append(now - self.begun)    # evaluating and saving do not count as training speed
         if (step + 1) % self.args.log_every == 0:
-            pace, self.since, self.timed = (now - self.since) / self.timed, now, 0
+            pace, self.times = sum(self.times) / len(self.times), []
             loss, lr = state["loss_sum"] / state["loss_steps"], max(group["lr"] for group in groups)
             state.update(loss_sum=0.0, loss_steps=0)
             self.log(kind="train", step=step + 1, loss=loss, lr=lr, ms_per_step=round(1000 * pace, 2))
@@ -681,7 +676,6 @@ class Run:
                      f"time left {left}")
         if now - self.saved_at > self.SAVE_SECONDS:
             self.save_last(step + 1)
-            self.since += time.perf_counter() - now
 
     # ---- log and files ---------------------------------------------------------------------------------------------
 
@@ -689,8 +683,8 @@ class Run:
         """log.jsonl begins with argv and environment. On --resume, records past the checkpoint are cut off (they will
         be written again), so the file reads as if nothing had happened."""
         state, self.path, kept = self.state, self.args.out / "log.jsonl", []
-        self.clock = self.saved_at = self.since = time.perf_counter()
-        self.timed, self.seconds_before = 0, state["seconds"]
+        self.clock = self.saved_at = time.perf_counter()
+        self.times, self.seconds_before = [], state["seconds"]
         if self.resumes and self.path.is_file():
             with contextlib.suppress(ValueError, KeyError, TypeError):     # a line torn by a kill ends the reading
                 for line in self.path.read_text(errors="replace").splitlines():
