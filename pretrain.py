@@ -565,8 +565,8 @@ class Run:
         if args.compile:
             model.backbone.compile()           # in place, so that saved keys keep their names
         if self.world > 1:
-            # Buffers are equal on all processes already, since BatchNorm counts the whole batch. Newer torch renames the
-            # argument that says so.
+            # Buffers are equal on all processes already, as BatchNorm counts the whole batch. Newer torch renames this
+            # argument.
             warnings.filterwarnings("ignore", "`broadcast_buffers`", FutureWarning)
             self.forward = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
         return self.forward
