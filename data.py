@@ -125,7 +125,6 @@ CIFAR = Source(("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
 SPEECH = Source(("https://storage.googleapis.com/download.tensorflow.org/data/speech_commands_v0.02.tar.gz",),
                 "speech_commands_v0.02.tar.gz, or a folder of it", "CC BY 4.0", 2_428_923_189,
                 "af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58")
-PYTHIA = "https://huggingface.co/EleutherAI/pythia-70m-deduped/resolve/main"
 PAUSE = 2                                # seconds before a download is tried again
 
 
@@ -910,16 +909,6 @@ def _request(url, part, have):
 def _sha256(path):
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def fetch_pythia(data_dir="data"):
-    """Download Pythia-70M, unless it is there -> paths of model.safetensors and tokenizer.json."""
-    folder = Path(data_dir) / "pythia-70m-deduped"
-    by_hand = f"put it into {folder} and run the same command again; or take --model pythia_rand, which needs none"
-    try:
-        return tuple(fetch(f"{PYTHIA}/{name}", folder, by_hand) for name in ("model.safetensors", "tokenizer.json"))
-    except OSError as error:
-        raise UserError(f"{folder}: {error}; make room, or choose another --data-dir") from None
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

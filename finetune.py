@@ -17,9 +17,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data import TASKS, UserError, fetch_pythia, open_task, read_json
-from models import Backbone, Classifier, config, neox_weights, param_groups, pythia_tokens
+from data import TASKS, UserError, open_task, read_json
+from models import Backbone, Classifier, config, param_groups
 from pretrain import Run, arguments, guarded, learning_rate, read_checkpoint
+from pythia import load_pythia
 
 # ---- Loss and score --------------------------------------------------------------------------------------------------
 
@@ -83,22 +84,6 @@ def load_backbone(model, args, say):
     say(f"from {directory}: {len(pretrained)} tensors taken over; left behind: "
         f"{', '.join(sorted(k for k in checkpoint['model'] if k not in pretrained))}; fresh: "
         f"{', '.join(sorted(head))}{dropped}")
-
-
-def load_pythia(model, task, args, say):
-    """Puts the weights of Pythia-70M into a Classifier, downloading them on first use (paper, section 3.5)."""
-    import safetensors.torch
-
-    path, tokenizer = fetch_pythia(args.data_dir)
-    try:
-        tokens, without = pythia_tokens(task.symbols, tokenizer)
-        weights = neox_weights(safetensors.torch.load_file(path), args.arch, tokens)
-        model.backbone.load_state_dict(weights)
-    except Exception as error:             # a damaged file can make its reader raise anything
-        raise UserError(f"{path} or {tokenizer.name} is not that of pythia-70m-deduped, or it is damaged "
-                        f"({' '.join(str(error).split())[:200]}); remove it, and run the same command again") from None
-    say(f"from {path}: {len(weights)} tensors taken over; of the embedding, the {len(tokens)} rows of this task's "
-        "symbols" + (f"; without a token of their own: {' '.join(map(repr, without))}" if without else ""))
 
 
 # ---- Flags -----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ al. 2022 as the paper's official configurations spell them out, and DLR's are S4
 import contextlib
 import fnmatch
 import itertools
-import json
 import math
 import signal
 import sys
@@ -592,61 +591,7 @@ class Classifier(nn.Module):
             return self.head(x.float())                                                       # (b, outputs)
 
 
-# ---- 10  Pythia ------------------------------------------------------------------------------------------------------
-# The paper's section 3.5 finetunes a language model on the tasks' own symbols: each symbol becomes one of the model's
-# tokens, and no position is added or lost.
-
-
-def pythia_tokens(symbols, tokenizer):
-    """The token of each of a task's symbols, named as in `task.symbols`: int64 (vocab,); and those that have none.
-    tokenizer: path of tokenizer.json. A gray level is the token of its decimal digits, a character its own, an operator
-    of ListOps that of its name ("MAX"). <eos>, <unk> and symbols without a token become <|endoftext|>, as in the
-    official code; <mask> never occurs in finetuning."""
-    names = {"<pad>": "<|padding|>", "[MIN": "MIN", "[MAX": "MAX", "[MED": "MED", "[SM": "SM", "X": "]"}
-    names = names if "[MIN" in symbols else {"<pad>": "<|padding|>"}                          # elsewhere X is a letter
-    known = json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"]
-    # Tokens are written with one printable character for each byte: itself where it is printable, else the next unused
-    # ones from 256 on (byte-level BPE, as in GPT-2).
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letter = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
-    tokens = [known.get("".join(letter[byte] for byte in names.get(symbol, symbol).encode())) for symbol in symbols]
-    special, end = ("<mask>", "<unk>", "<eos>"), known["<|endoftext|>"]
-    without = [symbol for symbol, token in zip(symbols, tokens) if token is None and symbol not in special]
-    return torch.tensor([end if token is None else token for token in tokens]), without
-
-
-def neox_weights(tensors, sizes, tokens):
-    """The tensors of a GPT-NeoX checkpoint -> state dict of the `Backbone` with these sizes. tokens (vocab,): which of
-    the checkpoint's tokens stands for each symbol of the task; the embeddings of all others could never be used and are
-    left out. KeyError or RuntimeError where names or shapes do not fit.
-
-    Two conventions differ. There, the rows of query_key_value are (h, 3, e), head by head; here all queries come first,
-    then keys, then values. There, rotary positions pair dimension m with m + e/8, half a rotated part away; `rotary`
-    pairs neighbours. Reordering the rows of queries and keys alike leaves their products as they were.
-    """
-    heads, e = sizes["heads"], sizes["d"] // sizes["heads"]
-    r = int(sizes["rotary"] * e)
-    neighbours = torch.arange(r).view(2, -1).T.flatten().tolist() + list(range(r, e))
-
-    def fused(name):
-        rows = tensors[name].float().unflatten(0, (heads, 3, e)).transpose(0, 1)              # (3, h, e, ...)
-        return torch.cat((rows[:2, :, neighbours], rows[2:])).flatten(0, 2)                   # (3 d, ...)
-
-    weights = {"encoder.weight": tensors["gpt_neox.embed_in.weight"].float()[tokens]}
-    for part in ("weight", "bias"):
-        weights[f"norm.{part}"] = tensors[f"gpt_neox.final_layer_norm.{part}"].float()
-        for i in range(sizes["layers"]):
-            theirs, ours = f"gpt_neox.layers.{i}", f"layers.{i}"
-            weights[f"{ours}.mixer.qkv.{part}"] = fused(f"{theirs}.attention.query_key_value.{part}")
-            for name, same in (("norm1", "input_layernorm"), ("norm2", "post_attention_layernorm"),
-                               ("mixer.out", "attention.dense"), ("ff.0", "mlp.dense_h_to_4h"),
-                               ("ff.2", "mlp.dense_4h_to_h")):
-                weights[f"{ours}.{name}.{part}"] = tensors[f"{theirs}.{same}.{part}"].float()
-    return weights
-
-
-# ---- 11  Optimiser groups --------------------------------------------------------------------------------------------
+# ---- 10  Optimiser groups --------------------------------------------------------------------------------------------
 
 def param_groups(model, lr, weight_decay):
     """Groups for AdamW. Parameters that a module's `rates` name keep their own learning rate, and are decayed only
@@ -669,7 +614,7 @@ def count(model):
     return sum(p.numel() for p in model.parameters())
 
 
-# ---- 12  The table ---------------------------------------------------------------------------------------------------
+# ---- 11  The table ---------------------------------------------------------------------------------------------------
 
 def describe(c):
     """Cost of a batch of one sequence of symbols, without input layer and head -> (parameters of the mixers, other

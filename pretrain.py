@@ -37,7 +37,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from data import MASK, TASKS, UserError, locked, open_task, order, read_json, write_atomically
+from data import MASK, TASKS, UserError, locked, open_task, order, read_json, write_atomically, write_json
 from models import (MODELS, Backbone, Denoiser, SizeError, arch, config, count, find, inside, number, param_groups,
                     read_table)
 
@@ -546,7 +546,7 @@ class Run:
                 self.lock = locked(args.out / ".lock", f"{args.out} is in use by another process", wait=False)
             except OSError as error:
                 raise UserError(f"cannot write to --out {args.out}: {error.strerror}") from None
-            self.write_json("config.json", self.config())
+            write_json(args.out / "config.json", self.config())
         if self.world > 1:
             dist.barrier()
         if self.resumes:
@@ -732,10 +732,6 @@ class Run:
         self.save("last.pt", optimizer=self.optimizer.state_dict(), state=self.state)
         self.saved_at = time.perf_counter()
 
-    def write_json(self, name, record):
-        text = json.dumps(record, indent=1, default=str) + "\n"
-        write_atomically(self.args.out / name, lambda file: file.write(text.encode()))
-
     def load_best(self):
         """Puts the weights that validation chose into the model, on all processes."""
         if self.world > 1:
@@ -756,7 +752,7 @@ class Run:
             parameters=count(self.model), train_examples=self.examples, seconds=round(self.seconds(), 1),
             peak_memory_bytes=peak, **self.environment())
         if self.main:
-            self.write_json("result.json", record)
+            write_json(args.out / "result.json", record)
         scores = "  ".join(f"{k} {v:.4f}" for k, v in results.items() if isinstance(v, float))
         self.say(f"done in {record['seconds']:.0f} s: best at step {record['best_step']}; {scores}; wrote "
                  f"{args.out / 'result.json'}")
