@@ -8,8 +8,8 @@ import torch
 
 import kernels
 from conftest import ROOT
-from kernels import (attention, diagonal_kernel, diagonal_kernel_naive, fft_conv, hippo_nplr, random_dlr, random_s4,
-                     rotary, s4_kernel, s4_kernel_naive, sgconv_kernel, ssm_scan)
+from kernels import (attention, diagonal_kernel, diagonal_kernel_naive, fft_conv, hippo_nplr, random_s4, rotary,
+                     s4_kernel, s4_kernel_naive, sgconv_kernel, ssm_scan)
 
 COMPLEX = torch.complex128
 
@@ -24,20 +24,16 @@ def all_states(v):
 
 
 def dense_s4(A, P, B, C, dt, l):
-    """K[k] = C Abar^k Bbar over all N states, channel by channel, by plain float64 matrix powers. C is uncorrected."""
+    """K[k] = C Abar^k Bbar over all N states, one float64 step after another. C is uncorrected."""
     A, P, B, C = (all_states(v) for v in (A, P, B, C))
-    K = torch.zeros(C.shape[0], C.shape[1], l, dtype=torch.float64)
-    for channel in range(C.shape[1]):
-        a, p, bb = (v[min(channel, v.shape[0] - 1)] for v in (A, P, B))
-        full = torch.diag(a) - torch.outer(p, p.conj())
-        eye = torch.eye(len(a), dtype=COMPLEX)
-        inverse = torch.linalg.inv(eye - dt[channel].double() / 2 * full)
-        step = inverse @ (eye + dt[channel].double() / 2 * full)
-        x = inverse @ (dt[channel].double() * bb)
-        for k in range(l):
-            K[:, channel, k] = (C[:, channel] @ x).real
-            x = step @ x
-    return K
+    dt, eye, K = dt.double()[:, None, None], torch.eye(A.shape[-1], dtype=COMPLEX), []
+    half_step = dt / 2 * (torch.diag_embed(A) - P[..., :, None] * P.conj()[..., None, :])   # (d, N, N)
+    inverse = torch.linalg.inv(eye - half_step)
+    step, x = inverse @ (eye + half_step), inverse @ (dt * B[..., None])                    # x (d, N, 1)
+    for _ in range(l):
+        K.append((C * x[..., 0]).sum(-1).real)                                              # (c, d)
+        x = step @ x
+    return torch.stack(K, -1)
 
 
 def uncorrected(A, P, B, C_tilde, dt, l):
@@ -48,14 +44,31 @@ def uncorrected(A, P, B, C_tilde, dt, l):
     return C.permute(2, 0, 1)[..., : A.shape[-1]]                                        # (c, d, n)
 
 
+def value_and_gradients(form, arguments, weight, *l):
+    """What a form makes of its arguments, then their gradients of its weighted sum, all in double precision."""
+    leaves = [v.detach().clone().requires_grad_() for v in arguments]
+    value = form(*leaves, *l)
+    (value * weight).sum().backward()
+    return [v.to(COMPLEX) for v in (value.detach(), *(leaf.grad for leaf in leaves))]
+
+
+def errors(fast, oracle, arguments, weight, *l):
+    """Relative errors of the value and of every gradient, against the oracle's autograd in float64."""
+    double = [v.to(torch.promote_types(v.dtype, torch.float64)) for v in arguments]
+    pairs = zip(value_and_gradients(fast, arguments, weight, *l), value_and_gradients(oracle, double, weight, *l))
+    return [relative(ours, exact) for ours, exact in pairs if exact.abs().max() > 0]
+
+
+# ---- S4 --------------------------------------------------------------------------------------------------------------
+
 @pytest.mark.parametrize("l", [1, 2, 3, 17, 64, 100, 255, 1021])
 @pytest.mark.parametrize("dt_range", [(1e-4, 1e-3), (1e-3, 0.1), (1.0, 10.0)])
 def test_s4_kernel_is_the_recurrence(l, dt_range):
     for N in (2, 64):
-        arguments = random_s4(6, N, 2, l, *dt_range, seed=l)
-        A, P, B, C, dt = arguments
-        exact = dense_s4(A, P, B, uncorrected(A, P, B, C, dt, l), dt, l)
-        assert relative(s4_kernel(*arguments, l).double(), exact) < 1e-4
+        A, P, B, C, dt = random_s4(6, N, 2, l, *dt_range, seed=l)
+        ours = s4_kernel(A, P, B, C, dt, l)
+        assert relative(ours.double(), dense_s4(A, P, B, uncorrected(A, P, B, C, dt, l), dt, l)) < 1e-4
+        assert torch.equal(s4_kernel(A[:1], P[:1], B[:1], C, dt, l), ours)               # channels may share states
 
 
 def test_s4_kernel_with_poles_close_to_roots_of_unity():
@@ -74,113 +87,14 @@ def test_s4_kernel_with_poles_close_to_roots_of_unity():
 
 
 @pytest.mark.parametrize("l, N, tolerance", [(16, 8, 1e-4), (33, 8, 1e-4), (1024, 64, 1e-2), (2001, 64, 1e-2)])
-def test_gradients_of_the_s4_kernel(l, N, tolerance):
-    """Against autograd through the textbook form in float64. dt's is the hardest: it moves every pole at once."""
-    double = [v.to(COMPLEX if v.is_complex() else torch.float64) for v in random_s4(5, N, 2, l)]
+def test_s4_kernel_and_its_gradients_are_those_of_the_textbook(l, N, tolerance):
+    """dt's gradient is the hardest: it moves every pole at once."""
     weight = torch.randn(2, 5, l, generator=torch.Generator().manual_seed(1))
-    gradients = []
-    for form, arguments in ((s4_kernel_naive, double), (s4_kernel, random_s4(5, N, 2, l))):
-        arguments = [v.clone().requires_grad_() for v in arguments]
-        (form(*arguments, l) * weight).sum().backward()
-        gradients.append([v.grad.to(COMPLEX) for v in arguments])
-    errors = [relative(ours, exact) for exact, ours in zip(*gradients)]
-    assert max(errors[:-1]) < tolerance / 10 and errors[-1] < tolerance, errors
+    *others, of_dt = errors(s4_kernel, s4_kernel_naive, random_s4(5, N, 2, l), weight, l)
+    assert max(others) < tolerance / 10 and of_dt < tolerance
 
 
-def test_shared_states_broadcast():
-    A, P, B, C, dt = random_s4(6, 8, 1, 50)
-    assert torch.equal(s4_kernel(A[:1], P[:1], B[:1], C, dt, 50), s4_kernel(A, P, B, C, dt, 50))
-
-
-def test_truncation_by_length_is_undone_at_that_length_only():
-    """C~ is tied to l: at its own l the kernel is the one of C, cut."""
-    A, P, B, C, dt = random_s4(3, 16, 1, 128)
-    long = dense_s4(A, P, B, uncorrected(A, P, B, C, dt, 128), dt, 200)
-    assert relative(s4_kernel(A, P, B, C, dt, 128).double(), long[..., :128]) < 1e-4
-
-
-def test_hippo_is_legs():
-    N = 32
-    A, P, B = hippo_nplr(N)
-    k = torch.arange(N, dtype=torch.float64)
-    legs = -torch.sqrt((2 * k[:, None] + 1) * (2 * k + 1)).tril(-1) - torch.diag(k + 1)
-    ours = torch.diag(all_states(A)) - torch.outer(all_states(P), all_states(P).conj())
-    # Same matrix in another basis: same traces of powers, and the same impulse response through B for any output.
-    power, legs_power = torch.eye(N, dtype=COMPLEX), torch.eye(N, dtype=torch.float64)
-    for _ in range(4):
-        power, legs_power = power @ ours, legs_power @ legs
-        assert abs(torch.trace(power) / torch.trace(legs_power) - 1) < 1e-9
-    krylov = torch.stack([torch.linalg.matrix_power(ours, i) @ all_states(B) for i in range(4)])
-    legs_krylov = torch.stack([torch.linalg.matrix_power(legs, i) @ torch.sqrt(2 * k + 1) for i in range(4)])
-    gram, legs_gram = krylov.conj() @ krylov.T, legs_krylov @ legs_krylov.T
-    assert ((gram - legs_gram).abs() / legs_gram.abs()).max() < 1e-9      # the change of basis is unitary
-    assert (A.imag < 0).all() and (A.imag.diff() > 0).all()
-    with pytest.raises(ValueError, match="even"):
-        hippo_nplr(7)
-
-
-@pytest.mark.parametrize("l", [1, 2, 31, 400])
-@pytest.mark.parametrize("shared", [True, False])
-def test_diagonal_kernel_is_the_sum(l, shared):
-    generator = torch.Generator().manual_seed(l)
-    n, d = 24, 3
-    decay, turn = torch.rand(2, n, generator=generator) if shared else torch.rand(2, d, n, generator=generator)
-    Lambda = torch.complex(-0.05 * decay, 6.28 * turn)
-    W = torch.randn(2, d, n, dtype=torch.complex64, generator=generator)
-    k = torch.arange(l, dtype=torch.float64)
-    exact = (W.to(COMPLEX)[..., None] * torch.exp(Lambda.to(COMPLEX)[..., None] * k)).sum(-2).real
-    assert relative(diagonal_kernel(W, Lambda, l).double(), exact) < 1e-5
-
-
-@pytest.mark.parametrize("l", [1, 5, 1021])
-def test_gradients_of_the_diagonal_kernel_with_shared_poles(l):
-    """Against autograd through the direct sum in float64, for poles that decay, stand still and turn fast."""
-    W, Lambda = random_dlr(5, 40, 2, l, dtype=COMPLEX)
-    Lambda[:3] = torch.tensor([0, 3.1j, -0.5 + 6j])
-    weight = torch.randn(2, 5, l, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    gradients = []
-    for form, dtype in ((diagonal_kernel_naive, COMPLEX), (diagonal_kernel, torch.complex64)):
-        arguments = [v.clone().to(dtype).requires_grad_() for v in (W, Lambda)]
-        (form(*arguments, l) * weight).sum().backward()
-        gradients.append([v.grad.to(COMPLEX) for v in arguments])
-    assert all(relative(ours, exact) < 1e-3 for exact, ours in zip(*gradients) if exact.abs().max() > 0)
-
-
-def test_diagonal_kernel_at_full_size():
-    """One layer of DLR on PathX (d = 256, N = 1,024, l = 16,384, two directions), forward and backward: under 2 GB for
-    the whole process, and at least ten times the speed of the broadcast form, measured on two of the 256 channels."""
-    program = ("import resource, time, torch; from kernels import *\n"
-               "W, Lambda = (v.requires_grad_() for v in random_dlr(256, 1024, 2, 16384))\n"
-               "def seconds(form, W):\n"
-               "    start = time.perf_counter()\n"
-               "    form(W, Lambda, 16384).square().sum().backward()\n"
-               "    return time.perf_counter() - start\n"
-               "fast = min(seconds(diagonal_kernel, W) for _ in range(2))\n"
-               "memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-               "print(memory, 128 * seconds(diagonal_kernel_naive, W[:, :2]) / fast)")
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    memory, ratio = map(float, done.stdout.split())
-    assert memory < 2_000_000 and ratio > 10, done.stderr
-
-
-@pytest.mark.parametrize("l", [1, 2, 7, 97, 130])
-@pytest.mark.parametrize("back", [True, False])
-def test_fft_convolution_is_the_direct_sum(l, back):
-    generator = torch.Generator().manual_seed(l)
-    u, K, K_back = (torch.randn(*shape, generator=generator) for shape in ((2, 3, l), (3, l), (3, l)))
-    exact = torch.zeros(2, 3, l)
-    for t in range(l):
-        for s in range(l):
-            if s <= t:
-                exact[..., t] += K[:, t - s] * u[..., s]
-            elif back:
-                exact[..., t] += K_back[:, s - t - 1] * u[..., s]
-    assert relative(fft_conv(u, K, K_back if back else None), exact) < 1e-5
-    longer = torch.cat((K, torch.ones(3, 5)), -1)                        # a kernel longer than the input is cut
-    assert torch.allclose(fft_conv(u, longer), fft_conv(u, K), atol=1e-6)
-
-
-def test_kernel_and_convolution_are_the_scan():
+def test_s4_kernel_and_convolution_are_the_scan():
     l = 60
     A, P, B, C, dt = random_s4(4, 8, 1, l, dtype=COMPLEX)
     Abar, Bbar = kernels.discretize(A, P, B, dt)
@@ -190,25 +104,97 @@ def test_kernel_and_convolution_are_the_scan():
     assert relative(fft_conv(u.float(), s4_kernel(A, P, B, C, dt, l)[0]).double(), exact) < 1e-4
 
 
-def test_memory_at_the_longest_sequence():
-    """One layer of PathX-256 (l = 65,536, d = 256, two directions) forward and backward within 4 GB, whole process."""
-    program = ("import resource, torch; from kernels import random_s4, s4_kernel\n"
-               "arguments = [v.requires_grad_() for v in random_s4(256, 64, 2, 65536, dt_min=1e-4)]\n"
-               "s4_kernel(*arguments, 65536).square().sum().backward()\n"
+def test_hippo_is_legs():
+    """The same matrix in another basis: the same traces of powers, and a unitary change of basis for A^i B."""
+    N = 32
+    A, P, B = hippo_nplr(N)
+    k = torch.arange(N, dtype=torch.float64)
+    legs = -torch.sqrt((2 * k[:, None] + 1) * (2 * k + 1)).tril(-1) - torch.diag(k + 1)
+    ours = torch.diag(all_states(A)) - torch.outer(all_states(P), all_states(P).conj())
+    powers = [[torch.linalg.matrix_power(matrix, i) for i in range(5)] for matrix in (ours, legs)]
+    assert all(abs(torch.trace(a) / torch.trace(b) - 1) < 1e-9 for a, b in zip(*powers))
+    krylov, legs_krylov = (torch.stack([power @ v for power in some])                                 # (5, N)
+                           for some, v in zip(powers, (all_states(B), torch.sqrt(2 * k + 1))))
+    assert ((krylov.conj() @ krylov.T) / (legs_krylov @ legs_krylov.T) - 1).abs().max() < 1e-9
+    assert (A.imag < 0).all() and (A.imag.diff() > 0).all()
+    with pytest.raises(ValueError, match="even"):
+        hippo_nplr(7)
+
+
+# ---- diagonal kernels, convolution -----------------------------------------------------------------------------------
+
+def dense_diagonal(W, Lambda, l):
+    """K[k] = Re sum_n W p^k with p = e^Lambda, one step after another."""
+    K, x = [], torch.exp(0 * Lambda)
+    for _ in range(l):
+        K.append((W * x).sum(-1).real)                                                       # (c, d)
+        x = x * torch.exp(Lambda)
+    return torch.stack(K, -1)
+
+
+@pytest.mark.parametrize("l", [1, 2, 5, 31, 400, 1021])
+@pytest.mark.parametrize("poles", [(24,), (3, 24)])
+def test_diagonal_kernel_is_the_recurrence(l, poles):
+    """And its gradients, for poles that decay, stand still and turn fast, shared by all channels or not."""
+    generator = torch.Generator().manual_seed(l)
+    decay, turn = torch.rand(2, *poles, generator=generator)
+    Lambda = torch.complex(-0.05 * decay, 6.28 * turn)
+    Lambda[..., :3] = torch.tensor([0, 3.1j, -0.5 + 6j])
+    W = torch.randn(2, 3, 24, dtype=torch.complex64, generator=generator)
+    weight = torch.randn(2, 3, l, generator=generator)
+    of_value, *of_gradients = errors(diagonal_kernel, dense_diagonal, (W, Lambda), weight, l)
+    assert of_value < 1e-5 and max(of_gradients) < 1e-3
+    W, Lambda = W.to(COMPLEX), Lambda.to(COMPLEX)
+    assert relative(diagonal_kernel_naive(W, Lambda, l), dense_diagonal(W, Lambda, l)) < 1e-9
+
+
+def toeplitz(u, K, K_back=None):
+    """The convolution as a product with a dense matrix, T[t, s] = K[t - s] or K_back[s - t - 1]."""
+    lag = torch.arange(u.shape[-1])[:, None] - torch.arange(u.shape[-1])
+    T = torch.where(lag >= 0, K[:, lag.clamp(min=0)], 0)
+    if K_back is not None:
+        T = T + torch.where(lag < 0, K_back[:, (-lag - 1).clamp(min=0)], 0)
+    return torch.einsum("dts,bds->bdt", T, u)
+
+
+@pytest.mark.parametrize("l", [1, 2, 7, 97, 130])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_fft_conv_and_its_gradients_are_those_of_the_direct_sum(l, directions):
+    generator = torch.Generator().manual_seed(l)
+    u, weight = torch.randn(2, 3, 2, l, generator=generator)
+    K = torch.randn(directions, 2, l, generator=generator)
+    assert max(errors(fft_conv, toeplitz, (u, *K), weight)) < 1e-5
+    longer = torch.cat((K, torch.ones(directions, 2, 5)), -1)              # a kernel longer than the input is cut
+    assert torch.allclose(fft_conv(u, *longer), fft_conv(u, *K), atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel, limit", [
+    ("s4_kernel(*(v.requires_grad_() for v in random_s4(256, 64, 2, 65536, dt_min=1e-4)), 65536)", 4e6),
+    ("diagonal_kernel(torch.randn(2, 256, 1024, dtype=torch.complex64, requires_grad=True),"
+     "                torch.complex(-torch.rand(1024), torch.rand(1024)).requires_grad_(), 16384)", 2e6)])
+def test_memory_at_full_size(kernel, limit):
+    """One layer of PathX-256 with S4, of PathX with DLR, both directions, forward and backward: KiB of the process. A
+    tensor of channels, states and lags would take 60 times as much."""
+    program = (f"import resource, torch; from kernels import *\n{kernel}.square().sum().backward()\n"
                "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert int(done.stdout) < 4_000_000, done.stderr
+    assert int(done.stdout) < limit, done.stderr
 
 
 def test_kernels_ignore_autocast():
-    arguments = random_s4(4, 8, 2, 64)
-    u = torch.randn(2, 4, 64, generator=torch.Generator().manual_seed(0))
-    outside = s4_kernel(*arguments, 64)
-    with torch.autocast("cpu", torch.bfloat16):
-        inside = s4_kernel(*arguments, 64)
-        convolved = fft_conv(u, inside[0])
-    assert torch.equal(outside, inside) and torch.equal(convolved, fft_conv(u, outside[0]))
+    arguments, generator = random_s4(4, 8, 2, 64), torch.Generator().manual_seed(0)
+    u, w = torch.randn(2, 4, 64, generator=generator), torch.randn(3, 2, 4, 8, generator=generator)
 
+    def made():
+        K = s4_kernel(*arguments, 64)
+        return K, fft_conv(u, *K), diagonal_kernel(arguments[3], arguments[0], 64), sgconv_kernel(w, 64, torch.ones(4))
+
+    outside = made()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(map(torch.equal, made(), outside))
+
+
+# ---- SGConv ----------------------------------------------------------------------------------------------------------
 
 def stretched_pieces(w, l, multiplier, power, init_scale):
     """SGConv's kernel lag by lag, from its definition, in Python's own floats: (S, c, d, d0) -> (c, d, l)."""
@@ -235,65 +221,41 @@ def stretched_pieces(w, l, multiplier, power, init_scale):
 @pytest.mark.parametrize("powered", [False, True])
 def test_sgconv_kernel_is_stretched_pieces(l, S, d0, init_scale, powered):
     generator = torch.Generator().manual_seed(S)
-    w = torch.randn(S, 2, 3, d0, generator=generator).requires_grad_()
+    w, direction = torch.randn(2, S, 2, 3, d0, generator=generator)
     multiplier, power = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 1.0, 0.5]) if powered else None
-    exact = stretched_pieces(w, l, multiplier, power, init_scale)
-    ours = sgconv_kernel(w, l, multiplier, power, init_scale)
-    assert ours.dtype == torch.float32 and ours.shape == (2, 3, l) and relative(ours.double(), exact) < 1e-6
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(sgconv_kernel(w, l, multiplier, power, init_scale), ours)
-    # The kernel is linear in w, so its gradient is what it makes of each unit vector.
+    ours = sgconv_kernel(w.requires_grad_(), l, multiplier, power, init_scale)
+    assert ours.dtype == torch.float32 and ours.shape == (2, 3, l)
+    assert relative(ours.double(), stretched_pieces(w, l, multiplier, power, init_scale)) < 1e-6
+    # The kernel is linear in w, so its derivative in a direction is the kernel of that direction.
     weight = torch.randn(2, 3, l, generator=generator)
     ours.backward(weight)
-    for i in range(S):
-        for t in range(d0):
-            unit = torch.zeros_like(w)
-            unit[i, :, :, t] = 1
-            direct = (stretched_pieces(unit, l, multiplier, power, init_scale) * weight).sum(-1)      # (c, d)
-            assert torch.allclose(w.grad[i, :, :, t].double(), direct, rtol=1e-5, atol=1e-4)
-
-
-def test_sgconv_kernel_by_hand():
-    """Two pieces of one value each, then one of two lags and one of four: half the weight from piece to piece."""
-    w = torch.tensor([5.0, 3.0, 2.0, 1.0]).view(4, 1, 1, 1)
-    assert sgconv_kernel(w, 9, torch.tensor([2.0])).flatten().tolist() == [40, 12, 4, 4, 1, 1, 1, 1, 0]
-    w = torch.tensor([0.0, 4.0]).view(1, 1, 1, 2)                       # stretched four times; ends are held
-    assert sgconv_kernel(w, 8, torch.tensor([2.0]), init_scale=2).flatten().tolist() == [0, 0, .5, 1.5, 2.5, 3.5, 4, 4]
+    exact = (stretched_pieces(direction, l, multiplier, power, init_scale) * weight).sum()
+    assert torch.allclose((w.grad * direction).sum().double(), exact, rtol=1e-5, atol=1e-4)
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
-
-
-def dense_attention(q, k, v, allowed):
-    """Explicit softmax over the keys each query may see, allowed (b, l, l), float64."""
-    scores = (q.double() @ k.double().transpose(-1, -2)) / math.sqrt(q.shape[-1])
-    return scores.masked_fill(~allowed[:, None], -math.inf).softmax(-1) @ v.double()
-
 
 @pytest.mark.parametrize("l", [1, 5, 16, 37])
 @pytest.mark.parametrize("block", [None, 4, 8, 64])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
 def test_attention_is_the_dense_mask(l, block, causal, padded):
+    """An explicit float64 softmax over the keys each query may see; queries past the end are finite, no more."""
     generator = torch.Generator().manual_seed(l)
-    q, k, v = (torch.randn(3, 2, l, 8, generator=generator) for _ in range(3))
-    lengths = torch.tensor([l, max(1, l // 2), 1]) if padded else None
+    q, k, v = torch.randn(3, 3, 2, l, 8, generator=generator)
+    lengths = torch.tensor([l, max(1, l // 2), 1]) if padded else torch.tensor([l, l, l])
     i, j = torch.arange(l)[:, None], torch.arange(l)
-    allowed = torch.ones(l, l, dtype=torch.bool)
+    real = j < lengths[:, None]                                                              # (b, l)
+    allowed = real[:, None, None, :].expand(3, 2, l, l)
     if block:
-        allowed &= (i // block - j // block).abs() <= 1
+        allowed = allowed & ((i // block - j // block).abs() <= 1)
     if causal:
-        allowed &= j <= i
-    allowed = allowed.expand(3, l, l)
-    real = torch.ones(3, l, dtype=torch.bool)
-    if padded:
-        real = j < lengths[:, None]
-        allowed = allowed & real[:, None, :]
-    ours = attention(q, k, v, causal=causal, block=block, lengths=lengths)
-    exact = dense_attention(q, k, v, allowed)
-    assert torch.isfinite(ours).all()
+        allowed = allowed & (j <= i)
+    ours = attention(q, k, v, causal=causal, block=block, lengths=lengths if padded else None)
+    scores = q.double() @ k.double().transpose(-1, -2) / math.sqrt(8)
+    exact = scores.masked_fill(~allowed, -math.inf).softmax(-1) @ v.double()
     rows = real[:, None, :, None].expand_as(ours)
-    assert torch.allclose(ours.double()[rows], exact[rows], atol=1e-5)
+    assert torch.isfinite(ours).all() and torch.allclose(ours.double()[rows], exact[rows], atol=1e-5)
 
 
 def test_rotary_scores_depend_on_distance_only():
@@ -304,37 +266,8 @@ def test_rotary_scores_depend_on_distance_only():
         diagonal = scores.diagonal(distance)
         assert torch.allclose(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-4)
     assert not torch.allclose(scores[0, 0], scores[0, 7], atol=1e-2)
-    assert torch.allclose(rotary(q).norm(dim=-1), q.norm(dim=-1), atol=1e-5)
-    # By hand: position 3, the second pair of a head of 4 turns by 3 / 100 radians.
-    x = torch.zeros(1, 1, 4, 4)
-    x[..., 2] = 1
-    assert torch.allclose(rotary(x)[0, 0, 3], torch.tensor([0, 0, math.cos(0.03), math.sin(0.03)]), atol=1e-6)
-
-
-def test_rotary_stays_exact_at_the_longest_sequence():
-    l = 65536
-    x = torch.zeros(1, 1, l, 2)
-    x[..., 0] = 1
-    assert abs(rotary(x)[0, 0, l - 1, 0].item() - math.cos(l - 1)) < 1e-6
-
-
-@pytest.mark.parametrize("l, back", [(1, True), (13, True), (13, False), (64, True)])
-def test_gradients_of_the_fft_convolution(l, back):
-    generator = torch.Generator().manual_seed(l)
-    arguments = [torch.randn(*shape, generator=generator) for shape in ((3, 2, l), (2, l), (2, l))][: 3 if back else 2]
-    weight = torch.randn(3, 2, l, generator=generator)
-
-    def direct(u, K, K_back=None):
-        """The convolution as a product with a dense Toeplitz matrix, T[t, s] = K[t - s] or K_back[s - t - 1]."""
-        lag = torch.arange(l)[:, None] - torch.arange(l)
-        T = torch.where(lag >= 0, K[:, lag.clamp(min=0)], 0)
-        if K_back is not None:
-            T = T + torch.where(lag < 0, K_back[:, (-lag - 1).clamp(min=0)], 0)
-        return torch.einsum("dts,bds->bdt", T, u)
-
-    gradients = []
-    for form, cast in ((fft_conv, torch.Tensor.float), (direct, torch.Tensor.double)):
-        leaves = [cast(v).detach().clone().requires_grad_() for v in arguments]
-        (form(*leaves) * cast(weight)).sum().backward()
-        gradients.append([v.grad.double() for v in leaves])
-    assert all((ours - exact).abs().max() < 1e-4 * exact.abs().max() + 1e-6 for ours, exact in zip(*gradients))
+    # By hand: pair m of a head of 4 turns by t / 100^m radians, exactly at the longest sequence, too.
+    turned = rotary(torch.tensor([1.0, 0, 1, 0]).expand(1, 1, 65536, 4))[0, 0]
+    for t in (3, 65535):
+        exact = torch.tensor([math.cos(t), math.sin(t), math.cos(t / 100), math.sin(t / 100)])
+        assert torch.allclose(turned[t], exact, atol=1e-6)
