@@ -180,7 +180,7 @@ def test_pathfinder_statistics(pictures, name, of_gray, of_attempts):
 
 # ---- TASKS, batches, order: laws -------------------------------------------------------------------------------------
 
-def test_facts_of_the_tasks():
+def test_sources_and_normalisation():
     """Typed from the sources' own pages, not from data.py."""
     tasks = data.TASKS
     assert [(tasks[name].source.bytes, tasks[name].source.sha256[:8]) for name in ("text", "image", "sc")] == [
@@ -188,9 +188,7 @@ def test_facts_of_the_tasks():
     for name, file in (("bidmc_hr", "4001456/files/BIDMC32HR_"), ("bidmc_rr", "4001463/files/BIDMC32RR_"),
                        ("bidmc_spo2", "4001464/files/BIDMC32SpO2_")):
         assert tasks[name].source.urls == tuple(f"https://zenodo.org/records/{file}{x}.ts" for x in ("TRAIN", "TEST"))
-    assert [tasks["sc"].names.index(word) for word in ("bed", "visual", "zero")] == [0, 15, 34]
     assert (tasks["image"].mean * 255, tasks["image"].std * 255) == pytest.approx((122.6, 61))
-    assert tasks["listops"].symbols[4:] == (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "X")
 
 
 def check_batch(task, split, indices=(3, 0, 2)):

@@ -10,6 +10,7 @@ import sys
 import tarfile
 import threading
 import time
+import wave
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -24,7 +25,7 @@ from test_data import calculator, check_batch, digest, fails, sequences, wait_fo
 
 SAMPLES = ROOT.parent / "shared" / "data"
 real = pytest.mark.skipif(not SAMPLES.is_dir(), reason="the real samples are not here")
-RNG, NAME = np.random.default_rng(0), "aclImdb_v1.tar.gz"
+NAME = "aclImdb_v1.tar.gz"
 
 
 # ---- made files ------------------------------------------------------------------------------------------------------
@@ -78,21 +79,36 @@ def aan():
 
 def cifar(n=40):
     """Random batches {name: (labels, planes)} -> these, the binary files."""
-    names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
-    batches = {name: (RNG.integers(0, 10, n).astype(np.uint8), RNG.integers(0, 256, (n, 3072)).astype(np.uint8))
-               for name in names}
+    rng, batches = np.random.default_rng(0), {}
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        batches[name] = rng.integers(0, 10, n).astype(np.uint8), rng.integers(0, 256, (n, 3072)).astype(np.uint8)
     return batches, {f"cifar-10-batches-bin/{name}.bin": np.concatenate([labels[:, None], planes], 1).tobytes()
                      for name, (labels, planes) in batches.items()}
 
 
 def bidmc(n=40):
     """Random windows -> the two .ts files, their values (n, 4000, 2) and targets."""
-    series, targets = RNG.normal(0, 1, (n, 4000, 2)).round(5), 60 + 5.0 * np.arange(n)
+    rng = np.random.default_rng(0)
+    series, targets = rng.normal(0, 1, (n, 4000, 2)).round(5), rng.normal(60, 9, n).round(3)
+    targets[[4, 11]] = 20, 99                       # of test and validation: the training range does not hold them
     lines = [":".join([*(",".join(map(str, channel)) for channel in example.T), str(y)])
              for example, y in zip(series, targets)]
     head = "# made\n@problemName BIDMC\n@univariate false\n@targetlabel true\n@data\n"
     halves = {"BIDMC32HR_TRAIN.ts": lines[:25], "BIDMC32HR_TEST.ts": lines[25:]}
     return {name: (head + "\n".join(some) + "\n").encode() for name, some in halves.items()}, series, targets
+
+
+def speech():
+    """Clips of half a second to one; the lists name some, and one that is not there."""
+    members = {"./validation_list.txt": b"bed/2.wav\nzero/9.wav\n", "./testing_list.txt": b"zero/0.wav\nvisual/1.wav\n"}
+    for word in ("bed", "visual", "zero", "_background_noise_"):
+        for i in range(3):
+            file = io.BytesIO()
+            with wave.open(file, "wb") as clip:
+                clip.setparams((1, 2, 16_000, 0, "NONE", ""))
+                clip.writeframes(os.urandom(2 * (16_000 - 4_000 * i)))
+            members[f"./{word}/{i}.wav"] = file.getvalue()
+    return members
 
 
 def lra_images():
@@ -115,27 +131,35 @@ def raw(tmp_path_factory):
     """Made files of every source in one folder, those of LRA as its archive unpacks."""
     folder = tar(tmp_path_factory.mktemp("raw") / NAME, imdb()).parent
     tar(folder / "cifar-10-binary.tar.gz", cifar()[1])
+    tar(folder / "speech_commands_v0.02.tar.gz", speech())
     unpack(folder / "lra_release" / "lra_release", {f"listops-1000/{name}": some for name, some in listops().items()}
            | lra_images()[0] | {f"tsv_data/{name}": some for name, some in aan().items()})
     return unpack(folder, bidmc()[0])
 
 
+@pytest.fixture(scope="module")
+def prepared(raw, tmp_path_factory):
+    """Tasks that are read, by the command."""
+    folder = tmp_path_factory.mktemp("prepared")
+    for name in ("listops", "text256", "retrieval", "image", "pathfinder", "scifar", "scifar_mini", "bidmc_hr", "sc"):
+        sizes = ("--train", "180", "--val", "20", "--test", "40") if name == "scifar_mini" else ()
+        assert data.main(["--task", name, "--data-dir", str(folder), "--raw", str(raw), *sizes]) == 0
+    return folder
+
+
 # ---- every official format -------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name", ["listops", "text", "retrieval", "image", "pathfinder", "scifar", "bidmc_hr"])
-def test_batches_and_show_of_read_tasks(raw, tmp_path, capsys, name):
-    """The laws of test_data.py, from the command line to a picture; one line where --raw holds nothing."""
+@pytest.mark.parametrize("name", ["listops", "text256", "retrieval", "image", "pathfinder", "scifar", "bidmc_hr", "sc"])
+def test_batches_and_show_of_read_tasks(prepared, tmp_path, name):
+    """The laws of test_data.py, and a picture; one line where --raw holds nothing."""
     (tmp_path / "empty").mkdir()
     assert f"{tmp_path}/empty" in fails("--task", name, "--data-dir", tmp_path, "--raw", tmp_path / "empty")
-    sheet = tmp_path / "sheet.png"
-    assert data.main(["--task", name, "--data-dir", str(tmp_path), "--raw", str(raw), "--show", str(sheet)]) == 0
-    assert f"{tmp_path}/{name}: ready (train " in capsys.readouterr().out
-    task, train, *_ = data.open_task(name, tmp_path)
+    task, train, *_ = data.open_task(name, prepared)
     check_batch(task, train, (0, 1, 0))
     assert task.data["source"] == "official files" and task.data["seed"] == 0
-    picture = np.asarray(Image.open(sheet).convert("L")).astype(int)
+    data.show(name, prepared, tmp_path / "sheet.png")
+    picture = np.asarray(Image.open(tmp_path / "sheet.png").convert("L")).astype(int)
     middle = picture.shape[1] // 2
-    assert min(picture.shape) > 250
     assert (abs(picture[60:, :middle] - picture[60:, -middle:]) > 40).mean() > 0.005     # what is hidden shows
 
 
@@ -145,12 +169,10 @@ class Evil:
 
 
 @pytest.mark.parametrize("name, file, content, words", [
-    ("listops", "basic_val.tsv", "Source\tTarget\r\n[MAX 4 ]\r\n", "basic_val.tsv, line 2"),
     ("listops", "basic_val.tsv", "Source\tTarget\r\n[MUL 4 ]\t4\r\n", "basic_val.tsv, line 2"),
     ("pathfinder", "pathfinder32/curv_contour_length_14/imgs/10/sample_1.png", "no image", "sample_1.png"),
     ("pathfinder", "pathfinder32/curv_contour_length_14/metadata/10.npy", "imgs/10 missing.png 0 7", "missing.png"),
     ("retrieval", "new_aan_pairs.train.tsv", AAN + "1.0\tA\tB\tx\n", "train.tsv, line 5"),
-    ("retrieval", "new_aan_pairs.train.tsv", AAN + '1.0\tA\tB\t"open' + "\nx" * 3_000_000, "field larger"),
     ("bidmc_hr", "BIDMC32HR_TEST.ts", "@data\n1,2,3:4,5,6:7\n", "TEST.ts, line 2"),
     ("image", "cifar-10-batches-bin/data_batch_3.bin", "\0" * 3072, "not all of CIFAR-10"),
     ("image", "cifar-10-batches-py/data_batch_2", pickle.dumps({b"data": Evil()}, 2).decode("latin-1"), "system")])
@@ -164,36 +186,32 @@ def test_damaged_files(tmp_path, monkeypatch, name, file, content, words):
 
 def test_damaged_archive(tmp_path, monkeypatch):
     """Cut, or of an official archive's size and with other contents."""
-    path = tar(tmp_path / NAME, imdb() | {"aclImdb/noise": RNG.bytes(100_000)})
-    whole, flags = path.read_bytes(), ("--task", "text256", "--data-dir", tmp_path / "data", "--raw", tmp_path)
-    for keep in (0.3, 0.7, 0.99):
-        path.write_bytes(whole[:int(keep * len(whole))])
-        assert "is damaged" in fails(*flags)
+    path, flags = tar(tmp_path / NAME, imdb()), ("--task", "text256", "--data-dir", tmp_path / "data")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:len(whole) // 2])
+    assert "is damaged" in fails(*flags, "--raw", tmp_path)
     path.write_bytes(whole)
     point(monkeypatch, "text256", "", bytes=len(whole), sha256="0")
-    assert "wrong checksum" in fails(*flags)
+    assert "wrong checksum" in fails(*flags, "--raw", tmp_path)
 
 
-def test_files_of_the_lra_release(raw, tmp_path):
+def test_files_of_the_lra_release(prepared):
     """Expressions without parentheses, cut to 2,047 symbols and <eos>; images of batch 2 before those of batch 10."""
-    for name in ("listops", "pathfinder"):
-        data.prepare(name, tmp_path, raw=raw)
-    batch = data.open_task("listops", tmp_path)[1].batch([0, 1])
+    batch = data.open_task("listops", prepared)[1].batch([0, 1])
     assert batch.symbols[0, :5].tolist() == [15, 8, 7, 18, 3] and batch.lengths.tolist() == [5, 2048]
     assert batch.symbols[1, -2:].tolist() == [5, 3] and batch.y.tolist() == [4, 0]
     expected, shuffled = lra_images()[1], torch.randperm(22, generator=torch.Generator().manual_seed(42)).tolist()
-    splits = data.open_task("pathfinder", tmp_path)[1:]
+    splits = data.open_task("pathfinder", prepared)[1:]
     assert [(int(x.max()), int(y)) for split in splits for x, y in zip(split.x, split.y)] == [
         expected[i] for i in shuffled] and [len(split) for split in splits] == [18, 2, 2]
 
 
-def test_text(raw, tmp_path):
+def test_text(prepared, tmp_path):
     """Every review against its file, by the rules spelled out again: characters, 15 occurrences, cut, <eos>. An archive
     and a folder give the same."""
     made, texts = imdb(), {"train": {}, "test": {}}
-    data.prepare("text256", tmp_path, raw=raw)
-    data.prepare("text256", tmp_path / "again", raw=unpack(tmp_path / "unpacked", made) / "aclImdb")
-    assert digest(tmp_path / "text256") == digest(tmp_path / "again" / "text256")
+    data.prepare("text256", tmp_path, raw=unpack(tmp_path / "unpacked", made) / "aclImdb")
+    assert digest(tmp_path / "text256") == digest(prepared / "text256")
     for name, content in made.items():
         words = name.split("/")
         if len(words) == 4 and words[2] != "unsup":
@@ -212,12 +230,11 @@ def test_text(raw, tmp_path):
     assert splits[1].y.tolist() == (shuffled[54:] >= 30).long().tolist()
 
 
-def test_retrieval(raw, tmp_path):
+def test_retrieval(prepared, raw, tmp_path):
     """The vocabulary is that of the training texts; sequences 2i and 2i + 1 are example i."""
     texts = [("plain text", 'another "quoted" word inside', 1), ('a tab\there, a line\nend, "doubled" quotes', "b", 0),
              ("x" * 3999, MANY, 1)]
-    data.prepare("retrieval", tmp_path, raw=raw)
-    task, train, val, _ = data.open_task("retrieval", tmp_path)
+    task, train, val, _ = data.open_task("retrieval", prepared)
     assert task.vocab == 4 + len(set("".join(a + b for a, b, _ in texts))) > 400
     batch = train.batch([1, 0, 2])
     assert batch.symbols.shape == (6, 4000) and batch.y.tolist() == [0, 1, 1]
@@ -227,22 +244,19 @@ def test_retrieval(raw, tmp_path):
             assert "".join(task.symbols[t] for t in ids) == texts[which][j]
     assert [[task.symbols[t] for t in ids] for ids in val.batch([0]).symbols] == [
         ["b", "a", "x", "<eos>"], ["<unk>", "<eos>", "<pad>", "<pad>"]]
-    line = fails("--task", "retrieval", "--data-dir", tmp_path / "more", "--raw", raw, "--train", 3, "--val", 7)
+    line = fails("--task", "retrieval", "--data-dir", tmp_path, "--raw", raw, "--train", 3, "--val", 7)
     assert "1 examples for val, not 7" in line
 
 
-def test_cifar_binary_and_small(tmp_path):
+def test_cifar_binary_and_small(prepared):
     """Each pixel where it belongs; the split that random_split draws; gray as PIL makes it; side 12: each pixel is the
     mean of the original ones whose centres lie in its 8/3 x 8/3."""
-    batches, binary = cifar()
-    tar(tmp_path / "cifar-10-binary.tar.gz", binary)
-    for name in ("image", "scifar", "scifar_mini"):
-        data.prepare(name, tmp_path, sizes=(180, 20, 40), raw=tmp_path)
+    batches, _ = cifar()
     labels, planes = (np.concatenate([batches[f"data_batch_{i}"][k] for i in range(1, 6)]) for k in (0, 1))
     subsets = torch.utils.data.random_split(range(200), [180, 20], torch.Generator().manual_seed(42))
     under = (np.arange(32) + 0.5) * 12 // 32 == np.arange(12)[:, None]                           # (12, 32)
     weights = under / under.sum(1, keepdims=True)
-    gray, colour, small = (data.open_task(name, tmp_path)[1:] for name in ("image", "scifar", "scifar_mini"))
+    gray, colour, small = (data.open_task(name, prepared)[1:] for name in ("image", "scifar", "scifar_mini"))
     for i, members in enumerate(map(list, subsets)):
         assert all((opened[i].y == labels[members]).all() for opened in (gray, colour, small))
         assert (colour[i].x.transpose(0, 2, 1).reshape(-1, 3072) == planes[members]).all()
@@ -254,7 +268,7 @@ def test_cifar_binary_and_small(tmp_path):
     assert (colour[2].y == batches["test_batch"][0]).all()
 
 
-def test_bidmc(tmp_path):
+def test_bidmc(prepared):
     """Targets in [-1, 1] by the training range; scikit-learn's train_test_split(range(10), test_size=0.3,
     random_state=0) is documented to give these."""
     train, val, test = data.official_windows(10)
@@ -263,15 +277,33 @@ def test_bidmc(tmp_path):
         members = data.official_windows(n)
         assert tuple(map(len, members)) == data.TASKS[name].sizes
         assert sorted(np.concatenate(members)) == list(range(n))
-    files, series, targets = bidmc()
-    data.prepare("bidmc_hr", tmp_path, raw=unpack(tmp_path / "raw", files))
-    task, *splits = data.open_task("bidmc_hr", tmp_path)
+    (_, series, targets), windows = bidmc(), data.official_windows(40)
+    task, *splits = data.open_task("bidmc_hr", prepared)
     low, high = task.ends
-    assert (low, high) == (min(targets[data.official_windows(40)[0]]), max(targets[data.official_windows(40)[0]]))
-    for split, members in zip(splits, data.official_windows(40)):
+    assert (low, high) == (min(targets[windows[0]]), max(targets[windows[0]]))
+    for split, members in zip(splits, windows):
         batch = split.batch(range(len(split)))
         assert np.allclose(batch.samples, series[members], atol=1e-6) and batch.y.dtype == torch.float32
         assert np.allclose((batch.y + 1) / 2 * (high - low) + low, targets[members], atol=1e-4)
+
+
+@pytest.mark.parametrize("place, sizes", [
+    ("made", [6, 1, 2]), pytest.param(SAMPLES / "speech_commands_v0.02_subset.tar.gz", [25, 1, 1212], marks=real)])
+def test_speech(raw, tmp_path, place, sizes):
+    """Official lists, labels in the official order, silence after a clip's end, one mean and deviation."""
+    place = raw / "speech_commands_v0.02.tar.gz" if place == "made" else place
+    data.prepare("sc", tmp_path, raw=place.parent)
+    _, *splits = data.open_task("sc", tmp_path)
+    assert [len(split) for split in splits] == sizes
+    x = splits[0].batch(range(sizes[0])).samples
+    assert abs(x.mean()) < 1e-3 and abs(x.std() - 1) < 1e-3
+    with tarfile.open(place) as archive:
+        files = {member.name.split("/", 1)[-1]: archive.extractfile(member).read()
+                 for member in archive if member.isfile()}
+    listed = [clip for clip in files["testing_list.txt"].decode().split() if clip in files]
+    expected = {(files[clip][44:].ljust(32_000, b"\0"), data.WORDS.index(clip.split("/")[0])) for clip in listed}
+    assert {(np.array(x).tobytes(), int(y)) for x, y in zip(splits[2].x, splits[2].y)} == expected
+    assert [data.WORDS.index(word) for word in ("bed", "visual", "zero")] == [0, 15, 34]
 
 
 # ---- real files ------------------------------------------------------------------------------------------------------
@@ -287,12 +319,8 @@ def test_listops_real(tmp_path):
 
 @real
 def test_text_real(tmp_path):
-    """All of IMDb: split sizes, class counts, vocabulary; prepared well under 4 GB."""
-    code = ("import resource, sys, data; assert data.main(sys.argv[1:]) == 0; "
-            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")
-    done = subprocess.run([sys.executable, "-c", code, "--task", "text", "--data-dir", tmp_path, "--raw", SAMPLES],
-                          cwd=ROOT, capture_output=True, text=True, check=True)
-    assert int(done.stdout.split()[-1]) < 2e6                       # KiB
+    """All of IMDb: split sizes, class counts, vocabulary."""
+    data.prepare("text", tmp_path, raw=SAMPLES)
     task, train, val, test = data.open_task("text", tmp_path)
     assert task.vocab == 135 and task.data["sizes"] == [22_500, 2_500, 25_000] == list(task.sizes)
     assert np.bincount(np.concatenate([train.y, val.y])).tolist() == np.bincount(test.y).tolist() == [12_500, 12_500]
@@ -312,23 +340,6 @@ def test_cifar_real(tmp_path):
     small = data.open_task("image", tmp_path / "colour")[3]          # the first 2,000 test images, in official order
     assert (small.x == test.x[:2000]).all() and (small.y == test.y[:2000]).all()
     assert "colour" in fails("--task", "scifar", "--data-dir", tmp_path / "c", "--raw", tmp_path / "gray")
-
-
-@real
-def test_speech_real(tmp_path):
-    """Official lists, labels in the official order, silence after a clip's end, one mean and deviation."""
-    data.prepare("sc", tmp_path, raw=SAMPLES)
-    task, *splits = data.open_task("sc", tmp_path)
-    assert [len(split) for split in splits] == [25, 1, 1212] and task.sizes[1:] == (9_981, 11_005)
-    check_batch(task, splits[0])
-    x = splits[0].batch(range(25)).samples
-    assert abs(x.mean()) < 1e-3 and abs(x.std() - 1) < 1e-3
-    with tarfile.open(SAMPLES / "speech_commands_v0.02_subset.tar.gz") as archive:
-        files = {member.name.split("/", 1)[-1]: archive.extractfile(member).read()
-                 for member in archive if member.isfile()}
-    listed = [clip for clip in files["testing_list.txt"].decode().split() if clip in files]
-    expected = {(files[clip][44:].ljust(32_000, b"\0"), data.WORDS.index(clip.split("/")[0])) for clip in listed}
-    assert {(np.array(x).tobytes(), int(y)) for x, y in zip(splits[2].x, splits[2].y)} == expected
 
 
 # ---- downloads -------------------------------------------------------------------------------------------------------
@@ -381,7 +392,7 @@ def server(monkeypatch):
 
 @pytest.fixture
 def reviews(tmp_path):
-    return tar(tmp_path / "made" / NAME, imdb() | {"aclImdb/noise": RNG.bytes(3_000_000)}).read_bytes()
+    return tar(tmp_path / "made" / NAME, imdb() | {"aclImdb/noise": os.urandom(3_000_000)}).read_bytes()
 
 
 @pytest.mark.parametrize("fault", ["cut", "norange", "503"])
@@ -409,17 +420,12 @@ def test_download_fails_in_one_line(server, monkeypatch, tmp_path, reviews, faul
     assert not (tmp_path / "text256" / "meta.json").exists() and not (tmp_path / "downloads" / NAME).exists()
 
 
-def test_full_disk(server, monkeypatch, raw, tmp_path, reviews):
-    """While downloading; and while reading, where the operating system lets no file grow beyond 0.5 MB."""
+def test_full_disk(server, monkeypatch, tmp_path, reviews):
     point(monkeypatch, "text256", server(NAME, reviews, "norange"))
     (tmp_path / "downloads").mkdir()
     (tmp_path / "downloads" / f"{NAME}.part").symlink_to("/dev/full")
     line = fails("--task", "text256", "--data-dir", tmp_path)
     assert "No space left" in line and "make room" in line
-    command = f"ulimit -f 500; {sys.executable} data.py --task bidmc_hr --raw {raw} --data-dir {tmp_path}"
-    full = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
-    assert full.returncode == 2 and full.stderr.splitlines()[-1].startswith("error: ") and "make room" in full.stderr
-    assert not (tmp_path / "bidmc_hr" / "meta.json").exists()
 
 
 def test_killed_while_downloading(server, tmp_path, reviews):
@@ -440,7 +446,7 @@ def test_downloads_without_a_checksum(server, monkeypatch, tmp_path):
     """BIDMC's two files and Pythia's: whole although the connection breaks; what to do by hand where none works."""
     point(monkeypatch, "bidmc_hr", *(server(name, some, "cut") for name, some in bidmc()[0].items()))
     assert len(data.open_task("bidmc_hr", tmp_path)[1]) == 28
-    contents = {"model.safetensors": RNG.bytes(700_000), "tokenizer.json": RNG.bytes(70_000)}
+    contents = {"model.safetensors": os.urandom(700_000), "tokenizer.json": os.urandom(70_000)}
     for fault in ("403", "cut"):
         hub, _ = (server(name, some, fault).rsplit("/", 1)[0] for name, some in contents.items())
         monkeypatch.setattr(data, "PYTHIA", hub)
