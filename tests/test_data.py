@@ -158,11 +158,11 @@ def test_label_agrees_with_paths(pictures, name):
 
 # Measured by running the official generator on 500, 90 and 250 images: attempts per image (geometric, so known only to
 # a part in the root of their number), distractors placed, mean and std of gray, fraction of pixels > 0, > 25 (median),
-# > 127 and = 255.
+# > 127 and = 255, pixels of a disc > 127 and > 25.
 OFFICIAL = {
-    "pathfinder": (318, 1.20, 20.3, 51.3, .342, .151, .086, .0022),
-    "pathx": (316, 7.7, 7.90, 35.7, .138, .057, .030, .0007),                # attempts: 72 and 560 by margin
-    "pathx256": (8, 6.99, 2.95, 24.1, .039, .0171, .011, .0034)}
+    "pathfinder": (318, 1.20, 20.3, 51.3, .342, .151, .086, .0022, 8, 13),
+    "pathx": (316, 7.7, 7.90, 35.7, .138, .057, .030, .0007, 28, 37),        # attempts: 72 and 560 by margin
+    "pathx256": (8, 6.99, 2.95, 24.1, .039, .0171, .011, .0034, 80, 92)}
 
 
 @pytest.mark.parametrize("name, of_gray, of_attempts", [
@@ -170,10 +170,13 @@ OFFICIAL = {
 def test_pathfinder_statistics(pictures, name, of_gray, of_attempts):
     made = pictures[name]
     above = [(made.images > level).mean((1, 2)) for level in (0, 25, 127, 254)]
+    disc = 255 * pathfinder._disc(data.TASKS[name].make.marker)
     figures = np.array([made.attempts.mean(), made.distractors.mean(), made.images.mean(), made.images.std(),
-                        above[0].mean(), np.median(above[1]), above[2].mean(), above[3].mean()])
+                        above[0].mean(), np.median(above[1]), above[2].mean(), above[3].mean(),
+                        (disc > 127).sum(), (disc > 25).sum()])
     difference = np.abs(figures / OFFICIAL[name] - 1)
     assert difference[0] < of_attempts and difference[1] < 0.12 and difference[2:7].max() < of_gray
+    assert (difference[8:] == 0).all()
     wide = made.margins == 3                             # the margin belongs to the image, not to the attempt
     assert name != "pathx" or made.attempts[wide].mean() > 3 * made.attempts[~wide].mean()
 
