@@ -3,6 +3,7 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -197,22 +198,18 @@ def test_kernels_ignore_autocast():
 # ---- SGConv ----------------------------------------------------------------------------------------------------------
 
 def stretched_pieces(w, l, multiplier, power, init_scale):
-    """SGConv's kernel lag by lag, from its definition, in Python's own floats: (S, c, d, d0) -> (c, d, l)."""
+    """SGConv's kernel lag by lag, from its definition, by NumPy's interpolation: (S, c, d, d0) -> (c, d, l)."""
     S, c, d, d0 = w.shape
     K = torch.zeros(c, d, l, dtype=torch.float64)
-    for direction in range(c):
-        for channel in range(d):
-            start, m = 0, multiplier[channel].item()
-            for i in range(S):
-                piece, stretch = w[i, direction, channel].tolist(), 2 ** (max(0, i - 1) + init_scale)
-                for t in range(min(d0 * stretch, l - start)):
-                    place = min(max((t + 0.5) / stretch - 0.5, 0), d0 - 1)
-                    left = int(place)
-                    right = min(left + 1, d0 - 1)
-                    value = piece[left] * (left + 1 - place) + piece[right] * (place - left)
-                    decay = (start + t + 1) ** -power[channel].item() if power is not None else 1
-                    K[direction, channel, start + t] = m ** (S - 1 - i) * value * decay
-                start += d0 * stretch
+    for direction, channel in np.ndindex(c, d):
+        lags = []
+        for i, piece in enumerate(w[:, direction, channel].tolist()):
+            stretch = 2 ** (max(0, i - 1) + init_scale)
+            for t in range(d0 * stretch):
+                value = np.interp((t + 0.5) / stretch - 0.5, range(d0), piece)                   # holds the ends
+                decay = (len(lags) + 1) ** -power[channel].item() if power is not None else 1
+                lags.append(multiplier[channel].item() ** (S - 1 - i) * value * decay)
+        K[direction, channel, :len(lags)] = torch.tensor(lags)[:l]
     return K
 
 
