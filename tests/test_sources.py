@@ -398,6 +398,7 @@ def test_download_succeeds(server, monkeypatch, tmp_path, reviews, fault, junk):
     (folder / f"{NAME}.part").write_bytes(b"?" * junk)
     data.prepare("text256", tmp_path)
     assert (folder / NAME).read_bytes() == reviews and len(data.open_task("text256", tmp_path)[1]) == 54
+    assert fault != "norange" or len(server.log) == 1                   # all that came took the place of the part
 
 
 @pytest.mark.parametrize("fault, words", [("403", "403 Client Error: Forbidden"), ("wrong", "wrong checksum"),
