@@ -55,7 +55,7 @@ def listops():
 
 
 def imdb():
-    """60 training and 20 test reviews; one longer than a task's length, some characters below the threshold of 15."""
+    """60 training and 20 test reviews; one longer than a task's length, characters below and at the threshold of 15."""
     members = {"aclImdb/README": b"about", "aclImdb/train/unsup/0_0.txt": "ignored \u4e2d".encode() * 20}
     for split, n in (("train", 30), ("test", 10)):
         for i in range(n):
@@ -63,6 +63,7 @@ def imdb():
             members[f"aclImdb/{split}/neg/{i}_2.txt"] = f"Bad {number}.<br />\u00e9\u00e9 awful {split}".encode()
             members[f"aclImdb/{split}/pos/{i}_9.txt"] = (f"Good \"{number}\" {split}" * (99 if i == 3 else 1)).encode()
     members["aclImdb/train/pos/0_9.txt"] = b"rare: \xf0\x9f\x98\x80 once, broken \xff byte"
+    members["aclImdb/train/pos/1_9.txt"] = ("\u00f8" * 14 + "\u00df" * 15).encode()
     return members
 
 
@@ -208,7 +209,7 @@ def test_text(prepared, raw, monkeypatch, tmp_path):
     letters = "".join(texts["train"])
     known = sorted((c for c in set(letters) if letters.count(c) >= 15), key=lambda c: (-letters.count(c), c))
     task, *splits = data.open_task("text256", tmp_path)
-    assert task.symbols == ("<mask>", "<pad>", "<unk>", "<eos>", *known) and "\u00e9" in known
+    assert task.symbols == ("<mask>", "<pad>", "<unk>", "<eos>", *known) and "\u00df" in known
     train, val, test = ({"".join(task.symbols[i] for i in ids[:-1]): y for ids, y in zip(sequences(split), split.y)}
                         for split in splits)
     for some, seen in ("train", train | val), ("test", test):
