@@ -172,7 +172,8 @@ def test_fft_conv_and_its_gradients_are_those_of_the_direct_sum(l, directions):
 @pytest.mark.parametrize("kernel, limit", [
     ("s4_kernel(*(v.requires_grad_() for v in random_s4(256, 64, 2, 65536, dt_min=1e-4)), 65536)", 4e6),
     ("diagonal_kernel(torch.randn(2, 256, 1024, dtype=torch.complex64, requires_grad=True),"
-     "                torch.complex(-torch.rand(1024), torch.rand(1024)).requires_grad_(), 16384)", 2e6)])
+     "                torch.complex(-torch.rand(1024), torch.rand(1024)).requires_grad_(), 16384)", 2e6)],
+    ids=["s4", "dlr"])
 def test_memory_at_full_size(kernel, limit):
     """One layer of PathX-256 with S4, of PathX with DLR, both directions, forward and backward: KiB of the process. One
     tensor of directions, channels, states and lags would take 9 and 69 GB."""
