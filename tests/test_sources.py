@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 
 import data
+import pythia
 from conftest import ROOT
 from test_data import calculator, check_batch, digest, fails, sequences, wait_for
 
@@ -443,4 +444,4 @@ def test_downloads_without_a_checksum(server, monkeypatch, tmp_path):
     contents = {"model.safetensors": os.urandom(700_000), "tokenizer.json": os.urandom(70_000)}
     hub, _ = (server(name, some, "cut").rsplit("/", 1)[0] for name, some in contents.items())
     monkeypatch.setattr(data, "PYTHIA", hub)
-    assert [path.read_bytes() for path in data.fetch_pythia(tmp_path)] == list(contents.values())
+    assert [path.read_bytes() for path in pythia.fetch_pythia(tmp_path)] == list(contents.values())
