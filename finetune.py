@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from data import TASKS, UserError, open_task, read_json
 from models import Backbone, Classifier, config, param_groups
 from pretrain import Run, arguments, guarded, learning_rate, read_checkpoint
-from pythia import load_pythia
 
 # ---- Loss and score --------------------------------------------------------------------------------------------------
 
@@ -141,6 +140,7 @@ def main(argv=None):
     if args.start == "spt" and not run.resumes:
         load_backbone(model, args, run.say)
     elif args.start == "corpus" and not run.resumes:
+        from pythia import load_pythia            # the one user of safetensors
         load_pythia(model, task, args, run.say)
     model.to(run.device)
     optimizer = torch.optim.AdamW(param_groups(model, args.lr, args.wd), fused=True)

@@ -14,8 +14,8 @@ from conftest import ROOT
 
 # What each file may import of the others.
 FILES = {"kernels": set(), "models": {"kernels"}, "pathfinder": set(), "data": {"pathfinder"},
-         "pretrain": {"data", "models", "kernels"}, "finetune": {"data", "models", "kernels", "pretrain"},
-         "analyze": set()}
+         "pretrain": {"data", "models", "kernels"}, "pythia": {"data"}, "analyze": set(),
+         "finetune": {"data", "models", "kernels", "pretrain", "pythia"}}
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"]}
 
 

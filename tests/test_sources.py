@@ -443,5 +443,5 @@ def test_downloads_without_a_checksum(server, monkeypatch, tmp_path):
     assert len(data.open_task("bidmc_hr", tmp_path)[1]) == 28
     contents = {"model.safetensors": os.urandom(700_000), "tokenizer.json": os.urandom(70_000)}
     hub, _ = (server(name, some, "cut").rsplit("/", 1)[0] for name, some in contents.items())
-    monkeypatch.setattr(data, "PYTHIA", hub)
+    monkeypatch.setattr(pythia, "PYTHIA", hub)
     assert [path.read_bytes() for path in pythia.fetch_pythia(tmp_path)] == list(contents.values())
