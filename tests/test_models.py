@@ -334,7 +334,7 @@ def mixer_settings(**sizes):
 def test_s4_starts_as_the_recurrence_of_hippo():
     """The initial kernel, through C~ and its float32 storage, is C Abar^k Bbar of HiPPO at the drawn step sizes."""
     torch.manual_seed(3)
-    layer = S4(mixer_settings(d=6, state=16, n_ssm=2, dt_min=0.01, dt_max=0.1, length=70))
+    layer = S4(mixer_settings(d=6, state=16, n_ssm=2, dt_min=0.002, dt_max=0.1, length=70))
     A, P, B = (v.expand(6, -1) for v in hippo_nplr(16))
     C_tilde, dt = torch.view_as_complex(layer.C.detach()), layer.log_dt.detach().exp()
     C = uncorrected(A, P, B, C_tilde, dt, 70)

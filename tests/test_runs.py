@@ -36,7 +36,7 @@ from test_objective import noise
 STAGES = dict(pretrain=pretrain, finetune=finetune)
 SIZES = dict(s4="d=16,layers=2,state=8,n_ssm=4", transformer="d=16,layers=2,heads=2,ff=32")
 SIZES |= dict.fromkeys(("rotary", "linformer", "pythia", "pythia_rand"), SIZES["transformer"])
-SIZES |= dict(sgconv=SIZES["s4"], dlr="d=16,layers=2,state=8", dlr_rand="d=16,layers=2,state=8")
+SIZES |= dict(sgconv=SIZES["s4"], s4_rand=SIZES["s4"], dlr="d=16,layers=2,state=8", dlr_rand="d=16,layers=2,state=8")
 
 
 def opened(name, data_dir, fraction=1.0):
@@ -262,11 +262,10 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_checkpoint(start, monkeypatc
     assert (tmp_path / "run" / "last.pt").read_bytes() == before and not list(tmp_path.glob("run/*.tmp"))
 
 
-@pytest.mark.parametrize("log", [b"\xff", b'{"kind": "train", "step": 1, "lo'])
-def test_a_torn_log_does_not_stop_a_run(log, monkeypatch, tmp_path):
+def test_a_torn_log_does_not_stop_a_run(monkeypatch, tmp_path):
     stop_in(4, monkeypatch, "pretrain", flags("run"))
     path = tmp_path / "run" / "log.jsonl"
-    path.write_bytes(path.read_bytes().splitlines(True)[0] + log)
+    path.write_bytes(path.read_bytes().splitlines(True)[0] + b'{"kind": "train", "st\xff')
     pretrain.main(flags("run", resume=True))
     assert [record["kind"] for record in log_of(tmp_path / "run")] == ["start", "resume", "train", "train", "eval"]
 
@@ -380,11 +379,13 @@ def begun(monkeypatch):
 
 
 @pytest.mark.parametrize("task, model, more, objective", [
-    ("listops", "s4", "", "masked"), ("listops", "dlr_rand", "", "masked"), ("text", "transformer", "", "causal"),
+    ("text", "transformer", "", "masked"), ("listops", "s4", "", "masked"), ("listops", "dlr_rand", "", "masked"),
     ("retrieval", "rotary", "", "masked"), ("retrieval", "s4", ",norm=layer", "masked"),
-    ("image", "transformer", "", "causal"), ("image", "sgconv", ",piece=4", "masked"),
+    ("image", "s4_rand", "", "masked"), ("image", "sgconv", ",piece=4", "masked"), ("image", "dlr", "", "masked"),
     ("pathfinder", "linformer", ",rank=4", "masked"), ("scifar", "s4", "", "masked"),
-    ("sc", "rotary", ",block=8", "causal"), ("sc", "s4", "", "causal"), ("bidmc_spo2", "rotary", "", "masked")])
+    ("bidmc_spo2", "rotary", "", "masked"), ("image", "transformer", "", "causal"), ("sc", "s4", "", "causal"),
+    ("sc", "rotary", ",block=8", "causal"), ("sc", "s4_rand", "", "causal"), ("sc", "sgconv", ",piece=4", "causal"),
+    ("pathfinder64", "dlr", "", "causal"), ("pathfinder64", "dlr_rand", "", "causal")])
 def test_both_stages_from_end_to_end(task, model, more, objective, begun, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "")                                    # a machine without git
     reads, batch = Counter(), Split.batch
@@ -413,6 +414,8 @@ def test_both_stages_from_end_to_end(task, model, more, objective, begun, monkey
         assert all(record.keys() == {"kind", "step", "val_loss", name} for record in log_of(out, "eval"))
         best = max(log_of(out, "eval"), key=lambda record: (record[name], -record["step"]))
         assert (result["best_step"], result[name]) == (best["step"], best[name])
+        moments = load(out / "last.pt")["optimizer"]["state"].values()
+        assert all(value["exp_avg"].any() for value in moments), "every parameter has a gradient"
 
     # ---- the weights that finetuning starts from, and their kernels
     (denoiser, classifier), pretrained = begun, load(pt / "best.pt")["model"]
@@ -510,27 +513,20 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("finetune", "--task listops", "--model is missing; one of: transformer"),
     ("pretrain", "--task nothing --model s4", "--task nothing is unknown; one of: listops"),
     ("finetune", "--task listops --model nothing", "--model nothing is unknown; one of: transformer"),
-    ("pretrain", BASE + "--objective both", "invalid choice: 'both'"),
     ("pretrain", BASE + "--lr nan", "--lr: must be at least 0, got nan"),
-    ("finetune", BASE + "--batch 0", "--batch: must be at least 1, got 0"),
     ("pretrain", BASE + "--seed 9223372036854775808", "--seed: must be"),
-    ("pretrain", BASE + "--mask 1.5", "--mask: must be between 1e-06 and 1, got 1.5"),
     ("pretrain", BASE + "--arch d", "--arch: wants key=value,key=value, got d"),
     ("pretrain", BASE + "--arch q=3", "s4 on listops has no q; it has: dropout"),
     ("finetune", BASE + "--arch d=x", "--arch d=x: not a value for d, which is 128 in models.py"),
-    ("finetune", BASE + "--arch layers=0", "layers=0: not a value for layers"),
     ("finetune", BASE + "--arch norm=group", "norm=group: not a value for norm, which is batch in models.py"),
     ("finetune", BASE + "--batch 8 --arch d=65", "d=65 is not a multiple of n_ssm=128"),
-    ("finetune", "--task image --model rotary --batch 8 --arch heads=3", "d=256 is not a multiple of heads=3"),
     ("finetune", "--task image --model rotary --batch 8 --arch d=36", "turn pairs, not 9 dimensions"),
     ("finetune", BASE + "--batch 25", "--batch 25 is more than the 24 training examples"),
-    ("pretrain", "--task pathx256 --model rotary", "no recipe to pretrain pathx256/rotary/masked"),
     ("pretrain", "--task image --model pythia", "no recipe to pretrain image/pythia/masked"),
     ("pretrain", "--task listops --model linformer --objective causal --batch 4", "it has no causal form"),
     ("pretrain", "--task pathx --model transformer --objective causal --mask 0.5", "no meaning with --objective"),
     ("pretrain", BASE + "--loss l1", "listops consists of symbols; use --loss ce"),
     ("pretrain", "--task sc --model s4 --loss ce", "sc does not consist of; use --loss l1"),
-    ("finetune", "--task text --model s4 --head pair", "has 1 document; use --head linear"),
     ("finetune", "--task retrieval --model s4 --head linear", "has 2 documents; use --head pair"),
     ("pretrain", RESUME.replace("--resume", ""), "is not empty; add --resume to continue it, or choose another --out"),
     ("pretrain", RESUME + " --lr 5", "was started with lr = 0.001, now 5.0; give the same flags as before"),
@@ -538,8 +534,6 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("finetune", "--init pt/best.pt", "best.pt is not a directory; it wants that of a pretraining run"),
     ("finetune", "--init ft", "is not a pretraining run, or one of an older version"),
     ("finetune", "--init pt --task text", "was pretrained with --task listops; leave that flag out"),
-    ("finetune", "--init pt --model rotary", "was pretrained with --model s4"),
-    ("finetune", "--init pt --objective causal", "was pretrained with --objective masked"),
     ("finetune", "--init pt --arch d=32", "--arch has no meaning with --init"),
     ("finetune", "--init pt --data-dir other", "its test split may hold what was pretrained on"),
     ("pretrain", "WORLD_SIZE=2 " + BASE, "RANK or MASTER_ADDR is not set; start with torchrun"),
