@@ -366,6 +366,11 @@ def test_processes_and_micro_batches_do_not_change_the_step(stage, task, model, 
 
 # ---- both stages, from end to end ------------------------------------------------------------------------------------
 
+# What analyze.py finds in every result.json.
+RESULT = set("""task model objective seed data recipe changed full_recipe train_examples train_fraction steps epochs
+    best_step parameters seconds peak_memory_bytes commit torch python device processes threads dtype""".split())
+
+
 @pytest.fixture
 def begun(monkeypatch):
     """Copies of the models that the runs of a test begin with, in order."""
@@ -404,6 +409,8 @@ def test_both_stages_from_end_to_end(task, model, more, objective, begun, monkey
 
     # ---- logs and results
     score = "r2" if task.startswith("bidmc") else "accuracy"
+    assert first.keys() == RESULT | {"val_score", "score_is"}
+    assert second.keys() == RESULT | {f"val_{score}", f"test_{score}", "test_loss", "test_examples", "start", "init"}
     assert first["changed"] == dict(arch=overrides(SIZES[model] + more), train_fraction=0.5, sizes=[24, 9, 7]) | few
     assert second["changed"] == first["changed"] | {"pretraining": first["changed"]}
     for out, result, name in ((pt, first, "val_score"), (ft, second, f"val_{score}")):
