@@ -1,5 +1,4 @@
 """models.py: laws that every line of MODELS must obey, then what only some models promise: sizes, kernels, weights."""
-import copy
 import json
 import math
 from dataclasses import replace
@@ -18,7 +17,6 @@ from kernels import hippo_nplr
 from models import (DLR, MODELS, S4, SSM, Attention, Backbone, BatchNorm, Classifier, Denoiser, Linformer, SGConv,
                     SizeError, arch, config, count, describe, find, neox_weights, param_groups, pythia_tokens,
                     read_table)
-from pretrain import learning_rate
 from test_kernels import dense_s4, relative, uncorrected
 
 TASK = replace(TASKS["listops_mini"], length=40)
@@ -139,27 +137,6 @@ def test_layers_are_independent_and_a_checkpoint_holds_all_that_was_drawn(name):
 
 
 @every
-def test_rates_and_decay_are_what_modules_ask_for_through_any_schedule(name):
-    """`rates` names parameters: {name: (learning rate or None, decayed or not)}. All others follow the recipe."""
-    model = Denoiser(small(name), 5)
-    wanted = {id(getattr(module, key)): rate for module in model.modules()
-              for key, rate in getattr(module, "rates", {}).items()}
-    groups = param_groups(model, lr=0.02, weight_decay=0.05)
-    assert sorted(id(p) for group in groups for p in group["params"]) == sorted(map(id, model.parameters()))
-    again = param_groups(copy.deepcopy(model), lr=0.02, weight_decay=0.05)                    # a copy keeps its rates
-    assert [len(group["params"]) for group in again] == [len(group["params"]) for group in groups]
-    optimizer = torch.optim.AdamW(groups)
-    for schedule, step in (("constant", 3), ("cosine", 9), ("cosine", 50), ("cosine", 99), ("step", 70)):
-        factor = learning_rate(step, 100, SimpleNamespace(schedule=schedule, warmup=10))
-        for group in optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor
-            for p in group["params"]:
-                rate, decayed = wanted.get(id(p), (None, True))
-                assert group["lr"] == pytest.approx((rate or 0.02) * factor)
-                assert group["weight_decay"] == (0.05 if decayed else 0)
-
-
-@every
 def test_described_costs_are_those_of_a_real_pass(name):
     """Memory against what a real pass over one sequence keeps, FLOPs against the formulas of the mixers that have one.
     Tensors without values must not stay in the cache of rotary angles."""
@@ -256,10 +233,14 @@ def test_parameter_counts(task, quick_s4):
     ("image", "dlr", {(1e-4, 0): {"theta", "Lambda_im", "W"}}), ("image", "sgconv", {(1e-3, 0.05): {"w"}}),
     ("image", "rotary", {})])
 def test_which_parameters_have_rates_of_their_own(task, model, own, quick_s4):
+    """And which of those are decayed; all others follow the recipe."""
     backbone = Backbone(config(arch(task, model, layers=1), replace(TASKS["image"], length=16)))
     names = {id(p): name.rsplit(".", 1)[-1] for name, p in backbone.named_parameters()}
+    groups = param_groups(backbone, 0.02, 0.05)
+    assert sorted(id(p) for group in groups for p in group["params"]) == sorted(names)
+    assert all(group["initial_lr"] == group["lr"] for group in groups)
     groups = {(group["lr"], group["weight_decay"], group["name"]): {names[id(p)] for p in group["params"]}
-              for group in param_groups(backbone, 0.02, 0.05)}
+              for group in groups}
     main = groups.pop((0.02, 0.05, "main"))
     assert groups == {(*key, "own"): value for key, value in own.items()}
     assert "weight" in main and ("D" in main) == (model != "rotary")

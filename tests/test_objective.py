@@ -1,5 +1,4 @@
 """pretrain.py, the objective: what is hidden, what the model reads instead, what it must predict, and the loss."""
-import contextlib
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from data import EOS, MASK, PAD, SPECIAL, TASKS, Batch, Split, UserError
-from pretrain import EVAL_KEY, corrupt, evaluate, hide, pretext, shift, spt_loss
+from data import EOS, MASK, PAD, SPECIAL, TASKS, Batch, Split
+from pretrain import EVAL_KEY, corrupt, hide, pretext, shift, spt_loss
 
 # What preparing the real data would have found. Of the letters, one is two bytes long and one has no token in Pythia.
 LETTERS = (*SPECIAL, *" abcdefg\u00e9\u4e00")
@@ -124,28 +123,3 @@ def test_the_loss_is_its_formula_over_hidden_positions_only(loss):
         exact, score = np.abs(error).mean(1).sum(), -(error ** 2).mean(1).sum()
     ours = spt_loss(prediction, targets, hidden, loss)
     assert [v.item() for v in ours] == pytest.approx([exact, score], rel=1e-5)
-
-
-def test_every_evaluation_hides_the_same_positions_and_averages_over_all_of_them():
-    task, split = noise("listops_mini", 30, 11)
-    args = SimpleNamespace(objective="masked", mask=0.3, loss="ce", seed=2)
-    batches = [np.arange(0, 4), np.arange(4, 8), np.arange(8, 11)]
-    run = SimpleNamespace(device="cpu", autocast=contextlib.nullcontext, total=lambda sums: sums,
-                          shares=lambda n: enumerate(batches))
-    table, seen = torch.nn.Embedding(task.vocab, task.vocab), []
-
-    class Model(torch.nn.Module):
-        def forward(self, inputs, lengths, hidden):
-            seen.append(hidden)
-            return table(inputs)[hidden]
-
-    first = evaluate(Model(), task, split, args, run)
-    assert evaluate(Model(), task, split, args, run) == first
-    assert len(seen) == 6 and all(torch.equal(a, b) for a, b in zip(seen[:3], seen[3:]))
-    scores = [spt_loss(table(symbols.masked_fill(hidden, MASK))[hidden], symbols, hidden, "ce")
-              for hidden, symbols in zip(seen, (split.batch(rows).symbols for rows in batches))]
-    n = sum(hidden.sum() for hidden in seen[:3])
-    assert first == pytest.approx([(sum(values) / n).item() for values in zip(*scores)], rel=1e-5)
-    args.mask = 1e-6
-    with pytest.raises(UserError, match="no position of the validation split is hidden with --mask 1e-06"):
-        evaluate(Model(), task, split, args, run)

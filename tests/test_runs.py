@@ -271,11 +271,11 @@ def test_a_torn_log_does_not_stop_a_run(monkeypatch, tmp_path):
 
 
 def test_running_and_finished_runs_are_left_alone(start, mistake, capsys, monkeypatch, tmp_path):
-    process = start("pretrain", flags("run", steps=5000))
+    process = start("pretrain", flags("run", steps=1000))
     while not (tmp_path / "run" / "log.jsonl").exists():
         time.sleep(0.01)
     monkeypatch.setattr(pretrain, "locked", data.locked)
-    assert "run is in use by another process" in mistake("pretrain", flags("run", steps=5000, resume=True))
+    assert "run is in use by another process" in mistake("pretrain", flags("run", steps=1000, resume=True))
     process.kill()
     pretrain.main(flags("finished"))
     before = contents(tmp_path / "finished")
@@ -293,32 +293,42 @@ def test_running_and_finished_runs_are_left_alone(start, mistake, capsys, monkey
     ("pretrain", "text", "transformer", "causal"), ("finetune", "listops", "s4", "masked"),
     ("finetune", "text", "transformer", "causal")])
 def test_a_run_is_this_loop(stage, task, model, objective, tmp_path):
-    """Training written out plainly: one process, means in place of sums, no checkpoints."""
-    words = flags("run", task, model, objective=objective, lr=0.01, schedule="constant", seed=3)
+    """Training and validation written out plainly: one process, no checkpoints."""
+    words = flags("run", task, model, objective=objective, lr=0.01, schedule="cosine", seed=3)
     STAGES[stage].main(words)
-    args, (task, train, _, _) = STAGES[stage].parse_args(words), opened(task, ".")
+    args, (task, train, val, _) = STAGES[stage].parse_args(words), opened(task, ".")
     torch.manual_seed(3)
     causal = objective == "causal"
     backbone = Backbone(config(args.arch, task, causal, mask_channel=stage == "pretrain"))
     model = (Denoiser(backbone, task.vocab) if stage == "pretrain" else
              Classifier(backbone, task.classes, args.pool, args.head))
     optimizer = torch.optim.AdamW(param_groups(model, args.lr, args.wd))
-    for step, record in enumerate(log_of(tmp_path / "run", "train")):
-        for group in optimizer.param_groups:                          # two steps of warm-up
-            group["lr"] = group["initial_lr"] * (0.5 if step == 0 else 1)
-        batch = train.batch(data.order(24, 3, step // 3)[8 * (step % 3):][:8])
-        if stage == "pretrain":
-            hidden = torch.from_numpy(pretrain.hide((8, 40), task.mask, 3, step))[:, :batch.symbols.shape[1]]
-            inputs, targets, hidden = pretrain.shift(batch, "ce") if causal else pretrain.corrupt(batch, hidden, "ce")
-            loss = F.cross_entropy(model(inputs, batch.lengths, hidden), targets[hidden])
-        else:
-            loss = F.cross_entropy(model(batch.symbols, batch.lengths), batch.y)
+
+    def losses(batch, *key):
+        """The loss of each label, or of each position to be predicted."""
+        if stage == "finetune":
+            return F.cross_entropy(model(batch.symbols, batch.lengths), batch.y, reduction="none")
+        hidden = torch.from_numpy(pretrain.hide((len(batch.y), 40), task.mask, 3, *key))[:, :batch.symbols.shape[1]]
+        inputs, targets, hidden = pretrain.shift(batch, "ce") if causal else pretrain.corrupt(batch, hidden, "ce")
+        return F.cross_entropy(model(inputs, batch.lengths, hidden), targets[hidden], reduction="none")
+
+    log = iter(log_of(tmp_path / "run", "train", "eval"))
+    for step in range(6):
+        factor = 0.5 if step == 0 else (1 + math.cos(math.pi * max(0, step - 2) / 4)) / 2     # two steps of warm-up
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+        loss = losses(train.batch(data.order(24, 3, step // 3)[8 * (step % 3):][:8]), step).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        assert record["step"] == step + 1 and record["lr"] == optimizer.param_groups[0]["lr"]
-        assert record["loss"] == pytest.approx(loss.item(), rel=1e-4)
-    assert step == 5
+        assert next(log) == dict(kind="train", step=step + 1, loss=pytest.approx(loss.item(), rel=1e-4),
+                                 lr=optimizer.param_groups[0]["lr"])
+        if step + 1 in (4, 6):
+            model.eval()
+            with torch.no_grad():
+                parts = [losses(val.batch(rows), pretrain.EVAL_KEY, i) for i, rows in enumerate((range(8), [8]))]
+            assert next(log)["val_loss"] == pytest.approx(torch.cat(parts).mean().item(), rel=1e-4)
+            model.train()
 
 
 def lag():
