@@ -101,6 +101,7 @@ S4_SIZES = {"listops": (8, 128, 64, 128, "batch", "post", 1e-3, "main", 0),
 
 # ---- the lines -------------------------------------------------------------------------------------------------------
 
+
 def words(task, model, objective=None):
     return ["--task", task, "--model", model] + (["--objective", objective] if objective else [])
 
