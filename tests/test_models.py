@@ -15,8 +15,8 @@ import models
 from data import SPECIAL, TASKS
 from kernels import hippo_nplr
 from models import (DLR, MODELS, S4, SSM, Attention, Backbone, BatchNorm, Classifier, Denoiser, Linformer, SGConv,
-                    SizeError, arch, config, count, describe, find, neox_weights, param_groups, pythia_tokens,
-                    read_table)
+                    SizeError, arch, config, count, describe, find, param_groups, read_table)
+from pythia import neox_weights, pythia_tokens
 from test_kernels import dense_s4, relative, uncorrected
 
 TASK = replace(TASKS["listops_mini"], length=40)

@@ -565,7 +565,7 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("pretrain", "missing:best.pt " + RESUME, "best.pt is missing, cut short, or not a checkpoint of this project"),
     ("finetune", "pickle:best.pt " + INIT, "best.pt is missing, cut short, or not a checkpoint of this project"),
     ("pretrain", "other:last.pt " + RESUME, "last.pt does not fit: Error"),
-    ("finetune", "other:best.pt " + INIT, "best.pt holds another architecture: arch")]
+    ("finetune", "other:best.pt " + INIT, "holds another architecture than this run")]
 
 
 def damage(how, path):
