@@ -46,7 +46,7 @@ def evaluate(model, task, split, run):
     for _, rows in run.shares(len(split)):
         batch = split.batch(rows, run.device)
         with run.autocast():
-            outputs = model(model.backbone.inputs(batch), batch.lengths).double()
+            outputs = model(model.backbone.inputs(batch), batch.lengths).double()             # (b, classes or 1)
         sums[0] += supervised_loss(task, outputs, batch.y)
         if task.classes:
             sums[1] += (outputs.argmax(-1) == batch.y).sum()

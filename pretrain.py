@@ -213,7 +213,7 @@ def evaluate(model, task, split, args, run):
         batch = split.batch(rows, run.device)
         inputs, targets, hidden = pretext(args, task, batch, rows, slice(0, len(rows)), args.seed, EVAL_KEY, i)
         with run.autocast():
-            prediction = model(inputs, batch.lengths, hidden)
+            prediction = model(inputs, batch.lengths, hidden)                                 # (m, outputs)
         loss, score = spt_loss(prediction, targets, hidden, args.loss)
         sums += torch.stack((loss.double(), score.double(), hidden.sum().double()))
     model.train()
