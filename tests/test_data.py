@@ -231,7 +231,9 @@ def command(name, folder, *more):
     sizes = [word for split, size in zip(data.SPLITS, SIZES) for word in (f"--{split}", str(size))]
     return subprocess.Popen([sys.executable, str(ROOT / "data.py"), "--task", name, "--data-dir", str(folder), *sizes,
                              *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-                            env={**os.environ, "OMP_NUM_THREADS": "1"})
+                            env={**os.environ, "OMP_NUM_THREADS": "1"},
+                            # Tests in the background ignore Ctrl-C, and would pass that on.
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
 
 def wait_for(condition, seconds=30):
