@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from data import TASKS, UserError, open_task, read_json
-from models import Backbone, Classifier, config, param_groups
+from models import Backbone, Classifier, config, guide, param_groups
 from pretrain import Run, arguments, guarded, learning_rate, read_checkpoint
 
 # ---- Loss and score --------------------------------------------------------------------------------------------------
@@ -67,6 +67,7 @@ def load_backbone(model, args, say):
     directory = args.init
     checkpoint = read_checkpoint(directory / "best.pt")
     pretrained = {k: v for k, v in checkpoint["model"].items() if k.startswith("backbone.")}
+    pretrained = {k: v for k, v in pretrained.items() if not k.endswith(".guide")}
     ours = model.state_dict()
     encoder = "backbone.encoder.weight"
     dropped = ""
@@ -103,8 +104,10 @@ def inherit(flags):
             raise UserError(f"--{name} {getattr(flags, name)}, but {flags.init} was pretrained with --{name} "
                             f"{saved[name]}; leave that flag out, or choose another --init")
     if flags.arch is not None:
-        raise UserError(f"--arch has no meaning with --init: sizes are those of {flags.init}")
-    fixed = {name: saved[name] for name in ("task", "model", "objective", "arch")}
+        raise UserError(f"--arch has no meaning with --init: sizes are those of {flags.init}, without guides")
+    fixed = {name: saved[name] for name in ("task", "model", "objective")}
+    # Guides belong to the stage that trains them.
+    fixed["arch"] = {key: value for key, value in saved["arch"].items() if key != "guided"}
     return fixed | dict(start="spt", init=Path(os.path.relpath(flags.init)), pretraining=saved,
                         train_fraction=flags.train_fraction or saved["train_fraction"])
 
@@ -156,6 +159,7 @@ def main(argv=None):
 
         for group in optimizer.param_groups:      # scales each group's own rate: SSM parameters keep theirs
             group["lr"] = group["initial_lr"] * learning_rate(step, run.steps, args)
+        guide(model, step, run.steps)             # nothing, but with --arch guided=
         rows, mine = run.begin(step)              # examples of the whole batch; the slice of them for this process
         batch = train.batch(rows[mine], run.device)
         optimizer.zero_grad(set_to_none=True)

@@ -206,23 +206,29 @@ def discretize(A, P, B, dt):
     return Abar, Bbar
 
 
-def truncation_correction(A, P, C, dt, l):
-    """C~ = C (I - Abar^l), the form of C that S4 trains ([1], lemma C.3): C complex (c, d, n) -> (c, d, n).
+def transition_power(A, P, dt, l):
+    """Abar^l (d, N, N) as a real matrix on [Re x, Im x], for A, P complex (d, n) or (1, n) and dt (d,), in float64.
 
-    It turns the truncated sum over k < l into a closed form. The state keeps its conjugate pairs, [x, conj x], so
-    A_full is x -> F x + G conj x, and on [Re x, Im x] a real matrix: a quarter of the arithmetic, which matters for
-    large N. Run in float64: Abar^l by repeated squaring.
+    The state keeps its conjugate pairs, [x, conj x], so A_full is x -> F x + G conj x: a quarter of the arithmetic of
+    the complex (N, N) matrix, which matters for large N.
     """
-    A, P, C = (v.to(torch.complex128) for v in (A, P, C))
+    A, P = A.to(torch.complex128), P.to(torch.complex128)
     F = torch.diag_embed(A) - P[..., :, None] * P.conj()[..., None, :]                   # (d, n, n)
     G = -P[..., :, None] * P[..., None, :]
     A_real = torch.cat((torch.cat((F.real + G.real, G.imag - F.imag), -1),
                         torch.cat((F.imag + G.imag, F.real - G.real), -1)), -2)          # (d, N, N)
     half_step, eye = dt.double()[:, None, None] / 2 * A_real, torch.eye(A_real.shape[-1]).to(A_real)
-    power = torch.linalg.matrix_power(torch.linalg.solve(eye - half_step, eye + half_step), l)
-    C_real = torch.cat((C.real, -C.imag), -1)                                            # (c, d, N) Re C x as a row
-    C_tilde = C_real - torch.einsum("cdm,dmn->cdn", C_real, power)
-    return torch.complex(*C_tilde.chunk(2, -1)).conj().resolve_conj()                    # (c, d, n)
+    return torch.linalg.matrix_power(torch.linalg.solve(eye - half_step, eye + half_step), l)
+
+
+def truncation_correction(A, P, C, dt, l):
+    """C~ = C (I - Abar^l), the form of C that S4 trains ([1], lemma C.3): C complex (c, d, n) -> (c, d, n), complex128.
+
+    It turns the truncated sum over k < l into a closed form.
+    """
+    C_real = torch.cat((C.real, -C.imag), -1).double()                                   # (c, d, N) Re C x as a row
+    C_real = C_real - torch.einsum("cdm,dmn->cdn", C_real, transition_power(A, P, dt, l))
+    return torch.complex(*C_real.chunk(2, -1)).conj().resolve_conj()                     # (c, d, n)
 
 
 def s4_kernel_naive(A, P, B, C, dt, l):
@@ -295,7 +301,85 @@ def s4_kernel(A, P, B, C, dt, l):
     return (dt * torch.fft.irfft(spectrum, n=l)).float()                                 # (c, d, l)
 
 
-# ---- 4  A kernel without a recurrence --------------------------------------------------------------------------------
+def s4_recover_C(A, P, C, dt, l):
+    """C from the trained C~ = C (I - Abar^l), which a step needs: complex (c, d, n) -> (c, d, n), complex128."""
+    power = transition_power(A, P, dt, l)                                                # (d, N, N)
+    C_real = torch.cat((C.real, -C.imag), -1).double()                                   # (c, d, N) Re C x as a row
+    rest = (torch.eye(power.shape[-1]).to(power) - power).transpose(-1, -2)
+    C_real = torch.linalg.solve(rest, C_real.permute(1, 2, 0)).permute(2, 0, 1)          # (c, d, N)
+    return torch.complex(*C_real.chunk(2, -1)).conj().resolve_conj()                     # (c, d, n)
+
+
+def s4_step(A, P, B, C, dt, x, u):
+    """One step of S4's recurrence in O(n) a channel: state x complex (b, d, n), input u (b, d) -> y (b, d), x.
+
+    A, P, B complex (d, n) or (1, n), C complex (d, n) as `s4_recover_C` gives it, dt (d,). The bilinear rule,
+    (2/dt - A_full) x' = (2/dt + A_full) x + 2 B u, with the inverse of diagonal plus rank 1 by Woodbury. The state is
+    half of [x, conj x]; the other half enters through real parts. Abar is never diagonalised: at HiPPO's start its
+    eigenvectors have condition 4e7.
+    """
+    rate = 2 / dt[:, None]                                                               # (d, 1)
+    F_, Pc = 1 / (rate - A), P.conj()                                                    # (d, n)
+    rho = 1 / (1 + 2 * (P.abs().square() * F_).real.sum(-1, keepdim=True))               # (d, 1)
+    w = (rate + A) * x - P * (2 * (Pc * x).real.sum(-1, keepdim=True)) + 2 * B * u[..., None]
+    x = F_ * (w - P * (rho * 2 * (Pc * F_ * w).real.sum(-1, keepdim=True)))              # (b, d, n)
+    return (2 * (C * x).real.sum(-1)).float(), x.to(torch.complex64)
+
+
+# ---- 4  Other recurrences, and a kernel without one ------------------------------------------------------------------
+
+@torch.amp.autocast("cpu", enabled=False)
+@torch.amp.autocast("cuda", enabled=False)
+def s4d_kernel(A, B, C, dt, l, rule="zoh"):
+    """Kernel of S4D, a diagonal state space (Gu et al. 2022b): A, B complex (d, n) or (1, n), one of each conjugate
+    pair; C complex (c, d, n); dt (d,) -> float32 (c, d, l).
+
+    With x = dt A, K[k] = 2 Re sum_n C B Bbar p^k: zoh, p = e^x and Bbar = (e^x - 1) / A; bilinear,
+    p = (1 + x/2) / (1 - x/2) and Bbar = dt / (1 - x/2).
+    """
+    return diagonal_kernel(*s4d_poles(A, B, C, dt, rule), l)
+
+
+def s4d_poles(A, B, C, dt, rule="zoh"):
+    """W (c, d, n) and Lambda (d, n), complex128, with which S4D is the sum of `diagonal_kernel`."""
+    A, B, C = (v.to(torch.complex128) for v in (A, B, C))
+    dt = dt.double()[:, None]                                                            # (d, 1)
+    x = dt * A                                                                           # (d, n)
+    if rule == "zoh":
+        return 2 * C * B * torch.expm1(x) / A, x
+    return 2 * C * B * dt / (1 - x / 2), torch.log((1 + x / 2) / (1 - x / 2))
+
+
+@torch.amp.autocast("cpu", enabled=False)
+@torch.amp.autocast("cuda", enabled=False)
+def ema_kernel(delta, alpha, beta, gamma, l):
+    """Kernel of MEGA's damped exponential moving averages (Ma et al. 2023): each (c, d, h) -> float32 (c, d, l).
+
+    p = sigmoid(delta), q = 1 - p sigmoid(alpha); s[t] = q s[t-1] + p beta u[t], y = sum_h gamma s / sqrt(h). A sum of
+    geometric sequences with real poles q, each direction its own.
+    """
+    c, d, h = delta.shape
+    p = delta.double().sigmoid()                                                         # (c, d, h)
+    log_q = torch.log1p(-p * alpha.double().sigmoid())
+    W = gamma * p * beta / math.sqrt(h)
+    return geometric_sums(W.flatten(0, 1)[None], log_q.flatten(0, 1), l).view(c, d, l)
+
+
+@torch.amp.autocast("cpu", enabled=False)
+@torch.amp.autocast("cuda", enabled=False)
+def diagonal_scan(log_lambda, v):
+    """x[t] = lambda x[t-1] + v[t]: complex (n,), complex (b, l, n) -> complex (b, l, n).
+
+    By doubling: after log2(l) passes, each position has the sum over all before it. Powers of lambda are taken from its
+    logarithm in float64; repeated squaring in float32 would lose two digits.
+    """
+    l, shift = v.shape[1], 1
+    while shift < l:
+        power = torch.exp(shift * log_lambda.to(torch.complex128)).to(v.dtype)           # (n,)
+        v = torch.cat((v[:, :shift], v[:, shift:] + power * v[:, :-shift]), 1)
+        shift *= 2
+    return v
+
 
 def sgconv_kernel(w, l, multiplier, power=None, init_scale=0):
     """Kernel of SGConv ([4]): S short learned pieces, the later ones stretched longer and weighted less.
@@ -332,14 +416,17 @@ def rotary_phases(l, e, device):
     return torch.polar(torch.ones_like(angle), angle).to(torch.complex64)
 
 
-def rotary(x):
+def rotary(x, start=0):
     """Rotary position embedding ([3]): rotates the pair (x[2m], x[2m+1]) at position t by t * 10000^(-2m/e).
 
     x (..., l, e) -> same shape and dtype. All of e is rotated (paper, section 3.2). After it, q_i . k_j depends on the
-    positions only through i - j. A pair is a complex number, and its rotation one complex product.
+    positions only through i - j. A pair is a complex number, and its rotation one complex product. start: the position
+    of the first element.
     """
+    l, e = x.shape[-2:]
+    phases = rotary_phases(l if start == 0 else fft_length(start + l), e, x.device)[start:start + l]
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))                      # (..., l, e/2)
-    return torch.view_as_real(pairs * rotary_phases(*x.shape[-2:], x.device)).flatten(-2).to(x.dtype)
+    return torch.view_as_real(pairs * phases).flatten(-2).to(x.dtype)
 
 
 @functools.lru_cache(maxsize=None)
@@ -390,6 +477,200 @@ def attention(q, k, v, causal=False, block=None, lengths=None):
             mask = real[:, None, None, :]                                                # (b, 1, 1, keys)
         out.append(_attend(q[..., start:start + block, :], k[..., lo:hi, :], v[..., lo:hi, :], causal, mask))
     return out[0] if len(out) == 1 else torch.cat(out, -2)
+
+
+# ---- 6  Cheaper attention --------------------------------------------------------------------------------------------
+
+def split_blocks(x, size, n):
+    """(..., l, e) -> (..., n, size, e), filled up with zeros."""
+    return F.pad(x, (0, 0, 0, n * size - x.shape[-2])).unflatten(-2, (n, size))
+
+
+def real_keys(positions, l, lengths):
+    """Which key positions hold a real element: positions (...) -> bool (1 or b, ...)."""
+    ends = torch.full((1,), l, device=positions.device) if lengths is None else lengths
+    return (positions >= 0) & (positions < ends.view(-1, *[1] * positions.ndim))
+
+
+def longformer_attention(q, k, v, window, causal=False, lengths=None):
+    """Attention in a band, |j - i| <= window // 2, without global tokens (Beltagy et al. 2020): (b, h, l, e) thrice ->
+    (b, h, l, e). lengths as in `attention`.
+
+    Blocks of half a window: each attends to itself and its two neighbours, with the band as the mask. O(l window).
+    """
+    b, h, l, e = q.shape
+    size = max(1, min(window // 2, l))
+    n = ceil_div(l, size)
+    q = split_blocks(q, size, n)                                                         # (b, h, n, size, e)
+    k, v = (F.pad(x, (0, 0, size, (n + 1) * size - l)).unfold(2, 3 * size, size).transpose(-1, -2) for x in (k, v))
+    i = torch.arange(n * size, device=q.device).view(n, size, 1)
+    j = torch.arange(-size, 2 * size, device=q.device) + size * torch.arange(n, device=q.device)[:, None, None]
+    seen = ((i - j).abs() <= window // 2) & real_keys(j, l, lengths)                     # (1 or b, n, size, 3 size)
+    if causal:
+        seen = seen & (j <= i)
+    seen = seen | ~seen.any(-1, keepdim=True)                # padded queries may see no key; softmax needs one
+    seen = seen.expand(b, -1, -1, -1).flatten(0, 1)[:, None]                             # (b n, 1, size, 3 size)
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))                       # (b n, h, size or 3 size, e)
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)                          # (b n, h, size, e)
+    return y.unflatten(0, (b, n)).transpose(1, 2).flatten(2, 3)[:, :, :l]                # (b, h, l, e)
+
+
+def bigbird_attention(q, k, v, block, random, causal=False, lengths=None):
+    """Block-sparse attention (Zaheer et al. 2020): (b, h, l, e) thrice -> (b, h, l, e). lengths as in `attention`.
+
+    Of n blocks, the first and the last attend to everything; row block i between them attends to itself, its
+    neighbours, the two end blocks, and the blocks that `random` (h, n-2, r) int64 names. A key counts once, however
+    often it is named.
+    """
+    b, h, l, e = q.shape
+    n = ceil_div(l, block)
+    if n < 3:                                                # end blocks only
+        return attention(q, k, v, causal, lengths=lengths)
+    q, k, v = (split_blocks(x, block, n) for x in (q, k, v))                             # (b, h, n, block, e)
+    place = torch.arange(n * block, device=q.device).view(n, block)
+    row = torch.arange(1, n - 1, device=q.device)
+    fixed = torch.stack((row * 0, row - 1, row, row + 1, row * 0 + n - 1), -1)           # (n-2, 5)
+    read = torch.cat((fixed.expand(h, -1, -1), random), -1)                              # (h, n-2, 5 + r)
+    again = (read[..., :, None] == read[..., None, :]).tril(-1).any(-1)                  # named before in this row
+    head = torch.arange(h, device=q.device)[:, None, None]
+    near_k, near_v = (x[:, head, read].flatten(3, 4) for x in (k, v))                    # (b, h, n-2, (5+r) block, e)
+
+    def attend(q, k, v, i, j, allowed):
+        """Queries at positions i (..., m), keys at j (..., s): (b, x, h, m, e) -> the same, one call for all x."""
+        seen = real_keys(j, l, lengths)[..., None, :] & allowed[..., None, :]
+        if causal:
+            seen = seen & (j[..., None, :] <= i[..., None])
+        seen = seen | ~seen.any(-1, keepdim=True)            # as above
+        seen = seen.expand(b, *seen.shape[1:]).flatten(0, 1)
+        y = F.scaled_dot_product_attention(*(x.flatten(0, 1) for x in (q, k, v)), attn_mask=seen)
+        return y.unflatten(0, (b, -1))
+
+    inner, near_k, near_v = (x.transpose(1, 2) for x in (q[:, :, 1:-1], near_k, near_v)) # (b, n-2, h, ., e)
+    keys = place[read].flatten(2).transpose(0, 1)                                        # (n-2, h, (5+r) block)
+    allowed = ~again.repeat_interleave(block, -1).transpose(0, 1)
+    inner = attend(inner, near_k, near_v, place[1:-1, None], keys, allowed).transpose(1, 2)   # (b, h, n-2, block, e)
+    ends, every = (x.flatten(2, 3)[:, None] for x in (q[:, :, [0, -1]], k))              # (b, 1, h, 2 block or l, e)
+    i, j = place[[0, -1]].view(1, 1, -1), place.view(1, 1, -1)
+    ends = attend(ends, every, v.flatten(2, 3)[:, None], i, j, torch.ones_like(j, dtype=torch.bool))
+    first, last = ends[:, 0].unflatten(2, (2, block)).split(1, 2)                        # (b, h, 1, block, e)
+    return torch.cat((first, inner, last), 2).flatten(2, 3)[:, :, :l]                    # (b, h, l, e)
+
+
+def lsh_attention(q, v, rotations, chunk, lengths=None):
+    """Reformer's attention (Kitaev et al. 2020): shared queries and keys q, v (b, h, l, e) -> (b, h, l, e).
+
+    In each round, vectors with the same bucket are likely neighbours: bucket = the largest of [x R, -x R] for that
+    round's random rotation, `rotations` (h or 1, e, rounds, buckets / 2). Sorted by bucket and cut into chunks,
+    the positions of a chunk attend to it and to the chunk before (the first one: to the last). Keys have length 1,
+    there is no scale, and a position attends to itself only where nothing else is left. The rounds are averaged,
+    each weighted by its share of the softmax's denominator. O(rounds l chunk). There is no causal form: where a chunk
+    ends depends on the future.
+    """
+    b, h, l, e = q.shape
+    n = ceil_div(l, chunk)
+    size, ends = n * chunk, torch.full((b,), l, device=q.device) if lengths is None else lengths
+    q, v = (F.pad(x, (0, 0, 0, size - l)) for x in (q, v))                               # (b, h, size, e)
+    rounds, half = rotations.shape[2:]
+    place = torch.arange(size, device=q.device)
+    real = place < ends[:, None]                                                         # (b, size)
+    with torch.no_grad():
+        turned = torch.einsum("bhle,hert->bhrlt", q, rotations.to(q.dtype).expand(h, -1, -1, -1))
+        bucket = torch.cat((turned, -turned), -1).argmax(-1)                             # (b, h, r, size)
+        bucket = bucket.where(real[:, None, None], 2 * half)                             # padding after all buckets
+        bucket = bucket + (2 * half + 1) * torch.arange(rounds, device=q.device)[:, None]
+        order = (bucket * size + place).flatten(2).argsort(-1)                           # (b, h, r size)
+    position = order % size
+
+    def sort(x):
+        x = x.take_along_dim(position[..., None], 2)                                     # (b, h, r size, e)
+        return x.unflatten(2, (-1, chunk))                                               # (b, h, chunks, chunk, e)
+
+    def with_previous(x):
+        return torch.cat((x.roll(1, 2), x), 3)                                           # (b, h, chunks, 2 chunk, ...)
+
+    i = position.unflatten(2, (-1, chunk))                                               # (b, h, chunks, chunk)
+    j = with_previous(i)
+    logits = sort(q) @ with_previous(sort(F.normalize(q, dim=-1))).transpose(-1, -2)
+    logits = logits.masked_fill(i[..., :, None] == j[..., None, :], -1e5)
+    logits = logits.masked_fill(j[..., None, :] >= ends.view(b, 1, 1, 1, 1), -1e9)
+    share = logits.logsumexp(-1, keepdim=True)                                           # (b, h, chunks, chunk, 1)
+    y = (logits - share).exp() @ with_previous(sort(v))                                  # (b, h, chunks, chunk, e)
+    back = order.argsort(-1)[..., None]
+    y, share = (x.flatten(2, 3).take_along_dim(back, 2).unflatten(2, (rounds, size)) for x in (y, share))
+    return (y * share.softmax(2)).sum(2)[:, :, :l]                                       # (b, h, l, e)
+
+
+def elu_features(x):
+    """Features of the Linear Transformer (Katharopoulos et al. 2020): elu(x) + 1, same shape."""
+    return F.elu(x) + 1
+
+
+def relu_features(x):
+    """Features of the generalised Performer: relu(x) + 0.001, same shape."""
+    return F.relu(x) + 1e-3
+
+
+def favor_features(x, W, query, eps=1e-6, causal=False, lengths=None):
+    """Performer's positive random features, (b, h, l, e) -> (b, h, l, m): their dot products estimate
+    exp(q.k / sqrt(e)) (Choromanski et al. 2021). W (m, e): random directions.
+
+    The largest exponent is subtracted first, which cancels in the quotient of `linear_attention` but for eps: of each
+    query, and of all keys together. Causal: of no key, since a later one would be felt; the exponent is at most
+    |w|^2 / 2, which float32 holds for e up to 64.
+    """
+    m, e = W.shape
+    x = x * e ** -0.25
+    exponent = x @ W.to(x.dtype).T                                                       # (b, h, l, m)
+    largest = exponent.detach()
+    if query:
+        largest = largest.amax(-1, keepdim=True)                                         # (b, h, l, 1)
+    elif causal:
+        largest = 0
+    else:
+        real = real_keys(torch.arange(x.shape[-2], device=x.device), x.shape[-2], lengths)[:, None, :, None]
+        largest = largest.masked_fill(~real, -math.inf).amax((-2, -1), keepdim=True)     # (b, h, 1, 1)
+    return m ** -0.5 * (torch.exp(exponent - x.square().sum(-1, keepdim=True) / 2 - largest) + eps)
+
+
+def linear_attention(q, k, v, causal=False, lengths=None, eps=1e-6):
+    """q (k^T v) / (q . sum of k + eps), the products taken in this order: O(l) (Katharopoulos et al. 2020).
+
+    q, k (b, h, l, m): features, not negative; v (b, h, l, e) -> (b, h, l, e). Causal: sums over j <= i, exactly, by
+    chunks: those before a query as a state, its own as an attention matrix.
+    """
+    l, size = q.shape[-2], 64
+    if lengths is not None and not causal:
+        k = k * real_keys(torch.arange(l, device=k.device), l, lengths)[:, None, :, None]
+    v = F.pad(v, (0, 1), value=1.0)                          # the denominator is one more column of values
+    if causal:
+        q, k, v = (split_blocks(x, size, ceil_div(l, size)) for x in (q, k, v))          # (b, h, n, size, .)
+        state = (k.transpose(-1, -2) @ v).cumsum(2)                                      # (b, h, n, m, e + 1)
+        before = F.pad(state, (0, 0, 0, 0, 1, 0))[:, :, :-1]
+        y = (q @ before + (q @ k.transpose(-1, -2)).tril() @ v).flatten(2, 3)[:, :, :l]
+    else:
+        y = q @ (k.transpose(-1, -2) @ v)                                                # (b, h, l, e + 1)
+    return y[..., :-1] / (y[..., -1:] + eps)
+
+
+# ---- 7  Structured matrices ------------------------------------------------------------------------------------------
+
+def structured_linear(x, first, second, bias, kind):
+    """x W^T + bias with W a product of two cheaper matrices (Wei et al. 2024): (..., N) -> (..., M).
+
+    lowrank       first (R, N), second (M, R)
+    blockdense    first (B, R/B, N/B), one matrix for each slice of x; second (M, R)
+    blockshuffle  first (B, Q, N/B), second (B, M/B, Q), Q = min(N, M) / B: block diagonal both; between them and after
+                  them, element r of block l and element l of block r change places
+    """
+    if kind == "lowrank":
+        return F.linear(F.linear(x, first), second, bias)
+    blocks = len(first)
+    x = torch.einsum("...bn,bqn->...bq", x.unflatten(-1, (blocks, -1)), first)           # (..., B, R/B or Q)
+    if kind == "blockdense":
+        return F.linear(x.flatten(-2), second, bias)
+    x = x.flatten(-2).unflatten(-1, (-1, blocks)).transpose(-1, -2)                      # (..., B, Q) shuffled
+    x = torch.einsum("...bq,bmq->...bm", x, second)                                      # (..., B, M/B)
+    return x.transpose(-1, -2).flatten(-2) + bias                                        # (..., M)
 
 
 # ---- Benchmark -------------------------------------------------------------------------------------------------------
@@ -456,6 +737,37 @@ def benchmark(fast, naive, make, n, lengths, naive_up_to, d=256, c=2):
     print()
 
 
+def benchmark_steps(lengths, d=256, N=64, h=4):
+    """Prints milliseconds to generate position l of one sequence in one layer, without its projections: S4 by its
+    recurrence, S4 by the convolution of all positions so far, attention with cached keys and values."""
+    import time
+
+    print(f"milliseconds per generated position of one layer, d={d} N={N} heads={h}, cpu, "
+          f"{torch.get_num_threads()} threads, torch {torch.__version__}\n")
+    print("| position | S4, one step | S4, whole convolution | attention, cached |\n|---|---|---|---|")
+    for l in lengths:
+        A, P, B, C, dt = random_s4(d, N, 1, l)
+        C_raw = s4_recover_C(A, P, C, dt, l)[0].to(A.dtype)                              # (d, n)
+        K, u = s4_kernel(A, P, B, C, dt, l)[0], torch.randn(1, d, l)
+        x, q = torch.zeros(1, d, N // 2, dtype=A.dtype), torch.randn(1, h, 1, d // h)
+        cache = torch.randn(1, h, l - 1, d // h)
+
+        def attend():
+            k = torch.cat((cache, q), 2)                                                 # (1, h, l, e)
+            return F.scaled_dot_product_attention(q, k, torch.cat((cache, q), 2))
+
+        cells = []
+        for step in (lambda: s4_step(A, P, B, C_raw, dt, x, u[:, :, -1]), lambda: fft_conv(u, K), attend):
+            step()
+            start, n = time.perf_counter(), 0
+            while time.perf_counter() - start < 0.5:
+                step()
+                n += 1
+            cells.append(f"{1000 * (time.perf_counter() - start) / n:.3f}")
+        print(f"| {l} | {' | '.join(cells)} |", flush=True)
+
+
 if __name__ == "__main__":
     benchmark(s4_kernel, s4_kernel_naive, random_s4, 64, (1024, 4096, 16384, 65536), naive_up_to=4096)
     benchmark(diagonal_kernel, diagonal_kernel_naive, random_dlr, 1024, (256, 1024, 4096, 16384), naive_up_to=256)
+    benchmark_steps((1024, 4096, 16384))

@@ -1,13 +1,14 @@
 """Models: a table of sizes, thin layers over kernels.py, one line a model, one backbone with two heads.
 
-    python models.py 1024     what each architecture costs on sequences of that length: parameters, memory, FLOPs
+    python models.py [TASK] [LENGTH]     what each architecture costs, in its sizes on a task: parameters, memory, FLOPs
 
     Backbone      symbols (b, l) or samples (b, l, channels) -> features (b, l, d)
     Denoiser      backbone + a linear head on the positions to be predicted         stage 1, pretrain.py
     Classifier    backbone + pooling over the sequence + a head                     stage 2, finetune.py
 
 The sections follow the paper's argument: a linear recurrence is a convolution (`SSM`); diagonal (`DLR`) and diagonal
-plus low rank (`S4`); nothing set by hand (`randomise`); the other way to mix positions (`Attention`).
+plus low rank (`S4`); nothing set by hand (`randomise`); the other way to mix positions (`Attention`). The architectures
+that it compares itself with, and later ones, stand under "Beyond the paper": a first reading may skip them.
 
 A new mixer is one class and one line of `MODELS`. Every class takes one object `c`, all that is known about the model:
 its sizes, the extras of its line in `MODELS`, what the task says (length, vocab, channels), whether it is causal, and
@@ -34,10 +35,12 @@ import torch.distributed.nn.functional
 import torch.nn as nn
 import torch.nn.functional as F
 
-from kernels import (attention, diagonal_kernel, fft_conv, hippo_nplr, rotary, rotary_phases,
-                     s4_kernel, sgconv_kernel, truncation_correction)
+from kernels import (attention, bigbird_attention, ceil_div, diagonal_kernel, diagonal_scan, elu_features, ema_kernel,
+                     favor_features, fft_conv, hippo_nplr, linear_attention, longformer_attention, lsh_attention,
+                     relu_features, rotary, rotary_phases, s4_kernel, s4_recover_C, s4_step, s4d_poles, sgconv_kernel,
+                     structured_linear, truncation_correction)
 
-# ---- 1  Sizes --------------------------------------------------------------------------------------------------------
+# ---- Sizes -----------------------------------------------------------------------------------------------------------
 
 # Tasks are shell patterns, a|b stands for two rows, and the first row that matches counts. A dash means "not part of
 # this architecture". A model without rows of its own uses those of the model that it is `like` (see `MODELS`).
@@ -64,13 +67,15 @@ pathfinder_demo      transformer|rotary             3  32     2   64     -
 image_mini           transformer|rotary             3  28     2   56     -
 scifar_mini          transformer|rotary             3  28     2   56     -
 *_mini               transformer|rotary|pythia      3  32     2   64     -
-*                    transformer|rotary             4 128     4  256     -
+*                    rotary                         4 128     4  256     -
 *                    pythia                         6 512     8 2048     -
 """
 
 #   s4           Gu et al. 2022, table 11. n_ssm: how many copies of (A, P, B) there are for the d channels to share
 #   dlr          S4's depth and width, more states, LayerNorm (appendix C.1.3). dt_min, dt_max: twice its smallest and
 #                largest decay rate
+#   s5           Smith et al. 2023: state values, of which half are stored, in n_ssm blocks
+#   lru          Orvieto et al. 2023: |pole| between 1 - dt_max and 1 - dt_min
 # norm, place: which norm, before (pre) or after (post) the residual sum. dt_lr, ssm_lr: learning rates of the step size
 # and of A, P, B (DLR: of all three parameters of its kernel); "main" follows the rest of the model. dropout: inside the
 # layer and on the residual branch, whole channels of a sequence. The official S4 for Speech Commands pretrains with
@@ -89,6 +94,22 @@ pathx|pathx256         s4         6 256    64   256 batch pre   0.0001    0.1 0.
 sc                     s4         6 128    64    64 batch pre    0.001    0.1  0.001  0.001       -
 scifar                 s4         6 512    64     2 layer post   0.001    0.1  0.001  0.001     0.1
 bidmc_*                s4         6 128   256     2 layer pre    0.001    0.1  0.001  0.001       -
+listops                s5         8 128    16     8 batch pre    0.001    0.1  0.001  0.001       -
+text                   s5         6 256   192    12 batch pre    0.001    0.1   main  0.001     0.1
+retrieval              s5         6 128   256    16 batch pre    0.001    0.1   main  0.001       -
+image|scifar           s5         6 512   384     3 batch pre    0.001    0.1  0.001  0.001     0.1
+pathfinder             s5         6 192   256     8 batch pre    0.001    0.1 0.0009 0.0009    0.05
+pathx|pathx256         s5         6 128   256    16 batch pre   0.0001    0.1 0.0006 0.0006       -
+listops                lru        6 128   256     - batch pre      0.0    1.0      - 0.0015       -
+text                   lru        6 256   192     - batch pre      0.0    1.0      - 0.0004     0.1
+retrieval              lru        6 128   256     - batch pre      0.0    1.0      -  0.001     0.1
+image|scifar           lru        6 512   384     - batch pre      0.0    1.0      - 0.0011     0.1
+pathfinder             lru        6 192   256     - batch pre      0.0    1.0      - 0.0011       -
+pathx|pathx256         lru        6 128   256     - batch pre   0.0001  0.001      - 0.0005       -
+pathfinder_demo        s5|lru     3  32    32     1 batch pre    0.001    0.1  0.001  0.001       -
+*_demo|text256         s5|lru     3  64    64     1 batch pre    0.001    0.1  0.001  0.001       -
+*_mini                 s5|lru     3  48    48     1 batch pre    0.001    0.1  0.001  0.001       -
+*                      s5|lru     4 128   128     1 batch pre    0.001    0.1  0.001  0.001       -
 pathfinder_demo        s4         3  32    16    32 batch pre    0.001    0.1  0.001  0.001       -
 pathfinder_demo        dlr        3  32   128     - layer pre    0.001    0.1      -  0.001       -
 *_demo|text256         s4         3  64    16    64 batch pre    0.001    0.1  0.001  0.001       -
@@ -98,6 +119,44 @@ image_mini|scifar_mini s4         3  48    16     2 batch pre    0.001    0.1  0
 *_mini                 dlr        3  48   128     - layer pre    0.001    0.1      -  0.001       -
 *                      s4         4 128    64     2 layer pre    0.001    0.1  0.001  0.001       -
 *                      dlr        4 128   256     - layer pre    0.001    0.1      -  0.001       -
+"""
+
+#   mega         Ma et al. 2023. v: width of values and of the feed-forward part; z: of queries and keys
+MEGA_ARCH = """
+task                  model layers   d   v  z norm  place attend  dropout
+listops               mega       6  80 160 64 layer post  softmax     0.1
+text                  mega       4 128 256 64 scale post  softmax     0.1
+retrieval             mega       6 128 256 64 scale post  softmax     0.1
+image|scifar          mega       8 160 320 96 batch pre   laplace       -
+pathfinder            mega       6 128 256 64 batch pre   laplace       -
+pathx|pathx256        mega       4  64 128 32 batch pre   laplace       -
+text256|text_demo     mega       3  64 128 32 layer pre   softmax       -
+*_demo|*_mini         mega       3  32  64 16 layer pre   softmax       -
+*                     mega       4 128 256 64 layer pre   softmax       -
+"""
+
+# What a model has besides, where it is not as its line in MODELS says: the sizes of short sequences, and those that its
+# authors changed from task to task.
+OWN_SIZES = """
+task                   model            sizes
+*_demo|*_mini|text256  local            block=8
+*_demo|*_mini|text256  longformer       window=32
+*_demo|*_mini|text256  reformer         chunk=8
+*_demo|*_mini|text256  bigbird          block=8,random=2
+*_demo|*_mini|text256  performer        features=16
+*_demo|*_mini|text256  mega_chunk|spade chunk=16
+pathx|pathx256         mega_chunk|spade chunk=4096
+listops|retrieval      sgconv           piece=1
+text                   sgconv           piece=2
+image                  sgconv           decay=1,power=1,dropout=0.2
+pathfinder             sgconv           dropout=0.2
+pathx|pathx256         sgconv           piece=64,stretch=1,decay=1,decay_spread=2,cosine=1
+pathx|pathx256         lru              angle=0.314
+listops                s5               fast_B=1,C_scale=0.088
+text                   s5               C_scale=0.0625
+image                  s5               fast_B=1,C_scale=0.044
+pathx|pathx256         s5               C_scale=11.3
+pathx256               dfout            state=128
 """
 
 
@@ -130,6 +189,14 @@ def number(text):
     return text
 
 
+def assignments(text):
+    """'d=64,layers=3' -> {"d": 64, "layers": 3}. ValueError for anything else."""
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if not all(key and value for key, _, value in pairs):
+        raise ValueError(f"wants key=value,key=value, got {text}")
+    return {key: number(value) for key, _, value in pairs}
+
+
 class SizeError(ValueError):
     """Sizes that do not fit each other or the task, in one line."""
 
@@ -137,24 +204,33 @@ class SizeError(ValueError):
 def arch(task, model, **overrides):
     """Sizes of a model on a task: its row above and the numbers among its extras, changed by `overrides` -> plain dict,
     saved in config.json and in checkpoints. None where there is no row; SizeError for an override without meaning."""
-    row = find(read_table(ATTENTION_ARCH) + read_table(SSM_ARCH), model, task=task)
+    row = find(read_table(ATTENTION_ARCH) + read_table(SSM_ARCH) + read_table(MEGA_ARCH), model, task=task)
     if row is None:
         return None
     sizes = dict(block=None, norm="layer") if "heads" in row else dict(dropout=0.0)
     sizes |= {key: number(cell) for key, cell in row.items() if key != "task"} | {"model": model}
     sizes |= {key: value for key, value in MODELS[model].extras.items() if type(value) in (int, float)}
-    choices = {"norm": [*NORMS], "place": ["pre", "post"]}
+    own = find(read_table(OWN_SIZES), model, task=task)
+    sizes |= assignments(own["sizes"]) if own else {}
+    known = FEED_FORWARD | sizes if "heads" in row else sizes
     for key, value in overrides.items():
-        if key not in sizes or key == "model":
-            raise SizeError(f"--arch {key}={value}: {model} on {task} has no {key}; it has: {' '.join(sizes)}")
-        whole, number_like = type(sizes[key]) is int, type(value) in (int, float)
-        fits = value in choices[key] if key in choices else number_like or (key, value) == ("dt_lr", "main")
-        if not fits or whole and not (type(value) is int and value > 0):
-            raise SizeError(f"--arch {key}={value}: not a value for {key}, which is {sizes[key]} in models.py")
+        if key not in known or key == "model":
+            raise SizeError(f"--arch {key}={value}: {model} on {task} has no {key}; it has: {' '.join(known)}")
+        default = MODELS[model].extras.get(key, known[key])            # a row may write 1 where the default is 1.0
+        if key in CHOICES:
+            fits = value in CHOICES[key]
+        elif type(default) is int:
+            fits = type(value) is int and value >= (key not in MAY_BE_NONE)
+        else:
+            fits = type(value) in (int, float) and 0 <= value < math.inf or (key, value) == ("dt_lr", "main")
+        if not fits or key in ("guided", "ffn_share") and value > 1:
+            raise SizeError(f"--arch {key}={value}: not a value for {key}, which is {known[key]} in models.py")
+    if overrides.keys() & FEED_FORWARD.keys() and overrides.get("ffn", "dense") == "dense":
+        raise SizeError("--arch ffn_share, ffn_blocks and guided need ffn=lowrank, blockdense or blockshuffle")
     return sizes | overrides
 
 
-# ---- 2  A linear recurrence is a convolution -------------------------------------------------------------------------
+# ---- A linear recurrence is a convolution ----------------------------------------------------------------------------
 
 class SSM(nn.Module):
     """A linear recurrence per channel, then GELU and GLU: (b, l, d) -> (b, l, d).
@@ -186,9 +262,30 @@ class SSM(nn.Module):
         return F.glu(self.out(self.dropout(F.gelu(y)).transpose(1, 2)), dim=-1)               # (b, l, d)
 
 
-# ---- 3  Diagonal: DLR ------------------------------------------------------------------------------------------------
+    def step(self, x, state):
+        """One position of a causal layer: x (b, d) and the state after the position before -> y (b, d), state."""
+        y, state = self.kernel.step(x, state)
+        return F.glu(self.out(F.gelu(y + self.D * x)), dim=-1), state
 
-class DLR(nn.Module):
+
+# ---- Diagonal: DLR ---------------------------------------------------------------------------------------------------
+
+class Diagonal(nn.Module):
+    """Kernels that are sums of geometric sequences: `poles` gives W (c, d, n) and Lambda (n,) or (d, n), complex."""
+
+    @torch.compiler.disable                                          # complex arithmetic: the compiler gains nothing
+    def forward(self, l):
+        """(c, d, l), float32."""
+        return diagonal_kernel(*self.poles(), l)
+
+    def step(self, u, x):
+        """The recurrence itself: u (b, d), state x (b, d, n) or None -> y (b, d), x."""
+        W, Lambda = self.poles()
+        x = u[..., None] + (0 if x is None else torch.exp(Lambda) * x)                        # (b, d, n)
+        return (W[0] * x).real.sum(-1).float(), x
+
+
+class DLR(Diagonal):
     """Kernels of the diagonal linear RNN (paper, eq. 3; Gupta et al. 2022): K[k] = Re sum_n W_n e^(Lambda_n k).
 
     Abar = diag(e^Lambda) and Bbar = 1, so K[k] = C Abar^k 1 with C = W: a sum of damped waves. All channels and
@@ -198,25 +295,30 @@ class DLR(nn.Module):
 
     At the start: decay rates log-uniform in [dt_min / 2, dt_max / 2], one full turn of frequencies 2 pi n / N, and W
     complex normal over N. All three parameters have a small learning rate of their own and no weight decay.
+
+    c.own_poles: each channel has its own, and its frequencies are shifted by a share of the gap between two, so that
+    all channels together fill the circle evenly. (DFouT, arXiv 2508.20441)
     """
 
     def __init__(self, c):
         super().__init__()
-        decay = c.dt_min / 2 * (c.dt_max / c.dt_min) ** torch.rand(c.state)
-        self.theta = nn.Parameter(decay.sqrt())                                               # (n,)
-        self.Lambda_im = nn.Parameter(torch.arange(c.state) * (2 * math.pi / c.state))        # (n,)
+        channels = c.d if c.own_poles else 1
+        decay = c.dt_min / 2 * (c.dt_max / c.dt_min) ** torch.rand(channels, c.state)
+        turn = (torch.arange(c.state) + torch.arange(channels)[:, None] / channels) * (2 * math.pi / c.state)
+        self.theta = nn.Parameter(decay.sqrt().squeeze(0))                                    # (n,) or (d, n)
+        self.Lambda_im = nn.Parameter(turn.squeeze(0))                                        # (n,) or (d, n)
         # Complex parameters are stored as real pairs, so that Adam keeps moments per component.
         self.W = nn.Parameter(torch.randn(c.directions, c.d, c.state, 2) / c.state)           # (c, d, n, 2)
         self.rates = {name: (c.ssm_lr, False) for name in ("theta", "Lambda_im", "W")}
 
-    @torch.compiler.disable                                          # complex arithmetic: the compiler gains nothing
-    def forward(self, l):
-        """(c, d, l), float32."""
-        Lambda = torch.complex(-self.theta.float().square(), self.Lambda_im.float())          # (n,)
-        return diagonal_kernel(torch.view_as_complex(self.W.float()), Lambda, l)
+    def poles(self):
+        """W (c, d, n) and Lambda (n,) or (d, n), complex64."""
+        Lambda = torch.complex(-self.theta.float().square(), self.Lambda_im.float())
+        return torch.view_as_complex(self.W.float()), Lambda
 
 
-# ---- 4  Diagonal plus low rank: S4 -----------------------------------------------------------------------------------
+
+# ---- Diagonal plus low rank: S4 --------------------------------------------------------------------------------------
 
 class S4(nn.Module):
     """Kernels of S4 (paper, eq. 2; Gu et al. 2022).
@@ -260,40 +362,29 @@ class S4(nn.Module):
         self.rates = {name: (c.ssm_lr, False) for name in ("A_log_re", "A_im", "P", "B")}
         self.rates["log_dt"] = (None if c.dt_lr == "main" else c.dt_lr, False)
 
-    @torch.compiler.disable
-    def forward(self, l):
-        """(c, d, length), float32, whatever l is."""
+    def matrices(self):
+        """A, P, B (d, n), C~ (c, d, n) and dt (d,)."""
         A = torch.complex(-self.A_log_re.float().exp().clamp(min=1e-4), self.A_im.float())    # (n_ssm, n)
         P, B, C = (torch.view_as_complex(v.float()) for v in (self.P, self.B, self.C))
         A, P, B = (v.repeat(self.d // v.shape[0], 1) for v in (A, P, B))                      # (d, n) channels in turn
-        return s4_kernel(A, P, B, C, self.log_dt.float().exp(), self.length)
+        return A, P, B, C, self.log_dt.float().exp()
 
-
-class SGConv(nn.Module):
-    """Kernels of SGConv (Li et al. 2022): a long convolution without a state space behind it.
-
-    A kernel is pieces of c.piece learned values, laid end to end. From the third on, each is stretched twice as long as
-    the one before; each weighs 1 / c.decay as much. About log2(length / piece) pieces reach over the whole length, and
-    distant lags are coarse and weak by construction. The kernel is divided by its norm at initialisation, a constant
-    from then on that is saved with the weights. Pieces have a learning rate of their own and the usual weight decay.
-    """
-
-    def __init__(self, c):
-        super().__init__()
-        pieces = 1 + max(0, math.ceil(math.log2(c.length / c.piece)))
-        self.w = nn.Parameter(torch.randn(pieces, c.directions, c.d, c.piece))                # (S, c, d, d0)
-        self.register_buffer("multiplier", torch.full((c.d,), float(c.decay)))
-        reach = c.piece * 2 ** (pieces - 1)                                                   # at least the length
-        K = sgconv_kernel(self.w.detach(), reach, self.multiplier)                            # (c, d, reach)
-        self.register_buffer("norm", K.norm(dim=-1, keepdim=True))
-        self.rates = {"w": (c.piece_lr, True)}
-
+    @torch.compiler.disable
     def forward(self, l):
-        """(c, d, l), float32."""
-        return sgconv_kernel(self.w, l, self.multiplier) / self.norm
+        """(c, d, length), float32, whatever l is."""
+        return s4_kernel(*self.matrices(), self.length)
+
+    def step(self, u, state):
+        """The state also holds C, which costs far more to find than a step."""
+        A, P, B, C, dt = self.matrices()
+        if state is None:
+            C = s4_recover_C(A, P, C, dt, self.length)[0].to(A.dtype)                         # (d, n)
+            state = C, torch.zeros(*u.shape, A.shape[-1], dtype=A.dtype, device=u.device)     # (b, d, n)
+        y, x = s4_step(A, P, B, state[0], dt, state[1], u)
+        return y, (state[0], x)
 
 
-# ---- 5  Nothing set by hand ------------------------------------------------------------------------------------------
+# ---- Nothing set by hand ---------------------------------------------------------------------------------------------
 
 @torch.no_grad()
 def randomise(module):
@@ -316,7 +407,7 @@ def randomise(module):
     return module
 
 
-# ---- 6  Attention ----------------------------------------------------------------------------------------------------
+# ---- Attention -------------------------------------------------------------------------------------------------------
 
 class Attention(nn.Module):
     """Multi-head self-attention, (b, l, d) -> (b, l, d).
@@ -331,19 +422,27 @@ class Attention(nn.Module):
         super().__init__()
         if c.d % c.heads:
             raise SizeError(f"d={c.d} is not a multiple of heads={c.heads}")
-        self.heads, self.causal, self.block = c.heads, c.causal, c.block
+        self.heads, self.causal, self.block, self.length = c.heads, c.causal, c.block, c.length
         self.rotary_dims = int(c.rotary * c.d // c.heads)
         if self.rotary_dims % 2:
             raise SizeError(f"d={c.d}, heads={c.heads}: rotary positions turn pairs, not {self.rotary_dims} dimensions")
         self.qkv = nn.Linear(c.d, 3 * c.d)
         self.out = nn.Linear(c.d, c.d)
 
-    def project(self, x):
-        """x (b, l, d) -> queries, keys, values, each (b, h, l, e)."""
-        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+    def project(self, x, start=0):
+        """x (b, l, d) at positions from `start` on -> queries, keys, values, each (b, h, l, e); `Reformer`: no keys."""
+        *qk, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.qkv(x).split(x.shape[-1], -1))
         if r := self.rotary_dims:
-            q, k = (rotary(y) if r == y.shape[-1] else torch.cat((rotary(y[..., :r]), y[..., r:]), -1) for y in (q, k))
-        return q, k, v
+            qk = (rotary(y, start) if r == y.shape[-1] else torch.cat((rotary(y[..., :r], start), y[..., r:]), -1)
+                  for y in qk)
+        return *qk, v
+
+    def to_length(self, lengths, *heads):
+        """Lengths, and (b, h, l, e) tensors filled up to the task's length: for models whose function of a sequence
+        would otherwise depend on how long the batch is."""
+        b, l = heads[0].shape[0], heads[0].shape[2]
+        lengths = torch.full((b,), l, device=heads[0].device) if lengths is None else lengths
+        return lengths, *(F.pad(y, (0, 0, 0, self.length - l)) for y in heads)
 
     def merge(self, y):
         """What the heads attended to (b, h, l, e) -> (b, l, d)."""
@@ -351,26 +450,24 @@ class Attention(nn.Module):
 
     def forward(self, x, lengths=None):
         q, k, v = self.project(x)                                                             # (b, h, l, e)
-        return self.merge(attention(q, k, v, causal=self.causal, block=self.block, lengths=lengths))
+        return self.merge(self.attend(q, k, v, lengths))
 
+    def attend(self, q, k, v, lengths):
+        """Who attends to whom, which the models below replace: (b, h, l, e) three times -> (b, h, l, e)."""
+        return attention(q, k, v, causal=self.causal, block=self.block, lengths=lengths)
 
-class Linformer(Attention):
-    """Attends to c.rank learned mixtures of all positions in place of the positions (Wang et al. 2020): O(l rank)."""
-
-    def __init__(self, c):
-        super().__init__(c)
-        if c.causal:
-            raise SizeError("linformer mixes all positions before it attends, so it has no causal form")
-        bound = math.sqrt(6 / (c.length + c.rank))
-        self.mix = nn.Parameter(torch.empty(c.length, c.rank).uniform_(-bound, bound))        # (length, r)
-
-    def forward(self, x, lengths=None):
-        q, k, v = self.project(x)                                                             # (b, h, l, e)
-        if lengths is not None:                                              # padding adds nothing to a mixture
-            real = inside(lengths, x.shape[1])[:, None, :, None]                              # (b, 1, l, 1)
-            k, v = k * real, v * real
-        k, v = (torch.einsum("bhle,lr->bhre", y, self.mix[: x.shape[1]]) for y in (k, v))     # (b, h, r, e)
-        return self.merge(attention(q, k, v))
+    def step(self, x, state):
+        """One position of a causal layer: x (b, d), state None or keys and values so far -> y (b, d), state. Models
+        that attend otherwise do so anew for all positions."""
+        start = 0 if state is None else state[0].shape[2]
+        q, k, v = self.project(x[:, None], start)                                             # (b, h, 1, e)
+        k, v = (k, v) if state is None else (torch.cat(pair, 2) for pair in zip(state, (k, v)))
+        if type(self).attend is Attention.attend:
+            first = max(0, (start // self.block - 1) * self.block) if self.block else 0
+            y = F.scaled_dot_product_attention(q, k[:, :, first:], v[:, :, first:])           # (b, h, 1, e)
+        else:                              # as a whole, with one real query
+            y = self.attend(F.pad(q, (0, 0, start, 0)), k, v, None)[:, :, -1:]
+        return self.merge(y)[:, 0], (k, v)
 
 
 def sinusoids(l, d):
@@ -379,7 +476,7 @@ def sinusoids(l, d):
     return torch.stack((angle.sin(), angle.cos()), -1).flatten(1).float()
 
 
-# ---- 7  Norms and residual blocks ------------------------------------------------------------------------------------
+# ---- Norms and residual blocks ---------------------------------------------------------------------------------------
 
 def inside(lengths, l):
     """True lengths (...,) -> (..., l) bool, True at real positions."""
@@ -423,7 +520,19 @@ class LayerNorm(nn.LayerNorm):
         return super().forward(x)
 
 
-NORMS = {"layer": LayerNorm, "batch": BatchNorm}
+class ScaleNorm(nn.Module):
+    """x / its root mean square over d, times one learned scalar (MEGA's norm on the text tasks)."""
+
+    def __init__(self, d):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(1))
+
+    def forward(self, x, lengths=None):
+        y = x.float()
+        return (self.gain * y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+
+NORMS = {"layer": LayerNorm, "batch": BatchNorm, "scale": ScaleNorm}
 
 
 class TransformerBlock(nn.Module):
@@ -434,11 +543,16 @@ class TransformerBlock(nn.Module):
         super().__init__()
         self.norm1, self.norm2, self.parallel = NORMS[c.norm](c.d), NORMS[c.norm](c.d), c.parallel
         self.mixer = mixer
-        self.ff = nn.Sequential(nn.Linear(c.d, c.ff), nn.GELU(), nn.Linear(c.ff, c.d))
+        self.ff = feed_forward(c)
 
     def forward(self, x, lengths=None):
         y = x + self.mixer(self.norm1(x, lengths), lengths)
         return y + self.ff(self.norm2(x if self.parallel else y, lengths))
+
+    def step(self, x, state):
+        y, state = self.mixer.step(self.norm1(x), state)
+        y = x + y                                                                             # (b, d)
+        return y + self.ff(self.norm2(x if self.parallel else y)), state
 
 
 class SSMBlock(nn.Module):
@@ -454,8 +568,478 @@ class SSMBlock(nn.Module):
         x = x + self.dropout(y.transpose(1, 2)).transpose(1, 2)                               # one mask for the length
         return x if self.pre else self.norm(x, lengths)
 
+    def step(self, x, state):
+        y, state = self.mixer.step(self.norm(x) if self.pre else x, state)
+        return x + y if self.pre else self.norm(x + y), state                                 # (b, d)
 
-# ---- 8  MODELS and the backbone --------------------------------------------------------------------------------------
+
+# ---- Beyond the paper: state spaces ----------------------------------------------------------------------------------
+
+class S4D(Diagonal):
+    """Kernels of S4D (Gu et al. 2022b): S4 without the low-rank term, zero-order hold, poles from c.start.
+
+    lin    Im A = pi n, the frequencies of a Fourier basis
+    inv    Im A = N/pi (N / (2n + 1) - 1), dense at 0 and few that are fast
+    legs   HiPPO's, its low-rank term dropped
+    In all three Re A = -1/2 and B = 1. Copies, rates and log dt are those of `S4`.
+    """
+
+    def __init__(self, c):
+        super().__init__()
+        if c.d % c.n_ssm:
+            raise SizeError(f"d={c.d} is not a multiple of n_ssm={c.n_ssm}")
+        self.d, n = c.d, torch.arange(c.state // 2)
+        imag = {"lin": math.pi * n, "inv": c.state / math.pi * (c.state / (2 * n + 1) - 1),
+                "legs": hippo_nplr(c.state)[0].imag.float()}[c.start]                         # (n,)
+        log_dt = torch.rand(c.d) * math.log(c.dt_max / c.dt_min) + math.log(c.dt_min)         # log-uniform
+        self.log_dt = nn.Parameter(log_dt)
+        self.A_log_re = nn.Parameter(torch.full((c.n_ssm, len(n)), math.log(0.5)))
+        self.A_im = nn.Parameter(imag.repeat(c.n_ssm, 1))                                     # (n_ssm, n)
+        self.B = nn.Parameter(torch.tensor([1.0, 0.0]).repeat(c.n_ssm, len(n), 1))            # (n_ssm, n, 2)
+        C = torch.randn(c.directions, c.d, len(n), dtype=torch.complex64)
+        self.C = nn.Parameter(torch.view_as_real(C).clone())                                  # (c, d, n, 2)
+        self.rates = {name: (c.ssm_lr, False) for name in ("A_log_re", "A_im", "B")}
+        self.rates["log_dt"] = (None if c.dt_lr == "main" else c.dt_lr, False)
+
+    def poles(self):
+        """W (c, d, n) and Lambda (d, n) of the sum that a kernel is, complex128."""
+        A = torch.complex(-self.A_log_re.float().exp().clamp(min=1e-4), self.A_im.float())    # (n_ssm, n)
+        A, B = (v.repeat(self.d // v.shape[0], 1) for v in (A, torch.view_as_complex(self.B.float())))    # (d, n)
+        return s4d_poles(A, B, torch.view_as_complex(self.C.float()), self.log_dt.float().exp())
+
+
+
+class SGConv(nn.Module):
+    """Kernels of SGConv (Li et al. 2022): a long convolution without a state space behind it.
+
+    A kernel is pieces of c.piece learned values, laid end to end. From the third on, each is stretched twice as long as
+    the one before; each weighs 1 / c.decay as much (in the last channel 1 / (c.decay + c.decay_spread)), and lag t
+    (t + 1)^-c.power. About log2(length / piece) pieces reach over the whole length, and distant lags are coarse and
+    weak by construction. The kernel is divided by its norm at initialisation, a constant from then on that is saved
+    with the weights. Pieces have a learning rate of their own and the usual weight decay. c.stretch: all pieces are
+    2^stretch times as long. c.cosine: pieces begin as cosines, whose frequencies are dealt out to the channels.
+    """
+
+    def __init__(self, c):
+        super().__init__()
+        self.stretch = c.stretch
+        pieces = 1 + max(0, math.ceil(math.log2(c.length / c.piece)) - c.stretch)
+        w = torch.randn(pieces, c.directions, c.d, c.piece)                                   # (S, c, d, d0)
+        if c.cosine:
+            turn = torch.linspace(0, 2 * math.pi, c.piece)                                    # (d0,)
+            w = torch.stack([(torch.randperm(c.d)[:, None] * turn).cos().expand(c.directions, -1, -1) for _ in w])
+        self.w = nn.Parameter(w)
+        self.register_buffer("multiplier", torch.linspace(c.decay, c.decay + c.decay_spread, c.d))      # (d,)
+        self.register_buffer("power", torch.full((c.d,), float(c.power)), persistent=False)
+        reach = c.piece * 2 ** (pieces - 1 + c.stretch)                                       # at least the length
+        K = sgconv_kernel(w, reach, self.multiplier, self.power, c.stretch)                   # (c, d, reach)
+        self.register_buffer("norm", K.norm(dim=-1, keepdim=True))
+        self.rates = {"w": (c.piece_lr, True)}
+
+    def forward(self, l):
+        """(c, d, l), float32."""
+        return sgconv_kernel(self.w, l, self.multiplier, self.power, self.stretch) / self.norm
+
+
+class SharedState(nn.Module):
+    """A linear recurrence whose state all channels share, (b, l, d) -> (b, l, d): S5 and LRU.
+
+    x[t] = lambda x[t-1] + Bbar u[t] with lambda (n,), Bbar (n, d); y = Re C x + D u with C (d, n). Each state reads all
+    channels, so there is a scan over time and no kernel per channel. Bidirectional: a second C reads the scan of the
+    reversed sequence, which counts position t once more.
+    c.recurrence makes lambda and Bbar. Then GELU and a gate: y sigmoid(W y) for S5, a GLU for LRU.
+    """
+
+    def __init__(self, c):
+        super().__init__()
+        self.recurrence = c.recurrence(c)                                                     # -> log lambda, Bbar
+        self.factor = self.recurrence.factor
+        n = c.state // self.factor
+        self.C = nn.Parameter(c.C_scale * torch.randn(c.directions, c.d, n, 2) / math.sqrt(c.state))      # (c, d, n, 2)
+        self.D = nn.Parameter(torch.randn(c.d))
+        self.out = nn.Linear(c.d, c.d * self.recurrence.gate)
+
+    def scan(self, u):
+        """(b, l, d), float32 -> the same."""
+        log_lambda, B = self.recurrence()
+        v, y = torch.complex(u @ B.real.T, u @ B.imag.T), 0                                   # (b, l, n)
+        for direction, C in enumerate(self.C.float()):
+            x = diagonal_scan(log_lambda, v.flip(1)).flip(1) if direction else diagonal_scan(log_lambda, v)
+            y = y + x.real @ C[..., 0].T - x.imag @ C[..., 1].T                               # (b, l, d) Re x C
+        return self.factor * y
+
+    @torch.compiler.disable
+    def forward(self, x, lengths=None):
+        u = x if lengths is None else x * inside(lengths, x.shape[1])[..., None]
+        with torch.autocast(x.device.type, enabled=False):
+            y = self.scan(u.float()) + self.D * u
+        y = F.gelu(y, approximate="tanh")                                                     # (b, l, d)
+        return self.gated(y)
+
+    def gated(self, y):
+        return y * self.out(y).sigmoid() if self.recurrence.gate == 1 else F.glu(self.out(y), dim=-1)
+
+    def step(self, x, state):
+        """One position of a causal layer: x (b, d), state (b, n) or None -> y (b, d), state."""
+        log_lambda, B = self.recurrence()
+        state = x.to(B.dtype) @ B.T + (0 if state is None else log_lambda.exp() * state)      # (b, n)
+        y = self.factor * (state @ torch.view_as_complex(self.C.float())[0].T).real + self.D * x
+        return self.gated(F.gelu(y, approximate="tanh")), state
+
+
+class S5(nn.Module):
+    """The recurrence of S5 (Smith et al. 2023): HiPPO's diagonal in c.n_ssm blocks, each of c.state / n_ssm states, one
+    of each conjugate pair; zero-order hold with a step size per state.
+
+    The authors draw B and C in HiPPO's basis and turn them with its unitary V. A turned Gaussian is a Gaussian, so they
+    are drawn here where they are needed. c.C_scale: how large C is, which they change from task to task.
+    """
+
+    factor, gate = 2, 1                                                  # y = 2 Re C x: the other half of each pair
+
+    def __init__(self, c):
+        super().__init__()
+        if c.state % (2 * c.n_ssm):
+            raise SizeError(f"state={c.state} is not a multiple of 2 n_ssm, {2 * c.n_ssm}")
+        A = hippo_nplr(c.state // c.n_ssm)[0].repeat(c.n_ssm)                                 # (n,)
+        self.A_log_re = nn.Parameter((-A.real).log().float())
+        self.A_im = nn.Parameter(A.imag.float())
+        self.B = nn.Parameter(torch.randn(len(A), c.d, 2) / math.sqrt(2 * c.state))           # (n, d, 2)
+        self.log_dt = nn.Parameter(torch.rand(len(A)) * math.log(c.dt_max / c.dt_min) + math.log(c.dt_min))
+        self.rates = {name: (c.ssm_lr, False) for name in ("A_log_re", "A_im", "B", "log_dt")}
+        for name, main in (("log_dt", c.dt_lr == "main"), ("B", c.fast_B)):
+            if main:                                                     # of the main rate, and decayed
+                del self.rates[name]
+
+    def forward(self):
+        """log lambda (n,) and Bbar (n, d), complex64."""
+        A = torch.complex(-self.A_log_re.float().exp().clamp(min=1e-4), self.A_im.float())    # (n,)
+        log_lambda = A * self.log_dt.float().exp()
+        return log_lambda, (torch.expm1(log_lambda) / A)[:, None] * torch.view_as_complex(self.B.float())
+
+
+class LRU(nn.Module):
+    """The recurrence of the Linear Recurrent Unit (Orvieto et al. 2023): c.state poles drawn uniformly from a ring,
+    1 - dt_max < |lambda| < 1 - dt_min and angles up to c.angle; no continuous time. Bbar is scaled, at the start by
+    sqrt(1 - |lambda|^2), and the scale is learned."""
+
+    factor, gate = 1, 2
+
+    def __init__(self, c):
+        super().__init__()
+        low, high = (1 - c.dt_max) ** 2, (1 - c.dt_min) ** 2
+        square = (low + torch.rand(c.state) * (high - low)).clamp(1e-6, 1 - 1e-6)             # |lambda|^2
+        self.nu = nn.Parameter((-square.log() / 2).log())                                     # |lambda| = exp(-e^nu)
+        self.theta = nn.Parameter((torch.rand(c.state).clamp(min=1e-6) * c.angle).log())      # angle e^theta
+        self.gamma = nn.Parameter((1 - square).log() / 2)
+        self.B = nn.Parameter(torch.randn(c.state, c.d, 2) / math.sqrt(2 * c.d))              # (n, d, 2)
+        self.rates = {name: (c.ssm_lr, False) for name in ("nu", "theta", "gamma", "B")}
+
+    def forward(self):
+        """log lambda (n,) and Bbar (n, d), complex64."""
+        log_lambda = torch.complex(-self.nu.float().exp(), self.theta.float().exp())
+        return log_lambda, self.gamma.float().exp()[:, None] * torch.view_as_complex(self.B.float())
+
+
+# ---- Beyond the paper: attention -------------------------------------------------------------------------------------
+
+class Longformer(Attention):
+    """Attends to c.window positions around its own (Beltagy et al. 2020). As in the benchmark there are no global
+    tokens."""
+
+    def __init__(self, c):
+        super().__init__(c)
+        self.window = c.window
+
+    def attend(self, q, k, v, lengths):
+        return longformer_attention(q, k, v, self.window, self.causal, lengths)
+
+
+class BigBird(Attention):
+    """Attends to its block of c.block positions, the two beside it, the first, the last, and c.random others (Zaheer et
+    al. 2020). The others are drawn once for each layer, head and block, and saved with the weights; short sequences
+    have fewer. Blocks are those of the task's length, whatever the length of a batch."""
+
+    def __init__(self, c):
+        super().__init__(c)
+        inner = max(0, ceil_div(c.length, c.block) - 2)
+        i = torch.arange(inner)
+        near = (i[:, None] - i).abs() <= 1                                                    # (n-2, n-2)
+        drawn = torch.rand(c.heads, inner, inner).masked_fill(near, -1)
+        self.register_buffer("random", 1 + drawn.topk(max(0, min(c.random, inner - 3))).indices)      # (h, n-2, r)
+
+    def attend(self, q, k, v, lengths):
+        l = q.shape[2]
+        lengths, q, k, v = self.to_length(lengths, q, k, v)                                   # (b, h, length, e)
+        return bigbird_attention(q, k, v, self.block, self.random, self.causal, lengths)[:, :, :l]
+
+
+class Linformer(Attention):
+    """Attends to c.rank learned mixtures of all positions in place of the positions (Wang et al. 2020): O(l rank)."""
+
+    def __init__(self, c):
+        super().__init__(c)
+        if c.causal:
+            raise SizeError("linformer mixes all positions before it attends, so it has no causal form")
+        bound = math.sqrt(6 / (c.length + c.rank))
+        self.mix = nn.Parameter(torch.empty(c.length, c.rank).uniform_(-bound, bound))          # (length, r)
+
+    def attend(self, q, k, v, lengths):
+        if lengths is not None:                                              # padding adds nothing to a mixture
+            real = inside(lengths, k.shape[2])[:, None, :, None]                              # (b, 1, l, 1)
+            k, v = k * real, v * real
+        k, v = (torch.einsum("bhle,lr->bhre", y, self.mix[: y.shape[2]]) for y in (k, v))       # (b, h, r, e)
+        return attention(q, k, v)
+
+
+class Reformer(Attention):
+    """Attends among positions whose queries, which are the keys as well, point the same way (Kitaev et al. 2020):
+    c.rounds hashes, chunks of c.chunk. Rotations are drawn once for each layer and head and saved with the weights (the
+    authors draw new ones at every step, and a prediction is then not a function of its input)."""
+
+    def __init__(self, c):
+        super().__init__(c)
+        if c.causal:
+            raise SizeError("reformer sorts all positions before it attends, so it has no causal form")
+        self.chunk = c.chunk
+        self.qkv = nn.Linear(c.d, 2 * c.d)                                                    # queries and values
+        rotations = torch.randn(c.heads, c.d // c.heads, c.rounds, max(1, c.length // (2 * c.chunk)))
+        self.register_buffer("rotations", rotations)                                # (h, e, rounds, buckets / 2)
+
+    def attend(self, q, v, lengths):
+        l = q.shape[2]
+        lengths, q, v = self.to_length(lengths, q.float(), v.float())                         # (b, h, length, e)
+        with torch.autocast(q.device.type, enabled=False):
+            return lsh_attention(q, v, self.rotations, self.chunk, lengths)[:, :, :l]
+
+    def forward(self, x, lengths=None):
+        q, v = self.project(x)                                                                # (b, h, l, e)
+        return self.merge(self.attend(q, v, lengths))
+
+
+class LinearAttention(Attention):
+    """Attention whose softmax is replaced by a product of c.phi of queries and keys: O(l) (Katharopoulos et al. 2020;
+    with relu_features the "generalised" Performer, which the benchmark ran on all tasks but ListOps)."""
+
+    def __init__(self, c):
+        super().__init__(c)
+        self.phi = c.phi
+
+    def attend(self, q, k, v, lengths):
+        with torch.autocast(q.device.type, enabled=False):                                    # sums over all positions
+            q, k, v = q.float(), k.float(), v.float()
+            return linear_attention(self.phi(q), self.phi(k), v, self.causal, lengths)
+
+
+class Performer(Attention):
+    """Linear attention whose c.features random features estimate softmax (Choromanski et al. 2021). Their directions,
+    orthogonal by groups of e and as long as Gaussian vectors, are drawn once and saved with the weights."""
+
+    def __init__(self, c):
+        super().__init__(c)
+        e = c.d // c.heads
+        if c.causal and e > 64:
+            raise SizeError(f"performer: features of heads with {e} dimensions may overflow when causal; at most 64")
+        groups = [torch.linalg.qr(torch.randn(e, e)).Q.T for _ in range(ceil_div(c.features, e))]
+        W = torch.cat(groups)[: c.features] * torch.randn(c.features, e).norm(dim=-1, keepdim=True)
+        self.register_buffer("W", W)                                                          # (m, e)
+
+    def attend(self, q, k, v, lengths):
+        with torch.autocast(q.device.type, enabled=False):
+            q = favor_features(q.float(), self.W, query=True)                                 # (b, h, l, m)
+            k = favor_features(k.float(), self.W, query=False, causal=self.causal, lengths=lengths)
+            return linear_attention(q, k, v.float(), self.causal, lengths, eps=1e-6 if self.causal else 0.0)
+
+
+# ---- Beyond the paper: averages that prepare attention, MEGA ---------------------------------------------------------
+
+class EMA(nn.Module):
+    """Kernels of MEGA's moving averages: c.averages damped exponential ones per channel and direction. At the start all
+    fade within some 60 positions; long memory is learned."""
+
+    def __init__(self, c):
+        super().__init__()
+        shape = (c.directions, c.d, c.averages)
+        self.delta, self.alpha = (nn.Parameter(torch.randn(shape) * 0.2) for _ in range(2))
+        self.beta = nn.Parameter(torch.randn(shape) * 0.02 + (-1.0) ** torch.arange(c.averages))
+        self.gamma = nn.Parameter(torch.randn(shape))
+
+    def forward(self, l):
+        """(c, d, l), float32. Unlike the official code's, kernels are not cut after 1024 lags."""
+        return ema_kernel(self.delta, self.alpha, self.beta, self.gamma, l)
+
+
+class Mega(nn.Module):
+    """Moving-average gated attention (Ma et al. 2023): what to add to the block's raw input, (b, l, d) -> (b, l, d).
+
+    Averages over the past (and future) prepare queries, keys and gates; values come from the input itself. One head of
+    attention, with a learned bias per distance, in disjoint chunks of c.chunk or over the whole length: averages carry
+    context across chunks. c.attend: softmax, or laplace, an error function of each score that is not normalised.
+    c.state: the bottom layer also has a bare S4, whose output joins the attention's. That is our reading of SPADE (Zuo
+    et al. 2022), whose Long Range Arena code is not public.
+    """
+
+    def __init__(self, c):
+        super().__init__()
+        self.d, self.v, self.z, self.causal, self.chunk = c.d, c.v, c.z, c.causal, c.chunk
+        self.laplace = c.attend == "laplace"
+        self.kernel = EMA(c)
+        self.omega = nn.Parameter(torch.randn(c.d))
+        self.values, self.gates = nn.Linear(c.d, c.v), nn.Linear(c.d, 2 * c.d + c.v + c.z)
+        self.out = nn.Linear(c.v, c.d)
+        self.scale = nn.Parameter(torch.randn(2, c.z) * 0.02)
+        self.shift = nn.Parameter(torch.zeros(2, c.z))
+        self.bias = nn.Parameter(torch.randn(2 * (c.chunk or c.length) - 1) * 0.02)           # by distance
+        self.dropout = nn.Dropout(c.dropout)
+        for linear in (self.values, self.gates, self.out):
+            nn.init.normal_(linear.weight, std=0.02)
+            nn.init.zeros_(linear.bias)
+        self.ssm = None
+        if c.state and c.layer == 0:                                     # SPADE
+            self.ssm, self.D = S4(SimpleNamespace(**vars(c) | dict(n_ssm=c.d))), nn.Parameter(torch.randn(c.d))
+            self.norm_ssm, self.norm_out = nn.LayerNorm(c.d), nn.LayerNorm(c.d)
+            self.join = nn.Linear(2 * c.d, c.d)
+
+    def convolve(self, x, K, lengths, both_zero):
+        """x (b, l, d) with kernels K (c, d, l or longer), padding taken as 0 -> (b, l, d). both_zero: the reversed
+        kernel begins at lag 0, too."""
+        u = (x if lengths is None else x * inside(lengths, x.shape[1])[..., None]).transpose(1, 2)
+        if len(K) == 1:
+            return fft_conv(u, K[0]).transpose(1, 2)
+        if both_zero:
+            forward = torch.cat((K[0, :, :1] + K[1, :, :1], K[0, :, 1:]), -1)
+            return fft_conv(u, forward, K[1, :, 1:]).transpose(1, 2)
+        return fft_conv(u, K[0], K[1]).transpose(1, 2)
+
+    def attend(self, q, k, v, lengths):
+        """q, k (b, l, z), v (b, l, v) -> (b, l, v)."""
+        b, l = q.shape[:2]
+        size = min(self.chunk or l, l)
+        n = ceil_div(l, size)
+        q, k, v = (F.pad(y, (0, 0, 0, n * size - l)).unflatten(1, (n, size)) for y in (q, k, v))     # (b, n, size, .)
+        i = torch.arange(size, device=q.device)
+        bias = self.bias[len(self.bias) // 2 + i - i[:, None]]                                # (size, size)
+        ends = torch.full((1,), l, device=q.device) if lengths is None else lengths
+        real = inside(ends, n * size).unflatten(1, (n, 1, size))                              # (b or 1, n, 1, size)
+        seen = real & (i <= i[:, None]) if self.causal else real.expand(-1, -1, size, -1)
+        if self.laplace:
+            keys = (i + 1.0)[:, None] if self.causal else real.sum(-1, keepdim=True).clamp(min=1)
+            scores = (q @ k.transpose(-1, -2)).float() / keys + bias                          # (b, n, size, size)
+            weights = 0.5 * (1 + torch.erf((scores - math.sqrt(0.5)) * math.sqrt(2 * math.pi)))
+            y = (weights * seen).to(v.dtype) @ v
+        else:
+            seen = seen | ~seen.any(-1, keepdim=True)                                         # a chunk of padding
+            mask = bias.masked_fill(~seen, -math.inf).to(q.dtype)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return y.flatten(1, 2)[:, :l]
+
+    def forward(self, x, lengths, raw):
+        averages = F.silu(self.convolve(x, self.kernel(x.shape[1]), lengths, True) + self.omega * x)
+        gates = self.gates(self.dropout(averages)).split((self.d, self.z, self.v, self.d), -1)
+        update, shared, reset, own = gates[0].sigmoid(), F.silu(gates[1]), F.silu(gates[2]), gates[3]
+        q, k = (shared * self.scale[i] + self.shift[i] for i in range(2))                     # (b, l, z)
+        y = self.attend(q, k, F.silu(self.values(x)), lengths)                                # (b, l, v)
+        y = self.dropout(F.silu(own + self.out(reset * y)))                                   # (b, l, d)
+        if self.ssm is not None:
+            state = self.convolve(x, self.ssm(x.shape[1]), lengths, False) + self.D * x
+            y = self.join(torch.cat((self.norm_ssm(state), self.norm_out(y)), -1))
+        return update * (y - raw)
+
+
+class MegaBlock(nn.Module):
+    """The mixer's gated change of x, then a feed-forward part, each with a norm before it or after its sum."""
+
+    def __init__(self, c, mixer):
+        super().__init__()
+        self.pre, self.norm1, self.norm2 = c.place == "pre", NORMS[c.norm](c.d), NORMS[c.norm](c.d)
+        self.mixer, self.dropout = mixer, nn.Dropout(c.dropout)
+        self.ff = nn.Sequential(nn.Linear(c.d, c.v), nn.SiLU(), nn.Linear(c.v, c.d))
+
+    def forward(self, x, lengths=None):
+        if self.pre:
+            x = x + self.mixer(self.norm1(x, lengths), lengths, x)
+            return x + self.dropout(self.ff(self.norm2(x, lengths)))
+        x = self.norm1(x + self.mixer(x, lengths, x), lengths)
+        return self.norm2(x + self.dropout(self.ff(x)), lengths)
+
+
+# ---- Beyond the paper: structured feed-forward -----------------------------------------------------------------------
+
+def feed_forward(c):
+    """Linear, GELU, Linear; of structured matrices with --arch ffn=..., except in the first layer (as the authors)."""
+    linear = nn.Linear if c.ffn == "dense" or c.layer == 0 else partial(StructuredLinear, c=c)
+    return nn.Sequential(linear(c.d, c.ff), nn.GELU(), linear(c.ff, c.d))
+
+
+class StructuredLinear(nn.Module):
+    """A Linear whose matrix is a product of two cheaper ones, with c.ffn_share of its parameters (Wei et al. 2024).
+
+    c.ffn: the kind, see `structured_linear`. c.ffn_blocks: the number of blocks, which alone sets blockshuffle's share.
+    lowrank starts as the best
+    approximation of a matrix drawn as nn.Linear draws it; in the other kinds each block starts with singular values 1.
+
+    c.guided > 0: self-guided training. During that share of the run a dense matrix W, the product of the two at the
+    start, is trained with them: y = a W x + (1 - a) (second first) x, and `guide` lets a fall from 1 to 0. Only
+    training mixes. W is not part of the model: stage 2 starts without it. (The authors mix at a step with probability
+    a, which halves the cost.)
+    """
+
+    def __init__(self, n, m, c):
+        super().__init__()
+        self.kind, self.guided, share, blocks = c.ffn, c.guided, c.ffn_share, c.ffn_blocks
+        self.bias, self.guide, self.a = nn.Parameter(torch.zeros(m)), None, 0.0
+        q = min(n, m) // blocks
+        if self.kind != "lowrank" and (n % blocks or m % blocks):
+            raise SizeError(f"ffn_blocks={blocks} does not divide {n} and {m}")
+        if self.kind == "blockshuffle" and q < blocks:                   # else some inputs never reach some outputs
+            raise SizeError(f"ffn_blocks={blocks}: blockshuffle of {n} and {m} wants {math.isqrt(min(n, m))} at most")
+        if self.kind == "lowrank":
+            rank = max(1, min(n, m, round(share * n * m / (n + m))))
+            P, S, Qh = torch.linalg.svd(nn.Linear(n, m, bias=False).weight.detach(), full_matrices=False)
+            first, second = S[:rank, None].sqrt() * Qh[:rank], P[:, :rank] * S[:rank].sqrt()
+        elif self.kind == "blockdense":
+            rank = max(1, round(share * n * m / (m + n / blocks) / blocks)) * blocks
+            first, second = torch.randn(blocks, rank // blocks, n // blocks), torch.randn(m, rank)
+        else:                                                            # the number of blocks sets the share
+            first, second = torch.randn(blocks, q, n // blocks), torch.randn(blocks, m // blocks, q)
+        if self.kind != "lowrank":
+            first, second = (P @ Qh for P, _, Qh in (torch.linalg.svd(v, full_matrices=False) for v in (first, second)))
+        self.first, self.second = nn.Parameter(first.clone()), nn.Parameter(second.clone())
+        if c.guided:
+            self.guide = nn.Parameter(self.dense())
+
+    @torch.no_grad()
+    def dense(self):
+        """The matrix (m, n) that the two factors stand for."""
+        n = self.first.shape[-1] * (1 if self.kind == "lowrank" else len(self.first))
+        eye = torch.eye(n).to(self.first)
+        return structured_linear(eye, self.first, self.second, 0 * self.bias, self.kind).T.clone()
+
+    def forward(self, x):
+        y = structured_linear(x, self.first, self.second, self.bias, self.kind)
+        if not self.training or self.guide is None:
+            return y
+        if not self.a:                     # over; DDP wants every parameter to take part
+            return y + 0 * self.guide.sum()
+        return self.a * F.linear(x, self.guide, self.bias) + (1 - self.a) * y
+
+
+def guide(model, step, steps):
+    """Sets how much of the guides counts at this step of a run: half a cosine from 1 to 0 over c.guided of the run."""
+    for module in model.modules():
+        if isinstance(module, StructuredLinear) and module.guide is not None:
+            progress = step / (module.guided * steps)
+            module.a = 0.5 * (1 + math.cos(math.pi * progress)) if progress < 1 else 0.0
+
+
+# ---- MODELS and the backbone -----------------------------------------------------------------------------------------
+
+@torch.no_grad()
+def init_mega(backbone):
+    """The authors' embedding of symbols, N(0, 1/d)."""
+    if backbone.reads_symbols:
+        backbone.encoder.weight.normal_(0, backbone.d ** -0.5)
+
 
 @torch.no_grad()
 def init_neox(backbone):
@@ -477,19 +1061,43 @@ Model = namedtuple("Model", "block mixer like extras")
 RANDOM = dict(init=randomise, init_head=randomise)
 NEOX = dict(rotary=0.25, parallel=True, symbols=True, init=init_neox)
 MODELS = {
-    "transformer": Model(TransformerBlock, Attention, None, dict(positions=sinusoids)),
+    "transformer": Model(TransformerBlock, Attention, "rotary", dict(positions=sinusoids)),
     "rotary": Model(TransformerBlock, Attention, None, dict(rotary=1.0)),
+    "local": Model(TransformerBlock, Attention, "transformer", dict(positions=sinusoids, block=64)),
+    "longformer": Model(TransformerBlock, Longformer, "transformer", dict(positions=sinusoids, window=512)),
+    "linformer": Model(TransformerBlock, Linformer, "transformer", dict(positions=sinusoids, rank=16)),
+    "reformer": Model(TransformerBlock, Reformer, "transformer", dict(positions=sinusoids, chunk=64, rounds=2)),
+    "bigbird": Model(TransformerBlock, BigBird, "transformer", dict(positions=sinusoids, block=64, random=3)),
+    "linear": Model(TransformerBlock, LinearAttention, "transformer", dict(positions=sinusoids, phi=elu_features)),
+    "performer": Model(TransformerBlock, Performer, "transformer", dict(positions=sinusoids, features=256)),
+    "performer_relu": Model(TransformerBlock, LinearAttention, "transformer",
+                            dict(positions=sinusoids, phi=relu_features)),
+    "mega": Model(MegaBlock, Mega, "rotary", dict(averages=16, init=init_mega)),
+    "mega_chunk": Model(MegaBlock, Mega, "mega", dict(averages=16, chunk=128, init=init_mega)),
+    "spade": Model(MegaBlock, Mega, "mega", dict(averages=16, chunk=128, init=init_mega, state=64, dt_min=0.001,
+                                                 dt_max=0.1, dt_lr="main", ssm_lr=0.001)),
     "s4": Model(SSMBlock, partial(SSM, S4), None, {}),
     "s4_rand": Model(SSMBlock, partial(SSM, S4), "s4", RANDOM),
-    "dlr": Model(SSMBlock, partial(SSM, DLR), None, {}),
+    "dlr": Model(SSMBlock, partial(SSM, DLR), "s4", {}),
     "dlr_rand": Model(SSMBlock, partial(SSM, DLR), "dlr", RANDOM),
-    "sgconv": Model(SSMBlock, partial(SSM, SGConv), "s4", dict(piece=32, decay=2.0, piece_lr=1e-3)),
-    "linformer": Model(TransformerBlock, Linformer, "transformer", dict(positions=sinusoids, rank=16)),
+    "dfout": Model(SSMBlock, partial(SSM, DLR), "s4", dict(own_poles=True, dt_min=1e-4, dt_max=0.1)),
+    "s4d": Model(SSMBlock, partial(SSM, S4D), "s4", dict(start="lin")),
+    "s4d_inv": Model(SSMBlock, partial(SSM, S4D), "s4", dict(start="inv")),
+    "s4d_legs": Model(SSMBlock, partial(SSM, S4D), "s4", dict(start="legs")),
+    "s5": Model(SSMBlock, SharedState, "s4", dict(recurrence=S5, fast_B=0, C_scale=1.0)),
+    "lru": Model(SSMBlock, SharedState, "s4", dict(recurrence=LRU, angle=2 * math.pi, C_scale=1.0)),
+    "sgconv": Model(SSMBlock, partial(SSM, SGConv), "s4", dict(
+        piece=32, decay=2.0, decay_spread=0.0, power=0.0, stretch=0, cosine=0, piece_lr=1e-3)),
     "pythia": Model(TransformerBlock, Attention, None, NEOX),
     "pythia_rand": Model(TransformerBlock, Attention, "pythia", NEOX),
 }
-DEFAULTS = dict(norm="layer", place="pre", rotary=0.0, parallel=False, symbols=False, positions=None,
-                init=nn.Identity(), init_head=nn.Identity())           # Identity: weights stay as torch draws them
+FEED_FORWARD = dict(ffn="dense", ffn_share=0.5, ffn_blocks=4, guided=0.0)                 # see StructuredLinear
+DEFAULTS = FEED_FORWARD | dict(
+    norm="layer", place="pre", rotary=0.0, parallel=False, symbols=False, positions=None, own_poles=False, state=None,
+    chunk=None, init=nn.Identity(), init_head=nn.Identity())           # Identity: weights stay as torch draws them
+CHOICES = dict(norm=NORMS.keys(), place=("pre", "post"), attend=("softmax", "laplace"), cosine=(0, 1), fast_B=(0, 1),
+               ffn=("dense", "lowrank", "blockdense", "blockshuffle"))
+MAY_BE_NONE = ("random", "stretch")
 
 
 def config(sizes, task, causal=False, mask_channel=False):
@@ -536,8 +1144,23 @@ class Backbone(nn.Module):
             x = layer(x, lengths)
         return x if self.norm is None else self.norm(x, lengths)                              # (b, l, d)
 
+    def can_step(self):
+        """Whether all layers have a recurrent form; those that have none generate by computing everything anew."""
+        return all(hasattr(layer, "step") and hasattr(getattr(layer.mixer, "kernel", layer), "step")
+                   for layer in self.layers)
 
-# ---- 9  Heads --------------------------------------------------------------------------------------------------------
+    def step(self, x, t, states):
+        """Position t of a causal backbone in eval mode: x (b,) symbols or (b, channels) samples, states: of the layers
+        after position t - 1 (None at the start) -> (b, d), states. Equals `forward` at that position."""
+        x = self.encoder(x) + (0 if self.positions is None else self.positions[t])            # (b, d)
+        after = []
+        for layer, state in zip(self.layers, states or [None] * len(self.layers)):
+            x, state = layer.step(x, state)
+            after.append(state)
+        return x if self.norm is None else self.norm(x), after
+
+
+# ---- Heads -----------------------------------------------------------------------------------------------------------
 
 class Denoiser(nn.Module):
     """Stage 1: predicts the symbol or sample at chosen positions. `outputs` is the vocabulary (or gray levels) under
@@ -591,7 +1214,7 @@ class Classifier(nn.Module):
             return self.head(x.float())                                                       # (b, outputs)
 
 
-# ---- 10  Optimiser groups --------------------------------------------------------------------------------------------
+# ---- Optimiser groups ------------------------------------------------------------------------------------------------
 
 def param_groups(model, lr, weight_decay):
     """Groups for AdamW. Parameters that a module's `rates` name keep their own learning rate, and are decayed only
@@ -611,10 +1234,10 @@ def param_groups(model, lr, weight_decay):
 
 
 def count(model):
-    return sum(p.numel() for p in model.parameters())
+    return sum(p.numel() for name, p in model.named_parameters() if not name.endswith(".guide"))
 
 
-# ---- 11  The table ---------------------------------------------------------------------------------------------------
+# ---- The table -------------------------------------------------------------------------------------------------------
 
 def describe(c):
     """Cost of a batch of one sequence of symbols, without input layer and head -> (parameters of the mixers, other
@@ -646,8 +1269,8 @@ def describe(c):
         backbone = Backbone(c)
         mixers, rest = sum(count(layer.mixer) for layer in backbone.layers), count(backbone) - count(backbone.encoder)
         for layer in backbone.layers:
-            if hasattr(layer.mixer, "kernel"):
-                layer.mixer.kernel.forward = partial(torch.empty, c.directions, c.d)          # (c, d, l)
+            for name in {"kernel", "ssm"} & set(dict(layer.mixer.named_children())):
+                getattr(layer.mixer, name).forward = partial(torch.empty, c.directions, c.d)          # (c, d, l)
         x, lengths = torch.zeros(1, c.length, dtype=torch.int64), torch.full((1,), c.length)
         with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             y = backbone(x, lengths)       # y keeps alive what is counted
@@ -657,23 +1280,20 @@ def describe(c):
     return mixers, rest - mixers, sum(s.nbytes() for s in saved.values()), counter.get_total_flops() / c.length
 
 
-def print_models(length):
-    """One line for each model and its sizes, own or borrowed, with the tasks that they are for."""
-    print(f"A batch of one sequence of {length:,} symbols. Kept: by autograd for the backward pass, float32.\n")
-    print("| model | tasks | parameters of mixers | other parameters | MiB kept | MFLOPs per position |")
-    print("|---|---|---|---|---|---|")
-    task = SimpleNamespace(length=length, vocab=256, channels=None)
-    rows = read_table(ATTENTION_ARCH) + read_table(SSM_ARCH)
-    for model, (_, _, like, _) in MODELS.items():
-        tasks = {}
-        for name in dict.fromkeys(row["task"] for row in rows if row["model"] in (model, like)):
-            tasks.setdefault(str(arch(name, model)), []).append(name)
-        for names in tasks.values():
-            mixers, rest, memory, flops = describe(config(arch(names[0], model), task, causal="pythia" in model))
-            cells = f"{mixers:,} | {rest:,} | {memory / 2**20:,.1f} | {flops / 1e6:,.2f}"
-            print(f"| {model} | {' '.join(names)} | {cells} |")
+def print_models(task, length):
+    """One line for each model, in the sizes that it has on a task."""
+    print(f"Sizes as on {task}; a batch of one sequence of {length:,} symbols. Kept: by autograd for the backward "
+          "pass, float32.\n")
+    print("| model | parameters of mixers | other parameters | MiB kept | MFLOPs per position |")
+    print("|---|---|---|---|---|")
+    outside = SimpleNamespace(length=length, vocab=256, channels=None)
+    for model in MODELS:
+        if (sizes := arch(task, model)) is not None:
+            mixers, rest, memory, flops = describe(config(sizes, outside, causal="pythia" in model))
+            print(f"| {model} | {mixers:,} | {rest:,} | {memory / 2**20:,.1f} | {flops / 1e6:,.2f} |")
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)                      # piped into head: ends quietly
-    print_models(length=int(sys.argv[1]) if len(sys.argv) > 1 else 1024)
+    lengths, tasks = [word for word in sys.argv[1:] if word.isdigit()], [w for w in sys.argv[1:] if not w.isdigit()]
+    print_models(*tasks[:1] or ["text"], length=int(*lengths[:1] or [1024]))

@@ -23,7 +23,8 @@ TASK = replace(TASKS["listops_mini"], length=40)
 # The laws hold for every model, and for a few variants that have code of their own.
 EVERY = {name: (name, {}) for name in MODELS} | {
     "blocks": ("rotary", dict(block=16)), "batch": ("transformer", dict(norm="batch")),
-    "post": ("s4", dict(place="post", norm="layer", n_ssm=4)), "wide": ("linformer", dict(rank=70))}
+    "post": ("s4", dict(place="post", norm="layer", n_ssm=4)), "wide": ("linformer", dict(rank=70)),
+    "graph": ("bigbird", dict(block=3))}
 every = pytest.mark.parametrize("name", EVERY)
 
 
@@ -147,8 +148,8 @@ def test_described_costs_are_those_of_a_real_pass(name):
     assert mixers + rest == count(backbone) - count(backbone.encoder)
     assert mixers == sum(p.numel() for key, p in backbone.named_parameters() if ".mixer." in key)
     for layer in backbone.layers:
-        if isinstance(layer.mixer, SSM):                              # kernels are given
-            layer.mixer.kernel.forward = lambda l, K=layer.mixer.kernel(40).detach(): K
+        for kernel in {getattr(layer.mixer, name, None) for name in ("kernel", "ssm")} - {None}:      # they are given
+            kernel.forward = lambda l, K=kernel(40).detach(): K
 
     def keep(tensor):
         tensors[tensor.untyped_storage().data_ptr()] = tensor
@@ -160,7 +161,7 @@ def test_described_costs_are_those_of_a_real_pass(name):
         tensors.pop(p.data_ptr(), None)
     assert memory == pytest.approx(sum(t.untyped_storage().nbytes() for t in tensors.values()), rel=0.02)
     d, l, fft = c.d, 40, 2.5 * 80 * math.log2(80)
-    seen = (16 * 32 + 16 * 40 + 8 * 24) / l if name == "blocks" else l                        # keys of a query
+    seen = {"blocks": (16 * 32 + 16 * 40 + 8 * 24) / l, "local": (2 * 16 + 3 * 24) * 8 / l}.get(name, l)      # keys
     feed_forward = 4 * d * getattr(c, "ff", 0)
     per_layer = {Attention: 8 * d * d + 4 * d * seen + feed_forward,    # four projections; scores and what they weigh
                  Linformer: 8 * d * d + 4 * d * getattr(c, "rank", 0) * 2 + feed_forward,    # mixtures, then attention
@@ -173,7 +174,7 @@ def test_described_costs_are_those_of_a_real_pass(name):
 
 
 def test_every_row_of_sizes_counts_somewhere():
-    for rows in (read_table(models.ATTENTION_ARCH), read_table(models.SSM_ARCH)):
+    for rows in map(read_table, (models.ATTENTION_ARCH, models.SSM_ARCH, models.MEGA_ARCH, models.OWN_SIZES)):
         used = [find(rows, model, task=task) for task in TASKS for model in MODELS]
         assert all(any(row is some for some in used) for row in rows)
 
@@ -182,8 +183,17 @@ def test_sizes_are_those_of_the_first_own_row_or_of_the_model_it_is_like():
     assert arch("scifar_mini", "s4")["n_ssm"] == 2 and arch("pathx_mini", "s4")["n_ssm"] == 48        # the first counts
     assert arch("listops", "pythia")["d"] == 512 and arch("listops_mini", "pythia")["d"] == 32
     assert arch("text", "dlr_rand") == arch("text", "dlr") | {"model": "dlr_rand"}
-    assert arch("image", "sgconv") == arch("image", "s4") | dict(model="sgconv", piece=32, decay=2.0, piece_lr=1e-3)
+    assert arch("scifar", "sgconv") == arch("scifar", "s4") | dict(
+        model="sgconv", piece=32, decay=2.0, decay_spread=0.0, power=0.0, stretch=0, cosine=0, piece_lr=1e-3)
+    assert arch("image", "sgconv")["dropout"] == 0.2 and arch("pathx", "mega_chunk")["chunk"] == 4096
+    assert arch("sc", "transformer")["ff"] == arch("sc", "rotary")["ff"] == 128
     assert arch("sc", "dlr")["state"] == 256 and arch("pathx256", "rotary")["ff"] == 256      # those of any task
+    assert arch("image", "sgconv", power=0.5, cosine=1)["power"] == 0.5
+    assert arch("image", "bigbird", random=0)["random"] == 0
+    for model, wrong in (("sgconv", dict(cosine=2)), ("lru", dict(angle=-1)), ("rotary", dict(ffn="lowrank", guided=2)),
+                         ("rotary", dict(guided=0.5)), ("local", dict(block=0)), ("s4", dict(dt_min=math.nan))):
+        with pytest.raises(SizeError):
+            arch("image", model, **wrong)
     changes = dict(d=64, dropout=0, norm="batch", layers=1)
     assert arch("image", "s4", **changes) == arch("image", "s4") | changes
     assert config(arch("image", "rotary", block=16, rotary=0.5), TASK).rotary == 0.5
@@ -291,7 +301,8 @@ def test_batch_norm_statistics_count_real_positions_only():
 
 
 def mixer_settings(**sizes):
-    return SimpleNamespace(**dict(causal=False, directions=2, dropout=0.0, ssm_lr=1e-3, dt_lr=1e-3) | sizes)
+    return SimpleNamespace(**models.DEFAULTS | dict(causal=False, directions=2, dropout=0.0, ssm_lr=1e-3, dt_lr=1e-3)
+                           | sizes)
 
 
 def test_s4_starts_as_the_recurrence_of_hippo():
@@ -331,7 +342,8 @@ def test_dlr_is_its_recurrence():
 def test_sgconv_kernels_have_norm_one_at_the_start():
     """Pieces of 1, 1, 2, 4 and 8 times 32 lags, interpolated in between, each half as heavy as the one before."""
     torch.manual_seed(0)
-    kernel = SGConv(mixer_settings(d=3, length=300, piece=32, decay=2.0, piece_lr=1e-3))
+    kernel = SGConv(mixer_settings(d=3, length=300, piece=32, decay=2.0, decay_spread=0, power=0, stretch=0, cosine=0,
+                                   piece_lr=1e-3))
     lags = [(np.arange(32 * stretch) + 0.5) / stretch - 0.5 for stretch in (1, 1, 2, 4, 8)]
     exact = np.concatenate([np.apply_along_axis(lambda w: np.interp(at, np.arange(32), w) / 2**i, -1, piece)
                             for i, (at, piece) in enumerate(zip(lags, kernel.w.detach().double().numpy()))], -1)
