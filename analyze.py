@@ -687,8 +687,24 @@ def replace_block(path, name, text, check=False):
 
 DEMOS = {"pathfinder_demo": "Pathfinder, scaled down", "text_demo": "Text (IMDb), 128 characters",
          "text256": "Text (IMDb), 256 characters"}                                            # two classes all
-MODEL_NAMES = {"transformer": "Transformer", "rotary": "Transformer (rotary)", "s4": "S4",
-               "s4_rand": "S4, random start", "dlr": "DLR", "dlr_rand": "DLR, random start"}
+MODEL_NAMES = {
+    "transformer": "Transformer", "rotary": "Transformer (rotary)", "local": "Local attention",
+    "longformer": "Longformer", "linformer": "Linformer", "reformer": "Reformer", "bigbird": "BigBird",
+    "linear": "Linear Transformer", "performer": "Performer", "performer_relu": "Performer, ReLU", "mega": "MEGA",
+    "mega_chunk": "MEGA-chunk", "spade": "SPADE (our reading)", "s4": "S4", "s4_rand": "S4, random start",
+    "dlr": "DLR", "dlr_rand": "DLR, random start", "dfout": "DFouT", "s4d": "S4D-Lin", "s4d_inv": "S4D-Inv",
+    "s4d_legs": "S4D-LegS", "s5": "S5", "lru": "LRU", "sgconv": "SGConv"}
+
+
+def slopes(axis, models, arms):
+    """A line a model, from its mean score from scratch to that after SPT."""
+    for y, name in enumerate(reversed(models)):
+        scratch, spt = (statistics.mean(arm[name].values()) if arm[name] else math.nan for arm in arms)
+        axis.plot([scratch, spt], [y, y], color="0.6", zorder=1)
+        axis.scatter(scratch, y, color=SCRATCH, label="from scratch")
+        axis.scatter(spt, y, color=SPT, label="self-pretrained (SPT)")
+    axis.set_yticks(range(len(models)), reversed(models))
+    axis.set(xlabel="test accuracy, %")
 
 
 def demo(args):
@@ -700,13 +716,17 @@ def demo(args):
     arms = [{name: scores(cells, Cell(task, model, "masked", start)) for model, name in MODEL_NAMES.items()}
             for start in ("scratch", "spt")]
     models = [name for name in MODEL_NAMES.values() if arms[0][name] or arms[1][name]]
+    many = len(models) > 6                                         # then sorted by the gain
+    if many:
+        gained = {name: [*minus(arms[1][name], arms[0][name]).values()] for name in models}
+        models.sort(key=lambda name: -statistics.mean(gained[name] or [-math.inf]))
     for name in models:
         scratch, spt = arms[0][name], arms[1][name]
         gains = minus(spt, scratch)
         gain = signed(gains).split(" (")[0]                        # the number of seeds has its own column
         rows.append([DEMOS[task], name, mean_std(scratch), mean_std(spt), gain, str(len(gains))])
     pair = [name for name in models if name == "S4" or name.startswith("Transformer")]
-    if len(pair) == 2 and all(arm[name] for arm in arms for name in pair):
+    if len(pair) == 2 == len(models) and all(arm[name] for arm in arms for name in pair):
         gaps = [statistics.mean(arm["S4"].values()) - statistics.mean(arm[pair[0]].values()) for arm in arms]
         rows.append([DEMOS[task], "*gap, S4 minus Transformer*", *(f"{gap:+.1f}" for gap in gaps), "", ""])
     text = markdown(["task", "model", "from scratch", "self-pretrained", "gain [95 % interval]", "seeds"], rows)
@@ -715,8 +735,12 @@ def demo(args):
     print(f"\n{text}\n")
 
     def figure_of_demo(plt, cells):
-        figure, axis = plt.subplots(figsize=(max(6.4, 1.4 * len(models)), 3.6))
-        bars(axis, models, arms, dict.fromkeys(models, 50))
+        if many:
+            figure, axis = plt.subplots(figsize=(6.4, 0.9 + 0.22 * len(models)))
+            slopes(axis, models, arms)
+        else:
+            figure, axis = plt.subplots(figsize=(max(6.4, 1.4 * len(models)), 3.6))
+            bars(axis, models, arms, dict.fromkeys(models, 50))
         return figure, DEMOS[task]
 
     draw(figure_of_demo, cells, args.figure)

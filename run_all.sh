@@ -5,6 +5,7 @@
 #   bash run_all.sh demo-text        {rotary Transformer, S4} x {scratch, SPT} on real film reviews; downloads IMDb
 #   bash run_all.sh text256          the same with twice the text, all reviews and three times the steps
 #   bash run_all.sh demo-init        {S4, DLR} x {own start, random start} x {scratch, SPT} on the reviews of demo-text
+#   bash run_all.sh architectures    every model x {scratch, SPT} on the reviews of demo-text
 #   bash run_all.sh table2           the paper's: table1 table2 table3 table7 table8 table9 figure1 .. figure5 all
 #
 #   --preset mini                    the paper's tables and figures at small scale: short stand-in tasks on 2 CPU cores
@@ -28,7 +29,7 @@ while shift && [ $# -gt 0 ]; do
 done
 [[ $SEEDS$GPUS =~ ^[0-9,]+$ ]] || die "--seeds and --gpus must be numbers, got '$SEEDS' and '$GPUS'"
 SEEDS=${SEEDS//,/ } GPUS=${GPUS//,/ } TASKS=${TASKS//_mini/}
-case "$TARGET" in demo*|text256) DEMO=$TARGET PRESET=paper ;; esac          # demos are small already
+case "$TARGET" in demo*|text256|architectures) DEMO=$TARGET PRESET=paper ;; esac          # demos are small already
 RUNS=${RUNS:-runs/${DEMO:-$PRESET}}
 [[ $RUNS =~ ^[A-Za-z0-9._/][A-Za-z0-9._/-]*$ ]] || die "RUNS must consist of letters, digits, and . _ / -: '$RUNS'"
 JOBS=${JOBS:-$([ -n "$GPUS" ] && wc -w <<< "$GPUS" || OMP_NUM_THREADS='' nproc)}
@@ -56,6 +57,8 @@ case "$PRESET" in
     *) die "no preset '$PRESET'; there is: paper mini" ;;
 esac
 LRA="listops text retrieval image pathfinder pathx"
+ARCHITECTURES="transformer rotary local longformer linformer reformer bigbird linear performer performer_relu mega
+    mega_chunk spade s4 s4_rand dlr dlr_rand dfout s4d s4d_inv s4d_legs s5 lru sgconv"
 
 # Each line that these functions print is a chain: one command, or two stages joined by &&, so that every line can run
 # anywhere, in any order. Arguments: TASK MODEL, then a word for the run's name and flags of the first and second stage.
@@ -92,6 +95,7 @@ chains() {
         demo-text) small text_demo "rotary s4" ;;
         text256) small text256 "rotary s4" ;;
         demo-init) small text_demo "s4 s4_rand dlr dlr_rand" ;;
+        architectures) small text_demo "$ARCHITECTURES" ;;
         table1) every both "$LRA" transformer; every spt "$LRA" transformer causal "--objective causal" ;;
         table2) every both "$LRA" "rotary s4"; every both pathx256 s4
                 every scratch "listops text retrieval image pathfinder" "pythia_rand pythia" ;;
@@ -105,7 +109,7 @@ chains() {
         figure4) every pretrain "image text pathx listops" s4 ;;
         figure5) for share in 0 20; do every budget "image text" rotary $share; done ;;
         all) for target in table1 table2 table3 table7 table8 table9 figure3; do chains $target; done ;;
-        *) die "no target '$1'; there is: demo demo-text text256 demo-init table{1,2,3,7,8,9} figure{1..5} all" ;;
+        *) die "no target '$1'; there is: demo demo-text text256 demo-init architectures table{1,2,3,7,8,9} figure{1..5} all" ;;
     esac
 }
 CHAINS=$(for SEED in $SEEDS; do chains "$TARGET"; done | awk '!seen[$0]++')                # whole tables come early
