@@ -261,7 +261,6 @@ class SSM(nn.Module):
         y = fft_conv(u, K[0], K[1] if len(K) == 2 else None) + self.D[:, None] * u            # (b, d, l)
         return F.glu(self.out(self.dropout(F.gelu(y)).transpose(1, 2)), dim=-1)               # (b, l, d)
 
-
     def step(self, x, state):
         """One position of a causal layer: x (b, d) and the state after the position before -> y (b, d), state."""
         y, state = self.kernel.step(x, state)
@@ -315,7 +314,6 @@ class DLR(Diagonal):
         """W (c, d, n) and Lambda (n,) or (d, n), complex64."""
         Lambda = torch.complex(-self.theta.float().square(), self.Lambda_im.float())
         return torch.view_as_complex(self.W.float()), Lambda
-
 
 
 # ---- Diagonal plus low rank: S4 --------------------------------------------------------------------------------------
@@ -608,7 +606,6 @@ class S4D(Diagonal):
         return s4d_poles(A, B, torch.view_as_complex(self.C.float()), self.log_dt.float().exp())
 
 
-
 class SGConv(nn.Module):
     """Kernels of SGConv (Li et al. 2022): a long convolution without a state space behind it.
 
@@ -866,7 +863,11 @@ class EMA(nn.Module):
 
     def forward(self, l):
         """(c, d, l), float32. Unlike the official code's, kernels are not cut after 1024 lags."""
-        return ema_kernel(self.delta, self.alpha, self.beta, self.gamma, l)
+        K = ema_kernel(self.delta, self.alpha, self.beta, self.gamma, l)
+        if len(K) == 1:
+            return K
+        # Both directions begin at lag 0, and the second one of `fft_conv` at lag 1: lag 0 of both goes to the first.
+        return torch.stack((K[0] + F.pad(K[1, :, :1], (0, l - 1)), F.pad(K[1, :, 1:], (0, 1))))
 
 
 class Mega(nn.Module):
@@ -900,16 +901,10 @@ class Mega(nn.Module):
             self.norm_ssm, self.norm_out = nn.LayerNorm(c.d), nn.LayerNorm(c.d)
             self.join = nn.Linear(2 * c.d, c.d)
 
-    def convolve(self, x, K, lengths, both_zero):
-        """x (b, l, d) with kernels K (c, d, l or longer), padding taken as 0 -> (b, l, d). both_zero: the reversed
-        kernel begins at lag 0, too."""
-        u = (x if lengths is None else x * inside(lengths, x.shape[1])[..., None]).transpose(1, 2)
-        if len(K) == 1:
-            return fft_conv(u, K[0]).transpose(1, 2)
-        if both_zero:
-            forward = torch.cat((K[0, :, :1] + K[1, :, :1], K[0, :, 1:]), -1)
-            return fft_conv(u, forward, K[1, :, 1:]).transpose(1, 2)
-        return fft_conv(u, K[0], K[1]).transpose(1, 2)
+    def convolve(self, x, K, lengths):
+        """x (b, l, d) with kernels K (c, d, l or longer), padding taken as 0 -> (b, l, d)."""
+        u = x if lengths is None else x * inside(lengths, x.shape[1])[..., None]
+        return fft_conv(u.transpose(1, 2), *K).transpose(1, 2)
 
     def attend(self, q, k, v, lengths):
         """q, k (b, l, z), v (b, l, v) -> (b, l, v)."""
@@ -934,14 +929,14 @@ class Mega(nn.Module):
         return y.flatten(1, 2)[:, :l]
 
     def forward(self, x, lengths, raw):
-        averages = F.silu(self.convolve(x, self.kernel(x.shape[1]), lengths, True) + self.omega * x)
+        averages = F.silu(self.convolve(x, self.kernel(x.shape[1]), lengths) + self.omega * x)
         gates = self.gates(self.dropout(averages)).split((self.d, self.z, self.v, self.d), -1)
         update, shared, reset, own = gates[0].sigmoid(), F.silu(gates[1]), F.silu(gates[2]), gates[3]
         q, k = (shared * self.scale[i] + self.shift[i] for i in range(2))                     # (b, l, z)
         y = self.attend(q, k, F.silu(self.values(x)), lengths)                                # (b, l, v)
         y = self.dropout(F.silu(own + self.out(reset * y)))                                   # (b, l, d)
         if self.ssm is not None:
-            state = self.convolve(x, self.ssm(x.shape[1]), lengths, False) + self.D * x
+            state = self.convolve(x, self.ssm(x.shape[1]), lengths) + self.D * x
             y = self.join(torch.cat((self.norm_ssm(state), self.norm_out(y)), -1))
         return update * (y - raw)
 
