@@ -17,6 +17,7 @@ import pytest
 import analyze
 from analyze import Cell
 from conftest import ROOT
+from models import MODELS
 
 BASE = dict(seconds=1800.0, steps=1000, epochs=2.5, commit="abc", device="made", torch="2", processes=1, seed=0,
             task="image", model="s4", objective="masked", changed={})
@@ -280,6 +281,21 @@ def test_the_demo_from_part_of_its_runs(tmp_path):
     assert done.returncode == 0 and (tmp_path / "demo.png").exists(), done.stderr
     assert "| Pathfinder, scaled down | Transformer | 50.0 ± 0.0 | 70.0 | +20.0 | 1 |" in done.stdout
     assert "| *gap, S4 minus Transformer* | +30.0 | +5.0 | | |" in done.stdout and "+20.0 | 1 |" in page.read_text()
+
+
+def test_many_models_are_sorted_by_their_gain(tmp_path):
+    """run_all.sh architectures: no line for a gap between two of them; a model that is half done comes last."""
+    for i, model in enumerate(("transformer", "local", "mega", "s4", "s5", "lru", "sgconv")):
+        finetuned(tmp_path, f"{model}-scratch", 0.5 + 0.01 * i, task="text_demo", model=model)
+        if model != "mega":
+            finetuned(tmp_path, f"{model}-spt", 0.6 - 0.02 * i, task="text_demo", model=model, start="spt")
+    done = run("demo", "--runs", tmp_path, "--figure", tmp_path / "demo.png")
+    rows = [line.split(" | ")[1] for line in done.stdout.splitlines() if line.startswith("| Text")]
+    assert rows == ["Transformer", "Local attention", "S4", "S5", "LRU", "SGConv", "MEGA"], done.stderr
+    assert (tmp_path / "demo.png").exists()
+    names = set(listed("architectures", "--seeds", "0"))
+    assert len(names) == 2 * len(analyze.MODEL_NAMES) and set(analyze.MODEL_NAMES) == {
+        model for model in MODELS if not model.startswith("pythia")}
 
 
 def test_status_and_forecast(tmp_path):
