@@ -392,3 +392,27 @@ def test_parameters_are_those_of_the_specifications():
     assert layers("listops", "s5") == 8 * (3 * n + 2 * n * d + 4 * n * d + d + d * d + d + 2 * d)
     n = 256
     assert layers("listops", "lru") == 6 * (3 * n + 2 * n * d + 4 * n * d + d + 2 * d * d + 2 * d + 2 * d)
+
+
+def test_starts_of_the_diagonal_models():
+    """Frequencies as published, one number after the other; poles of a channel between those of the one before."""
+    N, outside = 16, SimpleNamespace(length=64, vocab=10, channels=None)
+
+    def kernel(model, **sizes):
+        return Backbone(config(arch("listops", model, layers=1, d=8, **sizes), outside)).layers[0].mixer.kernel
+
+    scale = [math.sqrt(2 * i + 1) for i in range(N)]                                  # HiPPO plus its rank-one term
+    normal = [[-scale[i] * scale[j] / 2 * ((i > j) - (i < j)) - (i == j) / 2 for j in range(N)] for i in range(N)]
+    legs = torch.linalg.eigvals(torch.tensor(normal, dtype=DOUBLE)).imag
+    exact = {"s4d": [math.pi * n for n in range(8)],
+             "s4d_inv": [16 / math.pi * (16 / (2 * n + 1) - 1) for n in range(8)], "s4d_legs": legs[legs > 0].tolist()}
+    for model, frequencies in exact.items():
+        start = kernel(model, state=N, n_ssm=8)
+        assert start.A_im.shape == (8, 8) and torch.allclose(start.A_log_re.exp(), torch.tensor(0.5))
+        ours = sorted(start.A_im[0].abs().tolist())
+        assert ours == pytest.approx(sorted(frequencies), rel=1e-4), model
+    turns = kernel("dfout", state=N).Lambda_im / (2 * math.pi)                        # (d, n), in turns
+    assert torch.allclose(turns.T.flatten(), torch.arange(8 * N) / (8 * N))
+    stretched = kernel("sgconv", piece=4, stretch=1)
+    K = stretched(4 * 2 ** len(stretched.w)).detach()                                 # pieces of 8, 8, 16, 32 lags
+    assert torch.allclose(K.norm(dim=-1), torch.ones(2, 8), atol=1e-4) and K.shape[-1] == 64
