@@ -3,7 +3,8 @@
 "Kernel" here means the convolution kernel K of a linear recurrence, not a GPU kernel. Everything is a pure function
 of tensors; there is no nn.Module in this file, and it imports nothing from the others.
 
-    python kernels.py            benchmark: fast form beside naive form (time, peak memory, error against float64)
+    python kernels.py            benchmark: fast form beside naive form (time, peak memory, error against float64), and
+                                 the time to generate a position
 
 The story, in the order of the file
     1  A linear recurrence  x[k] = Abar x[k-1] + Bbar u[k],  y[k] = C x[k]         (paper, eq. 1)
@@ -14,8 +15,12 @@ The story, in the order of the file
     3  S4 has A = diag + rank 1 (HiPPO), discretised by the bilinear rule (eq. 2.1 to 2.3): `discretize`, `hippo_nplr`.
        Its kernel is known on the roots of unity through four Cauchy sums: `s4_kernel_naive`.
        Under the bilinear map each Cauchy sum is the spectrum of a diagonal kernel, so part 2 computes it: `s4_kernel`.
-    4  A long kernel needs no recurrence: SGConv joins short learned pieces, stretched and weighted: `sgconv_kernel`.
+       To generate, the recurrence itself takes O(n) a step: `s4_step`.
+    4  Beyond the paper: S4D and MEGA's averages are part 2 with other poles; S5 and LRU share one state among channels,
+       so they scan; SGConv needs no recurrence, it joins short learned pieces, stretched and weighted.
     5  Attention, whole or in blocks, and rotary positions.
+    6  Beyond the paper: attention in a band, between some blocks, among vectors hashed alike, and without softmax.
+    7  Beyond the paper: matrices that are products of two cheaper ones.
 
 Glossary (sizes lower-case, matrices upper-case as in the paper)
     b batch   l length   d channels   h heads   e width of a head   c kernels per channel (2 when bidirectional)

@@ -4,6 +4,7 @@
     python pretrain.py --task pathx --model s4                       the paper's run, on one GPU
     torchrun --nproc-per-node=4 pretrain.py --task pathx --model s4
     python pretrain.py --task pathx --model s4 --help                the flags, and the recipe and sizes of this pair
+    python pretrain.py --sample RUN                                  generates with a causally pretrained model
 
 Two objectives (paper, section 2):
     masked   each position is hidden with a fixed probability and predicted from both sides
