@@ -8,7 +8,7 @@
 
 The sections follow the paper's argument: a linear recurrence is a convolution (`SSM`); diagonal (`DLR`) and diagonal
 plus low rank (`S4`); nothing set by hand (`randomise`); the other way to mix positions (`Attention`). The architectures
-that it compares itself with, and later ones, stand under "Beyond the paper": a first reading may skip them.
+that it compares itself with, and later ones, stand below a ruler: a first reading may skip from there to `MODELS`.
 
 A new mixer is one class and one line of `MODELS`. Every class takes one object `c`, all that is known about the model:
 its sizes, the extras of its line in `MODELS`, what the task says (length, vocab, channels), whether it is causal, and
@@ -267,6 +267,11 @@ class SSM(nn.Module):
         return F.glu(self.out(F.gelu(y + self.D * x)), dim=-1), state
 
 
+def log_uniform(c, n):
+    """Logarithms of n step sizes, spread evenly between those of c.dt_min and c.dt_max."""
+    return torch.rand(n) * math.log(c.dt_max / c.dt_min) + math.log(c.dt_min)
+
+
 # ---- Diagonal: DLR ---------------------------------------------------------------------------------------------------
 
 class Diagonal(nn.Module):
@@ -346,7 +351,7 @@ class S4(nn.Module):
             raise SizeError(f"d={c.d} is not a multiple of n_ssm={c.n_ssm}")
         self.d, self.length = c.d, c.length
         A, P, B = (v.repeat(c.n_ssm, 1) for v in hippo_nplr(c.state))                         # (n_ssm, n)
-        log_dt = torch.rand(c.d) * math.log(c.dt_max / c.dt_min) + math.log(c.dt_min)         # log-uniform
+        log_dt = log_uniform(c, c.d)
         # Complex standard normal, one output map per direction.
         C = torch.randn(c.directions, c.d, c.state // 2, dtype=torch.complex64)               # (c, d, n)
         A_all, P_all = (v.repeat(c.d // c.n_ssm, 1) for v in (A, P))                          # (d, n)
@@ -447,8 +452,7 @@ class Attention(nn.Module):
         return self.out(y.transpose(1, 2).flatten(2))
 
     def forward(self, x, lengths=None):
-        q, k, v = self.project(x)                                                             # (b, h, l, e)
-        return self.merge(self.attend(q, k, v, lengths))
+        return self.merge(self.attend(*self.project(x), lengths))
 
     def attend(self, q, k, v, lengths):
         """Who attends to whom, which the models below replace: (b, h, l, e) three times -> (b, h, l, e)."""
@@ -571,540 +575,7 @@ class SSMBlock(nn.Module):
         return x + y if self.pre else self.norm(x + y), state                                 # (b, d)
 
 
-# ---- Beyond the paper: state spaces ----------------------------------------------------------------------------------
-
-class S4D(Diagonal):
-    """Kernels of S4D (Gu et al. 2022b): S4 without the low-rank term, zero-order hold, poles from c.start.
-
-    lin    Im A = pi n, the frequencies of a Fourier basis
-    inv    Im A = N/pi (N / (2n + 1) - 1), dense at 0 and few that are fast
-    legs   HiPPO's, its low-rank term dropped
-    In all three Re A = -1/2 and B = 1. Copies, rates and log dt are those of `S4`.
-    """
-
-    def __init__(self, c):
-        super().__init__()
-        if c.d % c.n_ssm:
-            raise SizeError(f"d={c.d} is not a multiple of n_ssm={c.n_ssm}")
-        self.d, n = c.d, torch.arange(c.state // 2)
-        imag = {"lin": math.pi * n, "inv": c.state / math.pi * (c.state / (2 * n + 1) - 1),
-                "legs": hippo_nplr(c.state)[0].imag.float()}[c.start]                         # (n,)
-        log_dt = torch.rand(c.d) * math.log(c.dt_max / c.dt_min) + math.log(c.dt_min)         # log-uniform
-        self.log_dt = nn.Parameter(log_dt)
-        self.A_log_re = nn.Parameter(torch.full((c.n_ssm, len(n)), math.log(0.5)))
-        self.A_im = nn.Parameter(imag.repeat(c.n_ssm, 1))                                     # (n_ssm, n)
-        self.B = nn.Parameter(torch.tensor([1.0, 0.0]).repeat(c.n_ssm, len(n), 1))            # (n_ssm, n, 2)
-        C = torch.randn(c.directions, c.d, len(n), dtype=torch.complex64)
-        self.C = nn.Parameter(torch.view_as_real(C).clone())                                  # (c, d, n, 2)
-        self.rates = {name: (c.ssm_lr, False) for name in ("A_log_re", "A_im", "B")}
-        self.rates["log_dt"] = (None if c.dt_lr == "main" else c.dt_lr, False)
-
-    def poles(self):
-        """W (c, d, n) and Lambda (d, n) of the sum that a kernel is, complex128."""
-        A = torch.complex(-self.A_log_re.float().exp().clamp(min=1e-4), self.A_im.float())    # (n_ssm, n)
-        A, B = (v.repeat(self.d // v.shape[0], 1) for v in (A, torch.view_as_complex(self.B.float())))    # (d, n)
-        return s4d_poles(A, B, torch.view_as_complex(self.C.float()), self.log_dt.float().exp())
-
-
-class SGConv(nn.Module):
-    """Kernels of SGConv (Li et al. 2022): a long convolution without a state space behind it.
-
-    A kernel is pieces of c.piece learned values, laid end to end. From the third on, each is stretched twice as long as
-    the one before; each weighs 1 / c.decay as much (in the last channel 1 / (c.decay + c.decay_spread)), and lag t
-    (t + 1)^-c.power. About log2(length / piece) pieces reach over the whole length, and distant lags are coarse and
-    weak by construction. The kernel is divided by its norm at initialisation, a constant from then on that is saved
-    with the weights. Pieces have a learning rate of their own and the usual weight decay. c.stretch: all pieces are
-    2^stretch times as long. c.cosine: pieces begin as cosines, whose frequencies are dealt out to the channels.
-    """
-
-    def __init__(self, c):
-        super().__init__()
-        self.stretch = c.stretch
-        pieces = 1 + max(0, math.ceil(math.log2(c.length / c.piece)) - c.stretch)
-        w = torch.randn(pieces, c.directions, c.d, c.piece)                                   # (S, c, d, d0)
-        if c.cosine:
-            turn = torch.linspace(0, 2 * math.pi, c.piece)                                    # (d0,)
-            w = torch.stack([(torch.randperm(c.d)[:, None] * turn).cos().expand(c.directions, -1, -1) for _ in w])
-        self.w = nn.Parameter(w)
-        self.register_buffer("multiplier", torch.linspace(c.decay, c.decay + c.decay_spread, c.d))      # (d,)
-        self.register_buffer("power", torch.full((c.d,), float(c.power)), persistent=False)
-        reach = c.piece * 2 ** (pieces - 1 + c.stretch)                                       # at least the length
-        K = sgconv_kernel(w, reach, self.multiplier, self.power, c.stretch)                   # (c, d, reach)
-        self.register_buffer("norm", K.norm(dim=-1, keepdim=True))
-        self.rates = {"w": (c.piece_lr, True)}
-
-    def forward(self, l):
-        """(c, d, l), float32."""
-        return sgconv_kernel(self.w, l, self.multiplier, self.power, self.stretch) / self.norm
-
-
-class SharedState(nn.Module):
-    """A linear recurrence whose state all channels share, (b, l, d) -> (b, l, d): S5 and LRU.
-
-    x[t] = lambda x[t-1] + Bbar u[t] with lambda (n,), Bbar (n, d); y = Re C x + D u with C (d, n). Each state reads all
-    channels, so there is a scan over time and no kernel per channel. Bidirectional: a second C reads the scan of the
-    reversed sequence, which counts position t once more.
-    c.recurrence makes lambda and Bbar. Then GELU and a gate: y sigmoid(W y) for S5, a GLU for LRU.
-    """
-
-    def __init__(self, c):
-        super().__init__()
-        self.recurrence = c.recurrence(c)                                                     # -> log lambda, Bbar
-        self.factor = self.recurrence.factor
-        n = c.state // self.factor
-        self.C = nn.Parameter(c.C_scale * torch.randn(c.directions, c.d, n, 2) / math.sqrt(c.state))      # (c, d, n, 2)
-        self.D = nn.Parameter(torch.randn(c.d))
-        self.out = nn.Linear(c.d, c.d * self.recurrence.gate)
-
-    def scan(self, u):
-        """(b, l, d), float32 -> the same."""
-        log_lambda, B = self.recurrence()
-        v, y = torch.complex(u @ B.real.T, u @ B.imag.T), 0                                   # (b, l, n)
-        for direction, C in enumerate(self.C.float()):
-            x = diagonal_scan(log_lambda, v.flip(1)).flip(1) if direction else diagonal_scan(log_lambda, v)
-            y = y + x.real @ C[..., 0].T - x.imag @ C[..., 1].T                               # (b, l, d) Re x C
-        return self.factor * y
-
-    @torch.compiler.disable
-    def forward(self, x, lengths=None):
-        u = x if lengths is None else x * inside(lengths, x.shape[1])[..., None]
-        with torch.autocast(x.device.type, enabled=False):
-            y = self.scan(u.float()) + self.D * u
-        y = F.gelu(y, approximate="tanh")                                                     # (b, l, d)
-        return self.gated(y)
-
-    def gated(self, y):
-        return y * self.out(y).sigmoid() if self.recurrence.gate == 1 else F.glu(self.out(y), dim=-1)
-
-    def step(self, x, state):
-        """One position of a causal layer: x (b, d), state (b, n) or None -> y (b, d), state."""
-        log_lambda, B = self.recurrence()
-        state = x.to(B.dtype) @ B.T + (0 if state is None else log_lambda.exp() * state)      # (b, n)
-        y = self.factor * (state @ torch.view_as_complex(self.C.float())[0].T).real + self.D * x
-        return self.gated(F.gelu(y, approximate="tanh")), state
-
-
-class S5(nn.Module):
-    """The recurrence of S5 (Smith et al. 2023): HiPPO's diagonal in c.n_ssm blocks, each of c.state / n_ssm states, one
-    of each conjugate pair; zero-order hold with a step size per state.
-
-    The authors draw B and C in HiPPO's basis and turn them with its unitary V. A turned Gaussian is a Gaussian, so they
-    are drawn here where they are needed. c.C_scale: how large C is, which they change from task to task.
-    """
-
-    factor, gate = 2, 1                                                  # y = 2 Re C x: the other half of each pair
-
-    def __init__(self, c):
-        super().__init__()
-        if c.state % (2 * c.n_ssm):
-            raise SizeError(f"state={c.state} is not a multiple of 2 n_ssm, {2 * c.n_ssm}")
-        A = hippo_nplr(c.state // c.n_ssm)[0].repeat(c.n_ssm)                                 # (n,)
-        self.A_log_re = nn.Parameter((-A.real).log().float())
-        self.A_im = nn.Parameter(A.imag.float())
-        self.B = nn.Parameter(torch.randn(len(A), c.d, 2) / math.sqrt(2 * c.state))           # (n, d, 2)
-        self.log_dt = nn.Parameter(torch.rand(len(A)) * math.log(c.dt_max / c.dt_min) + math.log(c.dt_min))
-        self.rates = {name: (c.ssm_lr, False) for name in ("A_log_re", "A_im", "B", "log_dt")}
-        for name, main in (("log_dt", c.dt_lr == "main"), ("B", c.fast_B)):
-            if main:                                                     # of the main rate, and decayed
-                del self.rates[name]
-
-    def forward(self):
-        """log lambda (n,) and Bbar (n, d), complex64."""
-        A = torch.complex(-self.A_log_re.float().exp().clamp(min=1e-4), self.A_im.float())    # (n,)
-        log_lambda = A * self.log_dt.float().exp()
-        return log_lambda, (torch.expm1(log_lambda) / A)[:, None] * torch.view_as_complex(self.B.float())
-
-
-class LRU(nn.Module):
-    """The recurrence of the Linear Recurrent Unit (Orvieto et al. 2023): c.state poles drawn uniformly from a ring,
-    1 - dt_max < |lambda| < 1 - dt_min and angles up to c.angle; no continuous time. Bbar is scaled, at the start by
-    sqrt(1 - |lambda|^2), and the scale is learned."""
-
-    factor, gate = 1, 2
-
-    def __init__(self, c):
-        super().__init__()
-        low, high = (1 - c.dt_max) ** 2, (1 - c.dt_min) ** 2
-        square = (low + torch.rand(c.state) * (high - low)).clamp(1e-6, 1 - 1e-6)             # |lambda|^2
-        self.nu = nn.Parameter((-square.log() / 2).log())                                     # |lambda| = exp(-e^nu)
-        self.theta = nn.Parameter((torch.rand(c.state).clamp(min=1e-6) * c.angle).log())      # angle e^theta
-        self.gamma = nn.Parameter((1 - square).log() / 2)
-        self.B = nn.Parameter(torch.randn(c.state, c.d, 2) / math.sqrt(2 * c.d))              # (n, d, 2)
-        self.rates = {name: (c.ssm_lr, False) for name in ("nu", "theta", "gamma", "B")}
-
-    def forward(self):
-        """log lambda (n,) and Bbar (n, d), complex64."""
-        log_lambda = torch.complex(-self.nu.float().exp(), self.theta.float().exp())
-        return log_lambda, self.gamma.float().exp()[:, None] * torch.view_as_complex(self.B.float())
-
-
-# ---- Beyond the paper: attention -------------------------------------------------------------------------------------
-
-class Longformer(Attention):
-    """Attends to c.window positions around its own (Beltagy et al. 2020). As in the benchmark there are no global
-    tokens."""
-
-    def __init__(self, c):
-        super().__init__(c)
-        self.window = c.window
-
-    def attend(self, q, k, v, lengths):
-        return longformer_attention(q, k, v, self.window, self.causal, lengths)
-
-
-class BigBird(Attention):
-    """Attends to its block of c.block positions, the two beside it, the first, the last, and c.random others (Zaheer et
-    al. 2020). The others are drawn once for each layer, head and block, and saved with the weights; short sequences
-    have fewer. Blocks are those of the task's length, whatever the length of a batch."""
-
-    def __init__(self, c):
-        super().__init__(c)
-        inner = max(0, ceil_div(c.length, c.block) - 2)
-        i = torch.arange(inner)
-        near = (i[:, None] - i).abs() <= 1                                                    # (n-2, n-2)
-        drawn = torch.rand(c.heads, inner, inner).masked_fill(near, -1)
-        self.register_buffer("random", 1 + drawn.topk(max(0, min(c.random, inner - 3))).indices)      # (h, n-2, r)
-
-    def attend(self, q, k, v, lengths):
-        l = q.shape[2]
-        lengths, q, k, v = self.to_length(lengths, q, k, v)                                   # (b, h, length, e)
-        return bigbird_attention(q, k, v, self.block, self.random, self.causal, lengths)[:, :, :l]
-
-
-class Linformer(Attention):
-    """Attends to c.rank learned mixtures of all positions in place of the positions (Wang et al. 2020): O(l rank)."""
-
-    def __init__(self, c):
-        super().__init__(c)
-        if c.causal:
-            raise SizeError("linformer mixes all positions before it attends, so it has no causal form")
-        bound = math.sqrt(6 / (c.length + c.rank))
-        self.mix = nn.Parameter(torch.empty(c.length, c.rank).uniform_(-bound, bound))          # (length, r)
-
-    def attend(self, q, k, v, lengths):
-        if lengths is not None:                                              # padding adds nothing to a mixture
-            real = inside(lengths, k.shape[2])[:, None, :, None]                              # (b, 1, l, 1)
-            k, v = k * real, v * real
-        k, v = (torch.einsum("bhle,lr->bhre", y, self.mix[: y.shape[2]]) for y in (k, v))       # (b, h, r, e)
-        return attention(q, k, v)
-
-
-class Reformer(Attention):
-    """Attends among positions whose queries, which are the keys as well, point the same way (Kitaev et al. 2020):
-    c.rounds hashes, chunks of c.chunk. Rotations are drawn once for each layer and head and saved with the weights (the
-    authors draw new ones at every step, and a prediction is then not a function of its input)."""
-
-    def __init__(self, c):
-        super().__init__(c)
-        if c.causal:
-            raise SizeError("reformer sorts all positions before it attends, so it has no causal form")
-        self.chunk = c.chunk
-        self.qkv = nn.Linear(c.d, 2 * c.d)                                                    # queries and values
-        rotations = torch.randn(c.heads, c.d // c.heads, c.rounds, max(1, c.length // (2 * c.chunk)))
-        self.register_buffer("rotations", rotations)                                # (h, e, rounds, buckets / 2)
-
-    def attend(self, q, v, lengths):
-        l = q.shape[2]
-        lengths, q, v = self.to_length(lengths, q.float(), v.float())                         # (b, h, length, e)
-        with torch.autocast(q.device.type, enabled=False):
-            return lsh_attention(q, v, self.rotations, self.chunk, lengths)[:, :, :l]
-
-    def forward(self, x, lengths=None):
-        q, v = self.project(x)                                                                # (b, h, l, e)
-        return self.merge(self.attend(q, v, lengths))
-
-
-class LinearAttention(Attention):
-    """Attention whose softmax is replaced by a product of c.phi of queries and keys: O(l) (Katharopoulos et al. 2020;
-    with relu_features the "generalised" Performer, which the benchmark ran on all tasks but ListOps)."""
-
-    def __init__(self, c):
-        super().__init__(c)
-        self.phi = c.phi
-
-    def attend(self, q, k, v, lengths):
-        with torch.autocast(q.device.type, enabled=False):                                    # sums over all positions
-            q, k, v = q.float(), k.float(), v.float()
-            return linear_attention(self.phi(q), self.phi(k), v, self.causal, lengths)
-
-
-class Performer(Attention):
-    """Linear attention whose c.features random features estimate softmax (Choromanski et al. 2021). Their directions,
-    orthogonal by groups of e and as long as Gaussian vectors, are drawn once and saved with the weights."""
-
-    def __init__(self, c):
-        super().__init__(c)
-        e = c.d // c.heads
-        if c.causal and e > 64:
-            raise SizeError(f"performer: features of heads with {e} dimensions may overflow when causal; at most 64")
-        groups = [torch.linalg.qr(torch.randn(e, e)).Q.T for _ in range(ceil_div(c.features, e))]
-        W = torch.cat(groups)[: c.features] * torch.randn(c.features, e).norm(dim=-1, keepdim=True)
-        self.register_buffer("W", W)                                                          # (m, e)
-
-    def attend(self, q, k, v, lengths):
-        with torch.autocast(q.device.type, enabled=False):
-            q = favor_features(q.float(), self.W, query=True)                                 # (b, h, l, m)
-            k = favor_features(k.float(), self.W, query=False, causal=self.causal, lengths=lengths)
-            return linear_attention(q, k, v.float(), self.causal, lengths, eps=1e-6 if self.causal else 0.0)
-
-
-# ---- Beyond the paper: averages that prepare attention, MEGA ---------------------------------------------------------
-
-class EMA(nn.Module):
-    """Kernels of MEGA's moving averages: c.averages damped exponential ones per channel and direction. At the start all
-    fade within some 60 positions; long memory is learned."""
-
-    def __init__(self, c):
-        super().__init__()
-        shape = (c.directions, c.d, c.averages)
-        self.delta, self.alpha = (nn.Parameter(torch.randn(shape) * 0.2) for _ in range(2))
-        self.beta = nn.Parameter(torch.randn(shape) * 0.02 + (-1.0) ** torch.arange(c.averages))
-        self.gamma = nn.Parameter(torch.randn(shape))
-
-    def forward(self, l):
-        """(c, d, l), float32. Unlike the official code's, kernels are not cut after 1024 lags."""
-        K = ema_kernel(self.delta, self.alpha, self.beta, self.gamma, l)
-        if len(K) == 1:
-            return K
-        # Both directions begin at lag 0, and the second one of `fft_conv` at lag 1: lag 0 of both goes to the first.
-        return torch.stack((K[0] + F.pad(K[1, :, :1], (0, l - 1)), F.pad(K[1, :, 1:], (0, 1))))
-
-
-class Mega(nn.Module):
-    """Moving-average gated attention (Ma et al. 2023): what to add to the block's raw input, (b, l, d) -> (b, l, d).
-
-    Averages over the past (and future) prepare queries, keys and gates; values come from the input itself. One head of
-    attention, with a learned bias per distance, in disjoint chunks of c.chunk or over the whole length: averages carry
-    context across chunks. c.attend: softmax, or laplace, an error function of each score that is not normalised.
-    c.state: the bottom layer also has a bare S4, whose output joins the attention's. That is our reading of SPADE (Zuo
-    et al. 2022), whose Long Range Arena code is not public.
-    """
-
-    def __init__(self, c):
-        super().__init__()
-        self.d, self.v, self.z, self.causal, self.chunk = c.d, c.v, c.z, c.causal, c.chunk
-        self.laplace = c.attend == "laplace"
-        self.kernel = EMA(c)
-        self.omega = nn.Parameter(torch.randn(c.d))
-        self.values, self.gates = nn.Linear(c.d, c.v), nn.Linear(c.d, 2 * c.d + c.v + c.z)
-        self.out = nn.Linear(c.v, c.d)
-        self.scale = nn.Parameter(torch.randn(2, c.z) * 0.02)
-        self.shift = nn.Parameter(torch.zeros(2, c.z))
-        self.bias = nn.Parameter(torch.randn(2 * (c.chunk or c.length) - 1) * 0.02)           # by distance
-        self.dropout = nn.Dropout(c.dropout)
-        for linear in (self.values, self.gates, self.out):
-            nn.init.normal_(linear.weight, std=0.02)
-            nn.init.zeros_(linear.bias)
-        self.ssm = None
-        if c.state and c.layer == 0:                                     # SPADE
-            self.ssm, self.D = S4(SimpleNamespace(**vars(c) | dict(n_ssm=c.d))), nn.Parameter(torch.randn(c.d))
-            self.norm_ssm, self.norm_out = nn.LayerNorm(c.d), nn.LayerNorm(c.d)
-            self.join = nn.Linear(2 * c.d, c.d)
-
-    def convolve(self, x, K, lengths):
-        """x (b, l, d) with kernels K (c, d, l or longer), padding taken as 0 -> (b, l, d)."""
-        u = x if lengths is None else x * inside(lengths, x.shape[1])[..., None]
-        return fft_conv(u.transpose(1, 2), *K).transpose(1, 2)
-
-    def attend(self, q, k, v, lengths):
-        """q, k (b, l, z), v (b, l, v) -> (b, l, v)."""
-        b, l = q.shape[:2]
-        size = min(self.chunk or l, l)
-        n = ceil_div(l, size)
-        q, k, v = (F.pad(y, (0, 0, 0, n * size - l)).unflatten(1, (n, size)) for y in (q, k, v))     # (b, n, size, .)
-        i = torch.arange(size, device=q.device)
-        bias = self.bias[len(self.bias) // 2 + i - i[:, None]]                                # (size, size)
-        ends = torch.full((1,), l, device=q.device) if lengths is None else lengths
-        real = inside(ends, n * size).unflatten(1, (n, 1, size))                              # (b or 1, n, 1, size)
-        seen = real & (i <= i[:, None]) if self.causal else real.expand(-1, -1, size, -1)
-        if self.laplace:
-            keys = (i + 1.0)[:, None] if self.causal else real.sum(-1, keepdim=True).clamp(min=1)
-            scores = (q @ k.transpose(-1, -2)).float() / keys + bias                          # (b, n, size, size)
-            weights = 0.5 * (1 + torch.erf((scores - math.sqrt(0.5)) * math.sqrt(2 * math.pi)))
-            y = (weights * seen).to(v.dtype) @ v
-        else:
-            seen = seen | ~seen.any(-1, keepdim=True)                                         # a chunk of padding
-            mask = bias.masked_fill(~seen, -math.inf).to(q.dtype)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        return y.flatten(1, 2)[:, :l]
-
-    def forward(self, x, lengths, raw):
-        averages = F.silu(self.convolve(x, self.kernel(x.shape[1]), lengths) + self.omega * x)
-        gates = self.gates(self.dropout(averages)).split((self.d, self.z, self.v, self.d), -1)
-        update, shared, reset, own = gates[0].sigmoid(), F.silu(gates[1]), F.silu(gates[2]), gates[3]
-        q, k = (shared * self.scale[i] + self.shift[i] for i in range(2))                     # (b, l, z)
-        y = self.attend(q, k, F.silu(self.values(x)), lengths)                                # (b, l, v)
-        y = self.dropout(F.silu(own + self.out(reset * y)))                                   # (b, l, d)
-        if self.ssm is not None:
-            state = self.convolve(x, self.ssm(x.shape[1]), lengths) + self.D * x
-            y = self.join(torch.cat((self.norm_ssm(state), self.norm_out(y)), -1))
-        return update * (y - raw)
-
-
-class MegaBlock(nn.Module):
-    """The mixer's gated change of x, then a feed-forward part, each with a norm before it or after its sum."""
-
-    def __init__(self, c, mixer):
-        super().__init__()
-        self.pre, self.norm1, self.norm2 = c.place == "pre", NORMS[c.norm](c.d), NORMS[c.norm](c.d)
-        self.mixer, self.dropout = mixer, nn.Dropout(c.dropout)
-        self.ff = nn.Sequential(nn.Linear(c.d, c.v), nn.SiLU(), nn.Linear(c.v, c.d))
-
-    def forward(self, x, lengths=None):
-        if self.pre:
-            x = x + self.mixer(self.norm1(x, lengths), lengths, x)
-            return x + self.dropout(self.ff(self.norm2(x, lengths)))
-        x = self.norm1(x + self.mixer(x, lengths, x), lengths)
-        return self.norm2(x + self.dropout(self.ff(x)), lengths)
-
-
-# ---- Beyond the paper: structured feed-forward -----------------------------------------------------------------------
-
-def feed_forward(c):
-    """Linear, GELU, Linear; of structured matrices with --arch ffn=..., except in the first layer (as the authors)."""
-    linear = nn.Linear if c.ffn == "dense" or c.layer == 0 else partial(StructuredLinear, c=c)
-    return nn.Sequential(linear(c.d, c.ff), nn.GELU(), linear(c.ff, c.d))
-
-
-class StructuredLinear(nn.Module):
-    """A Linear whose matrix is a product of two cheaper ones, with c.ffn_share of its parameters (Wei et al. 2024).
-
-    c.ffn: the kind, see `structured_linear`. c.ffn_blocks: the number of blocks, which alone sets blockshuffle's share.
-    lowrank starts as the best
-    approximation of a matrix drawn as nn.Linear draws it; in the other kinds each block starts with singular values 1.
-
-    c.guided > 0: self-guided training. During that share of the run a dense matrix W, the product of the two at the
-    start, is trained with them: y = a W x + (1 - a) (second first) x, and `guide` lets a fall from 1 to 0. Only
-    training mixes. W is not part of the model: stage 2 starts without it. (The authors mix at a step with probability
-    a, which halves the cost.)
-    """
-
-    def __init__(self, n, m, c):
-        super().__init__()
-        self.kind, self.guided, share, blocks = c.ffn, c.guided, c.ffn_share, c.ffn_blocks
-        self.bias, self.guide, self.a = nn.Parameter(torch.zeros(m)), None, 0.0
-        q = min(n, m) // blocks
-        if self.kind != "lowrank" and (n % blocks or m % blocks):
-            raise SizeError(f"ffn_blocks={blocks} does not divide {n} and {m}")
-        if self.kind == "blockshuffle" and q < blocks:                   # else some inputs never reach some outputs
-            raise SizeError(f"ffn_blocks={blocks}: blockshuffle of {n} and {m} wants {math.isqrt(min(n, m))} at most")
-        if self.kind == "lowrank":
-            rank = max(1, min(n, m, round(share * n * m / (n + m))))
-            P, S, Qh = torch.linalg.svd(nn.Linear(n, m, bias=False).weight.detach(), full_matrices=False)
-            first, second = S[:rank, None].sqrt() * Qh[:rank], P[:, :rank] * S[:rank].sqrt()
-        elif self.kind == "blockdense":
-            rank = max(1, round(share * n * m / (m + n / blocks) / blocks)) * blocks
-            first, second = torch.randn(blocks, rank // blocks, n // blocks), torch.randn(m, rank)
-        else:                                                            # the number of blocks sets the share
-            first, second = torch.randn(blocks, q, n // blocks), torch.randn(blocks, m // blocks, q)
-        if self.kind != "lowrank":
-            first, second = (P @ Qh for P, _, Qh in (torch.linalg.svd(v, full_matrices=False) for v in (first, second)))
-        self.first, self.second = nn.Parameter(first.clone()), nn.Parameter(second.clone())
-        if c.guided:
-            self.guide = nn.Parameter(self.dense())
-
-    @torch.no_grad()
-    def dense(self):
-        """The matrix (m, n) that the two factors stand for."""
-        n = self.first.shape[-1] * (1 if self.kind == "lowrank" else len(self.first))
-        eye = torch.eye(n).to(self.first)
-        return structured_linear(eye, self.first, self.second, 0 * self.bias, self.kind).T.clone()
-
-    def forward(self, x):
-        y = structured_linear(x, self.first, self.second, self.bias, self.kind)
-        if not self.training or self.guide is None:
-            return y
-        if not self.a:                     # over; DDP wants every parameter to take part
-            return y + 0 * self.guide.sum()
-        return self.a * F.linear(x, self.guide, self.bias) + (1 - self.a) * y
-
-
-def guide(model, step, steps):
-    """Sets how much of the guides counts at this step of a run: half a cosine from 1 to 0 over c.guided of the run."""
-    for module in model.modules():
-        if isinstance(module, StructuredLinear) and module.guide is not None:
-            progress = step / (module.guided * steps)
-            module.a = 0.5 * (1 + math.cos(math.pi * progress)) if progress < 1 else 0.0
-
-
-# ---- MODELS and the backbone -----------------------------------------------------------------------------------------
-
-@torch.no_grad()
-def init_mega(backbone):
-    """The authors' embedding of symbols, N(0, 1/d)."""
-    if backbone.reads_symbols:
-        backbone.encoder.weight.normal_(0, backbone.d ** -0.5)
-
-
-@torch.no_grad()
-def init_neox(backbone):
-    """N(0, 0.02^2) and zero biases: how the library that the official code uses starts a GPT-NeoX (the paper's "Pythia
-    70M (Rand Init)")."""
-    for module in backbone.modules():
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            module.weight.normal_(0, 0.02)
-        if isinstance(module, nn.Linear):
-            module.bias.zero_()
-
-
-# One line a --model. block(c, mixer(c)) is a layer; `like`: whose sizes and recipes it uses where it has none of its
-# own; extras: what else its classes find in `c` (those that are numbers can be changed by --arch). Among them
-#   positions  function (length, d) -> (length, d), added to the input; all other models know positions by their mixer
-#   init       sets the initial weights of the backbone; init_head: of the head on it
-#   symbols    True: reads symbols (gray levels, say) wherever the task has them, since it knows nothing but tokens
-Model = namedtuple("Model", "block mixer like extras")
-RANDOM = dict(init=randomise, init_head=randomise)
-NEOX = dict(rotary=0.25, parallel=True, symbols=True, init=init_neox)
-MODELS = {
-    "transformer": Model(TransformerBlock, Attention, "rotary", dict(positions=sinusoids)),
-    "rotary": Model(TransformerBlock, Attention, None, dict(rotary=1.0)),
-    "local": Model(TransformerBlock, Attention, "transformer", dict(positions=sinusoids, block=64)),
-    "longformer": Model(TransformerBlock, Longformer, "transformer", dict(positions=sinusoids, window=512)),
-    "linformer": Model(TransformerBlock, Linformer, "transformer", dict(positions=sinusoids, rank=16)),
-    "reformer": Model(TransformerBlock, Reformer, "transformer", dict(positions=sinusoids, chunk=64, rounds=2)),
-    "bigbird": Model(TransformerBlock, BigBird, "transformer", dict(positions=sinusoids, block=64, random=3)),
-    "linear": Model(TransformerBlock, LinearAttention, "transformer", dict(positions=sinusoids, phi=elu_features)),
-    "performer": Model(TransformerBlock, Performer, "transformer", dict(positions=sinusoids, features=256)),
-    "performer_relu": Model(TransformerBlock, LinearAttention, "transformer",
-                            dict(positions=sinusoids, phi=relu_features)),
-    "mega": Model(MegaBlock, Mega, "rotary", dict(averages=16, init=init_mega)),
-    "mega_chunk": Model(MegaBlock, Mega, "mega", dict(averages=16, chunk=128, init=init_mega)),
-    "spade": Model(MegaBlock, Mega, "mega", dict(averages=16, chunk=128, init=init_mega, state=64, dt_min=0.001,
-                                                 dt_max=0.1, dt_lr="main", ssm_lr=0.001)),
-    "s4": Model(SSMBlock, partial(SSM, S4), None, {}),
-    "s4_rand": Model(SSMBlock, partial(SSM, S4), "s4", RANDOM),
-    "dlr": Model(SSMBlock, partial(SSM, DLR), "s4", {}),
-    "dlr_rand": Model(SSMBlock, partial(SSM, DLR), "dlr", RANDOM),
-    "dfout": Model(SSMBlock, partial(SSM, DLR), "s4", dict(own_poles=True, dt_min=1e-4, dt_max=0.1)),
-    "s4d": Model(SSMBlock, partial(SSM, S4D), "s4", dict(start="lin")),
-    "s4d_inv": Model(SSMBlock, partial(SSM, S4D), "s4", dict(start="inv")),
-    "s4d_legs": Model(SSMBlock, partial(SSM, S4D), "s4", dict(start="legs")),
-    "s5": Model(SSMBlock, SharedState, "s4", dict(recurrence=S5, fast_B=0, C_scale=1.0)),
-    "lru": Model(SSMBlock, SharedState, "s4", dict(recurrence=LRU, angle=2 * math.pi, C_scale=1.0)),
-    "sgconv": Model(SSMBlock, partial(SSM, SGConv), "s4", dict(
-        piece=32, decay=2.0, decay_spread=0.0, power=0.0, stretch=0, cosine=0, piece_lr=1e-3)),
-    "pythia": Model(TransformerBlock, Attention, None, NEOX),
-    "pythia_rand": Model(TransformerBlock, Attention, "pythia", NEOX),
-}
-FEED_FORWARD = dict(ffn="dense", ffn_share=0.5, ffn_blocks=4, guided=0.0)                 # see StructuredLinear
-DEFAULTS = FEED_FORWARD | dict(
-    norm="layer", place="pre", rotary=0.0, parallel=False, symbols=False, positions=None, own_poles=False, state=None,
-    chunk=None, init=nn.Identity(), init_head=nn.Identity())           # Identity: weights stay as torch draws them
-CHOICES = dict(norm=NORMS.keys(), place=("pre", "post"), attend=("softmax", "laplace"), cosine=(0, 1), fast_B=(0, 1),
-               ffn=("dense", "lowrank", "blockdense", "blockshuffle"))
-MAY_BE_NONE = ("random", "stretch")
-
-
-def config(sizes, task, causal=False, mask_channel=False):
-    """The object `c` that all classes here take: sizes as `arch` gives them, extras, what `task` says (length, vocab,
-    channels) and causal. mask_channel: one more input channel that is 1 where the sample was masked out (masked
-    pretraining on samples only)."""
-    extras = DEFAULTS | MODELS[sizes["model"]].extras
-    reads_symbols = task.channels is None or extras["symbols"]
-    return SimpleNamespace(**extras | sizes, length=task.length, vocab=task.vocab if reads_symbols else None,
-                           channels=None if reads_symbols else task.channels + mask_channel,
-                           causal=causal, directions=1 if causal else 2)
-
+# ---- The backbone ----------------------------------------------------------------------------------------------------
 
 class Backbone(nn.Module):
     """(b, l) symbols or (b, l, channels) samples -> (b, l, d). All that self-pretraining hands on to finetuning."""
@@ -1230,6 +701,539 @@ def param_groups(model, lr, weight_decay):
 
 def count(model):
     return sum(p.numel() for name, p in model.named_parameters() if not name.endswith(".guide"))
+
+
+# =====================================================================================================================
+# Beyond the paper: the architectures that it compares itself with, and later ones. A first reading may skip to MODELS.
+# =====================================================================================================================
+
+# ---- State spaces ----------------------------------------------------------------------------------------------------
+
+class S4D(Diagonal):
+    """Kernels of S4D (Gu et al. 2022b): S4 without the low-rank term, zero-order hold, poles from c.start.
+
+    lin    Im A = pi n, the frequencies of a Fourier basis
+    inv    Im A = N/pi (N / (2n + 1) - 1), dense at 0 and few that are fast
+    legs   HiPPO's, its low-rank term dropped
+    In all three Re A = -1/2 and B = 1. Copies, rates and log dt are those of `S4`.
+    """
+
+    def __init__(self, c):
+        super().__init__()
+        if c.d % c.n_ssm:
+            raise SizeError(f"d={c.d} is not a multiple of n_ssm={c.n_ssm}")
+        self.d, n = c.d, torch.arange(c.state // 2)
+        imag = {"lin": math.pi * n, "inv": c.state / math.pi * (c.state / (2 * n + 1) - 1),
+                "legs": hippo_nplr(c.state)[0].imag.float()}[c.start]                         # (n,)
+        self.log_dt = nn.Parameter(log_uniform(c, c.d))
+        self.A_log_re = nn.Parameter(torch.full((c.n_ssm, len(n)), math.log(0.5)))
+        self.A_im = nn.Parameter(imag.repeat(c.n_ssm, 1))                                     # (n_ssm, n)
+        self.B = nn.Parameter(torch.tensor([1.0, 0.0]).repeat(c.n_ssm, len(n), 1))            # (n_ssm, n, 2)
+        C = torch.randn(c.directions, c.d, len(n), dtype=torch.complex64)
+        self.C = nn.Parameter(torch.view_as_real(C).clone())                                  # (c, d, n, 2)
+        self.rates = {name: (c.ssm_lr, False) for name in ("A_log_re", "A_im", "B")}
+        self.rates["log_dt"] = (None if c.dt_lr == "main" else c.dt_lr, False)
+
+    def poles(self):
+        """W (c, d, n) and Lambda (d, n) of the sum that a kernel is, complex128."""
+        A = torch.complex(-self.A_log_re.float().exp().clamp(min=1e-4), self.A_im.float())    # (n_ssm, n)
+        A, B = (v.repeat(self.d // v.shape[0], 1) for v in (A, torch.view_as_complex(self.B.float())))    # (d, n)
+        return s4d_poles(A, B, torch.view_as_complex(self.C.float()), self.log_dt.float().exp())
+
+
+class SGConv(nn.Module):
+    """Kernels of SGConv (Li et al. 2022): a long convolution without a state space behind it.
+
+    A kernel is pieces of c.piece learned values, laid end to end. From the third on, each is stretched twice as long as
+    the one before; each weighs 1 / c.decay as much (in the last channel 1 / (c.decay + c.decay_spread)), and lag t
+    (t + 1)^-c.power. About log2(length / piece) pieces reach over the whole length, and distant lags are coarse and
+    weak by construction. The kernel is divided by its norm at initialisation, a constant from then on that is saved
+    with the weights. Pieces have a learning rate of their own and the usual weight decay. c.stretch: all pieces are
+    2^stretch times as long. c.cosine: pieces begin as cosines, whose frequencies are dealt out to the channels.
+    """
+
+    def __init__(self, c):
+        super().__init__()
+        self.stretch = c.stretch
+        pieces = 1 + max(0, math.ceil(math.log2(c.length / c.piece)) - c.stretch)
+        w = torch.randn(pieces, c.directions, c.d, c.piece)                                   # (S, c, d, d0)
+        if c.cosine:
+            turn = torch.linspace(0, 2 * math.pi, c.piece)                                    # (d0,)
+            w = torch.stack([(torch.randperm(c.d)[:, None] * turn).cos().expand(c.directions, -1, -1) for _ in w])
+        self.w = nn.Parameter(w)
+        self.register_buffer("multiplier", torch.linspace(c.decay, c.decay + c.decay_spread, c.d))      # (d,)
+        self.register_buffer("power", torch.full((c.d,), float(c.power)), persistent=False)
+        reach = c.piece * 2 ** (pieces - 1 + c.stretch)                                       # at least the length
+        K = sgconv_kernel(w, reach, self.multiplier, self.power, c.stretch)                   # (c, d, reach)
+        self.register_buffer("norm", K.norm(dim=-1, keepdim=True))
+        self.rates = {"w": (c.piece_lr, True)}
+
+    def forward(self, l):
+        """(c, d, l), float32."""
+        return sgconv_kernel(self.w, l, self.multiplier, self.power, self.stretch) / self.norm
+
+
+class SharedState(nn.Module):
+    """A linear recurrence whose n states all channels share, (b, l, d) -> (b, l, d): `S5` and `LRU` below.
+
+    x[t] = lambda x[t-1] + Bbar u[t] with lambda (n,), Bbar (n, d); y = factor Re C x + D u with C (d, n). Each state
+    reads all channels, so there is a scan over time and no kernel per channel. Bidirectional: a second C reads the scan
+    of the reversed sequence, which counts position t once more. `recurrence` makes lambda and Bbar. Then GELU and a
+    gate.
+    """
+
+    factor = 1
+
+    def __init__(self, c, n):
+        super().__init__()
+        C = c.C_scale * torch.randn(c.directions, c.d, n, 2) / math.sqrt(c.state)
+        self.C = nn.Parameter(C)                                                              # (c, d, n, 2)
+        self.D = nn.Parameter(torch.randn(c.d))
+
+    def scan(self, u):
+        """(b, l, d), float32 -> the same."""
+        log_lambda, B = self.recurrence()
+        v, y = torch.complex(u @ B.real.T, u @ B.imag.T), 0                                   # (b, l, n)
+        for direction, C in enumerate(self.C.float()):
+            x = diagonal_scan(log_lambda, v.flip(1)).flip(1) if direction else diagonal_scan(log_lambda, v)
+            y = y + x.real @ C[..., 0].T - x.imag @ C[..., 1].T                               # (b, l, d) Re C x
+        return self.factor * y + self.D * u
+
+    @torch.compiler.disable
+    def forward(self, x, lengths=None):
+        u = x if lengths is None else x * inside(lengths, x.shape[1])[..., None]
+        with torch.autocast(x.device.type, enabled=False):
+            y = self.scan(u.float())                                                          # (b, l, d)
+        return self.gate(F.gelu(y, approximate="tanh"))
+
+    def step(self, x, state):
+        """One position of a causal layer: x (b, d), state (b, n) or None -> y (b, d), state."""
+        log_lambda, B = self.recurrence()
+        state = x.to(B.dtype) @ B.T + (0 if state is None else log_lambda.exp() * state)      # (b, n)
+        y = self.factor * (state @ torch.view_as_complex(self.C.float())[0].T).real + self.D * x
+        return self.gate(F.gelu(y, approximate="tanh")), state
+
+
+class S5(SharedState):
+    """S5 (Smith et al. 2023): HiPPO's diagonal in c.n_ssm blocks, each of c.state / n_ssm states, one of each conjugate
+    pair; zero-order hold with a step size per state.
+
+    The authors draw B and C in HiPPO's basis and turn them with its unitary V. A turned Gaussian is a Gaussian, so they
+    are drawn here where they are needed. c.C_scale: how large C is, which they change from task to task.
+    """
+
+    factor = 2                                                           # y = 2 Re C x: the other half of each pair
+
+    def __init__(self, c):
+        if c.state % (2 * c.n_ssm):
+            raise SizeError(f"state={c.state} is not a multiple of 2 n_ssm, {2 * c.n_ssm}")
+        super().__init__(c, c.state // 2)
+        A = hippo_nplr(c.state // c.n_ssm)[0].repeat(c.n_ssm)                                 # (n,)
+        self.A_log_re = nn.Parameter((-A.real).log().float())
+        self.A_im = nn.Parameter(A.imag.float())
+        self.B = nn.Parameter(torch.randn(len(A), c.d, 2) / math.sqrt(2 * c.state))           # (n, d, 2)
+        self.log_dt = nn.Parameter(log_uniform(c, len(A)))
+        self.out = nn.Linear(c.d, c.d)
+        self.rates = {name: (c.ssm_lr, False) for name in ("A_log_re", "A_im", "B", "log_dt")}
+        for name, main in (("log_dt", c.dt_lr == "main"), ("B", c.fast_B)):
+            if main:                                                     # of the main rate, and decayed
+                del self.rates[name]
+
+    def recurrence(self):
+        """log lambda (n,) and Bbar (n, d), complex64."""
+        A = torch.complex(-self.A_log_re.float().exp().clamp(min=1e-4), self.A_im.float())    # (n,)
+        log_lambda = A * self.log_dt.float().exp()
+        return log_lambda, (torch.expm1(log_lambda) / A)[:, None] * torch.view_as_complex(self.B.float())
+
+    def gate(self, y):
+        return y * self.out(y).sigmoid()
+
+
+class LRU(SharedState):
+    """The Linear Recurrent Unit (Orvieto et al. 2023): c.state poles drawn uniformly from a ring, 1 - dt_max < |lambda|
+    < 1 - dt_min and angles up to c.angle; no continuous time. Bbar is scaled, at the start by sqrt(1 - |lambda|^2), and
+    the scale is learned."""
+
+    def __init__(self, c):
+        super().__init__(c, c.state)
+        low, high = (1 - c.dt_max) ** 2, (1 - c.dt_min) ** 2
+        square = (low + torch.rand(c.state) * (high - low)).clamp(1e-6, 1 - 1e-6)             # |lambda|^2
+        self.nu = nn.Parameter((-square.log() / 2).log())                                     # |lambda| = exp(-e^nu)
+        self.theta = nn.Parameter((torch.rand(c.state).clamp(min=1e-6) * c.angle).log())      # angle e^theta
+        self.gamma = nn.Parameter((1 - square).log() / 2)
+        self.B = nn.Parameter(torch.randn(c.state, c.d, 2) / math.sqrt(2 * c.d))              # (n, d, 2)
+        self.out = nn.Linear(c.d, 2 * c.d)
+        self.rates = {name: (c.ssm_lr, False) for name in ("nu", "theta", "gamma", "B")}
+
+    def recurrence(self):
+        """log lambda (n,) and Bbar (n, d), complex64."""
+        log_lambda = torch.complex(-self.nu.float().exp(), self.theta.float().exp())
+        return log_lambda, self.gamma.float().exp()[:, None] * torch.view_as_complex(self.B.float())
+
+    def gate(self, y):
+        return F.glu(self.out(y), dim=-1)
+
+
+# ---- Cheaper attention -----------------------------------------------------------------------------------------------
+
+class Longformer(Attention):
+    """Attends to c.window positions around its own (Beltagy et al. 2020). As in the benchmark there are no global
+    tokens."""
+
+    def __init__(self, c):
+        super().__init__(c)
+        self.window = c.window
+
+    def attend(self, q, k, v, lengths):
+        return longformer_attention(q, k, v, self.window, self.causal, lengths)
+
+
+class BigBird(Attention):
+    """Attends to its block of c.block positions, the two beside it, the first, the last, and c.random others (Zaheer et
+    al. 2020). The others are drawn once for each layer, head and block, and saved with the weights; short sequences
+    have fewer. Blocks are those of the task's length, whatever the length of a batch."""
+
+    def __init__(self, c):
+        super().__init__(c)
+        inner = max(0, ceil_div(c.length, c.block) - 2)
+        i = torch.arange(inner)
+        near = (i[:, None] - i).abs() <= 1                                                    # (n-2, n-2)
+        drawn = torch.rand(c.heads, inner, inner).masked_fill(near, -1)
+        self.register_buffer("random", 1 + drawn.topk(max(0, min(c.random, inner - 3))).indices)      # (h, n-2, r)
+
+    def attend(self, q, k, v, lengths):
+        l = q.shape[2]
+        lengths, q, k, v = self.to_length(lengths, q, k, v)                                   # (b, h, length, e)
+        return bigbird_attention(q, k, v, self.block, self.random, self.causal, lengths)[:, :, :l]
+
+
+class Linformer(Attention):
+    """Attends to c.rank learned mixtures of all positions in place of the positions (Wang et al. 2020): O(l rank)."""
+
+    def __init__(self, c):
+        super().__init__(c)
+        if c.causal:
+            raise SizeError("linformer mixes all positions before it attends, so it has no causal form")
+        bound = math.sqrt(6 / (c.length + c.rank))
+        self.mix = nn.Parameter(torch.empty(c.length, c.rank).uniform_(-bound, bound))          # (length, r)
+
+    def attend(self, q, k, v, lengths):
+        if lengths is not None:                                              # padding adds nothing to a mixture
+            real = inside(lengths, k.shape[2])[:, None, :, None]                              # (b, 1, l, 1)
+            k, v = k * real, v * real
+        k, v = (torch.einsum("bhle,lr->bhre", y, self.mix[: y.shape[2]]) for y in (k, v))       # (b, h, r, e)
+        return attention(q, k, v)
+
+
+class Reformer(Attention):
+    """Attends among positions whose queries, which are the keys as well, point the same way (Kitaev et al. 2020):
+    c.rounds hashes, chunks of c.chunk. Rotations are drawn once for each layer and head and saved with the weights (the
+    authors draw new ones at every step, and a prediction is then not a function of its input)."""
+
+    def __init__(self, c):
+        super().__init__(c)
+        if c.causal:
+            raise SizeError("reformer sorts all positions before it attends, so it has no causal form")
+        self.chunk = c.chunk
+        self.qkv = nn.Linear(c.d, 2 * c.d)                                                    # queries and values
+        rotations = torch.randn(c.heads, c.d // c.heads, c.rounds, max(1, c.length // (2 * c.chunk)))
+        self.register_buffer("rotations", rotations)                                # (h, e, rounds, buckets / 2)
+
+    def attend(self, q, v, lengths):
+        l = q.shape[2]
+        lengths, q, v = self.to_length(lengths, q.float(), v.float())                         # (b, h, length, e)
+        with torch.autocast(q.device.type, enabled=False):
+            return lsh_attention(q, v, self.rotations, self.chunk, lengths)[:, :, :l]
+
+
+class LinearAttention(Attention):
+    """Attention whose softmax is replaced by a product of c.phi of queries and keys: O(l) (Katharopoulos et al. 2020;
+    with relu_features the "generalised" Performer, which the benchmark ran on all tasks but ListOps)."""
+
+    def __init__(self, c):
+        super().__init__(c)
+        self.phi = c.phi
+
+    def attend(self, q, k, v, lengths):
+        with torch.autocast(q.device.type, enabled=False):                                    # sums over all positions
+            q, k, v = q.float(), k.float(), v.float()
+            return linear_attention(self.phi(q), self.phi(k), v, self.causal, lengths)
+
+
+class Performer(Attention):
+    """Linear attention whose c.features random features estimate softmax (Choromanski et al. 2021). Their directions,
+    orthogonal by groups of e and as long as Gaussian vectors, are drawn once and saved with the weights."""
+
+    def __init__(self, c):
+        super().__init__(c)
+        e = c.d // c.heads
+        if c.causal and e > 64:
+            raise SizeError(f"performer: features of heads with {e} dimensions may overflow when causal; at most 64")
+        groups = [torch.linalg.qr(torch.randn(e, e)).Q.T for _ in range(ceil_div(c.features, e))]
+        W = torch.cat(groups)[: c.features] * torch.randn(c.features, e).norm(dim=-1, keepdim=True)
+        self.register_buffer("W", W)                                                          # (m, e)
+
+    def attend(self, q, k, v, lengths):
+        with torch.autocast(q.device.type, enabled=False):
+            q = favor_features(q.float(), self.W, query=True)                                 # (b, h, l, m)
+            k = favor_features(k.float(), self.W, query=False, causal=self.causal, lengths=lengths)
+            return linear_attention(q, k, v.float(), self.causal, lengths, eps=1e-6 if self.causal else 0.0)
+
+
+# ---- Averages that prepare attention, MEGA ---------------------------------------------------------------------------
+
+class EMA(nn.Module):
+    """Kernels of MEGA's moving averages: c.averages damped exponential ones per channel and direction. At the start all
+    fade within some 60 positions; long memory is learned."""
+
+    def __init__(self, c):
+        super().__init__()
+        shape = (c.directions, c.d, c.averages)
+        self.delta, self.alpha = (nn.Parameter(torch.randn(shape) * 0.2) for _ in range(2))
+        self.beta = nn.Parameter(torch.randn(shape) * 0.02 + (-1.0) ** torch.arange(c.averages))
+        self.gamma = nn.Parameter(torch.randn(shape))
+
+    def forward(self, l):
+        """(c, d, l), float32. Unlike the official code's, kernels are not cut after 1024 lags."""
+        K = ema_kernel(self.delta, self.alpha, self.beta, self.gamma, l)
+        if len(K) == 1:
+            return K
+        # Both directions begin at lag 0, and the second one of `fft_conv` at lag 1: lag 0 of both goes to the first.
+        return torch.stack((K[0] + F.pad(K[1, :, :1], (0, l - 1)), F.pad(K[1, :, 1:], (0, 1))))
+
+
+class Mega(nn.Module):
+    """Moving-average gated attention (Ma et al. 2023): what to add to the block's raw input, (b, l, d) -> (b, l, d).
+
+    Averages over the past (and future) prepare queries, keys and gates; values come from the input itself. One head of
+    attention, with a learned bias per distance, in disjoint chunks of c.chunk or over the whole length: averages carry
+    context across chunks. c.attend: softmax, or laplace, an error function of each score that is not normalised.
+    c.state: the bottom layer also has a bare S4, whose output joins the attention's. That is our reading of SPADE (Zuo
+    et al. 2022), whose Long Range Arena code is not public.
+    """
+
+    def __init__(self, c):
+        super().__init__()
+        self.d, self.v, self.z, self.causal, self.chunk = c.d, c.v, c.z, c.causal, c.chunk
+        self.laplace = c.attend == "laplace"
+        self.kernel = EMA(c)
+        self.omega = nn.Parameter(torch.randn(c.d))
+        self.values, self.gates = nn.Linear(c.d, c.v), nn.Linear(c.d, 2 * c.d + c.v + c.z)
+        self.out = nn.Linear(c.v, c.d)
+        self.scale = nn.Parameter(torch.randn(2, c.z) * 0.02)
+        self.shift = nn.Parameter(torch.zeros(2, c.z))
+        self.bias = nn.Parameter(torch.randn(2 * (c.chunk or c.length) - 1) * 0.02)           # by distance
+        self.dropout = nn.Dropout(c.dropout)
+        for linear in (self.values, self.gates, self.out):
+            nn.init.normal_(linear.weight, std=0.02)
+            nn.init.zeros_(linear.bias)
+        self.ssm = None
+        if c.state and c.layer == 0:                                     # SPADE
+            self.ssm, self.D = S4(SimpleNamespace(**vars(c) | dict(n_ssm=c.d))), nn.Parameter(torch.randn(c.d))
+            self.norm_ssm, self.norm_out = nn.LayerNorm(c.d), nn.LayerNorm(c.d)
+            self.join = nn.Linear(2 * c.d, c.d)
+
+    def convolve(self, x, K, lengths):
+        """x (b, l, d) with kernels K (c, d, l or longer), padding taken as 0 -> (b, l, d)."""
+        u = x if lengths is None else x * inside(lengths, x.shape[1])[..., None]
+        return fft_conv(u.transpose(1, 2), *K).transpose(1, 2)
+
+    def attend(self, q, k, v, lengths):
+        """q, k (b, l, z), v (b, l, v) -> (b, l, v)."""
+        b, l = q.shape[:2]
+        size = min(self.chunk or l, l)
+        n = ceil_div(l, size)
+        q, k, v = (F.pad(y, (0, 0, 0, n * size - l)).unflatten(1, (n, size)) for y in (q, k, v))     # (b, n, size, .)
+        i = torch.arange(size, device=q.device)
+        bias = self.bias[len(self.bias) // 2 + i - i[:, None]]                                # (size, size)
+        ends = torch.full((1,), l, device=q.device) if lengths is None else lengths
+        real = inside(ends, n * size).unflatten(1, (n, 1, size))                              # (b or 1, n, 1, size)
+        seen = real & (i <= i[:, None]) if self.causal else real.expand(-1, -1, size, -1)
+        if self.laplace:
+            keys = (i + 1.0)[:, None] if self.causal else real.sum(-1, keepdim=True).clamp(min=1)
+            scores = (q @ k.transpose(-1, -2)).float() / keys + bias                          # (b, n, size, size)
+            weights = 0.5 * (1 + torch.erf((scores - math.sqrt(0.5)) * math.sqrt(2 * math.pi)))
+            y = (weights * seen).to(v.dtype) @ v
+        else:
+            seen = seen | ~seen.any(-1, keepdim=True)                                         # a chunk of padding
+            mask = bias.masked_fill(~seen, -math.inf).to(q.dtype)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return y.flatten(1, 2)[:, :l]
+
+    def forward(self, x, lengths, raw):
+        averages = F.silu(self.convolve(x, self.kernel(x.shape[1]), lengths) + self.omega * x)
+        gates = self.gates(self.dropout(averages)).split((self.d, self.z, self.v, self.d), -1)
+        update, shared, reset, own = gates[0].sigmoid(), F.silu(gates[1]), F.silu(gates[2]), gates[3]
+        q, k = (shared * self.scale[i] + self.shift[i] for i in range(2))                     # (b, l, z)
+        y = self.attend(q, k, F.silu(self.values(x)), lengths)                                # (b, l, v)
+        y = self.dropout(F.silu(own + self.out(reset * y)))                                   # (b, l, d)
+        if self.ssm is not None:
+            state = self.convolve(x, self.ssm(x.shape[1]), lengths) + self.D * x
+            y = self.join(torch.cat((self.norm_ssm(state), self.norm_out(y)), -1))
+        return update * (y - raw)
+
+
+class MegaBlock(nn.Module):
+    """The mixer's gated change of x, then a feed-forward part, each with a norm before it or after its sum."""
+
+    def __init__(self, c, mixer):
+        super().__init__()
+        self.pre, self.norm1, self.norm2 = c.place == "pre", NORMS[c.norm](c.d), NORMS[c.norm](c.d)
+        self.mixer, self.dropout = mixer, nn.Dropout(c.dropout)
+        self.ff = nn.Sequential(nn.Linear(c.d, c.v), nn.SiLU(), nn.Linear(c.v, c.d))
+
+    def forward(self, x, lengths=None):
+        if self.pre:
+            x = x + self.mixer(self.norm1(x, lengths), lengths, x)
+            return x + self.dropout(self.ff(self.norm2(x, lengths)))
+        x = self.norm1(x + self.mixer(x, lengths, x), lengths)
+        return self.norm2(x + self.dropout(self.ff(x)), lengths)
+
+
+# ---- Structured feed-forward -----------------------------------------------------------------------------------------
+
+def feed_forward(c):
+    """Linear, GELU, Linear; of structured matrices with --arch ffn=..., except in the first layer (as the authors)."""
+    linear = nn.Linear if c.ffn == "dense" or c.layer == 0 else partial(StructuredLinear, c=c)
+    return nn.Sequential(linear(c.d, c.ff), nn.GELU(), linear(c.ff, c.d))
+
+
+class StructuredLinear(nn.Module):
+    """A Linear whose matrix is a product of two cheaper ones, with c.ffn_share of its parameters (Wei et al. 2024).
+
+    c.ffn: the kind, see `structured_linear`. c.ffn_blocks: the number of blocks, which alone sets blockshuffle's share.
+    lowrank starts as the best approximation of a matrix drawn as nn.Linear draws it; in the other kinds each block
+    starts with singular values 1.
+
+    c.guided > 0: self-guided training. During that share of the run a dense matrix W, the product of the two at the
+    start, is trained with them: y = a W x + (1 - a) (second first) x, and `guide` lets a fall from 1 to 0. Only
+    training mixes. W is not part of the model: stage 2 starts without it. (The authors mix at a step with probability
+    a, which halves the cost.)
+    """
+
+    def __init__(self, n, m, c):
+        super().__init__()
+        self.kind, self.guided, share, blocks = c.ffn, c.guided, c.ffn_share, c.ffn_blocks
+        q = min(n, m) // blocks
+        if self.kind != "lowrank" and (n % blocks or m % blocks):
+            raise SizeError(f"ffn_blocks={blocks} does not divide {n} and {m}")
+        if self.kind == "blockshuffle" and q < blocks:                   # else some inputs never reach some outputs
+            raise SizeError(f"ffn_blocks={blocks}: blockshuffle of {n} and {m} wants {math.isqrt(min(n, m))} at most")
+        if self.kind == "lowrank":
+            rank = max(1, min(n, m, round(share * n * m / (n + m))))
+            P, S, Qh = torch.linalg.svd(nn.Linear(n, m, bias=False).weight.detach(), full_matrices=False)
+            first, second = S[:rank, None].sqrt() * Qh[:rank], P[:, :rank] * S[:rank].sqrt()
+        else:
+            rank = max(1, round(share * n * m / (m + n / blocks) / blocks)) * blocks
+            shapes = dict(blockdense=[(blocks, rank // blocks, n // blocks), (m, rank)],
+                          blockshuffle=[(blocks, q, n // blocks), (blocks, m // blocks, q)])[self.kind]
+            parts = (torch.linalg.svd(torch.randn(shape), full_matrices=False) for shape in shapes)
+            first, second = (P @ Qh for P, _, Qh in parts)
+        self.first, self.second = nn.Parameter(first.clone()), nn.Parameter(second.clone())
+        self.bias = nn.Parameter(torch.zeros(m))
+        self.guide, self.a = nn.Parameter(self.dense()) if c.guided else None, 0.0
+
+    @torch.no_grad()
+    def dense(self):
+        """The matrix (m, n) that the two factors stand for."""
+        n = self.first.shape[-1] * (1 if self.kind == "lowrank" else len(self.first))
+        eye = torch.eye(n).to(self.first)
+        return structured_linear(eye, self.first, self.second, 0 * self.bias, self.kind).T.clone()
+
+    def forward(self, x):
+        y = structured_linear(x, self.first, self.second, self.bias, self.kind)
+        if not self.training or self.guide is None:
+            return y
+        if not self.a:                     # over; DDP wants every parameter to take part
+            return y + 0 * self.guide.sum()
+        return self.a * F.linear(x, self.guide, self.bias) + (1 - self.a) * y
+
+
+def guide(model, step, steps):
+    """Sets how much of the guides counts at this step of a run: half a cosine from 1 to 0 over c.guided of the run."""
+    for module in model.modules():
+        if isinstance(module, StructuredLinear) and module.guide is not None:
+            progress = step / (module.guided * steps)
+            module.a = 0.5 * (1 + math.cos(math.pi * progress)) if progress < 1 else 0.0
+
+
+# ---- MODELS ----------------------------------------------------------------------------------------------------------
+
+@torch.no_grad()
+def init_mega(backbone):
+    """The authors' embedding of symbols, N(0, 1/d)."""
+    if backbone.reads_symbols:
+        backbone.encoder.weight.normal_(0, backbone.d ** -0.5)
+
+
+@torch.no_grad()
+def init_neox(backbone):
+    """N(0, 0.02^2) and zero biases: how the library that the official code uses starts a GPT-NeoX (the paper's "Pythia
+    70M (Rand Init)")."""
+    for module in backbone.modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            module.weight.normal_(0, 0.02)
+        if isinstance(module, nn.Linear):
+            module.bias.zero_()
+
+
+# One line a --model. block(c, mixer(c)) is a layer; `like`: whose sizes and recipes it uses where it has none of its
+# own; extras: what else its classes find in `c` (those that are numbers can be changed by --arch). Among them
+#   positions  function (length, d) -> (length, d), added to the input; all other models know positions by their mixer
+#   init       sets the initial weights of the backbone; init_head: of the head on it
+#   symbols    True: reads symbols (gray levels, say) wherever the task has them, since it knows nothing but tokens
+Model = namedtuple("Model", "block mixer like extras")
+RANDOM = dict(init=randomise, init_head=randomise)
+NEOX = dict(rotary=0.25, parallel=True, symbols=True, init=init_neox)
+MODELS = {
+    "transformer": Model(TransformerBlock, Attention, "rotary", dict(positions=sinusoids)),
+    "rotary": Model(TransformerBlock, Attention, None, dict(rotary=1.0)),
+    "local": Model(TransformerBlock, Attention, "transformer", dict(positions=sinusoids, block=64)),
+    "longformer": Model(TransformerBlock, Longformer, "transformer", dict(positions=sinusoids, window=512)),
+    "linformer": Model(TransformerBlock, Linformer, "transformer", dict(positions=sinusoids, rank=16)),
+    "reformer": Model(TransformerBlock, Reformer, "transformer", dict(positions=sinusoids, chunk=64, rounds=2)),
+    "bigbird": Model(TransformerBlock, BigBird, "transformer", dict(positions=sinusoids, block=64, random=3)),
+    "linear": Model(TransformerBlock, LinearAttention, "transformer", dict(positions=sinusoids, phi=elu_features)),
+    "performer": Model(TransformerBlock, Performer, "transformer", dict(positions=sinusoids, features=256)),
+    "performer_relu": Model(TransformerBlock, LinearAttention, "transformer",
+                            dict(positions=sinusoids, phi=relu_features)),
+    "mega": Model(MegaBlock, Mega, "rotary", dict(averages=16, init=init_mega)),
+    "mega_chunk": Model(MegaBlock, Mega, "mega", dict(averages=16, chunk=128, init=init_mega)),
+    "spade": Model(MegaBlock, Mega, "mega", dict(averages=16, chunk=128, init=init_mega, state=64, dt_min=0.001,
+                                                 dt_max=0.1, dt_lr="main", ssm_lr=0.001)),
+    "s4": Model(SSMBlock, partial(SSM, S4), None, {}),
+    "s4_rand": Model(SSMBlock, partial(SSM, S4), "s4", RANDOM),
+    "dlr": Model(SSMBlock, partial(SSM, DLR), "s4", {}),
+    "dlr_rand": Model(SSMBlock, partial(SSM, DLR), "dlr", RANDOM),
+    "dfout": Model(SSMBlock, partial(SSM, DLR), "s4", dict(own_poles=True, dt_min=1e-4, dt_max=0.1)),
+    "s4d": Model(SSMBlock, partial(SSM, S4D), "s4", dict(start="lin")),
+    "s4d_inv": Model(SSMBlock, partial(SSM, S4D), "s4", dict(start="inv")),
+    "s4d_legs": Model(SSMBlock, partial(SSM, S4D), "s4", dict(start="legs")),
+    "s5": Model(SSMBlock, S5, "s4", dict(fast_B=0, C_scale=1.0)),
+    "lru": Model(SSMBlock, LRU, "s4", dict(angle=2 * math.pi, C_scale=1.0)),
+    "sgconv": Model(SSMBlock, partial(SSM, SGConv), "s4", dict(
+        piece=32, decay=2.0, decay_spread=0.0, power=0.0, stretch=0, cosine=0, piece_lr=1e-3)),
+    "pythia": Model(TransformerBlock, Attention, None, NEOX),
+    "pythia_rand": Model(TransformerBlock, Attention, "pythia", NEOX),
+}
+FEED_FORWARD = dict(ffn="dense", ffn_share=0.5, ffn_blocks=4, guided=0.0)                 # see StructuredLinear
+DEFAULTS = FEED_FORWARD | dict(
+    norm="layer", place="pre", rotary=0.0, parallel=False, symbols=False, positions=None, own_poles=False, state=None,
+    chunk=None, init=nn.Identity(), init_head=nn.Identity())           # Identity: weights stay as torch draws them
+CHOICES = dict(norm=NORMS.keys(), place=("pre", "post"), attend=("softmax", "laplace"), cosine=(0, 1), fast_B=(0, 1),
+               ffn=("dense", "lowrank", "blockdense", "blockshuffle"))
+MAY_BE_NONE = ("random", "stretch")
+
+
+def config(sizes, task, causal=False, mask_channel=False):
+    """The object `c` that all classes here take: sizes as `arch` gives them, extras, what `task` says (length, vocab,
+    channels) and causal. mask_channel: one more input channel that is 1 where the sample was masked out (masked
+    pretraining on samples only)."""
+    extras = DEFAULTS | MODELS[sizes["model"]].extras
+    reads_symbols = task.channels is None or extras["symbols"]
+    return SimpleNamespace(**extras | sizes, length=task.length, vocab=task.vocab if reads_symbols else None,
+                           channels=None if reads_symbols else task.channels + mask_channel,
+                           causal=causal, directions=1 if causal else 2)
 
 
 # ---- The table -------------------------------------------------------------------------------------------------------

@@ -255,61 +255,6 @@ def kernel_maxima(backbone, l):
     return torch.stack(maxima).cpu().numpy() if maxima else None
 
 
-@torch.no_grad()
-def sample(directory, prompt, data_dir, seed):
-    """Continues a prompt with a causally pretrained model, one position after another: prints symbols, or writes
-    sample.png with images whose upper half is given."""
-    saved = read_json(directory / "config.json")
-    for name, wanted in (("start", "pretrain"), ("objective", "causal"), ("loss", "ce")):
-        if saved.get(name) != wanted:
-            raise UserError(f"{directory} has {name} {saved.get(name)}; --sample wants a run of pretrain.py with "
-                            "--objective causal --loss ce")
-    task, _, val, _ = open_task(saved["task"], data_dir)
-    backbone = Backbone(config(saved["arch"], task, causal=True))
-    model = Denoiser(backbone, task.vocab).eval()
-    model.load_state_dict(read_checkpoint(directory / "best.pt")["model"])
-
-    between = " " if "[MIN" in task.symbols else ""                    # operators have several letters
-    if task.side:
-        x = val.batch(np.arange(8)).symbols[:, : task.length // 2]                            # (b, l/2)
-    elif prompt is None:
-        some = val.batch([0])
-        x = some.symbols[:1, :max(1, min(task.length // 4, some.lengths[0] - 1))]             # (1, l/4), without <eos>
-    else:
-        words = prompt.split() if between else list(prompt)
-        if unknown := set(words) - set(task.symbols[EOS + 1:]):        # nor the special ones
-            raise UserError(f"--prompt {prompt!r}: {task.family} has no symbol {' '.join(map(repr, sorted(unknown)))}")
-        if not 0 < len(words) < task.length:
-            raise UserError(f"--prompt has {len(words)} symbols; {task.family} wants 1 to {task.length - 1}")
-        x = torch.tensor([[task.symbols.index(word) for word in words]])                      # (1, words)
-
-    torch.manual_seed(seed)
-    given, states, steps = x.shape[1], None, backbone.can_step()
-    for t in range(0 if steps else given - 1, task.length - 1):
-        seen = x[:, t] if steps else x                                                        # (b,) or (b, t + 1)
-        if not backbone.reads_symbols:
-            seen = (seen[..., None].float() / task.scale - task.mean) / task.std
-        if steps:
-            features, states = backbone.step(seen, t, states)                                 # (b, d)
-        else:
-            features = backbone(seen)[:, -1]
-        if t + 1 < given:
-            continue
-        scores = model.head(features)                                                         # (b, vocab)
-        if not task.side:
-            scores[:, [MASK, PAD, UNK]] = -math.inf
-        x = torch.cat((x, torch.multinomial(scores.softmax(-1), 1)), 1)
-        if not task.side and (x[:, -1] == EOS).all():
-            break
-    if task.side:
-        pictures = np.hstack(x.view(-1, task.side, task.side).byte().numpy())                 # (side, b side)
-        Image.fromarray(pictures).resize([4 * pixels for pixels in pictures.shape[::-1]], Image.NEAREST).save(
-            directory / "sample.png")
-        print(f"wrote {directory / 'sample.png'}: validation images, their upper half given")
-    else:
-        print(between.join(task.symbols[i] for i in x[0] if i != EOS))
-
-
 def parse_args(argv=None):
     args = arguments("pretrain", argv)
     task = TASKS[args.task]
@@ -549,6 +494,63 @@ def arguments(stage, argv, inherit=None):
         name = f"{args.task}-{args.model}{sizes}-{args.objective}-{args.start}{fraction}-s{args.seed}"
         args.out = Path("runs") / name
     return args
+
+
+# ---- generation ------------------------------------------------------------------------------------------------------
+
+@torch.no_grad()
+def sample(directory, prompt, data_dir, seed):
+    """Continues a prompt with a causally pretrained model, one position after another: prints symbols, or writes
+    sample.png with images whose upper half is given."""
+    saved = read_json(directory / "config.json")
+    for name, wanted in (("start", "pretrain"), ("objective", "causal"), ("loss", "ce")):
+        if saved.get(name) != wanted:
+            raise UserError(f"{directory} has {name} {saved.get(name)}; --sample wants a run of pretrain.py with "
+                            "--objective causal --loss ce")
+    task, _, val, _ = open_task(saved["task"], data_dir)
+    backbone = Backbone(config(saved["arch"], task, causal=True))
+    model = Denoiser(backbone, task.vocab).eval()
+    model.load_state_dict(read_checkpoint(directory / "best.pt")["model"])
+
+    between = " " if "[MIN" in task.symbols else ""                    # operators have several letters
+    if task.side:
+        x = val.batch(np.arange(8)).symbols[:, : task.length // 2]                            # (b, l/2)
+    elif prompt is None:
+        some = val.batch([0])
+        x = some.symbols[:1, :max(1, min(task.length // 4, some.lengths[0] - 1))]             # (1, l/4), without <eos>
+    else:
+        words = prompt.split() if between else list(prompt)
+        if unknown := set(words) - set(task.symbols[EOS + 1:]):        # nor the special ones
+            raise UserError(f"--prompt {prompt!r}: {task.family} has no symbol {' '.join(map(repr, sorted(unknown)))}")
+        if not 0 < len(words) < task.length:
+            raise UserError(f"--prompt has {len(words)} symbols; {task.family} wants 1 to {task.length - 1}")
+        x = torch.tensor([[task.symbols.index(word) for word in words]])                      # (1, words)
+
+    torch.manual_seed(seed)
+    given, states, steps = x.shape[1], None, backbone.can_step()
+    for t in range(0 if steps else given - 1, task.length - 1):
+        seen = x[:, t] if steps else x                                                        # (b,) or (b, t + 1)
+        if not backbone.reads_symbols:
+            seen = (seen[..., None].float() / task.scale - task.mean) / task.std
+        if steps:
+            features, states = backbone.step(seen, t, states)                                 # (b, d)
+        else:
+            features = backbone(seen)[:, -1]
+        if t + 1 < given:
+            continue
+        scores = model.head(features)                                                         # (b, vocab)
+        if not task.side:
+            scores[:, [MASK, PAD, UNK]] = -math.inf
+        x = torch.cat((x, torch.multinomial(scores.softmax(-1), 1)), 1)
+        if not task.side and (x[:, -1] == EOS).all():
+            break
+    if task.side:
+        pictures = np.hstack(x.view(-1, task.side, task.side).byte().numpy())                 # (side, b side)
+        Image.fromarray(pictures).resize([4 * pixels for pixels in pictures.shape[::-1]], Image.NEAREST).save(
+            directory / "sample.png")
+        print(f"wrote {directory / 'sample.png'}: validation images, their upper half given")
+    else:
+        print(between.join(task.symbols[i] for i in x[0] if i != EOS))
 
 
 # ---- the run ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch
 from kernels import (attention, bigbird_attention, diagonal_scan, elu_features, ema_kernel, favor_features, fft_conv,
                      hippo_nplr, linear_attention, longformer_attention, lsh_attention, relu_features, s4_kernel,
                      s4_recover_C, s4_step, s4d_kernel, structured_linear, truncation_correction)
-from models import (DEFAULTS, MODELS, Backbone, Mega, SharedState, SizeError, StructuredLinear, arch, config, guide)
+from models import (DEFAULTS, MODELS, Backbone, Mega, SizeError, StructuredLinear, arch, config, guide)
 
 DOUBLE = torch.float64
 LENGTHS = [None, (1.0, 0.4)]               # shares of the length that are real, for each sequence of a batch
@@ -325,19 +325,19 @@ def test_shared_states_are_their_recurrence(name):
     """Every position after the other in float64, forwards and backwards; then D, GELU and the gate."""
     torch.manual_seed(0)
     sizes = dict(d=6, state=8, n_ssm=2, dt_min=1e-2, dt_max=0.1, dt_lr="main", ssm_lr=1e-3, directions=2)
-    layer = SharedState(SimpleNamespace(**DEFAULTS | sizes | MODELS[name].extras))
+    layer = MODELS[name].mixer(SimpleNamespace(**DEFAULTS | sizes | MODELS[name].extras))
     w = {key: p.detach().double() for key, p in layer.named_parameters()}
-    B, C = (torch.view_as_complex(w[key].contiguous()) for key in ("recurrence.B", "C"))
+    B, C = (torch.view_as_complex(w[key].contiguous()) for key in ("B", "C"))
     if name == "s5":
-        A = torch.complex(-w["recurrence.A_log_re"].exp(), w["recurrence.A_im"])
+        A = torch.complex(-w["A_log_re"].exp(), w["A_im"])
         assert len(A) == 4 and torch.equal(A[:2], A[2:])                              # half of each of two equal blocks
-        pole = (A * w["recurrence.log_dt"].exp()).exp()
+        pole = (A * w["log_dt"].exp()).exp()
         B = ((pole - 1) / A)[:, None] * B
     else:
-        pole = torch.exp(torch.complex(-w["recurrence.nu"].exp(), w["recurrence.theta"].exp()))
+        pole = torch.exp(torch.complex(-w["nu"].exp(), w["theta"].exp()))
         assert 0.9 - 1e-6 <= pole.abs().min() and pole.abs().max() <= 0.99 + 1e-6
-        torch.testing.assert_close(w["recurrence.gamma"].exp(), (1 - pole.abs() ** 2).sqrt(), rtol=1e-4, atol=0)
-        B = w["recurrence.gamma"].exp()[:, None] * B
+        torch.testing.assert_close(w["gamma"].exp(), (1 - pole.abs() ** 2).sqrt(), rtol=1e-4, atol=0)
+        B = w["gamma"].exp()[:, None] * B
     u, y = torch.randn(2, 50, 6), torch.zeros(2, 50, 6, dtype=DOUBLE)
     for direction, order in enumerate((range(50), range(49, -1, -1))):
         x = torch.zeros(2, len(pole), dtype=torch.complex128)
