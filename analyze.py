@@ -730,6 +730,12 @@ def demo(args):
         gaps = [statistics.mean(arm["S4"].values()) - statistics.mean(arm[pair[0]].values()) for arm in arms]
         rows.append([DEMOS[task], "*gap, S4 minus Transformer*", *(f"{gap:+.1f}" for gap in gaps), "", ""])
     text = markdown(["task", "model", "from scratch", "self-pretrained", "gain [95 % interval]", "seeds"], rows)
+    whole = [name for name in models if all(arm[name] for arm in arms)]
+    if many and len(whole) > 1:                                    # does SPT level the field?
+        means = [[statistics.mean(arm[name].values()) for name in whole] for arm in arms]
+        scratch, spt = (f"{statistics.stdev(arm):.1f} (from {min(arm):.1f} to {max(arm):.1f})" for arm in means)
+        text += (f"\n\nStandard deviation over {len(whole)} models: {scratch} from scratch, {spt} after SPT; correlation "
+                 f"of the two scores {statistics.correlation(*means):+.2f}.")
     text += ("\n\nTest accuracy in percent, mean ± standard deviation over seeds. Small models on small or shortened "
              f"sets: not the paper's tasks; {provenance(runs)}.")
     print(f"\n{text}\n")
