@@ -707,6 +707,16 @@ def slopes(axis, models, arms):
     axis.set(xlabel="test accuracy, %")
 
 
+def spread(models, arms):
+    """How far models are apart: does SPT level the field?"""
+    ends = [[statistics.mean(arm[name].values()) for name in models if arms[0][name] and arms[1][name]] for arm in arms]
+    if len(ends[0]) < 2:
+        return ""
+    scratch, spt = (f"{statistics.stdev(arm):.1f} (from {min(arm):.1f} to {max(arm):.1f})" for arm in ends)
+    return (f"Standard deviation over {len(ends[0])} models: {scratch} from scratch, {spt} after SPT. Hidden: percent of "
+            "hidden symbols that pretraining predicts right. ")
+
+
 def demo(args):
     """A grid without the paper's numbers, of what is finished: table and caption, printed, and a figure."""
     runs = [run for run in read_runs(args.runs) if run["task"] in DEMOS]
@@ -725,19 +735,22 @@ def demo(args):
         gains = minus(spt, scratch)
         gain = signed(gains).split(" (")[0]                        # the number of seeds has its own column
         rows.append([DEMOS[task], name, mean_std(scratch), mean_std(spt), gain, str(len(gains))])
+    head = ["task", "model", "from scratch", "self-pretrained", "gain [95 % interval]", "seeds"]
     pair = [name for name in models if name == "S4" or name.startswith("Transformer")]
     if len(pair) == 2 == len(models) and all(arm[name] for arm in arms for name in pair):
         gaps = [statistics.mean(arm["S4"].values()) - statistics.mean(arm[pair[0]].values()) for arm in arms]
         rows.append([DEMOS[task], "*gap, S4 minus Transformer*", *(f"{gap:+.1f}" for gap in gaps), "", ""])
-    text = markdown(["task", "model", "from scratch", "self-pretrained", "gain [95 % interval]", "seeds"], rows)
-    whole = [name for name in models if all(arm[name] for arm in arms)]
-    if many and len(whole) > 1:                                    # does SPT level the field?
-        means = [[statistics.mean(arm[name].values()) for name in whole] for arm in arms]
-        scratch, spt = (f"{statistics.stdev(arm):.1f} (from {min(arm):.1f} to {max(arm):.1f})" for arm in means)
-        text += (f"\n\nStandard deviation over {len(whole)} models: {scratch} from scratch, {spt} after SPT; correlation "
-                 f"of the two scores {statistics.correlation(*means):+.2f}.")
-    text += ("\n\nTest accuracy in percent, mean ± standard deviation over seeds. Small models on small or shortened "
-             f"sets: not the paper's tasks; {provenance(runs)}.")
+    caption = ""
+    if many:
+        caption = spread(models, arms)
+        head.append("hidden")
+        for row, name in zip(rows, models):
+            model = next(model for model in MODEL_NAMES if MODEL_NAMES[model] == name)
+            pretrained = cells.get(Cell(task, model, "masked", "pretraining"), {})
+            row.append(mean_std({seed: 100 * run["val_score"] for seed, run in pretrained.items()}))
+    caption += ("Test accuracy in percent, mean ± standard deviation over seeds. Small models on small or shortened sets: "
+                f"not the paper's tasks; {provenance(runs)}.")
+    text = f"{markdown(head, rows)}\n\n{caption}"
     print(f"\n{text}\n")
 
     def figure_of_demo(plt, cells):
