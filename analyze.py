@@ -713,8 +713,8 @@ def spread(models, arms):
     if len(ends[0]) < 2:
         return ""
     scratch, spt = (f"{statistics.stdev(arm):.1f} (from {min(arm):.1f} to {max(arm):.1f})" for arm in ends)
-    return (f"Standard deviation over {len(ends[0])} models: {scratch} from scratch, {spt} after SPT. Hidden: percent of "
-            "hidden symbols that pretraining predicts right. ")
+    return (f"Standard deviation over {len(ends[0])} models: {scratch} from scratch, {spt} after SPT. Hidden: percent "
+            "of the hidden symbols that pretraining predicts right. ")
 
 
 def demo(args):
@@ -748,8 +748,8 @@ def demo(args):
             model = next(model for model in MODEL_NAMES if MODEL_NAMES[model] == name)
             pretrained = cells.get(Cell(task, model, "masked", "pretraining"), {})
             row.append(mean_std({seed: 100 * run["val_score"] for seed, run in pretrained.items()}))
-    caption += ("Test accuracy in percent, mean ± standard deviation over seeds. Small models on small or shortened sets: "
-                f"not the paper's tasks; {provenance(runs)}.")
+    caption += ("Test accuracy in percent, mean ± standard deviation over seeds. Small models on small or shortened "
+                f"sets: not the paper's tasks; {provenance(runs)}.")
     text = f"{markdown(head, rows)}\n\n{caption}"
     print(f"\n{text}\n")
 

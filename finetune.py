@@ -104,7 +104,7 @@ def inherit(flags):
             raise UserError(f"--{name} {getattr(flags, name)}, but {flags.init} was pretrained with --{name} "
                             f"{saved[name]}; leave that flag out, or choose another --init")
     if flags.arch is not None:
-        raise UserError(f"--arch has no meaning with --init: sizes are those of {flags.init}, without guides")
+        raise UserError(f"--arch has no meaning with --init: sizes are those of {flags.init}")
     fixed = {name: saved[name] for name in ("task", "model", "objective")}
     # Guides belong to the stage that trains them.
     fixed["arch"] = {key: value for key, value in saved["arch"].items() if key != "guided"}

@@ -378,12 +378,28 @@ def diagonal_scan(log_lambda, v):
     By doubling: after log2(l) passes, each position has the sum over all before it. Powers of lambda are taken from its
     logarithm in float64; repeated squaring in float32 would lose two digits.
     """
-    l, shift = v.shape[1], 1
-    while shift < l:
-        power = torch.exp(shift * log_lambda.to(torch.complex128)).to(v.dtype)           # (n,)
-        v = torch.cat((v[:, :shift], v[:, shift:] + power * v[:, :-shift]), 1)
-        shift *= 2
-    return v
+    return DiagonalScan.apply(log_lambda, v)
+
+
+class DiagonalScan(torch.autograd.Function):
+    """Keeps x alone for the backward pass, where autograd would keep every one of the log2(l) passes."""
+
+    @staticmethod
+    def forward(ctx, log_lambda, v):
+        x, shift = v, 1
+        while shift < v.shape[1]:
+            power = torch.exp(shift * log_lambda.to(torch.complex128)).to(v.dtype)       # (n,)
+            x = torch.cat((x[:, :shift], x[:, shift:] + power * x[:, :-shift]), 1)
+            shift *= 2
+        ctx.save_for_backward(log_lambda, x)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        """v's gradient is the same scan from the end. log lambda's: that, times the derivative of lambda x[t-1]."""
+        log_lambda, x = ctx.saved_tensors
+        grad = diagonal_scan(log_lambda.conj(), grad.flip(1)).flip(1)                    # (b, l, n)
+        return (grad[:, 1:] * (log_lambda.exp() * x[:, :-1]).conj()).sum((0, 1)), grad
 
 
 def sgconv_kernel(w, l, multiplier, power=None, init_scale=0):
@@ -446,13 +462,18 @@ def flash_attn_works():
         return False
 
 
-def _attend(q, k, v, causal, mask):
-    """softmax(q k^T / sqrt(e)) v. Causal: the last query is aligned with the last key, for looking one block back."""
+def _attend(q, k, v, causal, real):
+    """softmax(q k^T / sqrt(e)) v, without keys that are not `real` (b, keys). Causal: the last query is aligned with
+    the last key, for looking one block back."""
     flash = q.is_cuda and q.dtype in (torch.float16, torch.bfloat16)
-    if mask is None and flash and flash_attn_works():
+    if real is None and flash and flash_attn_works():
         from flash_attn import flash_attn_func
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))                                 # (b, l, h, e)
         return flash_attn_func(q, k, v, causal=causal).transpose(1, 2)
+    mask = None
+    if real is not None:
+        real = real | ~real.any(-1, keepdim=True)                # no key left: a padded query; softmax needs one
+        mask = real[:, None, None, :]                                                    # (b, 1, 1, keys)
     lq, lk = q.shape[-2], k.shape[-2]
     if causal and lq != lk:               # scaled_dot_product_attention aligns is_causal with the first key instead
         mask = torch.ones(lq, lk, dtype=torch.bool, device=q.device).tril(lk - lq)       # (lq, lk)
@@ -468,20 +489,19 @@ def attention(q, k, v, causal=False, block=None, lengths=None):
     lengths (b,): keys at or past a sequence's true length are not attended. What comes out at queries past the true
     length is finite and without meaning.
     """
-    l, keys = q.shape[-2], k.shape[-2]                    # they differ for Linformer only
-    block = block or max(l, keys)
-    out = []
+    l, real = k.shape[-2], None
+    if lengths is not None and not causal:          # causal: padding is at the end, where no real query ever looks
+        real = torch.arange(l, device=q.device) < lengths[:, None]                       # (b, l)
+    if block is None or block >= l:
+        return _attend(q, k, v, causal, real)
     # One call per block. Blocks are few (4 of 4096 on PathX) and large, and a call without a mask may use flash
-    # kernels.
-    for start in range(0, l, block):
-        lo, hi = max(0, start - block), min(keys, start + (block if causal else 2 * block))
-        mask = None
-        if lengths is not None and not causal:      # causal: padding is at the end, where no real query ever looks
-            real = torch.arange(lo, hi, device=q.device) < lengths[:, None]              # (b, keys)
-            real = real | ~real.any(-1, keepdim=True)            # no key left: a padded query; softmax needs one
-            mask = real[:, None, None, :]                                                # (b, 1, 1, keys)
-        out.append(_attend(q[..., start:start + block, :], k[..., lo:hi, :], v[..., lo:hi, :], causal, mask))
-    return out[0] if len(out) == 1 else torch.cat(out, -2)
+    # kernels. Keys and values are split once: the gradient of a slice is as long as the sequence, once for each block.
+    ks, vs, out = k.split(block, -2), v.split(block, -2), []
+    for i, some in enumerate(q.split(block, -2)):
+        near = slice(max(0, i - 1), i + (1 if causal else 2))
+        some_real = None if real is None else real[:, near.start * block:near.stop * block]
+        out.append(_attend(some, torch.cat(ks[near], -2), torch.cat(vs[near], -2), causal, some_real))
+    return torch.cat(out, -2)
 
 
 # ---- 6  Cheaper attention --------------------------------------------------------------------------------------------
@@ -619,9 +639,9 @@ def favor_features(x, W, query, eps=1e-6, causal=False, lengths=None):
     """Performer's positive random features, (b, h, l, e) -> (b, h, l, m): their dot products estimate
     exp(q.k / sqrt(e)) (Choromanski et al. 2021). W (m, e): random directions.
 
-    The largest exponent is subtracted first, which cancels in the quotient of `linear_attention` but for eps: of each
-    query, and of all keys together. Causal: of no key, since a later one would be felt; the exponent is at most
-    |w|^2 / 2, which float32 holds for e up to 64.
+    So that exp does not overflow, each query's largest exponent is subtracted, and one largest exponent of all keys;
+    both cancel in the quotient of `linear_attention`, but for eps. Causal: nothing is subtracted for keys, as it would
+    leak the future; the exponent is at most |w|^2 / 2, which float32 holds for e up to 64.
     """
     m, e = W.shape
     x = x * e ** -0.25
@@ -641,7 +661,7 @@ def linear_attention(q, k, v, causal=False, lengths=None, eps=1e-6):
     """q (k^T v) / (q . sum of k + eps), the products taken in this order: O(l) (Katharopoulos et al. 2020).
 
     q, k (b, h, l, m): features, not negative; v (b, h, l, e) -> (b, h, l, e). Causal: sums over j <= i, exactly, by
-    chunks: those before a query as a state, its own as an attention matrix.
+    chunks: earlier ones as a running sum of k^T v, the query's own as a masked matrix.
     """
     l, size = q.shape[-2], 64
     if lengths is not None and not causal:
@@ -664,8 +684,8 @@ def structured_linear(x, first, second, bias, kind):
 
     lowrank       first (R, N), second (M, R)
     blockdense    first (B, R/B, N/B), one matrix for each slice of x; second (M, R)
-    blockshuffle  first (B, Q, N/B), second (B, M/B, Q), Q = min(N, M) / B: block diagonal both; between them and after
-                  them, element r of block l and element l of block r change places
+    blockshuffle  first (B, Q, N/B), second (B, M/B, Q), Q = min(N, M) / B: block diagonal both. Between them the values
+                  are read as a (Q, B) matrix and transposed, after them as (B, M/B)
     """
     if kind == "lowrank":
         return F.linear(F.linear(x, first), second, bias)

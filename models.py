@@ -19,12 +19,12 @@ DLR all), c kernels per channel (2 when bidirectional); matrices are upper-case 
 Amos et al. 2024, "Never Train from Scratch". Its table 4 fixes the Transformers' sizes below; S4's are those of Gu et
 al. 2022 as the paper's official configurations spell them out, and DLR's are S4's (appendix C.1.3).
 """
+import argparse
 import contextlib
 import fnmatch
 import itertools
 import math
 import signal
-import sys
 from collections import namedtuple
 from functools import partial
 from types import SimpleNamespace
@@ -57,8 +57,8 @@ retrieval|pathfinder rotary                         6 128     4  512     -
 image                transformer                    3  64     4  128     -
 image|scifar         rotary                         6 256     4  512     -
 pathfinder           transformer                    4 128     8  128     -
-pathx                transformer                    4 128     8  128  4096
-pathx                rotary                         5 128     4  512  4096
+pathx|pathx256       transformer                    4 128     8  128  4096
+pathx|pathx256       rotary                         5 128     4  512  4096
 sc                   rotary                         4 128     4  128  4000
 bidmc_*              rotary                         4 128     4  128     -
 text256|text_demo    transformer|rotary             3  64     2  128     -
@@ -75,7 +75,7 @@ scifar_mini          transformer|rotary             3  28     2   56     -
 #   dlr          S4's depth and width, more states, LayerNorm (appendix C.1.3). dt_min, dt_max: twice its smallest and
 #                largest decay rate
 #   s5           Smith et al. 2023: state values, of which half are stored, in n_ssm blocks
-#   lru          Orvieto et al. 2023: |pole| between 1 - dt_max and 1 - dt_min
+#   lru          Orvieto et al. 2023; ssm_lr is a share of the main rate
 # norm, place: which norm, before (pre) or after (post) the residual sum. dt_lr, ssm_lr: learning rates of the step size
 # and of A, P, B (DLR: of all three parameters of its kernel); "main" follows the rest of the model. dropout: inside the
 # layer and on the residual branch, whole channels of a sequence. The official S4 for Speech Commands pretrains with
@@ -100,16 +100,20 @@ retrieval              s5         6 128   256    16 batch pre    0.001    0.1   
 image|scifar           s5         6 512   384     3 batch pre    0.001    0.1  0.001  0.001     0.1
 pathfinder             s5         6 192   256     8 batch pre    0.001    0.1 0.0009 0.0009    0.05
 pathx|pathx256         s5         6 128   256    16 batch pre   0.0001    0.1 0.0006 0.0006       -
-listops                lru        6 128   256     - batch pre      0.0    1.0      - 0.0015       -
-text                   lru        6 256   192     - batch pre      0.0    1.0      - 0.0004     0.1
-retrieval              lru        6 128   256     - batch pre      0.0    1.0      -  0.001     0.1
-image|scifar           lru        6 512   384     - batch pre      0.0    1.0      - 0.0011     0.1
-pathfinder             lru        6 192   256     - batch pre      0.0    1.0      - 0.0011       -
-pathx|pathx256         lru        6 128   256     - batch pre   0.0001  0.001      - 0.0005       -
-pathfinder_demo        s5|lru     3  32    32     1 batch pre    0.001    0.1  0.001  0.001       -
-*_demo|text256         s5|lru     3  64    64     1 batch pre    0.001    0.1  0.001  0.001       -
-*_mini                 s5|lru     3  48    48     1 batch pre    0.001    0.1  0.001  0.001       -
-*                      s5|lru     4 128   128     1 batch pre    0.001    0.1  0.001  0.001       -
+listops                lru        6 128   256     - batch pre        -      -      -    0.5       -
+text                   lru        6 256   192     - batch pre        -      -      -    0.1     0.1
+retrieval              lru        6 128   256     - batch pre        -      -      -    0.5     0.1
+image|scifar           lru        6 512   384     - batch pre        -      -      -   0.25     0.1
+pathfinder             lru        6 192   256     - batch pre        -      -      -   0.25       -
+pathx|pathx256         lru        6 128   256     - batch pre        -      -      -   0.25       -
+pathfinder_demo        s5         3  32    32     1 batch pre    0.001    0.1  0.001  0.001       -
+*_demo|text256         s5         3  64    64     1 batch pre    0.001    0.1  0.001  0.001       -
+*_mini                 s5         3  48    48     1 batch pre    0.001    0.1  0.001  0.001       -
+*                      s5         4 128   128     1 batch pre    0.001    0.1  0.001  0.001       -
+pathfinder_demo        lru        3  32    32     - batch pre        -      -      -   0.25       -
+*_demo|text256         lru        3  64    64     - batch pre        -      -      -   0.25       -
+*_mini                 lru        3  48    48     - batch pre        -      -      -   0.25       -
+*                      lru        4 128   128     - batch pre        -      -      -   0.25       -
 pathfinder_demo        s4         3  32    16    32 batch pre    0.001    0.1  0.001  0.001       -
 pathfinder_demo        dlr        3  32   128     - layer pre    0.001    0.1      -  0.001       -
 *_demo|text256         s4         3  64    16    64 batch pre    0.001    0.1  0.001  0.001       -
@@ -123,16 +127,16 @@ image_mini|scifar_mini s4         3  48    16     2 batch pre    0.001    0.1  0
 
 #   mega         Ma et al. 2023. v: width of values and of the feed-forward part; z: of queries and keys
 MEGA_ARCH = """
-task                  model layers   d   v  z norm  place attend  dropout
-listops               mega       6  80 160 64 layer post  softmax     0.1
-text                  mega       4 128 256 64 scale post  softmax     0.1
-retrieval             mega       6 128 256 64 scale post  softmax     0.1
-image|scifar          mega       8 160 320 96 batch pre   laplace       -
-pathfinder            mega       6 128 256 64 batch pre   laplace       -
-pathx|pathx256        mega       4  64 128 32 batch pre   laplace       -
-text256|text_demo     mega       3  64 128 32 layer pre   softmax       -
-*_demo|*_mini         mega       3  32  64 16 layer pre   softmax       -
-*                     mega       4 128 256 64 layer pre   softmax       -
+task                  model layers   d   v  z norm  place activation dropout
+listops               mega       6  80 160 64 layer post  softmax        0.1
+text                  mega       4 128 256 64 scale post  softmax        0.1
+retrieval             mega       6 128 256 64 scale post  softmax        0.1
+image|scifar          mega       8 160 320 96 batch pre   laplace          -
+pathfinder            mega       6 128 256 64 batch pre   laplace          -
+pathx|pathx256        mega       4  64 128 32 batch pre   laplace          -
+text256|text_demo     mega       3  64 128 32 layer pre   softmax          -
+*_demo|*_mini         mega       3  32  64 16 layer pre   softmax          -
+*                     mega       4 128 256 64 layer pre   softmax          -
 """
 
 # What a model has besides, where it is not as its line in MODELS says: the sizes of short sequences, and those that its
@@ -151,10 +155,11 @@ text                   sgconv           piece=2
 image                  sgconv           decay=1,power=1,dropout=0.2
 pathfinder             sgconv           dropout=0.2
 pathx|pathx256         sgconv           piece=64,stretch=1,decay=1,decay_spread=2,cosine=1
-pathx|pathx256         lru              angle=0.314
+*_demo|*_mini|text256  lru              r_min=0.9,r_max=0.999
+pathx|pathx256         lru              r_min=0.999,r_max=0.9999,angle=0.314
 listops                s5               fast_B=1,C_scale=0.088
 text                   s5               C_scale=0.0625
-image                  s5               fast_B=1,C_scale=0.044
+image|scifar           s5               fast_B=1,C_scale=0.044
 pathx|pathx256         s5               C_scale=11.3
 pathx256               dfout            state=128
 """
@@ -191,7 +196,7 @@ def number(text):
 
 def assignments(text):
     """'d=64,layers=3' -> {"d": 64, "layers": 3}. ValueError for anything else."""
-    pairs = [pair.partition("=") for pair in text.split(",")]
+    pairs = [pair.strip().partition("=") for pair in text.split(",")]
     if not all(key and value for key, _, value in pairs):
         raise ValueError(f"wants key=value,key=value, got {text}")
     return {key: number(value) for key, _, value in pairs}
@@ -201,7 +206,7 @@ class SizeError(ValueError):
     """Sizes that do not fit each other or the task, in one line."""
 
 
-def arch(task, model, **overrides):
+def arch(task, model, /, **overrides):
     """Sizes of a model on a task: its row above and the numbers among its extras, changed by `overrides` -> plain dict,
     saved in config.json and in checkpoints. None where there is no row; SizeError for an override without meaning."""
     row = find(read_table(ATTENTION_ARCH) + read_table(SSM_ARCH) + read_table(MEGA_ARCH), model, task=task)
@@ -210,24 +215,32 @@ def arch(task, model, **overrides):
     sizes = dict(block=None, norm="layer") if "heads" in row else dict(dropout=0.0)
     sizes |= {key: number(cell) for key, cell in row.items() if key != "task"} | {"model": model}
     sizes |= {key: value for key, value in MODELS[model].extras.items() if type(value) in (int, float)}
-    own = find(read_table(OWN_SIZES), model, task=task)
-    sizes |= assignments(own["sizes"]) if own else {}
+    own = [row["sizes"] for row in read_table(OWN_SIZES)
+           if row["model"] == model and fnmatch.fnmatchcase(task, row["task"])]
+    sizes |= assignments(own[0]) if own else {}
     known = FEED_FORWARD | sizes if "heads" in row else sizes
     for key, value in overrides.items():
         if key not in known or key == "model":
-            raise SizeError(f"--arch {key}={value}: {model} on {task} has no {key}; it has: {' '.join(known)}")
+            names = " ".join(name for name in known if name != "model")
+            raise SizeError(f"--arch {key}={value}: {model} on {task} has no {key}; it has: {names}")
         default = MODELS[model].extras.get(key, known[key])            # a row may write 1 where the default is 1.0
         if key in CHOICES:
-            fits = value in CHOICES[key]
-        elif type(default) is int:
-            fits = type(value) is int and value >= (key not in MAY_BE_NONE)
+            fits, wanted = value in CHOICES[key], "one of: " + " ".join(map(str, CHOICES[key]))
+        elif type(default) is int or key == "block":
+            least = 0 if key in MAY_BE_ZERO else 1
+            fits, wanted = type(value) is int and value >= least, f"a whole number of at least {least}"
         else:
-            fits = type(value) in (int, float) and 0 <= value < math.inf or (key, value) == ("dt_lr", "main")
-        if not fits or key in ("guided", "ffn_share") and value > 1:
-            raise SizeError(f"--arch {key}={value}: not a value for {key}, which is {known[key]} in models.py")
-    if overrides.keys() & FEED_FORWARD.keys() and overrides.get("ffn", "dense") == "dense":
+            most = 1 if key in ("guided", "ffn_share") else 1e9
+            fits = type(value) in (int, float) and 0 <= value <= most or (key, value) == ("dt_lr", "main")
+            wanted = f"a number from 0 to {most:g}"
+        if not fits:
+            raise SizeError(f"--arch {key}={value}: {key} must be {wanted}; on {task} it is {known[key]}")
+    if overrides.keys() & {"ffn_share", "ffn_blocks", "guided"} and overrides.get("ffn", "dense") == "dense":
         raise SizeError("--arch ffn_share, ffn_blocks and guided need ffn=lowrank, blockdense or blockshuffle")
-    return sizes | overrides
+    sizes |= overrides
+    if "dt_min" in sizes and not 0 < sizes["dt_min"] <= sizes["dt_max"]:
+        raise SizeError(f"dt_min={sizes['dt_min']}, dt_max={sizes['dt_max']}: wants 0 < dt_min <= dt_max")
+    return sizes
 
 
 # ---- A linear recurrence is a convolution ----------------------------------------------------------------------------
@@ -300,8 +313,8 @@ class DLR(Diagonal):
     At the start: decay rates log-uniform in [dt_min / 2, dt_max / 2], one full turn of frequencies 2 pi n / N, and W
     complex normal over N. All three parameters have a small learning rate of their own and no weight decay.
 
-    c.own_poles: each channel has its own, and its frequencies are shifted by a share of the gap between two, so that
-    all channels together fill the circle evenly. (DFouT, arXiv 2508.20441)
+    c.own_poles: each channel has its own. The frequencies of channel i are shifted by i/d of the spacing 2 pi/N, so
+    that all channels together fill the circle evenly. (DFouT, arXiv 2508.20441)
     """
 
     def __init__(self, c):
@@ -460,7 +473,7 @@ class Attention(nn.Module):
 
     def step(self, x, state):
         """One position of a causal layer: x (b, d), state None or keys and values so far -> y (b, d), state. Models
-        that attend otherwise do so anew for all positions."""
+        that replace `attend` call it on all positions so far and keep the last."""
         start = 0 if state is None else state[0].shape[2]
         q, k, v = self.project(x[:, None], start)                                             # (b, h, 1, e)
         k, v = (k, v) if state is None else (torch.cat(pair, 2) for pair in zip(state, (k, v)))
@@ -475,7 +488,7 @@ class Attention(nn.Module):
 def sinusoids(l, d):
     """Fixed sinusoidal positions (l, d): sin and cos interleaved, base 10000 (Vaswani et al. 2017)."""
     angle = torch.arange(l, dtype=torch.float64)[:, None] * 10000.0 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
-    return torch.stack((angle.sin(), angle.cos()), -1).flatten(1).float()
+    return torch.stack((angle.sin(), angle.cos()), -1).flatten(1)[:, :d].float()
 
 
 # ---- Norms and residual blocks ---------------------------------------------------------------------------------------
@@ -682,6 +695,10 @@ class Classifier(nn.Module):
 
 # ---- Optimiser groups ------------------------------------------------------------------------------------------------
 
+class Share(float):
+    """A learning rate as a share of the main one."""
+
+
 def param_groups(model, lr, weight_decay):
     """Groups for AdamW. Parameters that a module's `rates` name keep their own learning rate, and are decayed only
     where it says so; everything else, biases and norm gains included, takes the recipe's (as in the official code). A
@@ -691,6 +708,7 @@ def param_groups(model, lr, weight_decay):
     groups = {}
     for parameter in model.parameters():
         rate, decayed = own.get(id(parameter), (None, True))
+        rate = lr * rate if isinstance(rate, Share) else rate
         name = "own" if id(parameter) in own else "main"
         group = groups.setdefault((name, rate, decayed), dict(
             params=[], weight_decay=weight_decay if decayed else 0.0, name=name))
@@ -742,14 +760,15 @@ class S4D(Diagonal):
 
 
 class SGConv(nn.Module):
-    """Kernels of SGConv (Li et al. 2022): a long convolution without a state space behind it.
+    """Kernels of SGConv (Li et al. 2023): a long convolution without a state space behind it.
 
     A kernel is pieces of c.piece learned values, laid end to end. From the third on, each is stretched twice as long as
-    the one before; each weighs 1 / c.decay as much (in the last channel 1 / (c.decay + c.decay_spread)), and lag t
-    (t + 1)^-c.power. About log2(length / piece) pieces reach over the whole length, and distant lags are coarse and
-    weak by construction. The kernel is divided by its norm at initialisation, a constant from then on that is saved
-    with the weights. Pieces have a learning rate of their own and the usual weight decay. c.stretch: all pieces are
-    2^stretch times as long. c.cosine: pieces begin as cosines, whose frequencies are dealt out to the channels.
+    the one before. Each piece weighs 1 / decay of the one before, with decay rising over the channels from c.decay by
+    c.decay_spread; and lag t weighs (t + 1)^-c.power. About log2(length / piece) pieces reach over the whole length,
+    and distant lags are coarse and weak by construction. The kernel is divided by its norm at initialisation, a
+    constant from then on that is saved with the weights. Pieces have a learning rate of their own and the usual weight
+    decay. c.stretch: all pieces are 2^stretch times as long. c.cosine: pieces begin as cosines, whose frequencies are
+    dealt out to the channels.
     """
 
     def __init__(self, c):
@@ -778,7 +797,7 @@ class SharedState(nn.Module):
 
     x[t] = lambda x[t-1] + Bbar u[t] with lambda (n,), Bbar (n, d); y = factor Re C x + D u with C (d, n). Each state
     reads all channels, so there is a scan over time and no kernel per channel. Bidirectional: a second C reads the scan
-    of the reversed sequence, which counts position t once more. `recurrence` makes lambda and Bbar. Then GELU and a
+    of the reversed sequence; u[t] is in both. `recurrence` makes lambda and Bbar. Then GELU and a
     gate.
     """
 
@@ -815,11 +834,12 @@ class SharedState(nn.Module):
 
 
 class S5(SharedState):
-    """S5 (Smith et al. 2023): HiPPO's diagonal in c.n_ssm blocks, each of c.state / n_ssm states, one of each conjugate
-    pair; zero-order hold with a step size per state.
+    """S5 (Smith et al. 2023): HiPPO's diagonal in c.n_ssm blocks of c.state / n_ssm states, one of each conjugate pair
+    stored; zero-order hold with a step size per state.
 
     The authors draw B and C in HiPPO's basis and turn them with its unitary V. A turned Gaussian is a Gaussian, so they
-    are drawn here where they are needed. c.C_scale: how large C is, which they change from task to task.
+    are drawn here where they are needed. c.C_scale: how large C is; c.fast_B: B has the main learning rate and decay.
+    Both change from task to task.
     """
 
     factor = 2                                                           # y = 2 Re C x: the other half of each pair
@@ -850,20 +870,20 @@ class S5(SharedState):
 
 
 class LRU(SharedState):
-    """The Linear Recurrent Unit (Orvieto et al. 2023): c.state poles drawn uniformly from a ring, 1 - dt_max < |lambda|
-    < 1 - dt_min and angles up to c.angle; no continuous time. Bbar is scaled, at the start by sqrt(1 - |lambda|^2), and
-    the scale is learned."""
+    """The Linear Recurrent Unit (Orvieto et al. 2023): c.state poles drawn uniformly from a ring, c.r_min < |lambda| <
+    c.r_max and angles up to c.angle; no continuous time. Bbar is scaled, at the start by sqrt(1 - |lambda|^2), and the
+    scale is learned."""
 
     def __init__(self, c):
         super().__init__(c, c.state)
-        low, high = (1 - c.dt_max) ** 2, (1 - c.dt_min) ** 2
-        square = (low + torch.rand(c.state) * (high - low)).clamp(1e-6, 1 - 1e-6)             # |lambda|^2
+        square = c.r_min ** 2 + torch.rand(c.state) * (c.r_max ** 2 - c.r_min ** 2)           # |lambda|^2
+        square = square.clamp(1e-6, 1 - 1e-6)
         self.nu = nn.Parameter((-square.log() / 2).log())                                     # |lambda| = exp(-e^nu)
         self.theta = nn.Parameter((torch.rand(c.state).clamp(min=1e-6) * c.angle).log())      # angle e^theta
         self.gamma = nn.Parameter((1 - square).log() / 2)
         self.B = nn.Parameter(torch.randn(c.state, c.d, 2) / math.sqrt(2 * c.d))              # (n, d, 2)
         self.out = nn.Linear(c.d, 2 * c.d)
-        self.rates = {name: (c.ssm_lr, False) for name in ("nu", "theta", "gamma", "B")}
+        self.rates = {name: (Share(c.ssm_lr), False) for name in ("nu", "theta", "gamma", "B")}
 
     def recurrence(self):
         """log lambda (n,) and Bbar (n, d), complex64."""
@@ -908,12 +928,13 @@ class BigBird(Attention):
 
 
 class Linformer(Attention):
-    """Attends to c.rank learned mixtures of all positions in place of the positions (Wang et al. 2020): O(l rank)."""
+    """Attends to c.rank learned mixtures of all positions in place of the positions (Wang et al. 2020): O(l rank). All
+    heads, keys and values share them."""
 
     def __init__(self, c):
         super().__init__(c)
         if c.causal:
-            raise SizeError("linformer mixes all positions before it attends, so it has no causal form")
+            raise SizeError("linformer mixes all positions before it attends: no causal form; use --objective masked")
         bound = math.sqrt(6 / (c.length + c.rank))
         self.mix = nn.Parameter(torch.empty(c.length, c.rank).uniform_(-bound, bound))          # (length, r)
 
@@ -933,8 +954,8 @@ class Reformer(Attention):
     def __init__(self, c):
         super().__init__(c)
         if c.causal:
-            raise SizeError("reformer sorts all positions before it attends, so it has no causal form")
-        self.chunk = c.chunk
+            raise SizeError("reformer sorts all positions before it attends: no causal form; use --objective masked")
+        self.chunk = min(c.chunk, c.length)
         self.qkv = nn.Linear(c.d, 2 * c.d)                                                    # queries and values
         rotations = torch.randn(c.heads, c.d // c.heads, c.rounds, max(1, c.length // (2 * c.chunk)))
         self.register_buffer("rotations", rotations)                                # (h, e, rounds, buckets / 2)
@@ -998,7 +1019,7 @@ class EMA(nn.Module):
         K = ema_kernel(self.delta, self.alpha, self.beta, self.gamma, l)
         if len(K) == 1:
             return K
-        # Both directions begin at lag 0, and the second one of `fft_conv` at lag 1: lag 0 of both goes to the first.
+        # The backward kernel of `fft_conv` starts at lag 1, MEGA's at lag 0: that value is added to the forward one.
         return torch.stack((K[0] + F.pad(K[1, :, :1], (0, l - 1)), F.pad(K[1, :, 1:], (0, 1))))
 
 
@@ -1007,7 +1028,7 @@ class Mega(nn.Module):
 
     Averages over the past (and future) prepare queries, keys and gates; values come from the input itself. One head of
     attention, with a learned bias per distance, in disjoint chunks of c.chunk or over the whole length: averages carry
-    context across chunks. c.attend: softmax, or laplace, an error function of each score that is not normalised.
+    context across chunks. c.activation: softmax, or laplace, an error function of each score that is not normalised.
     c.state: the bottom layer also has a bare S4, whose output joins the attention's. That is our reading of SPADE (Zuo
     et al. 2022), whose Long Range Arena code is not public.
     """
@@ -1015,7 +1036,7 @@ class Mega(nn.Module):
     def __init__(self, c):
         super().__init__()
         self.d, self.v, self.z, self.causal, self.chunk = c.d, c.v, c.z, c.causal, c.chunk
-        self.laplace = c.attend == "laplace"
+        self.laplace = c.activation == "laplace"
         self.kernel = EMA(c)
         self.omega = nn.Parameter(torch.randn(c.d))
         self.values, self.gates = nn.Linear(c.d, c.v), nn.Linear(c.d, 2 * c.d + c.v + c.z)
@@ -1024,9 +1045,6 @@ class Mega(nn.Module):
         self.shift = nn.Parameter(torch.zeros(2, c.z))
         self.bias = nn.Parameter(torch.randn(2 * (c.chunk or c.length) - 1) * 0.02)           # by distance
         self.dropout = nn.Dropout(c.dropout)
-        for linear in (self.values, self.gates, self.out):
-            nn.init.normal_(linear.weight, std=0.02)
-            nn.init.zeros_(linear.bias)
         self.ssm = None
         if c.state and c.layer == 0:                                     # SPADE
             self.ssm, self.D = S4(SimpleNamespace(**vars(c) | dict(n_ssm=c.d))), nn.Parameter(torch.randn(c.d))
@@ -1060,9 +1078,12 @@ class Mega(nn.Module):
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return y.flatten(1, 2)[:, :l]
 
+    def averages(self, x, lengths):
+        """What queries, keys and gates are made from, (b, l, d)."""
+        return F.silu(self.convolve(x, self.kernel(x.shape[1]), lengths) + self.omega * x)
+
     def forward(self, x, lengths, raw):
-        averages = F.silu(self.convolve(x, self.kernel(x.shape[1]), lengths) + self.omega * x)
-        gates = self.gates(self.dropout(averages)).split((self.d, self.z, self.v, self.d), -1)
+        gates = self.gates(self.dropout(self.averages(x, lengths))).split((self.d, self.z, self.v, self.d), -1)
         update, shared, reset, own = gates[0].sigmoid(), F.silu(gates[1]), F.silu(gates[2]), gates[3]
         q, k = (shared * self.scale[i] + self.shift[i] for i in range(2))                     # (b, l, z)
         y = self.attend(q, k, F.silu(self.values(x)), lengths)                                # (b, l, v)
@@ -1081,6 +1102,9 @@ class MegaBlock(nn.Module):
         self.pre, self.norm1, self.norm2 = c.place == "pre", NORMS[c.norm](c.d), NORMS[c.norm](c.d)
         self.mixer, self.dropout = mixer, nn.Dropout(c.dropout)
         self.ff = nn.Sequential(nn.Linear(c.d, c.v), nn.SiLU(), nn.Linear(c.v, c.d))
+        for linear in (self.ff[0], self.ff[2], mixer.values, mixer.gates, mixer.out):
+            nn.init.normal_(linear.weight, std=0.02)
+            nn.init.zeros_(linear.bias)
 
     def forward(self, x, lengths=None):
         if self.pre:
@@ -1210,7 +1234,7 @@ MODELS = {
     "s4d_inv": Model(SSMBlock, partial(SSM, S4D), "s4", dict(start="inv")),
     "s4d_legs": Model(SSMBlock, partial(SSM, S4D), "s4", dict(start="legs")),
     "s5": Model(SSMBlock, S5, "s4", dict(fast_B=0, C_scale=1.0)),
-    "lru": Model(SSMBlock, LRU, "s4", dict(angle=2 * math.pi, C_scale=1.0)),
+    "lru": Model(SSMBlock, LRU, "s5", dict(r_min=0.0, r_max=1.0, angle=2 * math.pi, C_scale=1.0)),
     "sgconv": Model(SSMBlock, partial(SSM, SGConv), "s4", dict(
         piece=32, decay=2.0, decay_spread=0.0, power=0.0, stretch=0, cosine=0, piece_lr=1e-3)),
     "pythia": Model(TransformerBlock, Attention, None, NEOX),
@@ -1220,9 +1244,9 @@ FEED_FORWARD = dict(ffn="dense", ffn_share=0.5, ffn_blocks=4, guided=0.0)       
 DEFAULTS = FEED_FORWARD | dict(
     norm="layer", place="pre", rotary=0.0, parallel=False, symbols=False, positions=None, own_poles=False, state=None,
     chunk=None, init=nn.Identity(), init_head=nn.Identity())           # Identity: weights stay as torch draws them
-CHOICES = dict(norm=NORMS.keys(), place=("pre", "post"), attend=("softmax", "laplace"), cosine=(0, 1), fast_B=(0, 1),
-               ffn=("dense", "lowrank", "blockdense", "blockshuffle"))
-MAY_BE_NONE = ("random", "stretch")
+CHOICES = dict(norm=NORMS.keys(), place=("pre", "post"), activation=("softmax", "laplace"), cosine=(0, 1),
+               fast_B=(0, 1), ffn=("dense", "lowrank", "blockdense", "blockshuffle"))
+MAY_BE_ZERO = ("random", "stretch")
 
 
 def config(sizes, task, causal=False, mask_channel=False):
@@ -1243,8 +1267,8 @@ def describe(c):
     parameters, bytes that autograd keeps for the backward pass in float32, FLOPs per position of the forward pass).
 
     The model runs on tensors that have shapes but no values. Counted are matrix products, attention (causal like full)
-    and Fourier transforms, two FLOPs a multiply-add and 2.5 n log2 n a real FFT; not counted is element-wise work, nor
-    making convolution kernels, which is done once a batch (`python kernels.py` measures that).
+    and Fourier transforms, two FLOPs a multiply-add and 2.5 n log2 n a real FFT; not counted is element-wise work (S5's
+    and LRU's scans), nor making convolution kernels, which is done once a batch (`python kernels.py` measures that).
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
@@ -1294,5 +1318,7 @@ def print_models(task, length):
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)                      # piped into head: ends quietly
-    lengths, tasks = [word for word in sys.argv[1:] if word.isdigit()], [w for w in sys.argv[1:] if not w.isdigit()]
-    print_models(*tasks[:1] or ["text"], length=int(*lengths[:1] or [1024]))
+    parser = argparse.ArgumentParser(description="What each architecture costs, in its sizes on a task.")
+    parser.add_argument("task", nargs="?", default="text", help="default: text")
+    parser.add_argument("length", nargs="?", type=int, default=1024, help="of the sequence, default: 1024")
+    print_models(**vars(parser.parse_args()))

@@ -108,31 +108,33 @@ bidmc_hr   s4          masked    l1   mean linear 1e-3           0.05 64/64/32  
 bidmc_*    s4          masked    l1   mean linear 1e-3/1e-3/1e-2 0.05 64/64/32  500e     500/0      const/step
 """
 
-# From scratch, as the authors of these architectures trained them; their schedules approximated by ours. LRU: its rate
-# factors and dropouts are known, the rest is S5's. Both stages of self-pretraining take the lines above, our choice.
+# From scratch, as the authors of these architectures trained them; their schedules approximated by ours. Both stages of
+# self-pretraining take the lines above, our choice.
 SCRATCH_RECIPES = """
 task       model  objective loss pool head   lr     wd   batch length warmup schedule
 listops    mega   masked    ce   mean mlp    1e-3   0.01 64    60e    3000   cos
 listops    sgconv masked    ce   mean linear 1e-2   0.05 50    40e    1000   cos
-listops    s5|lru masked    ce   mean linear 3e-3   0.04 50    40e    1920   cos
+listops    s5     masked    ce   mean linear 3e-3   0.04 50    40e    1920   cos
 text       mega   masked    ce   mean mlp    4e-3   0.01 50    50e    10000  cos
 text       sgconv masked    ce   mean linear 1e-2   0.05 16    32e    1000   cos
-text       s5|lru masked    ce   mean linear 4e-3   0.07 50    35e    0      cos
+text       s5     masked    ce   mean linear 4e-3   0.07 50    35e    0      cos
 retrieval  mega   masked    ce   mean pair   3e-3   0.04 64    40e    10000  cos
-retrieval  s5|lru masked    ce   mean pair   2e-3   0.05 32    20e    4600   cos
+retrieval  s5     masked    ce   mean pair   2e-3   0.05 32    20e    4600   cos
 image      mega   masked    l1   mean mlp    1e-2   0.02 50    200e   9000   cos
-image      s5|lru masked    l1   mean linear 4.5e-3 0.07 50    250e   900    cos
+image      s5     masked    l1   mean linear 4.5e-3 0.07 50    250e   900    cos
 pathfinder mega   masked    ce   mean linear 1e-2   0.01 128   200e   50000  cos
-pathfinder s5|lru masked    ce   mean linear 4.5e-3 0.03 64    200e   2500   cos
+pathfinder s5     masked    ce   mean linear 4.5e-3 0.03 64    200e   2500   cos
 pathx      mega   masked    ce   mean linear 1e-2   0.01 128   100e   25000  cos
 pathx      sgconv masked    ce   mean linear 4e-3   0.03 64    50e    10000  cos
-pathx      s5|lru masked    ce   mean linear 1.8e-3 0.06 32    75e    5000   cos
+pathx      s5     masked    ce   mean linear 1.8e-3 0.06 32    75e    5000   cos
 """
 
-# Not the paper's: the demos; *_mini, the stand-ins of `run_all.sh --preset mini`; a start for tasks of your own. From
-# scratch, demos train for as many steps as both stages together; the others, like the paper, for finetuning's only.
+# Not the paper's: attention on PathX-256, with PathX's numbers; the demos; *_mini, the stand-ins of `run_all.sh
+# --preset mini`; a start for tasks of your own. From scratch, demos train for as many steps as both stages together;
+# the others, like the paper, for finetuning's only.
 SMALL_RECIPES = """
 task            model              objective     loss pool head   lr        wd batch length         warmup schedule eval
+pathx256        transformer|rotary masked|causal ce   max  linear 1e-3/5e-4 0  8/32  200e           5000   const    -
 text256         transformer|rotary masked        ce   max  linear 3e-3/1e-3 0  16    4000/2000/6000 50     cos      -
 text256         s4|dlr             masked        ce   max  linear 4e-3      0  16    4000/2000/6000 50     cos      -
 text_demo       transformer|rotary masked        ce   max  linear 3e-3/1e-3 0  32    1300/700/2000  50     cos      -
@@ -502,6 +504,8 @@ def arguments(stage, argv, inherit=None):
 def sample(directory, prompt, data_dir, seed):
     """Continues a prompt with a causally pretrained model, one position after another: prints symbols, or writes
     sample.png with images whose upper half is given."""
+    if not (directory / "best.pt").is_file():
+        raise UserError(f"--sample {directory} is not the directory of a pretraining run")
     saved = read_json(directory / "config.json")
     for name, wanted in (("start", "pretrain"), ("objective", "causal"), ("loss", "ce")):
         if saved.get(name) != wanted:
@@ -512,6 +516,8 @@ def sample(directory, prompt, data_dir, seed):
     model = Denoiser(backbone, task.vocab).eval()
     model.load_state_dict(read_checkpoint(directory / "best.pt")["model"])
 
+    if task.side and prompt is not None:
+        raise UserError(f"--prompt has no meaning for the images of {task.family}, whose upper half is given")
     between = " " if "[MIN" in task.symbols else ""                    # operators have several letters
     if task.side:
         x = val.batch(np.arange(8)).symbols[:, : task.length // 2]                            # (b, l/2)
@@ -521,7 +527,8 @@ def sample(directory, prompt, data_dir, seed):
     else:
         words = prompt.split() if between else list(prompt)
         if unknown := set(words) - set(task.symbols[EOS + 1:]):        # nor the special ones
-            raise UserError(f"--prompt {prompt!r}: {task.family} has no symbol {' '.join(map(repr, sorted(unknown)))}")
+            raise UserError(f"--prompt {prompt!r}: {task.family} has no symbol {' '.join(map(repr, sorted(unknown)))}; "
+                            f"it has: {' '.join(task.symbols[EOS + 1:])}")
         if not 0 < len(words) < task.length:
             raise UserError(f"--prompt has {len(words)} symbols; {task.family} wants 1 to {task.length - 1}")
         x = torch.tensor([[task.symbols.index(word) for word in words]])                      # (1, words)
@@ -679,7 +686,7 @@ class Run:
                  f"{args.schedule} schedule after {args.warmup:,} warm-up steps; evaluation every {args.eval_every:,}")
         self.say(f"  run directory {args.out}; differs from the recipe in {args.changed or 'nothing'}")
         if args.recipe.split("/")[1:] != [args.model, args.objective]:
-            self.say("  note: the paper has no recipe for this model and objective; these numbers are our choice")
+            self.say(f"  note: there is no {args.objective} recipe for {args.model} here; these numbers are our choice")
         if args.warmup >= self.steps:
             self.say(f"  note: the run ends before its warm-up of {args.warmup} steps does; --warmup sets it")
         if args.micro_batch and args.arch["norm"] == "batch":

@@ -176,6 +176,8 @@ def test_scan_by_doubling_is_the_loop():
         exact.append(x)
     exact = torch.stack(exact, 1)
     assert (diagonal_scan(log_lambda, v) - exact).abs().max() < 1e-6 * exact.abs().max()
+    small = [x.to(torch.complex128).requires_grad_() for x in (log_lambda, v[:, :9])]
+    assert torch.autograd.gradcheck(diagonal_scan, small)
 
 
 def test_s4_steps_are_the_convolution_at_hippos_start():
@@ -308,7 +310,7 @@ def plain_mega(layer, x, raw, lengths, chunk, laplace, causal):
 def test_mega_is_its_formula(chunk, attend, causal):
     """Averages in both directions from lag 0, chunks that do not divide the length, padding, the number of keys."""
     torch.manual_seed(0)
-    sizes = dict(d=6, v=10, z=4, averages=3, length=13, chunk=chunk, attend=attend, causal=causal, dropout=0.0, layer=0)
+    sizes = dict(d=6, v=10, z=4, averages=3, length=13, chunk=chunk, activation=attend, causal=causal, dropout=0.0, layer=0)
     c = SimpleNamespace(**DEFAULTS | sizes, directions=1 if causal else 2)
     layer = Mega(c)
     for parameter in layer.parameters():                                              # at the start much is nearly 0
@@ -325,7 +327,8 @@ def test_shared_states_are_their_recurrence(name):
     """Every position after the other in float64, forwards and backwards; then D, GELU and the gate."""
     torch.manual_seed(0)
     sizes = dict(d=6, state=8, n_ssm=2, dt_min=1e-2, dt_max=0.1, dt_lr="main", ssm_lr=1e-3, directions=2)
-    layer = MODELS[name].mixer(SimpleNamespace(**DEFAULTS | sizes | MODELS[name].extras))
+    sizes |= dict(r_min=0.9, r_max=0.99) if name == "lru" else {}
+    layer = MODELS[name].mixer(SimpleNamespace(**DEFAULTS | MODELS[name].extras | sizes))
     w = {key: p.detach().double() for key, p in layer.named_parameters()}
     B, C = (torch.view_as_complex(w[key].contiguous()) for key in ("B", "C"))
     if name == "s5":
@@ -390,8 +393,14 @@ def test_parameters_are_those_of_the_specifications():
         assert layers("image", model) == plain + more, model
     n, d = 8, 128                                  # S5: Lambda, dt, B, two C, D, gate, norm; LRU: n = 256, a GLU
     assert layers("listops", "s5") == 8 * (3 * n + 2 * n * d + 4 * n * d + d + d * d + d + 2 * d)
-    n = 256
-    assert layers("listops", "lru") == 6 * (3 * n + 2 * n * d + 4 * n * d + d + 2 * d * d + 2 * d + 2 * d)
+    n, glu = 256, 2 * d * d + 2 * d
+    assert layers("listops", "lru") == 6 * (3 * n + 2 * n * d + 4 * n * d + d + glu + 2 * d)
+    n, rest = 32, d + glu + 2 * d                  # S4D: dt, A, B a channel, two C; DFouT: 64 poles a channel, two W
+    assert layers("listops", "s4d") == 8 * (d + 4 * d * n + 4 * d * n + rest)
+    assert layers("listops", "dfout") == 8 * (2 * d * 64 + 4 * d * 64 + rest)
+    chunked = layers("text", "mega_chunk")         # SPADE: one S4, D, two norms, and a Linear that joins both
+    assert layers("text", "mega") - chunked == 4 * 2 * (4096 - 128)
+    assert layers("text", "spade") - chunked == (d + 6 * d * n + 4 * d * n) + d + 4 * d + (2 * d * d + d)
 
 
 def test_starts_of_the_diagonal_models():
@@ -411,6 +420,12 @@ def test_starts_of_the_diagonal_models():
         assert start.A_im.shape == (8, 8) and torch.allclose(start.A_log_re.exp(), torch.tensor(0.5))
         ours = sorted(start.A_im[0].abs().tolist())
         assert ours == pytest.approx(sorted(frequencies), rel=1e-4), model
+    torch.manual_seed(0)
+    for name, p in Backbone(config(arch("text", "mega", layers=1), outside)).layers[0].named_parameters():
+        if name.endswith("bias") and name != "mixer.bias":
+            assert not p.any(), name
+        elif p.ndim == 2 and name.endswith("weight"):
+            assert p.std().item() == pytest.approx(0.02, rel=0.05), name
     turns = kernel("dfout", state=N).Lambda_im / (2 * math.pi)                        # (d, n), in turns
     assert torch.allclose(turns.T.flatten(), torch.arange(8 * N) / (8 * N))
     stretched = kernel("sgconv", piece=4, stretch=1)

@@ -187,7 +187,7 @@ def test_sizes_are_those_of_the_first_own_row_or_of_the_model_it_is_like():
         model="sgconv", piece=32, decay=2.0, decay_spread=0.0, power=0.0, stretch=0, cosine=0, piece_lr=1e-3)
     assert arch("image", "sgconv")["dropout"] == 0.2 and arch("pathx", "mega_chunk")["chunk"] == 4096
     assert arch("sc", "transformer")["ff"] == arch("sc", "rotary")["ff"] == 128
-    assert arch("sc", "dlr")["state"] == 256 and arch("pathx256", "rotary")["ff"] == 256      # those of any task
+    assert arch("sc", "dlr")["state"] == 256 and arch("pathfinder64", "rotary")["ff"] == 256  # those of any task
     assert arch("image", "sgconv", power=0.5, cosine=1)["power"] == 0.5
     assert arch("image", "bigbird", random=0)["random"] == 0
     for model, wrong in (("sgconv", dict(cosine=2)), ("lru", dict(angle=-1)), ("rotary", dict(ffn="lowrank", guided=2)),
@@ -241,7 +241,8 @@ def test_parameter_counts(task, quick_s4):
     ("image_mini", "s4", {(1e-3, 0): {"A_log_re", "A_im", "P", "B", "log_dt"}}),
     ("image", "s4", {(1e-3, 0): {"A_log_re", "A_im", "P", "B"}, (0.02, 0): {"log_dt"}}),     # dt_lr is "main"
     ("image", "dlr", {(1e-4, 0): {"theta", "Lambda_im", "W"}}), ("image", "sgconv", {(1e-3, 0.05): {"w"}}),
-    ("image", "rotary", {})])
+    ("image", "lru", {(0.005, 0): {"nu", "theta", "gamma", "B"}}),                   # a quarter of the main rate
+    ("text", "s5", {(1e-3, 0): {"A_log_re", "A_im", "B"}}), ("image", "rotary", {})])
 def test_which_parameters_have_rates_of_their_own(task, model, own, quick_s4):
     """And which of those are decayed; all others follow the recipe."""
     backbone = Backbone(config(arch(task, model, layers=1), replace(TASKS["image"], length=16)))

@@ -94,7 +94,7 @@ def test_readme_commands_run(copy):
 
 def test_a_mistake_of_the_command_line_has_no_traceback(copy):
     for script in ("pretrain.py", "finetune.py"):
-        words = [sys.executable, script, "--task", "pathx256", "--model", "rotary"]
+        words = [sys.executable, script, "--task", "scifar", "--model", "pythia"]
         done = subprocess.run(words, cwd=copy, env=ENVIRONMENT, capture_output=True, text=True)
         assert done.returncode == 2 and done.stderr.startswith("error: no recipe") and done.stderr.count("\n") == 1
 

@@ -510,7 +510,7 @@ def test_a_causal_run_generates(monkeypatch, capsys, tmp_path):
     given = np.hstack(given.symbols.view(8, 6, 6).numpy())
     assert np.array_equal(pixels[:3], given[:3]) and not np.array_equal(pixels[3:], given[3:])
     for words, line in ((["masked"], "masked has objective masked; --sample wants"),
-                        (["nowhere"], "nowhere/config.json"),
+                        (["nowhere"], "nowhere is not the directory of a pretraining run"),
                         (["s4", "--prompt", "[MAX q"], "--prompt '[MAX q': listops has no symbol 'q'")):
         with pytest.raises(UserError, match=re.escape(line)):
             pretrain.main(["--sample", *words])
@@ -586,8 +586,8 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("pretrain", BASE + "--seed 9223372036854775808", "--seed: must be"),
     ("pretrain", BASE + "--arch d", "--arch: wants key=value,key=value, got d"),
     ("pretrain", BASE + "--arch q=3", "s4 on listops has no q; it has: dropout"),
-    ("finetune", BASE + "--arch d=x", "--arch d=x: not a value for d, which is 128 in models.py"),
-    ("finetune", BASE + "--arch norm=group", "norm=group: not a value for norm, which is batch in models.py"),
+    ("finetune", BASE + "--arch d=x", "--arch d=x: d must be a whole number of at least 1; on listops it is 128"),
+    ("finetune", BASE + "--arch norm=group", "norm must be one of: layer batch scale; on listops it is batch"),
     ("finetune", BASE + "--batch 8 --arch d=65", "d=65 is not a multiple of n_ssm=128"),
     ("finetune", "--task image --model rotary --batch 8 --arch d=36", "turn pairs, not 9 dimensions"),
     ("finetune", BASE + "--batch 25", "--batch 25 is more than the 24 training examples"),
