@@ -307,8 +307,8 @@ def main(argv=None):
         optimizer.zero_grad(set_to_none=True)
         for some in run.parts(rows, mine, task.documents):
             with run.autocast():
-                ends = None if batch.lengths is None else batch.lengths[some]
-                prediction = forward(inputs[some], ends, hidden[some])
+                lengths = None if batch.lengths is None else batch.lengths[some]
+                prediction = forward(inputs[some], lengths, hidden[some])
             loss, _ = spt_loss(prediction, targets[some], hidden[some], args.loss)
             run.backward(loss / n)
         optimizer.step()

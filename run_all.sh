@@ -57,8 +57,18 @@ case "$PRESET" in
     *) die "no preset '$PRESET'; there is: paper mini" ;;
 esac
 LRA="listops text retrieval image pathfinder pathx"
-ARCHITECTURES="transformer rotary local longformer linformer reformer bigbird linear performer performer_relu mega
-    mega_chunk spade s4 s4_rand dlr dlr_rand dfout s4d s4d_inv s4d_legs s5 lru sgconv"
+# Learning rates of pretraining, finetuning and training from scratch, each the best of three (results/architectures.md),
+# and the models that have them.
+RATES="3e-3/3e-3/3e-3 transformer
+3e-3/1e-3/3e-3 rotary linear performer_relu
+9e-3/1e-3/1e-3 local bigbird
+9e-3/1e-3/3e-3 longformer
+3e-3/3e-3/1e-3 linformer
+9e-3/3e-3/3e-3 reformer spade
+3e-3/1e-3/1e-3 performer
+9e-3/3e-3/1e-3 mega
+9e-3/9e-3/3e-3 mega_chunk s4_rand dlr s4d_inv s4d_legs s5 lru sgconv
+9e-3/9e-3/9e-3 s4 dlr_rand dfout s4d"
 
 # Each line that these functions print is a chain: one command, or two stages joined by &&, so that every line can run
 # anywhere, in any order. Arguments: TASK MODEL, then a word for the run's name and flags of the first and second stage.
@@ -82,6 +92,7 @@ part() {          # TASK MODEL, share of the training examples
     scratch "$1" "$2" "data$3" "--train-fraction $3${ALONE[$1]:-}"
     spt "$1" "$2" "data$3" "--train-fraction $3${FIRST[$1]:-}" "${AFTER[$1]:-}"
 }
+rated() { scratch "$1" "$2" '' "--lr $5"; spt "$1" "$2" '' "--lr $3" "--lr $4"; }
 every() {         # FUNCTION, tasks, models, further arguments; only what is asked for and can be made
     local task model
     for task in $2; do for model in $3; do
@@ -95,7 +106,8 @@ chains() {
         demo-text) small text_demo "rotary s4" ;;
         text256) small text256 "rotary s4" ;;
         demo-init) small text_demo "s4 s4_rand dlr dlr_rand" ;;
-        architectures) small text_demo "$ARCHITECTURES" ;;
+        architectures) while IFS='/ ' read -r first after alone models; do
+                every rated text_demo "$models" "$first" "$after" "$alone"; done <<< "$RATES" ;;
         table1) every both "$LRA" transformer; every spt "$LRA" transformer causal "--objective causal" ;;
         table2) every both "$LRA" "rotary s4"; every both pathx256 s4
                 every scratch "listops text retrieval image pathfinder" "pythia_rand pythia" ;;
