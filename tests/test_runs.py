@@ -592,7 +592,7 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("finetune", "--task image --model rotary --batch 8 --arch d=36", "turn pairs, not 9 dimensions"),
     ("finetune", BASE + "--batch 25", "--batch 25 is more than the 24 training examples"),
     ("pretrain", "--task image --model pythia", "no recipe to pretrain image/pythia/masked"),
-    ("pretrain", "--task listops --model linformer --objective causal --batch 4", "it has no causal form"),
+    ("pretrain", "--task listops --model linformer --objective causal --batch 4", "no causal form; use --objective masked"),
     ("pretrain", "--task pathx --model transformer --objective causal --mask 0.5", "no meaning with --objective"),
     ("pretrain", BASE + "--loss l1", "listops consists of symbols; use --loss ce"),
     ("pretrain", "--task sc --model s4 --loss ce", "sc does not consist of; use --loss l1"),
