@@ -495,12 +495,15 @@ def attention(q, k, v, causal=False, block=None, lengths=None):
     if block is None or block >= l:
         return _attend(q, k, v, causal, real)
     # One call per block. Blocks are few (4 of 4096 on PathX) and large, and a call without a mask may use flash
-    # kernels. Keys and values are split once: the gradient of a slice is as long as the sequence, once for each block.
-    ks, vs, out = k.split(block, -2), v.split(block, -2), []
-    for i, some in enumerate(q.split(block, -2)):
-        near = slice(max(0, i - 1), i + (1 if causal else 2))
-        some_real = None if real is None else real[:, near.start * block:near.stop * block]
-        out.append(_attend(some, torch.cat(ks[near], -2), torch.cat(vs[near], -2), causal, some_real))
+    # kernels. Blocks with all their neighbours are unbound from overlapping views: the gradient of a slice would be as
+    # long as the sequence, once for each block.
+    reach, out = (2 if causal else 3) * block, []
+    ks, vs = (x.unfold(2, min(reach, l), block).transpose(-1, -2).unbind(2) for x in (k, v))     # (b, h, reach, e) each
+    for i, some in enumerate(q.split(block, 2)):
+        near = slice(max(0, (i - 1) * block), min(l, (i - 1) * block + reach))
+        whole = near.stop - near.start == reach
+        keys, values = (ks[i - 1], vs[i - 1]) if whole else (k[:, :, near], v[:, :, near])
+        out.append(_attend(some, keys, values, causal, None if real is None else real[:, near]))
     return torch.cat(out, -2)
 
 
