@@ -696,7 +696,7 @@ MODEL_NAMES = {
     "s4d_legs": "S4D-LegS", "s5": "S5", "lru": "LRU", "sgconv": "SGConv"}
 
 
-def slopes(axis, models, arms):
+def dumbbells(axis, models, arms):
     """A line a model, from its mean score from scratch to that after SPT."""
     for y, name in enumerate(reversed(models)):
         scratch, spt = (statistics.mean(arm[name].values()) if arm[name] else math.nan for arm in arms)
@@ -723,9 +723,10 @@ def demo(args):
     if not any("start" in run for run in runs):
         raise UserError(f"no finished finetuning run of a demo in {args.runs}; run: bash run_all.sh demo")
     cells, task, rows = by_cell(runs), runs[0]["task"], []
-    arms = [{name: scores(cells, Cell(task, model, "masked", start)) for model, name in MODEL_NAMES.items()}
+    names = MODEL_NAMES | {run["model"]: run["model"] for run in runs if run["model"] not in MODEL_NAMES}
+    arms = [{name: scores(cells, Cell(task, model, "masked", start)) for model, name in names.items()}
             for start in ("scratch", "spt")]
-    models = [name for name in MODEL_NAMES.values() if arms[0][name] or arms[1][name]]
+    models = [name for name in names.values() if arms[0][name] or arms[1][name]]
     many = len(models) > 6                                         # then sorted by the gain
     if many:
         gained = {name: [*minus(arms[1][name], arms[0][name]).values()] for name in models}
@@ -744,10 +745,9 @@ def demo(args):
     if many:
         caption = spread(models, arms)
         head.append("hidden")
+        pretrained = {name: cells.get(Cell(task, model, "masked", "pretraining"), {}) for model, name in names.items()}
         for row, name in zip(rows, models):
-            model = next(model for model in MODEL_NAMES if MODEL_NAMES[model] == name)
-            pretrained = cells.get(Cell(task, model, "masked", "pretraining"), {})
-            row.append(mean_std({seed: 100 * run["val_score"] for seed, run in pretrained.items()}))
+            row.append(mean_std({seed: 100 * run["val_score"] for seed, run in pretrained[name].items()}))
     caption += ("Test accuracy in percent, mean ± standard deviation over seeds. Small models on small or shortened "
                 f"sets: not the paper's tasks; {provenance(runs)}.")
     text = f"{markdown(head, rows)}\n\n{caption}"
@@ -756,7 +756,7 @@ def demo(args):
     def figure_of_demo(plt, cells):
         if many:
             figure, axis = plt.subplots(figsize=(6.4, 0.9 + 0.22 * len(models)))
-            slopes(axis, models, arms)
+            dumbbells(axis, models, arms)
         else:
             figure, axis = plt.subplots(figsize=(max(6.4, 1.4 * len(models)), 3.6))
             bars(axis, models, arms, dict.fromkeys(models, 50))

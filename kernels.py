@@ -336,8 +336,8 @@ def s4_step(A, P, B, C, dt, x, u):
 @torch.amp.autocast("cpu", enabled=False)
 @torch.amp.autocast("cuda", enabled=False)
 def s4d_kernel(A, B, C, dt, l, rule="zoh"):
-    """Kernel of S4D, a diagonal state space (Gu et al. 2022b): A, B complex (d, n) or (1, n), one of each conjugate
-    pair; C complex (c, d, n); dt (d,) -> float32 (c, d, l).
+    """Kernel of S4D, a diagonal state space (Gu et al. 2022, arXiv 2206.11893): A, B complex (d, n) or (1, n), one of
+    each conjugate pair; C complex (c, d, n); dt (d,) -> float32 (c, d, l).
 
     With x = dt A, K[k] = 2 Re sum_n C B Bbar p^k: zoh, p = e^x and Bbar = (e^x - 1) / A; bilinear,
     p = (1 + x/2) / (1 - x/2) and Bbar = dt / (1 - x/2).

@@ -438,7 +438,7 @@ class Attention(nn.Module):
         super().__init__()
         if c.d % c.heads:
             raise SizeError(f"d={c.d} is not a multiple of heads={c.heads}")
-        self.heads, self.causal, self.block, self.length = c.heads, c.causal, c.block, c.length
+        self.heads, self.causal, self.block = c.heads, c.causal, c.block
         self.rotary_dims = int(c.rotary * c.d // c.heads)
         if self.rotary_dims % 2:
             raise SizeError(f"d={c.d}, heads={c.heads}: rotary positions turn pairs, not {self.rotary_dims} dimensions")
@@ -452,13 +452,6 @@ class Attention(nn.Module):
             qk = (rotary(y, start) if r == y.shape[-1] else torch.cat((rotary(y[..., :r], start), y[..., r:]), -1)
                   for y in qk)
         return *qk, v
-
-    def to_length(self, lengths, *heads):
-        """Lengths, and (b, h, l, e) tensors filled up to the task's length: for models whose function of a sequence
-        would otherwise depend on how long the batch is."""
-        b, l = heads[0].shape[0], heads[0].shape[2]
-        lengths = torch.full((b,), l, device=heads[0].device) if lengths is None else lengths
-        return lengths, *(F.pad(y, (0, 0, 0, self.length - l)) for y in heads)
 
     def merge(self, y):
         """What the heads attended to (b, h, l, e) -> (b, l, d)."""
@@ -728,7 +721,8 @@ def count(model):
 # ---- State spaces ----------------------------------------------------------------------------------------------------
 
 class S4D(Diagonal):
-    """Kernels of S4D (Gu et al. 2022b): S4 without the low-rank term, zero-order hold, poles from c.start.
+    """Kernels of S4D (Gu et al. 2022, arXiv 2206.11893): S4 without the low-rank term, zero-order hold, poles from
+    c.start.
 
     lin    Im A = pi n, the frequencies of a Fourier basis
     inv    Im A = N/pi (N / (2n + 1) - 1), dense at 0 and few that are fast
@@ -908,6 +902,14 @@ class Longformer(Attention):
         return longformer_attention(q, k, v, self.window, self.causal, lengths)
 
 
+def fill_up(length, lengths, *heads):
+    """True lengths, and (b, h, l, e) tensors filled up to the task's length: for models whose function of a sequence
+    would otherwise depend on how long the batch is."""
+    b, l = heads[0].shape[0], heads[0].shape[2]
+    lengths = torch.full((b,), l, device=heads[0].device) if lengths is None else lengths
+    return lengths, *(F.pad(y, (0, 0, 0, length - l)) for y in heads)
+
+
 class BigBird(Attention):
     """Attends to its block of c.block positions, the two beside it, the first, the last, and c.random others (Zaheer et
     al. 2020). The others are drawn once for each layer, head and block, and saved with the weights; short sequences
@@ -915,7 +917,7 @@ class BigBird(Attention):
 
     def __init__(self, c):
         super().__init__(c)
-        inner = max(0, ceil_div(c.length, c.block) - 2)
+        self.length, inner = c.length, max(0, ceil_div(c.length, c.block) - 2)
         i = torch.arange(inner)
         near = (i[:, None] - i).abs() <= 1                                                    # (n-2, n-2)
         drawn = torch.rand(c.heads, inner, inner).masked_fill(near, -1)
@@ -923,7 +925,7 @@ class BigBird(Attention):
 
     def attend(self, q, k, v, lengths):
         l = q.shape[2]
-        lengths, q, k, v = self.to_length(lengths, q, k, v)                                   # (b, h, length, e)
+        lengths, q, k, v = fill_up(self.length, lengths, q, k, v)                             # (b, h, length, e)
         return bigbird_attention(q, k, v, self.block, self.random, self.causal, lengths)[:, :, :l]
 
 
@@ -955,14 +957,14 @@ class Reformer(Attention):
         super().__init__(c)
         if c.causal:
             raise SizeError("reformer sorts all positions before it attends: no causal form; use --objective masked")
-        self.chunk = min(c.chunk, c.length)
+        self.length, self.chunk = c.length, min(c.chunk, c.length)
         self.qkv = nn.Linear(c.d, 2 * c.d)                                                    # queries and values
         rotations = torch.randn(c.heads, c.d // c.heads, c.rounds, max(1, c.length // (2 * c.chunk)))
         self.register_buffer("rotations", rotations)                                # (h, e, rounds, buckets / 2)
 
     def attend(self, q, v, lengths):
         l = q.shape[2]
-        lengths, q, v = self.to_length(lengths, q.float(), v.float())                         # (b, h, length, e)
+        lengths, q, v = fill_up(self.length, lengths, q.float(), v.float())                   # (b, h, length, e)
         with torch.autocast(q.device.type, enabled=False):
             return lsh_attention(q, v, self.rotations, self.chunk, lengths)[:, :, :l]
 

@@ -57,8 +57,8 @@ case "$PRESET" in
     *) die "no preset '$PRESET'; there is: paper mini" ;;
 esac
 LRA="listops text retrieval image pathfinder pathx"
-# Learning rates of pretraining, finetuning and training from scratch, each the best of three (results/architectures.md),
-# and the models that have them.
+# Learning rates of pretraining, finetuning and training from scratch, and the models for which each of them is the best
+# of three (results/architectures.md).
 RATES="3e-3/3e-3/3e-3 transformer
 3e-3/1e-3/3e-3 rotary linear performer_relu
 9e-3/1e-3/1e-3 local bigbird
@@ -121,7 +121,8 @@ chains() {
         figure4) every pretrain "image text pathx listops" s4 ;;
         figure5) for share in 0 20; do every budget "image text" rotary $share; done ;;
         all) for target in table1 table2 table3 table7 table8 table9 figure3; do chains $target; done ;;
-        *) die "no target '$1'; there is: demo demo-text text256 demo-init architectures table{1,2,3,7,8,9} figure{1..5} all" ;;
+        *) die "no target '$1'; there is: demo demo-text text256 demo-init architectures table{1,2,3,7,8,9}" \
+                 "figure{1..5} all" ;;
     esac
 }
 CHAINS=$(for SEED in $SEEDS; do chains "$TARGET"; done | awk '!seen[$0]++')                # whole tables come early

@@ -310,7 +310,8 @@ def plain_mega(layer, x, raw, lengths, chunk, laplace, causal):
 def test_mega_is_its_formula(chunk, attend, causal):
     """Averages in both directions from lag 0, chunks that do not divide the length, padding, the number of keys."""
     torch.manual_seed(0)
-    sizes = dict(d=6, v=10, z=4, averages=3, length=13, chunk=chunk, activation=attend, causal=causal, dropout=0.0, layer=0)
+    sizes = dict(d=6, v=10, z=4, averages=3, length=13, chunk=chunk, activation=attend, causal=causal, dropout=0.0,
+                 layer=0)
     c = SimpleNamespace(**DEFAULTS | sizes, directions=1 if causal else 2)
     layer = Mega(c)
     for parameter in layer.parameters():                                              # at the start much is nearly 0

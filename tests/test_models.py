@@ -186,6 +186,7 @@ def test_sizes_are_those_of_the_first_own_row_or_of_the_model_it_is_like():
     assert arch("scifar", "sgconv") == arch("scifar", "s4") | dict(
         model="sgconv", piece=32, decay=2.0, decay_spread=0.0, power=0.0, stretch=0, cosine=0, piece_lr=1e-3)
     assert arch("image", "sgconv")["dropout"] == 0.2 and arch("pathx", "mega_chunk")["chunk"] == 4096
+    assert arch("listops", "lru")["C_scale"] == 1                      # S5's own sizes are not those of models like it
     assert arch("sc", "transformer")["ff"] == arch("sc", "rotary")["ff"] == 128
     assert arch("sc", "dlr")["state"] == 256 and arch("pathfinder64", "rotary")["ff"] == 256  # those of any task
     assert arch("image", "sgconv", power=0.5, cosine=1)["power"] == 0.5

@@ -133,6 +133,8 @@ def test_every_line_counts_somewhere_and_fits_its_task(recipes):
              for text in (pretrain.RECIPES, pretrain.SCRATCH_RECIPES, pretrain.SMALL_RECIPES)
              for line in read_table(text)]
     assert set(lines) == {args.recipe for args in recipes.values()}, "a line is hidden by another"
+    wanted = itertools.product(TASKS, set(MODELS) - {"pythia", "pythia_rand"}, ("masked", "causal"))
+    assert set(wanted) <= {key[:3] for key in recipes if key[3] == "pretrain"}, "a pair has no recipe"
     for (name, model, objective, start), args in recipes.items():
         task = TASKS[name]
         assert (args.start, args.changed, args.arch) == (start, {}, arch(name, model))

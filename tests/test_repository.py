@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+import analyze
 import data
 from conftest import ROOT
 
@@ -103,6 +104,13 @@ def test_the_page_shows_what_models_prints(copy):
     pages = [path.read_text() for path in (ROOT / "README.md", ROOT / "results" / "costs.md")]
     block = re.search("<!-- models:begin -->\n(.*?)<!-- models:end -->", "".join(pages), re.S)[1].splitlines()
     assert len(block) > 10 and set(block) <= set(shell("python models.py", copy).splitlines())
+    printed = [line.split(" | ") for line in shell("python models.py pathx 16384", copy).splitlines()]
+    kept = {row[0].strip("| "): float(row[3].replace(",", "")) for row in printed if len(row) == 5 and row[3][0] != "M"}
+    shown = {}
+    for names, memory in re.findall(r"^\| (`.*?) \|.*\| ([\d, ]+) \| \w+[^|]*\|$", pages[0], re.M):
+        names, memory = re.findall("`(.+?)`", names), [int(cell.replace(",", "")) for cell in memory.split(", ")]
+        shown |= dict(zip(names, memory * len(names) if len(memory) == 1 else memory, strict=True))
+    assert shown == {model: round(kept[model]) for model in analyze.MODEL_NAMES.keys() | {"pythia"}}
 
 
 def test_the_demo_chain(copy):

@@ -506,6 +506,8 @@ def test_a_causal_run_generates(monkeypatch, capsys, tmp_path):
         patch.setattr(pretrain, "open_task", square)
         pretrain.main(flags("image", "image", "s4", objective="causal", loss="ce", steps=2))
         pretrain.main(["--sample", "image"])
+        with pytest.raises(UserError, match="--prompt has no meaning for the images"):
+            pretrain.main(["--sample", "image", "--prompt", "0"])
     pixels, given = np.asarray(Image.open("image/sample.png"))[::4, ::4], square("image", ".")[2].batch(np.arange(8))
     given = np.hstack(given.symbols.view(8, 6, 6).numpy())
     assert np.array_equal(pixels[:3], given[:3]) and not np.array_equal(pixels[3:], given[3:])
@@ -586,13 +588,15 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("pretrain", BASE + "--seed 9223372036854775808", "--seed: must be"),
     ("pretrain", BASE + "--arch d", "--arch: wants key=value,key=value, got d"),
     ("pretrain", BASE + "--arch q=3", "s4 on listops has no q; it has: dropout"),
+    ("pretrain", BASE + "--arch model=dlr", "s4 on listops has no model; it has: dropout layers d"),
+    ("pretrain", BASE + "--arch dt_min=0", "dt_min=0, dt_max=0.1: wants 0 < dt_min <= dt_max"),
     ("finetune", BASE + "--arch d=x", "--arch d=x: d must be a whole number of at least 1; on listops it is 128"),
     ("finetune", BASE + "--arch norm=group", "norm must be one of: layer batch scale; on listops it is batch"),
     ("finetune", BASE + "--batch 8 --arch d=65", "d=65 is not a multiple of n_ssm=128"),
     ("finetune", "--task image --model rotary --batch 8 --arch d=36", "turn pairs, not 9 dimensions"),
     ("finetune", BASE + "--batch 25", "--batch 25 is more than the 24 training examples"),
     ("pretrain", "--task image --model pythia", "no recipe to pretrain image/pythia/masked"),
-    ("pretrain", "--task listops --model linformer --objective causal --batch 4", "no causal form; use --objective masked"),
+    ("pretrain", "--task listops --model linformer --objective causal --batch 4", "no causal form; use"),
     ("pretrain", "--task pathx --model transformer --objective causal --mask 0.5", "no meaning with --objective"),
     ("pretrain", BASE + "--loss l1", "listops consists of symbols; use --loss ce"),
     ("pretrain", "--task sc --model s4 --loss ce", "sc does not consist of; use --loss l1"),
