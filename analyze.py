@@ -743,11 +743,10 @@ def demo(args):
         rows.append([DEMOS[task], "*gap, S4 minus Transformer*", *(f"{gap:+.1f}" for gap in gaps), "", ""])
     caption = ""
     if many:
-        caption = spread(models, arms)
-        head.append("hidden")
+        caption, head = f"{DEMOS[task]}. {spread(models, arms)}", [*head[1:], "hidden"]
         pretrained = {name: cells.get(Cell(task, model, "masked", "pretraining"), {}) for model, name in names.items()}
-        for row, name in zip(rows, models):
-            row.append(mean_std({seed: 100 * run["val_score"] for seed, run in pretrained[name].items()}))
+        rows = [[*row[1:], mean_std({seed: 100 * run["val_score"] for seed, run in pretrained[name].items()})]
+                for row, name in zip(rows, models)]
     caption += ("Test accuracy in percent, mean ± standard deviation over seeds. Small models on small or shortened "
                 f"sets: not the paper's tasks; {provenance(runs)}.")
     text = f"{markdown(head, rows)}\n\n{caption}"

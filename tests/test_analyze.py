@@ -292,8 +292,8 @@ def test_many_models_are_sorted_by_their_gain(tmp_path):
             finetuned(tmp_path, f"{model}-spt", 0.6 - 0.02 * i, task="text_demo", model=model, start="spt")
     put(tmp_path, "s5-pretrain", task="text_demo", model="s5", val_score=0.447)
     done = run("demo", "--runs", tmp_path, "--figure", tmp_path / "demo.png")
-    rows = [line.split(" | ")[1] for line in done.stdout.splitlines() if line.startswith("| Text")]
-    assert rows == ["Transformer", "Local attention", "S4", "S5", "LRU", "SGConv", "MEGA", "mine"], done.stderr
+    rows = [line[2:].split(" | ")[0] for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert rows[1:] == ["Transformer", "Local attention", "S4", "S5", "LRU", "SGConv", "MEGA", "mine"], done.stderr
     assert "| S5 | 54.0 | 52.0 | -2.0 | 1 | 44.7 |" in done.stdout
     assert "| LRU | 55.0 | 50.0 | -5.0 | 1 | – |" in done.stdout
     assert ("Standard deviation over 6 models: 2.3 (from 50.0 to 56.0) from scratch, 4.6 (from 48.0 to 60.0) after SPT."
