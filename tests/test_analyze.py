@@ -311,6 +311,18 @@ def test_many_models_are_sorted_by_their_gain(tmp_path):
     assert len(names) == 2 * len(analyze.MODEL_NAMES) and set(analyze.MODEL_NAMES) <= set(MODELS)
 
 
+def test_the_first_look_is_that_of_its_kept_runs(tmp_path):
+    """README's table and caption, the page's, and the rank correlations that both state."""
+    pages = [(ROOT / name).read_text() for name in ("README.md", "results/architectures.md")]
+    done = run("demo", "--runs", ROOT / "results" / "architectures.jsonl", "--figure", tmp_path / "architectures.png")
+    printed = done.stdout.split("\n\n" + str(tmp_path))[0].strip()
+    assert printed.count("\n| ") == 24 and all(printed in page for page in pages), done.stderr
+    snippet = re.search("```python\n(.*?)```", pages[1], re.S)[1]
+    shown = subprocess.run([sys.executable, "-c", snippet], cwd=ROOT, capture_output=True, text=True).stdout
+    assert re.findall(r"0(\.\d+)", shown) == [".74", ".81", ".95"]
+    assert "rank correlation .95" in pages[0] and ".74" in pages[1] and ".81 and .95" in pages[1]
+
+
 def test_status_and_forecast(tmp_path):
     """Running, finished, failed, silent; torn logs. The forecast: from scratch 6,000 steps of 100 ms, 10 minutes, and
     4,000 of 50 ms, 3:20; SPT takes as long, in two halves, one of which is finished; two chains side by side."""
