@@ -605,7 +605,8 @@ def read_images(task, paths):
 # characters of the (cut) training texts by falling frequency, as in [2]; anything else is UNK.
 
 def vocabulary(counts, least):
-    """Counter of characters -> what `open_task` fills in, and encode(text) -> ids (characters + 1,), EOS at the end.
+    """{character: how often it occurs} -> what `open_task` fills in, and encode(text) -> ids (characters + 1,), EOS at
+    the end.
 
     Characters that occur fewer than `least` times are UNK. Ties go by code point.
     """
@@ -634,7 +635,8 @@ def prepare_text(task, request):
     kept, held_out = np.split(_shuffled(len(train)), [len(train) - len(train) // 10])
     # The test reviews are sorted so far, and the first of them would have one label.
     splits = [train[i] for i in kept], [train[i] for i in held_out], [test[i] for i in _shuffled(len(test))]
-    found, encode = vocabulary(Counter("".join(text for _, text in train)), least=15)
+    points = np.bincount(np.frombuffer("".join(text for _, text in train).encode("utf-32-le"), np.uint32))
+    found, encode = vocabulary({chr(i): points[i] for i in np.flatnonzero(points)}, least=15)
     for split, some in zip(SPLITS, splits):
         save_split(request, split, (encode(text) for _, text in some), [y for y, _ in some], place)
     return found

@@ -2,7 +2,7 @@
 
 The official generator is a rejection sampler that draws and tries one attempt at a time. Here thousands of attempts
 are arrays, an attempt is a list of segments, and every test against the mask is a look-up in a table over pairs of
-segments, so that no mask is drawn while snakes grow: the same distribution, 100 to 440 times faster on one core.
+segments, so that no mask is drawn while snakes grow: the same distribution, hundreds of times faster on one core.
 data.py calls `make_pathfinder` and stores what it draws. Read that function first, then upwards from it.
 
 Glossary
@@ -199,10 +199,10 @@ def _extend(rng, t, side, padding, old, pivot, orientation):
     """
     pivot = _move(pivot, t.advance[orientation].T)
     free = 255 - _blocked(t, old, pivot, orientation)                                    # (a, T)
-    choice = t.choice[orientation]
-    for axis in (0, 1):
-        place = pivot[axis][:, None] + t.candidate[choice, axis]
-        free *= (place >= padding + t.margin) & (place < side - padding - t.margin)      # the dilated frame
+    choice, low, high = t.choice[orientation], padding + t.margin, side - padding - t.margin   # the dilated frame
+    outer = np.flatnonzero(((pivot < low + t.reach) | (pivot >= high - t.reach)).any(0))
+    place = pivot[:, outer, None] + t.candidate.T[:, choice[outer]]                      # (2, outer attempts, T)
+    free[outer] *= ((place >= low) & (place < high)).all(0)
     odds = np.cumsum(t.favour[orientation] * free, axis=1)
     todo = np.flatnonzero(odds[:, -1] >= 1e-4 * 255)                               # the others are dead ends
     chosen = np.full(len(odds), -1)
@@ -218,18 +218,23 @@ def _extend(rng, t, side, padding, old, pivot, orientation):
     return alive, pivot, 360 + k, segment
 
 
+def _near(old, point, reach):
+    """Attempts and older segments of theirs that lie within reach of point (2, a), attempt by attempt -> attempt, stamp
+    of the segment, and how far down and right of it the point is, each (pairs,)."""
+    down, right = point[0] - old[:, 0], point[1] - old[:, 1]                             # (n, a)
+    attempt, segment = np.nonzero(((np.abs(down) < reach) & (np.abs(right) < reach)).T)
+    return attempt, old[segment, 2, attempt], down[segment, attempt], right[segment, attempt]
+
+
 def _blocked(t, old, pivot, orientation):
     """How far the dilated mask covers each candidate, 0..255 -> uint8 (a, T)."""
-    candidates = t.candidate_flat[t.choice]                                              # (O, T)
     worst = np.zeros((len(orientation), t.choice.shape[1]), np.uint8)
-    table, centre = t.blocked.reshape(-1), t.wide // 2 * (t.wide + 1)
-    for row, column, stamp in old:
-        near = np.flatnonzero((np.abs(pivot[0] - row) < t.near) & (np.abs(pivot[1] - column) < t.near))
-        if len(near):
-            away = (pivot[0, near] - row[near]) * t.wide + pivot[1, near] - column[near]
-            start = stamp[near] * t.wide ** 2 + centre + away
-            cover = table.take(start[:, None] + candidates[orientation[near]])
-            worst[near] = np.maximum(worst[near], cover)
+    attempt, stamp, down, right = _near(old, pivot, t.near)
+    if len(attempt):
+        start = stamp * t.wide ** 2 + (t.wide // 2 + down) * t.wide + t.wide // 2 + right
+        candidates = t.candidate_flat[t.choice][orientation[attempt]]                    # (pairs, T)
+        first = np.flatnonzero(np.diff(attempt, prepend=-1))                             # pair of each attempt
+        worst[attempt[first]] = np.maximum.reduceat(t.blocked.take(start[:, None] + candidates), first)
     return worst
 
 
@@ -237,10 +242,8 @@ def _collides(t, side, padding, old, attempt, head, k):
     """Whether a segment whose head (2, p) was candidate k (p,) collides in `attempt` (p,) -> bool (p,)."""
     corner = head + t.core_low[k].T, head + t.core_high[k].T
     hit = (corner[0] < padding).any(0) | (corner[1] >= side - padding).any(0)
-    for row, column, stamp in old:
-        down, right = head[0] - row[attempt], head[1] - column[attempt]
-        near = np.flatnonzero((np.abs(down) < t.span) & (np.abs(right) < t.span))
-        hit[near] |= t.hits[k[near], stamp[attempt[near]], down[near] + t.span, right[near] + t.span]
+    near, stamp, down, right = _near(old[:, :, attempt], head, t.span)
+    hit[near[t.hits[k[near], stamp, down + t.span, right + t.span]]] = True
     return hit
 
 
@@ -259,8 +262,8 @@ def _grow_pairs(rng, t, side, snakes, count):
     compass = rng.integers(0, 360, count)
     number = np.flatnonzero(t.usable[degree[0]])
     degree, compass = degree[:, number], compass[number]
-    kernel, frame = t.kernel[degree[0]], snakes.frame or 2 * snakes.seed_distance        # (a, pixels, 2)
-    low, high = frame - kernel.min(1), side - frame - kernel.max(1)                # (a, 2) high is exclusive
+    frame = snakes.frame or 2 * snakes.seed_distance
+    low, high = frame - t.kernel.min(1)[degree[0]], side - frame - t.kernel.max(1)[degree[0]]   # (a, 2) high exclusive
     tail = low + np.floor(rng.random(low.shape) * np.maximum(high - low, 0)).astype(np.int64)
     tails = tail, np.round(tail + t.apart[compass]).astype(np.int64)
     heads = _move(tails[1], t.to_head[degree[1]])
