@@ -149,6 +149,12 @@ def main(argv=None):
     optimizer = torch.optim.AdamW(param_groups(model, args.lr, args.wd), fused=True)
     forward = run.start(model, optimizer)
 
+    def prepare(step):
+        """The parts of a step's batch, on the CPU, while the step before runs."""
+        rows, mine = run.rows(step)               # examples of the whole batch; the slice of them for this process
+        batch = train.batch(rows[mine])
+        return [batch.part(some) for some in run.slices(rows, mine)]
+
     # ---- training: evaluate, save, stop?, step, log -----------------------------------------------------------
     for step in range(run.step, run.steps + 1):
         if run.evaluates(step):
@@ -160,14 +166,12 @@ def main(argv=None):
         for group in optimizer.param_groups:      # scales each group's own rate: SSM parameters keep theirs
             group["lr"] = group["initial_lr"] * learning_rate(step, run.steps, args)
         guide(model, step, run.steps)             # nothing, but with --arch guided=
-        rows, mine = run.begin(step)              # examples of the whole batch; the slice of them for this process
-        batch = train.batch(rows[mine], run.device)
+        parts = run.begin(step, prepare)
         optimizer.zero_grad(set_to_none=True)
-        for some in run.parts(rows, mine):
-            part = batch.part(some)
+        for part in run.exchange(parts):
             with run.autocast():
                 outputs = forward(backbone.inputs(part), part.lengths)
-            run.backward(supervised_loss(task, outputs.float(), part.y) / len(rows))
+            run.backward(supervised_loss(task, outputs.float(), part.y) / args.batch)
         optimizer.step()
         run.stepped(step)
 

@@ -3,8 +3,8 @@
 "Kernel" here means the convolution kernel K of a linear recurrence, not a GPU kernel. Everything is a pure function
 of tensors; there is no nn.Module in this file, and it imports nothing from the others.
 
-    python kernels.py            benchmark: fast form beside naive form (time, peak memory, error against float64), and
-                                 the time to generate a position
+    python kernels.py            benchmark: fast form beside naive form (time, peak memory, error against float64), a
+                                 layer beside what this machine could do, and the time to generate a position
 
 The story, in the order of the file
     1  A linear recurrence  x[k] = Abar x[k-1] + Bbar u[k],  y[k] = C x[k]         (paper, eq. 1)
@@ -68,82 +68,123 @@ def ceil_div(a, b):
 
 def fft_length(l):
     """Smallest length >= l that is a small number times a power of two: FFTs of large prime lengths are slow."""
-    step = 1 << max(0, l.bit_length() - 4)
+    step = 1
+    while l >= 16 * step:              # not bit_length, which would make the compiler start anew at every length
+        step *= 2
     return ceil_div(l, step) * step
 
 
-class _CircularConvolution(torch.autograd.Function):
-    """y = first l values of the circular convolution of u (b, d, l) with K (d, n), n >= 2l.
-
-    Written out because autograd's own backward of rfft is a complex FFT of twice the work, and because it would keep
-    the spectrum of u, twice the size of u, for the backward pass; transforming u again is cheaper than that memory.
-    """
+class CircularConvolution(torch.autograd.Function):
+    """`fft_conv`. Written out because autograd's own backward of rfft is a complex FFT of twice the work, and because
+    it would keep the spectrum of u, twice the size of u, for the backward pass; transforming u again is cheaper than
+    that memory."""
 
     @staticmethod
-    def forward(context, u, K):
-        context.save_for_backward(u, K)
-        n = K.shape[-1]
-        return torch.fft.irfft(torch.fft.rfft(u, n=n) * torch.fft.rfft(K), n=n)[..., : u.shape[-1]].contiguous()
+    def forward(context, u, K, D):
+        l = u.shape[-1]
+        n = fft_length(2 * l)
+        circle = K.new_zeros(K.shape[1], n)
+        circle[:, : K.shape[-1]] = K[0]                        # lags 0 .. l-1
+        if len(K) == 2:                        # negative lags live at the end of the circle: index n-1-j is lag -1-j
+            circle[:, n - K.shape[-1]:] = K[1].flip(-1)
+        spectrum = torch.fft.rfft(circle)                                                # (d, n/2+1)
+        if D is not None:                                      # a constant in all frequencies is a value at lag 0
+            spectrum += D[:, None]
+        context.save_for_backward(u, spectrum)
+        context.n, context.shape = n, K.shape
+        return torch.fft.irfft(torch.fft.rfft(u, n=n).mul_(spectrum), n=n)[..., :l].contiguous()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(context, grad):
-        u, K = context.saved_tensors
-        n = K.shape[-1]
-        spectrum = torch.fft.rfft(grad, n=n)                                             # (b, d, n/2+1)
+        u, spectrum = context.saved_tensors
+        n, (c, _, l) = context.n, context.shape
+        grad = torch.fft.rfft(grad, n=n)                                                 # (b, d, n/2+1)
         # The adjoint of a convolution is a correlation: a conjugate in the frequency domain.
-        grad_u = torch.fft.irfft(spectrum * torch.fft.rfft(K).conj(), n=n)[..., : u.shape[-1]]
-        grad_K = torch.fft.irfft((spectrum * torch.fft.rfft(u, n=n).conj()).sum(0), n=n)
-        return grad_u.contiguous(), grad_K
+        of_u = torch.fft.irfft(grad * spectrum.conj(), n=n)[..., : u.shape[-1]]
+        of_circle = torch.conj_physical_(torch.fft.rfft(u, n=n)).mul_(grad).sum(0)       # (d, n/2+1)
+        circle = torch.fft.irfft(of_circle, n=n)                                         # (d, n)
+        of_K = circle[None, :, :l] if c == 1 else torch.stack((circle[:, :l], circle[:, n - l:].flip(-1)))
+        return of_u, of_K, circle[:, 0] if context.needs_input_grad[2] else None
 
 
 @torch.amp.autocast("cpu", enabled=False)
 @torch.amp.autocast("cuda", enabled=False)
-def fft_conv(u, K, K_back=None):
-    """Causal convolution y[t] = sum_j K[j] u[t-j], plus sum_j K_back[j] u[t+1+j] when K_back is given.
+def fft_conv(u, K, K_back=None, D=None):
+    """Causal convolution y[t] = sum_j K[j] u[t-j], plus sum_j K_back[j] u[t+1+j] and D u[t] where these are given.
 
-    u (b, d, l), K and K_back (d, l) -> (b, d, l) in u's dtype. The backward kernel starts at lag 1, so that position
-    t itself is counted once. Zero padding to twice the length makes the circular convolution of the FFT a linear one.
+    u (b, d, l), K and K_back (d, l), or K (1 or 2, d, l), D (d,) -> (b, d, l) in u's dtype. The backward kernel
+    starts at lag 1, so that position t itself is counted once. Zero padding to twice the length makes the circular
+    convolution of the FFT a linear one.
     """
-    l = u.shape[-1]
-    n = fft_length(2 * l)
-    K = K[..., :l].float()
-    parts = [K, K.new_zeros(K.shape[0], n - K.shape[-1])]                                # lags 0 .. l-1, then nothing
-    if K_back is not None:                        # negative lags live at the end of the circle: index n-1-j is lag -1-j
-        K_back = K_back[..., :l].float().flip(-1)
-        parts = [K, K.new_zeros(K.shape[0], n - K.shape[-1] - K_back.shape[-1]), K_back]
-    return _CircularConvolution.apply(u.float(), torch.cat(parts, -1)).to(u.dtype)       # (b, d, l)
+    if K.ndim == 2:
+        K = K[None] if K_back is None else torch.stack((K, K_back))
+    return CircularConvolution.apply(u.float(), K[..., : u.shape[-1]].float(), D).to(u.dtype)    # (b, d, l)
 
 
 # ---- 2  Diagonal recurrences: sums of geometric sequences ------------------------------------------------------------
 
-def two_level_powers(log_p, l, m):
-    """p^k for k = i m + j < l as two factors, p^j (..., n, m) and p^(i m) (..., n, l/m), both complex128."""
-    log_p = log_p.to(torch.complex128)[..., None]                                        # (..., n, 1)
-    index = torch.arange(max(m, ceil_div(l, m)), device=log_p.device, dtype=torch.float64)
-    return torch.exp(log_p * index[:m]), torch.exp(log_p * (index[: ceil_div(l, m)] * m))
+@functools.lru_cache(maxsize=16)
+def two_levels(count, device):
+    """0 .. f-1, then every f-th number up to count, float64, and f: each k < count is a sum of one of either kind."""
+    fine = 2 ** (count.bit_length() // 2)
+    ranges = torch.arange(fine, device=device), torch.arange(0, count, fine, device=device)
+    return torch.cat(ranges).double(), fine
+
+
+def powers(log_p, count, number):
+    """p^k for k < count: log p (d, n) -> (d, count, n) of complex type `number`, as products of about 2 sqrt(count)
+    powers. Those are taken in float64, by real functions: complex exponentials run at a third of their speed."""
+    index, fine = two_levels(count, log_p.device)                                        # (f + count / f,)
+    size = torch.exp(log_p.real[:, None] * index[:, None])                               # (d, f + count / f, n)
+    angle = log_p.imag[:, None] * index[:, None]
+    p = torch.complex(torch.cos(angle).mul_(size), torch.sin(angle).mul_(size)).to(number)
+    return (p[:, fine:, None] * p[:, None, :fine]).flatten(1, 2)[:, :count]
+
+
+class GeometricSums(torch.autograd.Function):
+    """`geometric_sums`. Written out, because autograd's own backward pass copies and keeps several times as much."""
+
+    @staticmethod
+    def forward(context, V, log_p, l, number):
+        d, r, n = V.shape
+        # Left and right factor are about equally large, and l is a multiple of m where it is one of a power of two.
+        m = min(l, 2 ** round(math.log2(2 * l * r) / 2))
+        right = powers(log_p.conj(), m, number)                                          # (d, m, n)  p^j, conjugated
+        step = powers(m * log_p, ceil_div(l, m), number)                                 # (d, l/m, n)  p^(i m)
+        left = V.to(number)[:, :, None] * step[:, None]                                  # (d, r, l/m, n)
+        # Re(x y) = Re x Re y - Im x Im y is the product of [Re x, Im x] and the conjugate's [Re y, -Im y]: with real
+        # and imaginary parts side by side, as they lie in memory, the sum over n is a real matrix product.
+        left, right = (torch.view_as_real(y).flatten(-2) for y in (left, right))         # (d, r, l/m, 2n), (d, m, 2n)
+        context.save_for_backward(V, step, right)
+        return (left.flatten(1, 2) @ right.mT).view(d, r, -1)[..., :l]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(context, grad):
+        """d p^k / d log p = k p^k: both gradients are sums over k of conjugate powers, weighted by grad and k grad."""
+        V, step, right = context.saved_tensors
+        d, r, n = V.shape
+        grad = F.pad(grad, (0, step.shape[1] * right.shape[1] - grad.shape[-1]))         # (d, r, l)
+        k = torch.arange(grad.shape[-1], device=grad.device, dtype=grad.dtype)
+
+        def sums(grad):
+            inner = grad.reshape(d, -1, right.shape[1]) @ right                          # (d, r l/m, 2n)  over j
+            inner = torch.view_as_complex(inner.view(d, r, -1, n, 2))
+            return inner.mul_(step.conj()[:, None]).sum(2).to(V.dtype)                   # (d, r, n)       over i
+
+        return sums(grad), (sums(k * grad) * V.conj()).sum(1), None, None
 
 
 def geometric_sums(V, log_p, l, dtype=torch.float32):
-    """Re sum_n V[r, d, n] exp(log_p[d, n] k) for k = 0 .. l-1: (r, d, n), (d, n) -> (r, d, l).
+    """Re sum_n V[d, r, n] exp(log_p[d, n] k) for k = 0 .. l-1: V (d, r, n), log_p (d, n) -> (d, r, l).
 
     Write k = i m + j with m ~ sqrt(l). Then p^k = p^(i m) p^j, and the sum over n becomes a product of an
-    (l/m x n) and an (n x m) matrix per channel. n (m + l/m) exponentials are taken instead of n l, in float64, and the
-    (d, n, l) tensor of the textbook never exists. Real and imaginary parts are laid side by side along n because
-    Re(xy) = Re x Re y - Im x Im y is one real matrix product of inner size 2n.
+    (l/m x n) and an (n x m) matrix for each set of poles, whose r rows share the right one. n (m + l/m) powers are
+    needed instead of n l, and the (d, n, l) tensor of the textbook never exists.
     """
-    r, d, n = V.shape
-    # The left factor carries the r rows, so m is sqrt(r l) rather than sqrt(l): both factors are then equally large.
-    # One column would have no gradient in torch 2.8.
-    m = max(2, min(l, round(math.sqrt(l * r))))
-    right, left = two_level_powers(log_p, l, m)                                          # (d, n, m), (d, n, l/m)
     number = torch.complex64 if dtype == torch.float32 else torch.complex128
-    right = torch.view_as_real(right.to(number)).transpose(-1, -2).flatten(1, 2)         # (d, 2n, m): Re, Im per state
-    left = left.to(number).transpose(-1, -2)                                             # (d, l/m, n)
-    left = V.to(number).transpose(0, 1)[:, :, None, :] * left[:, None]                   # (d, r, l/m, n)
-    left = torch.view_as_real(left.conj().resolve_conj()).flatten(-2).flatten(1, 2)      # (d, r l/m, 2n): Re, -Im
-    K = torch.bmm(left, right)                                                           # (d, r l/m, m)
-    return K.view(d, r, -1)[..., :l].transpose(0, 1)                                     # (r, d, l)
+    return GeometricSums.apply(V.to(torch.complex128), log_p.to(torch.complex128), l, number)
 
 
 def diagonal_kernel_naive(W, Lambda, l):
@@ -160,16 +201,16 @@ def diagonal_kernel_naive(W, Lambda, l):
 def diagonal_kernel(W, Lambda, l):
     """Kernel of the diagonal linear RNN (paper, eq. 3; [2]): K[c, d, k] = Re sum_n W[c, d, n] exp(Lambda[n] k).
 
-    W complex (c, d, n), Lambda complex (n,) shared by all channels or (d, n) -> float32 (c, d, l). There is no step
-    size, no B, no factor 2 and no conjugate pairing. The caller must ensure Re Lambda <= 0; growing sums are right as
-    long as e^(Re Lambda l) fits into float32.
+    W complex (c, d, n), Lambda complex (n,) shared by all channels, (d, n), or (g, n) for g groups of d/g channels
+    -> float32 (c, d, l). There is no step size, no B, no factor 2 and no conjugate pairing. The caller must ensure
+    Re Lambda <= 0; growing sums are right as long as e^(Re Lambda l) fits into float32.
     """
-    if Lambda.ndim == 2:
-        return geometric_sums(W, Lambda, l)
-    # Shared poles: the c d rows of W are the rows of a single channel, and one (c d l/m x 2n)(2n x m) product makes all
-    # kernels. Neither a (d, n, l) nor an (n, l) tensor exists.
     c, d, n = W.shape
-    return geometric_sums(W.reshape(c * d, 1, n), Lambda[None], l).view(c, d, l)
+    Lambda = Lambda.view(-1, n)                                                          # (g, n)
+    W = W.unflatten(1, (len(Lambda), -1)).transpose(0, 1)                                # (g, c, d/g, n)
+    # A group is one (c d/g l/m x 2n)(2n x m) product. Neither a (d, n, l) nor an (n, l) tensor exists.
+    K = geometric_sums(W.flatten(1, 2), Lambda, l)                                       # (g, c d/g, l)
+    return K.unflatten(1, (c, -1)).transpose(0, 1).flatten(1, 2)                         # (c, d, l)
 
 
 # ---- 3  S4: diagonal plus low rank, bilinear discretisation ----------------------------------------------------------
@@ -260,13 +301,39 @@ def s4_kernel_naive(A, P, B, C, dt, l):
     return torch.fft.irfft(spectrum, n=l)                                                # (c, d, l)
 
 
-# Where some |1 - p^l| falls below this, the Cauchy sums are nearly singular on the grid and float32 cancels badly.
+# Where some |1 - x| |1 - p^l| falls below this, float32 is not enough.
 NEAR_ROOT_OF_UNITY = 0.02
+
+
+class WoodburyKernel(torch.autograd.Function):
+    """irfft(CB + CP (first[0] - PB) / (first[1] + PP)) of the rfft of `sums` (d, c+1, 2, l), whose rows are CB, CP for
+    each C, then PB, PP; first (d, 2) -> (d, c, l). Written out because autograd's backward passes of rfft and irfft are
+    complex transforms of twice the work: each is the other's adjoint, but for factors that cancel here."""
+
+    @staticmethod
+    def forward(context, sums, first):
+        CB_PB, CP_PP = torch.fft.rfft(sums).unbind(2)                                    # (d, c+1, l/2+1)
+        below = first[:, 1:, None] + CP_PP[:, -1:]
+        ratio = (first[:, :1, None] - CB_PB[:, -1:]) / below                             # (d, 1, l/2+1)
+        context.save_for_backward(CP_PP[:, :-1].clone(), below, ratio)     # a view would keep all that it is a view of
+        return torch.fft.irfft(torch.addcmul(CB_PB[:, :-1], CP_PP[:, :-1], ratio), n=sums.shape[-1])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(context, grad):
+        CP, below, ratio = context.saved_tensors
+        of_CB = torch.fft.rfft(grad)                                                     # (d, c, l/2+1)
+        of_PB = (of_CB * CP.conj()).sum(1, keepdim=True) / -below.conj()
+        of_CB_PB = torch.cat((of_CB, of_PB), 1)
+        both = torch.stack((of_CB_PB, of_CB_PB * ratio.conj()), 2)                       # (d, c+1, 2, l/2+1)
+        both = torch.fft.irfft(both, n=grad.shape[-1])
+        PB, PP = both[:, -1, :, :1].unbind(1)              # a constant in all frequencies is a value at k = 0
+        return both, torch.cat((-PB, PP), 1)
 
 
 @torch.amp.autocast("cpu", enabled=False)
 @torch.amp.autocast("cuda", enabled=False)
-def s4_kernel(A, P, B, C, dt, l):
+def s4_kernel(A, P, B, C, dt, l, precise=None):
     """Convolution kernel of S4: A_full = diag(A) - P P*, bilinear discretisation (paper, eq. 2; [1]).
 
     A, P, B complex (d, n) or (1, n), one of each conjugate pair; C complex (c, d, n), the truncation-corrected
@@ -274,36 +341,42 @@ def s4_kernel(A, P, B, C, dt, l):
     K[k] = C_raw~ Abar^k Bbar.  C is not conjugated and there is no extra factor.
 
     How: each Cauchy sum of `s4_kernel_naive` has terms
-        v_n / D_n(w) = v_n / (1 - dt A_n / 2)  *  1 / (1 - w p_n),      p_n = (1 + dt A_n / 2) / (1 - dt A_n / 2),
+        v_n / D_n(w) = v_n / (1 - x_n)  *  1 / (1 - w p_n),    x_n = dt A_n / 2,    p_n = (1 + x_n) / (1 - x_n),
     and on the l-th roots of unity  1 / (1 - w p) = sum_{k<l} w^k p^k / (1 - p^l)  exactly. So a Cauchy sum is the
     discrete Fourier transform of a sum of geometric sequences with the poles p_n, which `geometric_sums` computes as
-    one matrix product for all four sums. O(d n sqrt(l)) exponentials, O(c d l) memory.
+    one matrix product for all four sums. O(d n sqrt(l)) powers, O(c d l) memory.
 
-    Accuracy, relative to the largest |K|, against a float64 recurrence: below 1e-4 (typically 1e-5) for dt in
-    [1e-4, 10], any l, Re A <= -1e-4. Gradients alike, except that of dt, which is good to 1e-2 at l in the thousands.
-    When a pole p comes close to an l-th root of unity, the sums are large and cancel; that case is detected and taken
-    in float64 (about twice the time), so accuracy holds there too.
+    In float32 the textbook's form would cancel badly, so two things are written differently. With B = beta P + B',
+        CB - g CP PB / (1 + g PP)  =  CB' + CP (beta - g PB') / (1 + g PP)        (CB: the Cauchy sum of C B, and so on)
+    where nothing cancels at the start: HiPPO has B = sqrt(2) P. And g = dt/2 (1 + w) goes into the sums,
+        g / D  =  dt / (1 - x^2)  *  1 / (1 - w p)  -  dt / (2 (1 + x)),
+    because fast states (large x) have poles near -1: long and large sums, just where g vanishes.
+
+    Accuracy, relative to the largest |K|, against a float64 recurrence: below 1e-4 (typically 1e-6) for dt in
+    [1e-4, 10], any l, Re A <= -1e-4. Gradients alike, except that of dt, which is good to 1e-3 at l in the thousands.
+    A state that forgets next to nothing in l steps may have its pole on a root of unity, where sums in float32 are off
+    by about 1e-6 / |1 - p^l|: `precise` takes them in float64, at twice the time. None looks whether that is needed, a
+    read-back that makes a GPU wait; `S4` in models.py keeps its states from it instead.
     """
     A, P, B, C = (v.to(torch.complex128) for v in (A, P, B, C))
     dt = dt.double()[:, None]                                                            # (d, 1)
-    x = dt * A / 2
-    log_p = torch.log((1 + x) / (1 - x))                                                 # (d, n)
-    root_gap = 1 - torch.exp(l * log_p)                                                  # (d, n)  1 - p^l
-    precise = bool(root_gap.detach().abs().min() < NEAR_ROOT_OF_UNITY)
+    x = dt * A / 2                                                                       # (d, n)
+    log_p = 2 * torch.atanh(x)
+    gap = (1 - x) * -torch.expm1(l * log_p)                                              # (d, n)  (1 - x) (1 - p^l)
+    if precise is None:
+        precise = bool(gap.detach().abs().min() < NEAR_ROOT_OF_UNITY)
     dtype = torch.float64 if precise else torch.float32
 
-    c = C.shape[0]
-    shape = C.shape[1:]                                                                  # (d, n)
-    V = torch.cat((C * B, C * P, (P.conj() * B).expand(1, *shape), (P.conj() * P).expand(1, *shape)))
-    V = 2 * V / ((1 - x) * root_gap)                # the factor 2 with Re: the conjugate halves add their conjugates
-    sums = geometric_sums(V, log_p.expand(shape), l, dtype)                              # (2c+2, d, l)
-    CB, CP, PB, PP = torch.fft.rfft(sums).split((c, c, 1, 1))                            # (., d, l/2+1)
-
-    angle = torch.arange(l // 2 + 1, device=dt.device, dtype=torch.float64) * (-2 * math.pi / l)
-    g = dt / 2 * (1 + torch.polar(torch.ones_like(angle), angle))                        # (d, l/2+1)
-    g = g.to(CB.dtype)
-    spectrum = CB - CP * (g * PB / (1 + g * PP))                                         # Woodbury
-    return (dt * torch.fft.irfft(spectrum, n=l)).float()                                 # (c, d, l)
+    with torch.no_grad():                                                                # any beta gives the same sum
+        beta = (P.conj() * B).real.sum(-1, keepdim=True) / P.abs().square().sum(-1, keepdim=True)
+    right = dt[..., None] * torch.stack((B - beta * P, P), 1)                            # (d, 2, n)
+    left = torch.cat((C.transpose(0, 1), (P.conj() / (1 + x))[:, None]), 1)              # (d, c+1, n)
+    rest = (left[:, -1:] * right).real.sum(-1)                                           # (d, 2)
+    first = torch.cat((beta + rest[:, :1], 1 - rest[:, 1:]), 1)
+    # The factor 2 with Re: the conjugate halves add their conjugates.
+    V = left[:, :, None] * (right * (2 / gap)[:, None])[:, None]                         # (d, c+1, 2, n)
+    sums = geometric_sums(V.flatten(1, 2), log_p, l, dtype).unflatten(1, (-1, 2))        # (d, c+1, 2, l)
+    return WoodburyKernel.apply(sums, first.to(dtype)).float().transpose(0, 1)           # (c, d, l)
 
 
 def s4_recover_C(A, P, C, dt, l):
@@ -367,7 +440,7 @@ def ema_kernel(delta, alpha, beta, gamma, l):
     p = delta.double().sigmoid()                                                         # (c, d, h)
     log_q = torch.log1p(-p * alpha.double().sigmoid())
     W = gamma * p * beta / math.sqrt(h)
-    return geometric_sums(W.flatten(0, 1)[None], log_q.flatten(0, 1), l).view(c, d, l)
+    return geometric_sums(W.flatten(0, 1)[:, None], log_q.flatten(0, 1), l).view(c, d, l)
 
 
 @torch.amp.autocast("cpu", enabled=False)
@@ -398,7 +471,7 @@ class DiagonalScan(torch.autograd.Function):
     def backward(ctx, grad):
         """v's gradient is the same scan from the end. log lambda's: that, times the derivative of lambda x[t-1]."""
         log_lambda, x = ctx.saved_tensors
-        grad = diagonal_scan(log_lambda.conj(), grad.flip(1)).flip(1)                    # (b, l, n)
+        grad = DiagonalScan.apply(log_lambda.conj(), grad.flip(1)).flip(1)               # (b, l, n)
         return (grad[:, 1:] * (log_lambda.exp() * x[:, :-1]).conj()).sum((0, 1)), grad
 
 
@@ -437,15 +510,16 @@ def rotary_phases(l, e, device):
     return torch.polar(torch.ones_like(angle), angle).to(torch.complex64)
 
 
-def rotary(x, start=0):
+def rotary(x, start=0, dim=-2):
     """Rotary position embedding ([3]): rotates the pair (x[2m], x[2m+1]) at position t by t * 10000^(-2m/e).
 
     x (..., l, e) -> same shape and dtype. All of e is rotated (paper, section 3.2). After it, q_i . k_j depends on the
     positions only through i - j. A pair is a complex number, and its rotation one complex product. start: the position
-    of the first element.
+    of the first element; dim: the dimension of positions, if it is another.
     """
-    l, e = x.shape[-2:]
+    l, e = x.shape[dim], x.shape[-1]
     phases = rotary_phases(l if start == 0 else fft_length(start + l), e, x.device)[start:start + l]
+    phases = phases.unflatten(0, (l,) + (1,) * (x.ndim - 2 - dim % x.ndim))              # (l, 1, ..., e/2)
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))                      # (..., l, e/2)
     return torch.view_as_real(pairs * phases).flatten(-2).to(x.dtype)
 
@@ -462,18 +536,26 @@ def flash_attn_works():
         return False
 
 
-def _attend(q, k, v, causal, real):
-    """softmax(q k^T / sqrt(e)) v, without keys that are not `real` (b, keys). Causal: the last query is aligned with
-    the last key, for looking one block back."""
+@functools.lru_cache(maxsize=4)                                          # all layers and norms ask for the same
+def inside(lengths, l, dtype=torch.bool):
+    """True lengths (...,) -> (..., l), True or 1 at real positions. The lengths must not be changed in place."""
+    return (torch.arange(l, device=lengths.device) < lengths[..., None]).to(dtype)
+
+
+@functools.lru_cache(maxsize=4)
+def padding_mask(lengths, l, dtype):
+    """(b, 1, 1, l), to be added to scores: 0 for real keys, -inf for padded ones."""
+    return torch.zeros_like(inside(lengths, l), dtype=dtype).masked_fill(~inside(lengths, l), -math.inf)[:, None, None]
+
+
+def _attend(q, k, v, causal, mask):
+    """softmax(q k^T / sqrt(e) + mask) v. Causal: the last query is aligned with the last key, for looking one block
+    back."""
     flash = q.is_cuda and q.dtype in (torch.float16, torch.bfloat16)
-    if real is None and flash and flash_attn_works():
+    if mask is None and flash and not torch.compiler.is_compiling() and flash_attn_works():
         from flash_attn import flash_attn_func
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))                                 # (b, l, h, e)
         return flash_attn_func(q, k, v, causal=causal).transpose(1, 2)
-    mask = None
-    if real is not None:
-        real = real | ~real.any(-1, keepdim=True)                # no key left: a padded query; softmax needs one
-        mask = real[:, None, None, :]                                                    # (b, 1, 1, keys)
     lq, lk = q.shape[-2], k.shape[-2]
     if causal and lq != lk:               # scaled_dot_product_attention aligns is_causal with the first key instead
         mask = torch.ones(lq, lk, dtype=torch.bool, device=q.device).tril(lk - lq)       # (lq, lk)
@@ -489,11 +571,11 @@ def attention(q, k, v, causal=False, block=None, lengths=None):
     lengths (b,): keys at or past a sequence's true length are not attended. What comes out at queries past the true
     length is finite and without meaning.
     """
-    l, real = k.shape[-2], None
+    l, mask = k.shape[-2], None
     if lengths is not None and not causal:          # causal: padding is at the end, where no real query ever looks
-        real = torch.arange(l, device=q.device) < lengths[:, None]                       # (b, l)
+        mask = padding_mask(lengths, l, q.dtype)                                         # (b, 1, 1, l)
     if block is None or block >= l:
-        return _attend(q, k, v, causal, real)
+        return _attend(q, k, v, causal, mask)
     # One call per block. Blocks are few (4 of 4096 on PathX) and large, and a call without a mask may use flash
     # kernels. Blocks with all their neighbours are unbound from overlapping views: the gradient of a slice would be as
     # long as the sequence, once for each block.
@@ -503,7 +585,10 @@ def attention(q, k, v, causal=False, block=None, lengths=None):
         near = slice(max(0, (i - 1) * block), min(l, (i - 1) * block + reach))
         whole = near.stop - near.start == reach
         keys, values = (ks[i - 1], vs[i - 1]) if whole else (k[:, :, near], v[:, :, near])
-        out.append(_attend(some, keys, values, causal, None if real is None else real[:, near]))
+        some_mask = None if mask is None else mask[..., near]
+        if mask is not None:                               # no key left: a padded query; softmax needs one
+            some_mask = some_mask.masked_fill(some_mask.amax(-1, keepdim=True) < 0, 0.0)
+        out.append(_attend(some, keys, values, causal, some_mask))
     return torch.cat(out, -2)
 
 
@@ -795,7 +880,50 @@ def benchmark_steps(lengths, d=256, N=64, h=4):
         print(f"| {l} | {' | '.join(cells)} |", flush=True)
 
 
+def machine_speed():
+    """What this machine reaches on what it does best -> operations a second of a float32 matrix product, bytes a second
+    of a copy."""
+    a, b, copy = torch.randn(1024, 1024), torch.randn(2**25), torch.zeros(2**25)
+    return 2 * 1024**3 / least_seconds(lambda: a @ a), 2 * b.nbytes / least_seconds(lambda: copy.copy_(b))
+
+
+def least_seconds(f, times=10):
+    import time
+
+    took = []
+    for _ in range(times):
+        start = time.perf_counter()
+        f()
+        took.append(time.perf_counter() - start)
+    return min(took)
+
+
+def benchmark_layer(sizes):
+    """Prints milliseconds, forward + backward, of the three parts of a bidirectional S4 layer, beside a bound: the time
+    that their arithmetic takes at the speed of a matrix product or, if longer, their operands' at that of a copy."""
+    speed, bandwidth = machine_speed()
+    print(f"one S4 layer, forward + backward, ms (bound), cpu, {torch.get_num_threads()} threads: "
+          f"{speed / 1e9:.0f} GFLOP/s, {bandwidth / 1e9:.1f} GB/s\n")
+    print("| d, N, l, batch | kernel | convolution | GELU, linear, GLU |\n|---|---|---|---|")
+    for d, N, l, b in sizes:
+        arguments = [v.requires_grad_() for v in random_s4(d, N, 2, l)]
+        K, u = s4_kernel(*arguments, l).detach().requires_grad_(), torch.randn(b, d, l, requires_grad=True)
+        W = torch.randn(2 * d, d, requires_grad=True)
+        fft = 2.5 * 2 * l * math.log2(2 * l)                                             # of one sequence and channel
+        parts = ((lambda: s4_kernel(*arguments, l, precise=False), arguments,
+                  3 * 2 * 6 * N * d * l, 6 * 2 * d * l),                                 # 6 sums, 3 products of each
+                 (lambda: fft_conv(u, K), (u, K), 5 * b * d * fft, 5 * b * d * l),
+                 (lambda: F.glu(W @ F.gelu(u), dim=1), (u, W), 3 * 2 * b * l * 2 * d * d, 5 * b * d * l))
+        cells = []
+        for part, leaves, flops, numbers in parts:
+            took = least_seconds(lambda: torch.autograd.grad(part().sum(), leaves))
+            cells.append(f"{1000 * took:.1f} ({1000 * max(flops / speed, 4 * numbers / bandwidth):.1f})")
+        print(f"| {d}, {N}, {l}, {b} | {' | '.join(cells)} |", flush=True)
+    print()
+
+
 if __name__ == "__main__":
     benchmark(s4_kernel, s4_kernel_naive, random_s4, 64, (1024, 4096, 16384, 65536), naive_up_to=4096)
     benchmark(diagonal_kernel, diagonal_kernel_naive, random_dlr, 1024, (256, 1024, 4096, 16384), naive_up_to=256)
+    benchmark_layer(((64, 16, 256, 16), (256, 64, 1024, 4), (512, 64, 1024, 4)))
     benchmark_steps((1024, 4096, 16384))

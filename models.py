@@ -1,6 +1,7 @@
 """Models: a table of sizes, thin layers over kernels.py, one line a model, one backbone with two heads.
 
     python models.py [TASK] [LENGTH]     what each architecture costs, in its sizes on a task: parameters, memory, FLOPs
+    python models.py TASK LENGTH --cost  of a training step: operations, FLOPs, bytes, a bound on its time on a GPU
 
     Backbone      symbols (b, l) or samples (b, l, channels) -> features (b, l, d)
     Denoiser      backbone + a linear head on the positions to be predicted         stage 1, pretrain.py
@@ -31,14 +32,17 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional
 import torch.nn as nn
 import torch.nn.functional as F
+import torch.utils.flop_counter
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from kernels import (attention, bigbird_attention, ceil_div, diagonal_kernel, diagonal_scan, elu_features, ema_kernel,
-                     favor_features, fft_conv, hippo_nplr, linear_attention, longformer_attention, lsh_attention,
-                     relu_features, rotary, rotary_phases, s4_kernel, s4_recover_C, s4_step, s4d_poles, sgconv_kernel,
-                     structured_linear, truncation_correction)
+                     favor_features, fft_conv, hippo_nplr, inside, linear_attention, longformer_attention,
+                     lsh_attention, relu_features, rotary, rotary_phases, s4_kernel, s4_recover_C, s4_step, s4d_kernel,
+                     s4d_poles, sgconv_kernel, structured_linear, truncation_correction, two_levels)
 
 # ---- Sizes -----------------------------------------------------------------------------------------------------------
 
@@ -266,13 +270,20 @@ class SSM(nn.Module):
         self.dropout = nn.Dropout1d(c.dropout)                       # one mask along the length, of (b, d, l)
         self.out = nn.Linear(c.d, 2 * c.d)
 
-    def forward(self, x, lengths=None):
+    def forward(self, x, lengths=None, K=None):
+        """K (c, d, l) or longer, if it has been made already."""
         u = x.transpose(1, 2)                                                                 # (b, d, l)
         if lengths is not None:       # a convolution does not know padding; zeros do not move its state
             u = u * inside(lengths, x.shape[1])[:, None]
-        K = self.kernel(x.shape[1])                                                           # (c, d, l) or longer
-        y = fft_conv(u, K[0], K[1] if len(K) == 2 else None) + self.D[:, None] * u            # (b, d, l)
-        return F.glu(self.out(self.dropout(F.gelu(y)).transpose(1, 2)), dim=-1)               # (b, l, d)
+        K = self.kernel(x.shape[1]) if K is None else K
+        y = fft_conv(u, K, D=self.D)                                                          # (b, d, l)
+        y = self.dropout(F.gelu(y))
+        # `out` on the channels of each position, without transposing what is large. Autocast would cast the weight
+        # after it is expanded, b times.
+        lower = torch.get_autocast_dtype(y.device.type) if torch.is_autocast_enabled(y.device.type) else y.dtype
+        weight, bias = self.out.weight.to(lower), self.out.bias.to(lower)
+        y = torch.baddbmm(bias[:, None], weight.expand(len(y), -1, -1), y.to(lower))          # (b, 2 d, l)
+        return F.glu(y, dim=1).transpose(1, 2)                                                # (b, l, d)
 
     def step(self, x, state):
         """One position of a causal layer: x (b, d) and the state after the position before -> y (b, d), state."""
@@ -285,15 +296,41 @@ def log_uniform(c, n):
     return torch.rand(n) * math.log(c.dt_max / c.dt_min) + math.log(c.dt_min)
 
 
+class Kernel(nn.Module):
+    """Base of what makes convolution kernels, (directions, d, l) of length l, float32.
+
+    Kernels depend on parameters alone, so the layers of a backbone make theirs together, in as few calls as one layer
+    would need. `arguments(p)` prepares parameters, p.A and the like: of this module, or of many, stacked in front.
+    `make(*arguments, l)` makes kernels, channel by channel. An argument is (..., d, n) or (d,).
+    """
+
+    def forward(self, l):
+        return self.make(*self.arguments(self), l)
+
+
+def make_kernels(kernels, l):
+    """The kernels of modules of one shape, (c, d, l) each, in one call. Where they are large, calls cost little and
+    memory much, so then in several calls."""
+    names = [*kernels[0]._parameters, *kernels[0]._buffers]
+    many, made = max(1, 2**22 // (kernels[0].d * getattr(kernels[0], "length", l))), []
+    for i in range(0, len(kernels), many):
+        some = kernels[i:i + many]
+        p = SimpleNamespace(**{name: torch.stack([getattr(kernel, name) for kernel in some]) for name in names})
+        # layers in front -> layers and channels as one dimension: (layers, ..., d, n) -> (..., layers d, n)
+        arguments = (v.flatten() if v.ndim == 2 else v.movedim(0, -3).flatten(-3, -2) for v in some[0].arguments(p))
+        made += some[0].make(*arguments, l)[..., :l].chunk(len(some), 1)
+    return made
+
+
 # ---- Diagonal: DLR ---------------------------------------------------------------------------------------------------
 
-class Diagonal(nn.Module):
-    """Kernels that are sums of geometric sequences: `poles` gives W (c, d, n) and Lambda (n,) or (d, n), complex."""
+class Diagonal(Kernel):
+    """Kernels that are sums of geometric sequences: arguments W (c, d, n) and Lambda (1 or d, n), complex."""
 
-    @torch.compiler.disable                                          # complex arithmetic: the compiler gains nothing
-    def forward(self, l):
-        """(c, d, l), float32."""
-        return diagonal_kernel(*self.poles(), l)
+    make = staticmethod(diagonal_kernel)
+
+    def poles(self):
+        return self.arguments(self)
 
     def step(self, u, x):
         """The recurrence itself: u (b, d), state x (b, d, n) or None -> y (b, d), x."""
@@ -322,21 +359,21 @@ class DLR(Diagonal):
         channels = c.d if c.own_poles else 1
         decay = c.dt_min / 2 * (c.dt_max / c.dt_min) ** torch.rand(channels, c.state)
         turn = (torch.arange(c.state) + torch.arange(channels)[:, None] / channels) * (2 * math.pi / c.state)
+        self.d = c.d
         self.theta = nn.Parameter(decay.sqrt().squeeze(0))                                    # (n,) or (d, n)
         self.Lambda_im = nn.Parameter(turn.squeeze(0))                                        # (n,) or (d, n)
         # Complex parameters are stored as real pairs, so that Adam keeps moments per component.
         self.W = nn.Parameter(torch.randn(c.directions, c.d, c.state, 2) / c.state)           # (c, d, n, 2)
         self.rates = {name: (c.ssm_lr, False) for name in ("theta", "Lambda_im", "W")}
 
-    def poles(self):
-        """W (c, d, n) and Lambda (n,) or (d, n), complex64."""
-        Lambda = torch.complex(-self.theta.float().square(), self.Lambda_im.float())
-        return torch.view_as_complex(self.W.float()), Lambda
+    def arguments(self, p):
+        Lambda = torch.complex(-p.theta.float().square(), p.Lambda_im.float())                # (n,) or (d, n)
+        return torch.view_as_complex(p.W.float()), Lambda if self.theta.ndim == 2 else Lambda[..., None, :]
 
 
 # ---- Diagonal plus low rank: S4 --------------------------------------------------------------------------------------
 
-class S4(nn.Module):
+class S4(Kernel):
     """Kernels of S4 (paper, eq. 2; Gu et al. 2022).
 
     Low rank: the state matrix is diag(A) - P P* (eq. 2.1). HiPPO's matrix is normal only up to such a rank-one term,
@@ -378,21 +415,24 @@ class S4(nn.Module):
         self.rates = {name: (c.ssm_lr, False) for name in ("A_log_re", "A_im", "P", "B")}
         self.rates["log_dt"] = (None if c.dt_lr == "main" else c.dt_lr, False)
 
-    def matrices(self):
+    def arguments(self, p):
         """A, P, B (d, n), C~ (c, d, n) and dt (d,)."""
-        A = torch.complex(-self.A_log_re.float().exp().clamp(min=1e-4), self.A_im.float())    # (n_ssm, n)
-        P, B, C = (torch.view_as_complex(v.float()) for v in (self.P, self.B, self.C))
-        A, P, B = (v.repeat(self.d // v.shape[0], 1) for v in (A, P, B))                      # (d, n) channels in turn
-        return A, P, B, C, self.log_dt.float().exp()
+        P, B, C = (torch.view_as_complex(v.float()) for v in (p.P, p.B, p.C))
+        A_re, A_im, P, B = (v.tile((self.d // v.shape[-2], 1))                                # (d, n) channels in turn
+                            for v in (p.A_log_re.float().exp(), p.A_im.float(), P, B))
+        dt = p.log_dt.float().exp()                                                           # (d,)
+        # No state decays slower than 1 % in `length` steps (before the bilinear rule), so that float32 is enough: see
+        # `s4_kernel`. HiPPO's states do not come near it.
+        least = 0.01 / (self.length * dt.detach()[..., None])
+        return torch.complex(-A_re.maximum(least), A_im), P, B, C, dt
 
-    @torch.compiler.disable
-    def forward(self, l):
-        """(c, d, length), float32, whatever l is."""
-        return s4_kernel(*self.matrices(), self.length)
+    def make(self, A, P, B, C, dt, l):
+        """(c, d, length), whatever l is."""
+        return s4_kernel(A, P, B, C, dt, self.length, precise=False)
 
     def step(self, u, state):
         """The state also holds C, which costs far more to find than a step."""
-        A, P, B, C, dt = self.matrices()
+        A, P, B, C, dt = self.arguments(self)
         if state is None:
             C = s4_recover_C(A, P, C, dt, self.length)[0].to(A.dtype)                         # (d, n)
             state = C, torch.zeros(*u.shape, A.shape[-1], dtype=A.dtype, device=u.device)     # (b, d, n)
@@ -438,7 +478,7 @@ class Attention(nn.Module):
         super().__init__()
         if c.d % c.heads:
             raise SizeError(f"d={c.d} is not a multiple of heads={c.heads}")
-        self.heads, self.causal, self.block = c.heads, c.causal, c.block
+        self.heads, self.e, self.causal, self.block = c.heads, c.d // c.heads, c.causal, c.block
         self.rotary_dims = int(c.rotary * c.d // c.heads)
         if self.rotary_dims % 2:
             raise SizeError(f"d={c.d}, heads={c.heads}: rotary positions turn pairs, not {self.rotary_dims} dimensions")
@@ -447,11 +487,13 @@ class Attention(nn.Module):
 
     def project(self, x, start=0):
         """x (b, l, d) at positions from `start` on -> queries, keys, values, each (b, h, l, e); `Reformer`: no keys."""
-        *qk, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.qkv(x).split(x.shape[-1], -1))
-        if r := self.rotary_dims:
-            qk = (rotary(y, start) if r == y.shape[-1] else torch.cat((rotary(y[..., :r], start), y[..., r:]), -1)
-                  for y in qk)
-        return *qk, v
+        y = self.qkv(x).unflatten(-1, (-1, self.e))                                           # (b, l, 3 h, e)
+        if r := self.rotary_dims:                                    # queries and keys in one product
+            qk, v = y.split((y.shape[2] - self.heads, self.heads), 2)
+            turned = rotary(qk[..., :r], start, dim=1)
+            y = torch.cat((turned, qk[..., r:]), -1) if r < self.e else turned                # (b, l, 2 h, e)
+        parts = y.split(self.heads, 2) + ((v,) if r else ())
+        return tuple(part.transpose(1, 2) for part in parts)
 
     def merge(self, y):
         """What the heads attended to (b, h, l, e) -> (b, l, d)."""
@@ -486,9 +528,42 @@ def sinusoids(l, d):
 
 # ---- Norms and residual blocks ---------------------------------------------------------------------------------------
 
-def inside(lengths, l):
-    """True lengths (...,) -> (..., l) bool, True at real positions."""
-    return torch.arange(l, device=lengths.device) < lengths[..., None]
+def total(value, many):
+    """Sum over processes, if there are many."""
+    if many:
+        dist.all_reduce(value)
+    return value
+
+
+class MaskedNorm(torch.autograd.Function):
+    """x (b, d, l), real (b, l, 1) 1 or 0, gain and bias (d,) -> (x - mean) / sqrt(variance + eps) * gain + bias, with
+    the mean and variance (d, 1) of the real positions of all processes; also these and their number (1, 1). In few
+    passes over x."""
+
+    @staticmethod
+    def forward(context, x, real, gain, bias, eps, many):
+        count = total(real.sum((0, 1), keepdim=True)[0], many)                                # (1, 1)
+        share = real / count                                                                  # (b, l, 1)
+        mean = total((x @ share).sum(0), many)                                                # (d, 1)
+        x = x - mean
+        variance = total((x.square() @ share).sum(0), many)                                   # (d, 1)
+        rate = torch.rsqrt(variance + eps)
+        context.save_for_backward(x, share, gain, rate)
+        context.many = many
+        context.mark_non_differentiable(mean, variance, count)
+        context.set_materialize_grads(False)
+        return torch.addcmul(bias[:, None], x, rate * gain[:, None]), mean, variance, count
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(context, grad, *_):
+        """y = gain z + bias, z = rate x. Every position's z depends on all real x, through mean and variance."""
+        x, share, gain, rate = context.saved_tensors
+        of_bias = grad.sum((0, 2))[:, None]                                                   # (d, 1)
+        of_gain = (grad * x).sum((0, 2))[:, None] * rate                                      # (d, 1)
+        sums = total(torch.cat((of_bias, of_gain), 1), context.many)                          # (d, 2)
+        shift = torch.addcmul(sums[:, :1], x, sums[:, 1:] * rate).mul_(share.mT)              # (b, d, l)
+        return (grad - shift).mul_(rate * gain[:, None]), None, of_gain[:, 0], of_bias[:, 0], None, None
 
 
 class BatchNorm(nn.BatchNorm1d):
@@ -501,24 +576,19 @@ class BatchNorm(nn.BatchNorm1d):
 
     def forward(self, x, lengths=None):
         many = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if x.ndim == 2:                                                                       # (b, d), one step
+            return super().forward(x)
         if not self.training or (lengths is None and not many):
-            return super().forward(x.flatten(0, -2)).view_as(x)
-        x_dtype, x = x.dtype, x.float()
-        weight = torch.ones(x.shape[:2], device=x.device) if lengths is None else inside(lengths, x.shape[1]).float()
-        weight = weight[..., None]                                                            # (b, l, 1)
-
-        def total(value):                                            # over positions, sequences and processes
-            value = value.sum((0, 1))                                  # gradients pass through this all_reduce:
-            return torch.distributed.nn.functional.all_reduce(value) if many else value
-
-        count = total(weight)                                                                 # (1,)
-        mean = total(weight * x) / count                                                      # (d,)
-        variance = total(weight * (x - mean).square()) / count                                # (d,)
+            return super().forward(x.transpose(1, 2)).transpose(1, 2)
+        real = torch.ones(x.shape[:2], device=x.device) if lengths is None else inside(lengths, x.shape[1], torch.float)
+        with torch.autocast(x.device.type, enabled=False):
+            y, mean, variance, count = MaskedNorm.apply(x.transpose(1, 2).float(), real[..., None], self.weight,
+                                                        self.bias, self.eps, many)
         with torch.no_grad():
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(variance * count / (count - 1).clamp(min=1), self.momentum)
+            self.running_mean.lerp_(mean[:, 0], self.momentum)
+            self.running_var.lerp_((variance * count / (count - 1).clamp(min=1))[:, 0], self.momentum)
             self.num_batches_tracked += 1
-        return ((x - mean) * torch.rsqrt(variance + self.eps) * self.weight + self.bias).to(x_dtype)
+        return y.to(x.dtype).transpose(1, 2)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -553,8 +623,8 @@ class TransformerBlock(nn.Module):
         self.mixer = mixer
         self.ff = feed_forward(c)
 
-    def forward(self, x, lengths=None):
-        y = x + self.mixer(self.norm1(x, lengths), lengths)
+    def forward(self, x, lengths=None, *K):
+        y = x + self.mixer(self.norm1(x, lengths), lengths, *K)
         return y + self.ff(self.norm2(x if self.parallel else y, lengths))
 
     def step(self, x, state):
@@ -571,9 +641,10 @@ class SSMBlock(nn.Module):
         self.pre, self.norm, self.mixer = c.place == "pre", NORMS[c.norm](c.d), mixer
         self.dropout = nn.Dropout1d(c.dropout)
 
-    def forward(self, x, lengths=None):
-        y = self.mixer(self.norm(x, lengths) if self.pre else x, lengths)                     # (b, l, d)
-        x = x + self.dropout(y.transpose(1, 2)).transpose(1, 2)                               # one mask for the length
+    def forward(self, x, lengths=None, *K):
+        y = self.mixer(self.norm(x, lengths) if self.pre else x, lengths, *K)                 # (b, l, d)
+        # One mask for the length. The sum lies in memory as its first term does, so from here on as (b, d, l).
+        x = self.dropout(y.transpose(1, 2)).transpose(1, 2) + x
         return x if self.pre else self.norm(x, lengths)
 
     def step(self, x, state):
@@ -606,15 +677,26 @@ class Backbone(nn.Module):
         return batch.symbols if self.reads_symbols else batch.samples
 
     def forward(self, x, lengths=None):
+        return self.body(x, lengths, self.kernels(x.shape[1]))
+
+    def body(self, x, lengths, kernels):
+        """All but the kernels that layers make together: what --compile compiles."""
         # The input and the sum that all layers add to stay float32 under autocast, for every model alike: bfloat16
         # would keep 8 bits of a sample.
         with torch.autocast(x.device.type, enabled=False):
             x = self.encoder(x)                                                               # (b, l, d)
         if self.positions is not None:
             x = x + self.positions[: x.shape[1]]
-        for layer in self.layers:
-            x = layer(x, lengths)
+        for layer, K in zip(self.layers, kernels):
+            x = layer(x, lengths, *K)
         return x if self.norm is None else self.norm(x, lengths)                              # (b, l, d)
+
+    def kernels(self, l):
+        """The kernels of all layers, made together: for each layer (K,), or () where its mixer makes what it needs."""
+        kernels = [getattr(layer.mixer, "kernel", None) for layer in self.layers]
+        if not all(isinstance(kernel, Kernel) for kernel in kernels):
+            return [()] * len(kernels)
+        return [(K,) for K in make_kernels(kernels, l)]
 
     def can_step(self):
         """Whether all layers have a recurrent form; those that have none generate by computing everything anew."""
@@ -634,6 +716,11 @@ class Backbone(nn.Module):
 
 # ---- Heads -----------------------------------------------------------------------------------------------------------
 
+def at(x, hidden):
+    """x (b, l, ...) at hidden positions -> (m, ...). hidden: bool (b, l) or numbers (m,) below b l."""
+    return x[hidden] if hidden.dtype == torch.bool else x.flatten(0, 1)[hidden]
+
+
 class Denoiser(nn.Module):
     """Stage 1: predicts the symbol or sample at chosen positions. `outputs` is the vocabulary (or gray levels) under
     cross-entropy, the number of channels under L1."""
@@ -644,8 +731,8 @@ class Denoiser(nn.Module):
         self.head = backbone.init_head(nn.Linear(backbone.d, outputs))
 
     def forward(self, x, lengths, hidden):
-        """x as in Backbone, hidden (b, l) bool -> (m, outputs), one row per True: no logits where no loss is taken."""
-        return self.head(self.backbone(x, lengths)[hidden])
+        """x as in Backbone, hidden as in `at` -> (m, outputs): no logits where no loss is taken."""
+        return self.head(at(self.backbone(x, lengths), hidden))
 
 
 class Classifier(nn.Module):
@@ -730,6 +817,8 @@ class S4D(Diagonal):
     In all three Re A = -1/2 and B = 1. Copies, rates and log dt are those of `S4`.
     """
 
+    make = staticmethod(s4d_kernel)
+
     def __init__(self, c):
         super().__init__()
         if c.d % c.n_ssm:
@@ -746,14 +835,17 @@ class S4D(Diagonal):
         self.rates = {name: (c.ssm_lr, False) for name in ("A_log_re", "A_im", "B")}
         self.rates["log_dt"] = (None if c.dt_lr == "main" else c.dt_lr, False)
 
+    def arguments(self, p):
+        A = torch.complex(-p.A_log_re.float().exp().clamp(min=1e-4), p.A_im.float())          # (n_ssm, n)
+        B, C = (torch.view_as_complex(v.float()) for v in (p.B, p.C))
+        A, B = (v.tile((self.d // v.shape[-2], 1)) for v in (A, B))                           # (d, n)
+        return A, B, C, p.log_dt.float().exp()
+
     def poles(self):
-        """W (c, d, n) and Lambda (d, n) of the sum that a kernel is, complex128."""
-        A = torch.complex(-self.A_log_re.float().exp().clamp(min=1e-4), self.A_im.float())    # (n_ssm, n)
-        A, B = (v.repeat(self.d // v.shape[0], 1) for v in (A, torch.view_as_complex(self.B.float())))    # (d, n)
-        return s4d_poles(A, B, torch.view_as_complex(self.C.float()), self.log_dt.float().exp())
+        return s4d_poles(*self.arguments(self))
 
 
-class SGConv(nn.Module):
+class SGConv(Kernel):
     """Kernels of SGConv (Li et al. 2023): a long convolution without a state space behind it.
 
     A kernel is pieces of c.piece learned values, laid end to end. From the third on, each is stretched twice as long as
@@ -767,7 +859,7 @@ class SGConv(nn.Module):
 
     def __init__(self, c):
         super().__init__()
-        self.stretch = c.stretch
+        self.d, self.stretch = c.d, c.stretch
         pieces = 1 + max(0, math.ceil(math.log2(c.length / c.piece)) - c.stretch)
         w = torch.randn(pieces, c.directions, c.d, c.piece)                                   # (S, c, d, d0)
         if c.cosine:
@@ -781,9 +873,11 @@ class SGConv(nn.Module):
         self.register_buffer("norm", K.norm(dim=-1, keepdim=True))
         self.rates = {"w": (c.piece_lr, True)}
 
-    def forward(self, l):
-        """(c, d, l), float32."""
-        return sgconv_kernel(self.w, l, self.multiplier, self.power, self.stretch) / self.norm
+    def arguments(self, p):
+        return p.w, p.multiplier, p.power, p.norm
+
+    def make(self, w, multiplier, power, norm, l):
+        return sgconv_kernel(w, l, multiplier, power, self.stretch) / norm
 
 
 class SharedState(nn.Module):
@@ -812,7 +906,6 @@ class SharedState(nn.Module):
             y = y + x.real @ C[..., 0].T - x.imag @ C[..., 1].T                               # (b, l, d) Re C x
         return self.factor * y + self.D * u
 
-    @torch.compiler.disable
     def forward(self, x, lengths=None):
         u = x if lengths is None else x * inside(lengths, x.shape[1])[..., None]
         with torch.autocast(x.device.type, enabled=False):
@@ -1005,20 +1098,23 @@ class Performer(Attention):
 
 # ---- Averages that prepare attention, MEGA ---------------------------------------------------------------------------
 
-class EMA(nn.Module):
+class EMA(Kernel):
     """Kernels of MEGA's moving averages: c.averages damped exponential ones per channel and direction. At the start all
     fade within some 60 positions; long memory is learned."""
 
     def __init__(self, c):
         super().__init__()
-        shape = (c.directions, c.d, c.averages)
+        self.d, shape = c.d, (c.directions, c.d, c.averages)
         self.delta, self.alpha = (nn.Parameter(torch.randn(shape) * 0.2) for _ in range(2))
         self.beta = nn.Parameter(torch.randn(shape) * 0.02 + (-1.0) ** torch.arange(c.averages))
         self.gamma = nn.Parameter(torch.randn(shape))
 
-    def forward(self, l):
+    def arguments(self, p):
+        return p.delta, p.alpha, p.beta, p.gamma
+
+    def make(self, delta, alpha, beta, gamma, l):
         """(c, d, l), float32. Unlike the official code's, kernels are not cut after 1024 lags."""
-        K = ema_kernel(self.delta, self.alpha, self.beta, self.gamma, l)
+        K = ema_kernel(delta, alpha, beta, gamma, l)
         if len(K) == 1:
             return K
         # The backward kernel of `fft_conv` starts at lag 1, MEGA's at lag 0: that value is added to the forward one.
@@ -1053,10 +1149,10 @@ class Mega(nn.Module):
             self.norm_ssm, self.norm_out = nn.LayerNorm(c.d), nn.LayerNorm(c.d)
             self.join = nn.Linear(2 * c.d, c.d)
 
-    def convolve(self, x, K, lengths):
-        """x (b, l, d) with kernels K (c, d, l or longer), padding taken as 0 -> (b, l, d)."""
+    def convolve(self, x, K, lengths, D):
+        """x (b, l, d) with kernels K (c, d, l or longer), padding taken as 0, and D x -> (b, l, d)."""
         u = x if lengths is None else x * inside(lengths, x.shape[1])[..., None]
-        return fft_conv(u.transpose(1, 2), *K).transpose(1, 2)
+        return fft_conv(u.transpose(1, 2), K, D=D).transpose(1, 2)
 
     def attend(self, q, k, v, lengths):
         """q, k (b, l, z), v (b, l, v) -> (b, l, v)."""
@@ -1080,18 +1176,19 @@ class Mega(nn.Module):
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return y.flatten(1, 2)[:, :l]
 
-    def averages(self, x, lengths):
+    def averages(self, x, lengths, K):
         """What queries, keys and gates are made from, (b, l, d)."""
-        return F.silu(self.convolve(x, self.kernel(x.shape[1]), lengths) + self.omega * x)
+        return F.silu(self.convolve(x, K, lengths, self.omega))
 
-    def forward(self, x, lengths, raw):
-        gates = self.gates(self.dropout(self.averages(x, lengths))).split((self.d, self.z, self.v, self.d), -1)
+    def forward(self, x, lengths, raw, K=None):
+        K = self.kernel(x.shape[1]) if K is None else K
+        gates = self.gates(self.dropout(self.averages(x, lengths, K))).split((self.d, self.z, self.v, self.d), -1)
         update, shared, reset, own = gates[0].sigmoid(), F.silu(gates[1]), F.silu(gates[2]), gates[3]
         q, k = (shared * self.scale[i] + self.shift[i] for i in range(2))                     # (b, l, z)
         y = self.attend(q, k, F.silu(self.values(x)), lengths)                                # (b, l, v)
         y = self.dropout(F.silu(own + self.out(reset * y)))                                   # (b, l, d)
         if self.ssm is not None:
-            state = self.convolve(x, self.ssm(x.shape[1]), lengths) + self.D * x
+            state = self.convolve(x, self.ssm(x.shape[1]), lengths, self.D)
             y = self.join(torch.cat((self.norm_ssm(state), self.norm_out(y)), -1))
         return update * (y - raw)
 
@@ -1108,11 +1205,11 @@ class MegaBlock(nn.Module):
             nn.init.normal_(linear.weight, std=0.02)
             nn.init.zeros_(linear.bias)
 
-    def forward(self, x, lengths=None):
+    def forward(self, x, lengths=None, *K):
         if self.pre:
-            x = x + self.mixer(self.norm1(x, lengths), lengths, x)
+            x = x + self.mixer(self.norm1(x, lengths), lengths, x, *K)
             return x + self.dropout(self.ff(self.norm2(x, lengths)))
-        x = self.norm1(x + self.mixer(x, lengths, x), lengths)
+        x = self.norm1(x + self.mixer(x, lengths, x, *K), lengths)
         return self.norm2(x + self.dropout(self.ff(x)), lengths)
 
 
@@ -1264,58 +1361,144 @@ def config(sizes, task, causal=False, mask_channel=False):
 
 # ---- The table -------------------------------------------------------------------------------------------------------
 
+# What its maker says of the GPU that costs are computed for: bytes, bytes a second, and operations a second of matrix
+# products, in bfloat16 and in float32.
+GPU = dict(name="H100 SXM", memory=80e9, bandwidth=3.35e12, bfloat16=989e12, float32=67e12)
+
+
+class Cost(TorchDispatchMode):
+    """Counts what runs under it, without autograd's views: operations; FLOPs of matrix products, attention and Fourier
+    transforms (2 a multiply-add, 2.5 n log2 n a real FFT); bytes read and written, each operation's operands once; and
+    the seconds that GPU needs at least, if each operation takes the larger of its arithmetic's and its memory's time.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.operations, self.flops, self.bytes, self.seconds = 0, 0, 0, 0.0
+        aten = torch.ops.aten
+        self.formulas = torch.utils.flop_counter.flop_registry | {
+            aten._fft_r2c: self.fft, aten._fft_c2r: self.fft,
+            aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, *_, **__: 4 * q.numel() * k.shape[-2],
+            aten._scaled_dot_product_flash_attention_for_cpu_backward:
+                lambda grad, q, k, *_, **__: 10 * q.numel() * k.shape[-2]}
+
+    @staticmethod
+    def fft(x, dim, *_, out_val=None, **__):
+        n = max(x.shape[dim[-1]], out_val.shape[dim[-1]])
+        return int(x.numel() // x.shape[dim[-1]] * 2.5 * n * math.log2(max(2, n)))
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **kwargs or {})
+        if function.namespace == "aten" and not function.is_view:
+            tensors = [v for v in tree_leaves((args, kwargs, result)) if isinstance(v, torch.Tensor)]
+            formula = self.formulas.get(function.overloadpacket)
+            flops = formula(*args, **kwargs or {}, out_val=result) if formula else 0
+            # what an expanded tensor repeats is read once
+            moved = sum(min(v.nbytes, v.untyped_storage().nbytes()) for v in tensors)
+            peak = GPU["bfloat16" if tensors and tensors[0].dtype == torch.bfloat16 else "float32"]
+            self.operations, self.flops, self.bytes = self.operations + 1, self.flops + flops, self.bytes + moved
+            self.seconds += max(flops / peak, moved / GPU["bandwidth"])
+        return result
+
+
+@contextlib.contextmanager
+def without_values():
+    """Tensors made here have shapes but no values: they must neither come from a cache nor stay in it."""
+    def clear():
+        rotary_phases.cache_clear()
+        two_levels.cache_clear()
+
+    clear()
+    try:
+        with FakeTensorMode():
+            yield
+    finally:
+        clear()
+
+
 def describe(c):
     """Cost of a batch of one sequence of symbols, without input layer and head -> (parameters of the mixers, other
     parameters, bytes that autograd keeps for the backward pass in float32, FLOPs per position of the forward pass).
 
-    The model runs on tensors that have shapes but no values. Counted are matrix products, attention (causal like full)
-    and Fourier transforms, two FLOPs a multiply-add and 2.5 n log2 n a real FFT; not counted is element-wise work (S5's
-    and LRU's scans), nor making convolution kernels, which is done once a batch (`python kernels.py` measures that).
+    The model runs on tensors that have shapes but no values. Not counted is element-wise work (S5's and LRU's scans),
+    nor making convolution kernels, which is done once a batch (`python kernels.py` measures that).
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.utils.flop_counter import FlopCounterMode
-
-    def fft(x, dim, *rest, out_shape=None, **more):
-        n = max(x[dim[-1]], out_shape[dim[-1]])
-        return int(math.prod(x) // x[dim[-1]] * 2.5 * n * math.log2(max(2, n)))
-
-    def attend(q, k, v, *rest, out_shape=None, **more):
-        return 4 * math.prod(q) * k[-2]
-
-    def keep(tensor):
-        saved[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
-        return tensor
-
-    aten, saved = torch.ops.aten, {}
-    counter = FlopCounterMode(display=False, custom_mapping={
-        aten._fft_r2c: fft, aten._fft_c2r: fft, aten._scaled_dot_product_flash_attention_for_cpu: attend})
-    rotary_phases.cache_clear()            # tensors without values must neither come from this cache nor stay in it
-    with FakeTensorMode():
+    with without_values():
         backbone = Backbone(c)
         mixers, rest = sum(count(layer.mixer) for layer in backbone.layers), count(backbone) - count(backbone.encoder)
         for layer in backbone.layers:
             for name in {"kernel", "ssm"} & set(dict(layer.mixer.named_children())):
                 getattr(layer.mixer, name).forward = partial(torch.empty, c.directions, c.d)          # (c, d, l)
+        backbone.kernels = lambda l: [()] * c.layers
         x, lengths = torch.zeros(1, c.length, dtype=torch.int64), torch.full((1,), c.length)
-        with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            y = backbone(x, lengths)       # y keeps alive what is counted
-        for p in backbone.parameters():
+        kept, cost = run_without_values(backbone, x, lengths)
+    return mixers, rest - mixers, kept, cost.flops / c.length
+
+
+def cost_of_step(c, batch):
+    """Cost of a training step, forward, backward and AdamW, of `batch` sequences of symbols of which a quarter is
+    hidden, in bfloat16 where autocast takes it -> `Cost`, with the bytes that autograd keeps and those of weights,
+    gradients and AdamW's moments."""
+    with without_values():
+        model = Denoiser(Backbone(c), c.vocab)
+        optimizer = torch.optim.AdamW(param_groups(model, 1e-3, 0.0), fused=True)
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        optimizer.step()                                             # makes the moments, off the count
+        optimizer.zero_grad()
+        x, lengths = torch.zeros(batch, c.length, dtype=torch.int64), torch.full((batch,), c.length)
+        hidden = torch.zeros(ceil_div(batch * c.length, 4), dtype=torch.int64)
+        kept, cost = run_without_values(model, x, lengths, hidden, optimizer=optimizer)
+    cost.kept, cost.weights = kept, 16 * count(model)
+    return cost
+
+
+def run_without_values(model, *inputs, optimizer=None):
+    """A forward pass and, with an optimiser, the rest of a step -> bytes kept for the backward pass, `Cost`."""
+    def keep(tensor):
+        saved[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        return tensor
+
+    saved = {}
+    with Cost() as cost:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            with torch.autocast("cpu", torch.bfloat16, enabled=optimizer is not None):
+                y = model(*inputs)         # y keeps alive what is counted
+        for p in model.parameters():
             saved.pop(p.untyped_storage()._cdata, None)
-    rotary_phases.cache_clear()
-    return mixers, rest - mixers, sum(s.nbytes() for s in saved.values()), counter.get_total_flops() / c.length
+        if optimizer is not None:
+            F.cross_entropy(y.float(), torch.zeros(len(y), dtype=torch.int64)).backward()
+            optimizer.step()
+    return sum(s.nbytes() for s in saved.values()), cost
 
 
-def print_models(task, length):
-    """One line for each model, in the sizes that it has on a task."""
-    print(f"Sizes as on {task}; a batch of one sequence of {length:,} symbols. Kept: by autograd for the backward "
-          "pass, float32.\n")
-    print("| model | parameters of mixers | other parameters | MiB kept | MFLOPs per position |")
-    print("|---|---|---|---|---|")
+def print_models(task, length, batch=None):
+    """One line for each model, in the sizes that it has on a task: of a sequence or, with batch, of a training step."""
     outside = SimpleNamespace(length=length, vocab=256, channels=None)
-    for model in MODELS:
-        if (sizes := arch(task, model)) is not None:
-            mixers, rest, memory, flops = describe(config(sizes, outside, causal="pythia" in model))
+    configs = {model: config(sizes, outside, causal="pythia" in model)
+               for model in MODELS if (sizes := arch(task, model)) is not None}
+    if batch is None:
+        print(f"Sizes as on {task}; a batch of one sequence of {length:,} symbols. Kept: by autograd for the backward "
+              "pass, float32.\n")
+        print("| model | parameters of mixers | other parameters | MiB kept | MFLOPs per position |")
+        print("|---|---|---|---|---|")
+        for model, c in configs.items():
+            mixers, rest, memory, flops = describe(c)
             print(f"| {model} | {mixers:,} | {rest:,} | {memory / 2**20:,.1f} | {flops / 1e6:,.2f} |")
+        return
+    print(f"Sizes as on {task}; a training step on {batch} sequences of {length:,} symbols, bfloat16 but for kernels, "
+          f"convolutions and norms. Computed, not measured: the least time, if each operation took the larger of its "
+          f"arithmetic's and its memory's on one {GPU['name']} ({GPU['bandwidth'] / 1e12:g} TB/s, "
+          f"{GPU['bfloat16'] / 1e12:g} TFLOP/s in bfloat16, {GPU['float32'] / 1e12:g} in float32), and the sequences "
+          f"whose kept tensors fill {GPU['memory'] / 1e9:g} GB.\n")
+    print("| model | operations | TFLOP | GB moved | ms at least | GB kept | sequences at most |")
+    print("|---|---|---|---|---|---|---|")
+    for model, c in configs.items():
+        step, twice = cost_of_step(c, batch), cost_of_step(c, 2 * batch)
+        more = (GPU["memory"] - step.weights - step.kept) * batch / (twice.kept - step.kept)         # sequences
+        print(f"| {model} | {step.operations:,} | {step.flops / 1e12:.2f} | {step.bytes / 1e9:.1f} "
+              f"| {1000 * step.seconds:.1f} | {(step.kept + step.weights) / 1e9:.2f} "
+              f"| {int(batch + more):,} |")
 
 
 if __name__ == "__main__":
@@ -1323,4 +1506,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="What each architecture costs, in its sizes on a task.")
     parser.add_argument("task", nargs="?", default="text", help="default: text")
     parser.add_argument("length", nargs="?", type=int, default=1024, help="of the sequence, default: 1024")
-    print_models(**vars(parser.parse_args()))
+    parser.add_argument("--cost", dest="batch", type=int, nargs="?", const=32, metavar="BATCH",
+                        help="of a training step instead, and the least time it takes on a GPU; default batch: 32")
+    args = parser.parse_args()
+    if args.length < 1 or (args.batch is not None and args.batch < 1):
+        parser.error("length and batch must be at least 1")
+    print_models(**vars(args))

@@ -21,8 +21,10 @@ Recipes, objective and training loop are the method. Flags and `Run`, below the 
 """
 import argparse
 import contextlib
+import ctypes
 import datetime
 import fnmatch
+import itertools
 import json
 import math
 import os
@@ -31,7 +33,9 @@ import subprocess
 import sys
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,7 +45,7 @@ from PIL import Image
 
 from data import (EOS, MASK, PAD, TASKS, UNK, UserError, locked, open_task, order, read_json, write_atomically,
                   write_json)
-from models import (MODELS, Backbone, Denoiser, SizeError, arch, assignments, config, count, find, guide, inside,
+from models import (MODELS, Backbone, Denoiser, SizeError, arch, assignments, at, config, count, find, guide, inside,
                     number, param_groups, read_table)
 
 # One line per (task, model, objective), for both stages, as the paper's tables 4 to 6 print it. Tasks and models are
@@ -209,16 +213,24 @@ def pretext(args, task, batch, rows, mine, *key):
     return corrupt(batch, torch.from_numpy(hidden).to(batch.y.device), args.loss)
 
 
+class Part(NamedTuple):
+    """Sequences of a batch that pass through the model together."""
+    inputs: torch.Tensor
+    lengths: "torch.Tensor | None"
+    hidden: torch.Tensor                # (m,) positions to predict, in b l
+    targets: torch.Tensor
+
+
 def spt_loss(prediction, targets, hidden, loss):
     """Summed loss and summed score over the hidden positions: prediction (m, outputs), targets (b, l) or
-    (b, l, channels), hidden (b, l) with m True.
+    (b, l, channels), hidden as in `at`.
 
     ce: cross-entropy over symbols or gray levels 0..255; score: number of right predictions.
     l1: absolute error of the normalised sample, mean over channels; score: negative squared error, mean over channels.
     Sums, not means: micro-batches and processes hold different numbers of hidden positions, and the caller divides by
     the number in the whole batch.
     """
-    targets = targets[hidden]                                                                 # (m,) or (m, channels)
+    targets = at(targets, hidden)                                                             # (m,) or (m, channels)
     if loss == "ce":
         return F.cross_entropy(prediction.float(), targets, reduction="sum"), (prediction.argmax(-1) == targets).sum()
     error = prediction.float() - targets
@@ -289,6 +301,16 @@ def main(argv=None):
     optimizer = torch.optim.AdamW(param_groups(model, args.lr, args.wd), fused=True)
     forward = run.start(model, optimizer)
 
+    def prepare(step):
+        """The parts of a step's batch, on the CPU, while the step before runs. Hidden positions as flat numbers: a GPU
+        would have to wait for a mask to be counted."""
+        rows, mine = run.rows(step)               # examples of the whole batch; the slice of them for this process
+        batch = train.batch(rows[mine])
+        inputs, targets, hidden = pretext(args, task, batch, rows, mine, args.seed, step)
+        lengths = batch.lengths
+        return [Part(inputs[some], None if lengths is None else lengths[some], hidden[some].flatten().nonzero()[:, 0],
+                     targets[some]) for some in run.slices(rows, mine, task.documents)]
+
     # ---- training: evaluate, save, stop?, step, log -----------------------------------------------------------
     for step in range(run.step, run.steps + 1):
         if run.evaluates(step):
@@ -300,16 +322,14 @@ def main(argv=None):
         for group in optimizer.param_groups:      # scales each group's own rate: SSM parameters keep theirs
             group["lr"] = group["initial_lr"] * learning_rate(step, run.steps, args)
         guide(model, step, run.steps)             # nothing, but with --arch guided=
-        rows, mine = run.begin(step)              # examples of the whole batch; the slice of them for this process
-        batch = train.batch(rows[mine], run.device)
-        inputs, targets, hidden = pretext(args, task, batch, rows, mine, args.seed, step)
-        n = run.total(hidden.sum()).clamp(min=1)                       # in the whole batch, on all processes
+        parts = run.begin(step, prepare)
+        n = sum(len(part.hidden) for part in parts)
+        n = run.total(torch.full((), n, device=run.device)).clamp(min=1)    # in the whole batch, on all processes
         optimizer.zero_grad(set_to_none=True)
-        for some in run.parts(rows, mine, task.documents):
+        for part in run.exchange(parts):
             with run.autocast():
-                lengths = None if batch.lengths is None else batch.lengths[some]
-                prediction = forward(inputs[some], lengths, hidden[some])
-            loss, _ = spt_loss(prediction, targets[some], hidden[some], args.loss)
+                prediction = forward(part.inputs, part.lengths, part.hidden)                  # (m, outputs)
+            loss, _ = spt_loss(prediction, part.targets, part.hidden, args.loss)
             run.backward(loss / n)
         optimizer.step()
         run.stepped(step)
@@ -562,11 +582,20 @@ def sample(directory, prompt, data_dir, seed):
 
 # ---- the run ---------------------------------------------------------------------------------------------------------
 
+def keep_memory():
+    """Keeps freed memory for the next tensor. glibc gives it back to the system, which then clears it page by page: a
+    third of a step of a small model on a CPU."""
+    if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
+        libc, trim_threshold, mmap_threshold = ctypes.CDLL(None), -1, -3            # numbers of malloc.h
+        libc.mallopt(mmap_threshold, 2**30) or libc.mallopt(mmap_threshold, 2**25)       # all that older ones allow
+        libc.mallopt(trim_threshold, 2**31 - 1)
+
+
 class Run:
     """All of a run that is not the method: processes, device, number format, run directory, log, clock, checkpoints.
 
-    In a stage's main: Run(args), open, start; in every step evaluates and evaluated, begin, parts, backward, stepped;
-    at the end load_best and finish. `state` is what a resumed run needs beyond weights and optimiser.
+    In a stage's main: Run(args), open, start; in every step evaluates and evaluated, begin, exchange, backward,
+    stepped; at the end load_best and finish. `state` is what a resumed run needs beyond weights and optimiser.
     """
 
     SAVE_SECONDS = 600                         # between evaluations, a checkpoint at least this often
@@ -583,6 +612,7 @@ class Run:
             raise UserError("--device cuda, but torch sees no CUDA device; use --device cpu")
         if self.world > args.batch:
             raise UserError(f"--batch {args.batch} is smaller than the number of processes, {self.world}")
+        keep_memory()
         cuda = args.device != "cpu" and torch.cuda.is_available()
         self.device = torch.device(f"cuda:{environ.get('LOCAL_RANK', 0)}" if cuda else "cpu")
         if cuda:
@@ -663,10 +693,16 @@ class Run:
             if self.state["best_step"]:
                 read_checkpoint(args.out / "best.pt")                  # needed at the end: fail now rather than then
         self.step = self.state["step"]
+        self.loss_sum = torch.full((), self.state["loss_sum"], dtype=torch.float64, device=self.device)
+        self.latest = torch.zeros(3, dtype=torch.float64, device=self.device)
+        self.thread, self.prepared = ThreadPoolExecutor(1), None
         self.print_plan()
         self.begin_log()
         if args.compile:
-            model.backbone.compile()           # in place, so that saved keys keep their names
+            # One graph. The kernels that layers make together stay outside: complex arithmetic gains nothing.
+            model.backbone.body = torch.compile(model.backbone.body)
+            for known in "Dynamo detected a call to a `functools.lru_cache`", "Torchinductor does not support code":
+                warnings.filterwarnings("ignore", known)               # neither matters here
         if self.world > 1:
             # Buffers are equal on all processes already, as BatchNorm counts the whole batch. Newer torch renames this
             # argument.
@@ -697,6 +733,8 @@ class Run:
     def evaluates(self, step):
         """Whether to evaluate before this step; not again right after resuming."""
         due = step == self.steps or (step > 0 and step % self.args.eval_every == 0)
+        if due:
+            self.read_loss()
         return due and step > self.state["evaluated"]
 
     def evaluated(self, step, score, **values):
@@ -711,31 +749,48 @@ class Run:
             self.save("best.pt")
         self.save_last(step)
 
-    def begin(self, step):
-        """The examples of this step's batch, int64 (batch,), and the slice of them for this process: a pure function of
-        seed and step, so that there is no sampler state to save. Also seeds dropout, by seed, step and process, so that
-        a resumed run drops the same channels."""
+    def begin(self, step, prepare):
+        """What `prepare(step)` gives, a list of tuples of tensors, on the device. All but the first are made in the
+        background, during the step before. Also seeds dropout, by seed, step and process, so that a resumed run drops
+        the same channels."""
         args, self.loss, self.begun = self.args, torch.zeros((), device=self.device), time.perf_counter()
         stream = np.random.SeedSequence([args.seed, step, self.rank]).generate_state(1, np.uint64)
         torch.manual_seed(int(stream[0]))
-        epoch, i = divmod(step, self.per_epoch)
+        parts = (self.prepared or self.thread.submit(self.pinned, prepare, step)).result()
+        self.prepared = self.thread.submit(self.pinned, prepare, step + 1) if step + 1 < self.steps else None
+        return [part._make(view if view is None else view.to(self.device, non_blocking=True) for view in part)
+                for part in parts]
+
+    def pinned(self, prepare, step):
+        """`prepare(step)`, for a GPU in memory from which it copies without holding up the CPU."""
+        if self.device.type == "cpu":
+            return prepare(step)
+        return [part._make(view if view is None else view.pin_memory() for view in part) for part in prepare(step)]
+
+    def rows(self, step):
+        """The examples of a step's batch, int64 (batch,), and the slice of them for this process: a pure function of
+        seed and step, so that there is no sampler state to save."""
+        args, (epoch, i) = self.args, divmod(step, self.per_epoch)
         if getattr(self, "epoch", None) != epoch:                      # shuffling at every step would take time
             self.epoch, self.order = epoch, order(self.examples, args.seed, epoch)
         rows = self.order[i * args.batch:(i + 1) * args.batch]
         return rows, slice(*(len(rows) * r // self.world for r in (self.rank, self.rank + 1)))
 
-    def parts(self, rows, mine, documents=1):
+    def slices(self, rows, mine, documents=1):
         """Slices of this process's sequences (`documents` an example), at most --micro-batch examples each. Every
-        process makes equally many, because BatchNorm and DDP meet in each of them. Gradients are exchanged in the last
-        one only."""
+        process makes equally many, because BatchNorm and DDP meet in each of them."""
         largest, smallest = -(-len(rows) // self.world), len(rows) // self.world
         parts = min(-(-largest // (self.args.micro_batch or largest)), smallest)
         n = mine.stop - mine.start
         bounds = [documents * (n * i // parts) for i in range(parts + 1)]
-        for i in range(parts):
-            exchanges = self.world == 1 or i + 1 == parts
-            with contextlib.nullcontext() if exchanges else self.forward.no_sync():
-                yield slice(bounds[i], bounds[i + 1])
+        return [slice(*pair) for pair in itertools.pairwise(bounds)]
+
+    def exchange(self, parts):
+        """The parts of a batch, one after another; gradients are exchanged between processes in the last one only."""
+        for i, part in enumerate(parts):
+            last = self.world == 1 or i + 1 == len(parts)
+            with contextlib.nullcontext() if last else self.forward.no_sync():
+                yield part
 
     def shares(self, n):
         """(i, examples of the i-th batch) of an evaluation on n examples, those that are this process's."""
@@ -758,29 +813,43 @@ class Run:
         return tensor
 
     def stepped(self, step):
-        """After the optimiser's step: every --log-every steps a log line, every ten minutes last.pt. Stops the run at a
-        loss that is not finite."""
-        state, loss = self.state, self.total(self.loss).item()
-        groups = self.optimizer.param_groups
-        if not math.isfinite(loss):
-            norms = [torch.linalg.vector_norm(p.grad) for g in groups for p in g["params"] if p.grad is not None]
-            rates = ", ".join(f"{group['name']} {group['lr']:.3g}" for group in groups)
-            raise UserError(f"loss is {loss} at step {step}: learning rates {rates}, gradient norm "
-                            f"{torch.linalg.vector_norm(torch.stack(norms)):.3g}; {self.last_good()}")
-        state["loss_sum"] += loss
+        """After the optimiser's step: every --log-every steps a log line and, if the last is ten minutes old, last.pt.
+        Nothing is read from the device at other times."""
+        state, groups = self.state, self.optimizer.param_groups
+        norm = torch.nn.utils.get_total_norm([p.grad for g in groups for p in g["params"] if p.grad is not None])
+        loss = self.total(self.loss)
+        self.loss_sum += loss
+        # step, loss and gradient norm of this step, or of the first one where either was not finite
+        this = torch.stack((torch.full_like(norm, step), loss, norm)).double()
+        self.latest = torch.where(self.latest.isfinite().all(), this, self.latest)
         state["loss_steps"] += 1
+        logs = (step + 1) % self.args.log_every == 0
+        if logs:
+            self.read_loss()
         now = time.perf_counter()
         self.times.append(now - self.begun)    # evaluating and saving do not count as training speed
-        if (step + 1) % self.args.log_every == 0:
+        if logs:
             pace, self.times = sum(self.times) / len(self.times), []
             loss, lr = state["loss_sum"] / state["loss_steps"], max(group["lr"] for group in groups)
+            self.loss_sum.zero_()
             state.update(loss_sum=0.0, loss_steps=0)
             self.log(kind="train", step=step + 1, loss=loss, lr=lr, ms_per_step=round(1000 * pace, 2))
             left = datetime.timedelta(seconds=int(pace * (self.steps - step - 1)))
             self.say(f"step {step + 1:>6}/{self.steps}  loss {loss:.4f}  lr {lr:.2e}  {1000 * pace:7.1f} ms/step  "
                      f"time left {left}")
-        if now - self.saved_at > self.SAVE_SECONDS:
+        if logs and now - self.saved_at > self.SAVE_SECONDS:           # where all processes have read the loss
             self.save_last(step + 1)
+
+    def read_loss(self):
+        """The sum of losses so far into `state`. Stops the run where a loss or gradient was not finite: before anything
+        is saved."""
+        step, loss, norm = self.latest.tolist()
+        if not math.isfinite(loss + norm):
+            factor = learning_rate(step, self.steps, self.args)
+            rates = ", ".join(f"{g['name']} {factor * g['initial_lr']:.3g}" for g in self.optimizer.param_groups)
+            raise UserError(f"loss is {loss} at step {step:.0f}: learning rates {rates}, gradient norm {norm:.3g}; "
+                            f"{self.last_good()}")
+        self.state["loss_sum"] = self.loss_sum.item()
 
     # ---- log and files ---------------------------------------------------------------------------------------------
 
@@ -833,6 +902,7 @@ class Run:
             write_atomically(self.args.out / name, lambda file: torch.save(record, file))
 
     def save_last(self, step):
+        self.read_loss()
         self.state.update(step=step, seconds=self.seconds())
         self.save("last.pt", optimizer=self.optimizer.state_dict(), state=self.state)
         self.saved_at = time.perf_counter()

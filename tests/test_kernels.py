@@ -105,6 +105,25 @@ def test_s4_kernel_and_convolution_are_the_scan():
     assert relative(fft_conv(u.float(), s4_kernel(A, P, B, C, dt, l)[0]).double(), exact) < 1e-4
 
 
+@pytest.mark.parametrize("l, r", [(1, 1), (2, 3), (7, 2), (64, 1), (65, 6), (100, 40)])
+def test_geometric_sums_and_their_gradients_are_those_of_the_plain_sum(l, r):
+    """In float64, and once more by finite differences."""
+    generator = torch.Generator().manual_seed(l)
+    V = torch.randn(2, r, 3, dtype=COMPLEX, generator=generator)
+    log_p = torch.complex(-torch.rand(2, 3, generator=generator).double(), 3 * torch.randn(2, 3).double())
+
+    def plain(V, log_p):
+        return (V[..., None] * torch.exp(log_p[:, None, :, None] * torch.arange(l))).sum(2).real
+
+    def fast(V, log_p):
+        return kernels.geometric_sums(V, log_p, l, torch.float64)
+
+    weight = torch.randn(2, r, l, dtype=torch.float64, generator=generator)
+    assert max(errors(fast, plain, [V, log_p], weight)) < 1e-12
+    if l < 10:
+        assert torch.autograd.gradcheck(fast, [V.requires_grad_(), log_p.requires_grad_()])
+
+
 def test_hippo_is_legs():
     """The same matrix in another basis: the same traces of powers, and a unitary change of basis for A^i B."""
     N = 32

@@ -368,7 +368,7 @@ def test_spade_joins_a_bare_s4_in_the_bottom_layer_only():
     ssm, bottom.ssm = bottom.ssm, None
     gates = bottom(x, None, raw)                                                      # u (h - raw), without S4
     bottom.ssm = ssm
-    averages = torch.nn.functional.silu(bottom.convolve(x, bottom.kernel(96), None) + bottom.omega * x)
+    averages = torch.nn.functional.silu(bottom.convolve(x, bottom.kernel(96), None, bottom.omega))
     update = bottom.gates(averages)[..., :64].sigmoid()
     h = gates / update + raw
     exact = update * (bottom.join(torch.cat((bottom.norm_ssm(state), bottom.norm_out(h)), -1)) - raw)

@@ -1,6 +1,8 @@
 """models.py: laws that every line of MODELS must obey, then what only some models promise: sizes, kernels, weights."""
+import contextlib
 import json
 import math
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,12 +12,14 @@ import safetensors.torch
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import models
 from data import SPECIAL, TASKS
-from kernels import hippo_nplr
+from kernels import hippo_nplr, s4_kernel_naive
 from models import (DLR, MODELS, S4, SSM, Attention, Backbone, BatchNorm, Classifier, Denoiser, Linformer, SGConv,
                     SizeError, arch, config, count, describe, find, param_groups, read_table)
+from pretrain import spt_loss
 from pythia import neox_weights, pythia_tokens
 from test_kernels import dense_s4, relative, uncorrected
 
@@ -138,6 +142,74 @@ def test_layers_are_independent_and_a_checkpoint_holds_all_that_was_drawn(name):
 
 
 @every
+def test_a_step_reads_nothing_back(name):
+    """Forward and backward pass with padding and numbered hidden positions: nothing that a GPU would have to wait for.
+    The kernels that layers make together are those that each would make alone."""
+    waits = {f"aten.{name}.default" for name in ("_local_scalar_dense", "nonzero", "is_nonzero", "equal")}
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            assert str(function) not in waits, function
+            return function(*args, **kwargs or {})
+
+    for _, backbone in forms(name):
+        model, (x, lengths) = Denoiser(backbone, 19).train(), sequences(40, 11, 33)
+        hidden = (torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) < 0.3).flatten().nonzero()[:, 0]
+        with Watch():
+            spt_loss(model(x, lengths, hidden), x, hidden, "ce")[0].backward()
+        with torch.no_grad():
+            for layer, made in zip(backbone.layers, backbone.kernels(30)):
+                assert all(torch.allclose(K, layer.mixer.kernel(30)[..., :30], atol=1e-6, rtol=1e-5) for K in made)
+
+
+@every
+def test_compiled_is_eager_in_one_graph(name):
+    """What --compile compiles, but for the generated code and the backward pass, which `tests/speed.py compiled` tries
+    too. What cannot be in the graph is an error."""
+    torch._dynamo.reset()
+    backbone, (x, lengths) = small(name, layers=1).train(), sequences(40, 11, 33)
+    eager = backbone(x, lengths)
+    backbone.body = torch.compile(backbone.body, backend="eager", fullgraph=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)                   # that caches are not used inside a graph
+        assert (backbone(x, lengths) - eager).abs().max() <= 1e-5 * eager.abs().max()
+
+
+@pytest.mark.parametrize("name", ["rotary", "s4", "mega", "s5"])
+def test_compiled_once_for_all_lengths(name):
+    """Batches of text are as long as their longest sequence: the compiler must not start anew for each, which it does
+    eight times at most."""
+    torch._dynamo.reset()
+    backbone, (x, lengths) = small(name, layers=1), sequences(40, 11, 33)
+    backbone.body = torch.compile(backbone.body, backend="eager", fullgraph=True)
+    for l in range(40, 28, -1):
+        with torch.set_grad_enabled(l % 2 == 0), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            backbone.train(l % 2 == 0)(x[:, :l], lengths.clamp(max=l))
+
+
+@every
+def test_nothing_stays_on_the_cpu(name, monkeypatch):
+    """Forward and backward pass on torch's device without values: no operation takes or makes a tensor elsewhere, as a
+    table would be that was not moved, or a mask made in the wrong place."""
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **kwargs or {})
+            for v in torch.utils._pytree.tree_leaves((args, kwargs, result)):
+                assert not isinstance(v, torch.Tensor) or v.is_meta or v.ndim == 0, (function, v.device, v.shape)
+            return result
+
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())         # knows no such device,
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)                       # nor does this
+    for _, backbone in forms(name):
+        model, (x, lengths) = Denoiser(backbone, 19).to("meta"), sequences(40, 11, 33)
+        x, lengths, hidden = (v.to("meta") for v in (x, lengths, torch.arange(9)))
+        with Watch():
+            for pass_lengths in (None, lengths):
+                model.train()(x, pass_lengths, hidden).square().sum().backward()
+
+
+@every
 def test_described_costs_are_those_of_a_real_pass(name):
     """Memory against what a real pass over one sequence keeps, FLOPs against the formulas of the mixers that have one.
     Tensors without values must not stay in the cache of rotary angles."""
@@ -150,6 +222,7 @@ def test_described_costs_are_those_of_a_real_pass(name):
     for layer in backbone.layers:
         for kernel in {getattr(layer.mixer, name, None) for name in ("kernel", "ssm")} - {None}:      # they are given
             kernel.forward = lambda l, K=kernel(40).detach(): K
+    backbone.kernels = lambda l: [()] * len(backbone.layers)
 
     def keep(tensor):
         tensors[tensor.untyped_storage().data_ptr()] = tensor
@@ -167,7 +240,8 @@ def test_described_costs_are_those_of_a_real_pass(name):
                  Linformer: 8 * d * d + 4 * d * getattr(c, "rank", 0) * 2 + feed_forward,    # mixtures, then attention
                  SSM: 4 * d * d + 3 * d * fft / l}                    # GLU; FFT of signal and kernel, and back
     formula = per_layer.get(type(backbone.layers[0].mixer))
-    assert formula is None or flops == pytest.approx(2 * formula, rel=0.01)
+    norms = sum(4 * d for module in backbone.modules() if isinstance(module, BatchNorm))      # sums are products
+    assert formula is None or flops == pytest.approx(2 * formula + norms, rel=0.01)
 
 
 # ---- sizes -----------------------------------------------------------------------------------------------------------
@@ -299,12 +373,44 @@ def test_batch_norm_statistics_count_real_positions_only():
     assert torch.allclose(BatchNorm(4)(x), nn.BatchNorm1d(4)(x.flatten(0, 1)).view_as(x), atol=1e-5)
 
 
+def test_masked_norm_has_the_gradients_of_its_formula():
+    """With padded positions, whose own gradients count too."""
+    torch.manual_seed(0)
+    x, gain, bias = torch.randn(3, 4, 10, dtype=torch.float64) * 3 + 1, torch.randn(4).double(), torch.randn(4).double()
+    real = (torch.arange(10) < torch.tensor([[10], [4], [1]])).double()[..., None]                # (b, l, 1)
+
+    def plain(x, gain, bias):
+        some = x.transpose(1, 2)[real[..., 0] == 1]                                           # (m, d)
+        mean, rate = some.mean(0)[:, None], torch.rsqrt(some.var(0, correction=0) + 1e-5)[:, None]
+        return (x - mean) * rate * gain[:, None] + bias[:, None]
+
+    leaves, weight = [v.requires_grad_() for v in (x, gain, bias)], torch.randn_like(x)
+    ours = models.MaskedNorm.apply(x, real, gain, bias, 1e-5, False)[0]
+    assert torch.allclose(ours, plain(*leaves))
+    for fast, exact in zip(*(torch.autograd.grad((y * weight).sum(), leaves) for y in (ours, plain(*leaves)))):
+        assert torch.allclose(fast, exact)
+
+
 # ---- mixers against their formulas -----------------------------------------------------------------------------------
 
 
 def mixer_settings(**sizes):
     return SimpleNamespace(**models.DEFAULTS | dict(causal=False, directions=2, dropout=0.0, ssm_lr=1e-3, dt_lr=1e-3)
                            | sizes)
+
+
+def test_s4_is_exact_for_states_that_last_and_resonate():
+    """One state a channel that hardly fades and turns a whole number of times in a sequence, as rows of an image would
+    have it: its pole is an l-th root of unity, and float32 must do all the same."""
+    torch.manual_seed(0)
+    kernel = S4(mixer_settings(d=64, state=64, n_ssm=64, dt_min=0.001, dt_max=0.1, length=196))
+    with torch.no_grad():
+        kernel.A_log_re[:, 3] = math.log(1e-4)
+        turns = torch.arange(64) % 24
+        kernel.A_im[:, 3] = 2 / kernel.log_dt.exp() * torch.tan(-math.pi * turns / 196)
+        exact = [v.to(torch.promote_types(v.dtype, torch.float64)) for v in kernel.arguments(kernel)]
+        K, exact = kernel(196), s4_kernel_naive(*exact, 196)
+    assert ((K - exact).abs().amax(-1) / exact.abs().amax(-1)).max() < 1e-3
 
 
 def test_s4_starts_as_the_recurrence_of_hippo():

@@ -530,7 +530,7 @@ def test_bfloat16_is_for_matrix_products_only(begun, monkeypatch, tmp_path):
         STAGES[stage].main(flags(stage, "image", "s4", dtype="bfloat16", steps=2))
         assert result_of(tmp_path / stage)["dtype"] == "bfloat16"
     backbone, kinds = begun[1].backbone, []
-    for module in (*backbone.layers, backbone.layers[0].mixer.out):
+    for module in (*backbone.layers, backbone.layers[0].mixer):
         module.register_forward_hook(lambda module, inputs, output: kinds.append(output.dtype))
     with torch.autocast("cpu", torch.bfloat16):
         backbone(torch.randn(2, 40, 1))
