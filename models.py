@@ -1423,13 +1423,16 @@ def describe(c):
     The model runs on tensors that have shapes but no values. Not counted is element-wise work (S5's and LRU's scans),
     nor making convolution kernels, which is done once a batch (`python kernels.py` measures that).
     """
+    def no_kernels(l):
+        return [()] * c.layers                 # so that each layer calls its own, which the loop below replaces
+
     with without_values():
         backbone = Backbone(c)
         mixers, rest = sum(count(layer.mixer) for layer in backbone.layers), count(backbone) - count(backbone.encoder)
         for layer in backbone.layers:
             for name in {"kernel", "ssm"} & set(dict(layer.mixer.named_children())):
                 getattr(layer.mixer, name).forward = partial(torch.empty, c.directions, c.d)          # (c, d, l)
-        backbone.kernels = lambda l: [()] * c.layers
+        backbone.kernels = no_kernels
         x, lengths = torch.zeros(1, c.length, dtype=torch.int64), torch.full((1,), c.length)
         kept, cost = run_without_values(backbone, x, lengths)
     return mixers, rest - mixers, kept, cost.flops / c.length
