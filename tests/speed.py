@@ -3,7 +3,7 @@
     python tests/speed.py [--before 5d7a411] [--after HEAD] [kernels layers operations images steps compiled]
 
 Both are checked out into temporary folders. A time is the least of several, because a busy machine only adds. `steps`
-prepares data with either commit; --raw is the folder of IMDb's archive, which is downloaded otherwise. 20 minutes in all.
+prepares data with either commit; --raw is the folder of IMDb's archive, which is downloaded otherwise. 20 minutes.
 """
 import argparse
 import hashlib
@@ -270,7 +270,8 @@ def steps(folders, raw):
     for folder in folders:
         for task in {spec.split()[0] for spec in STEPS}:
             more = ["--raw", raw] if raw and task.startswith("text") else []
-            subprocess.run([sys.executable, "data.py", "--task", task, *more], cwd=folder, check=True, capture_output=True)
+            command = [sys.executable, "data.py", "--task", task, *more]
+            subprocess.run(command, cwd=folder, check=True, capture_output=True)
     head("A training step of pretrain.py, ms: least, median", "task, model", "before", "after", "ratios")
     for spec in STEPS:
         runs = [[step_times(folder, *spec.split()) for folder in folders] for _ in range(4)]
@@ -280,7 +281,8 @@ def steps(folders, raw):
 
 def compiled(after):
     head("--compile: the backbone's forward and backward pass on a batch of `text_demo`, ms; seconds of the first "
-         "step; largest relative differences", "model", "eager", "compiled", "ratio", "first step, s", "output", "gradients")
+         "step; largest relative differences", "model", "eager", "compiled", "ratio", "first step, s", "output",
+         "gradients")
     for model in ask(after, "names"):
         r = ask(after, "compiled_seconds", model)
         row(model, ms(r["eager"]), ms(r["compiled"]), f"{r['eager'] / r['compiled']:.2f}", f"{r['compiling']:.0f}",
@@ -303,6 +305,12 @@ def main():
     args = parser.parse_args()
     if args.serve:
         return serve()
+    if wrong := set(args.tables) - set(tables):
+        parser.error(f"no table {' '.join(sorted(wrong))}; there are: {' '.join(tables)}")
+    for commit in args.before, args.after:
+        known = ["git", "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"]
+        if subprocess.run(known, capture_output=True).returncode:
+            parser.error(f"no commit {commit} here; a shallow clone lacks older ones: git fetch --unshallow")
     with tempfile.TemporaryDirectory() as folder:
         folders = [Path(folder) / name for name in ("before", "after")]
         pair = [check_out(*each) for each in zip((args.before, args.after), folders)]
