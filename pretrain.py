@@ -43,8 +43,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from PIL import Image
 
-from data import (EOS, MASK, PAD, TASKS, UNK, UserError, locked, open_task, order, read_json, write_atomically,
-                  write_json)
+from data import (EOS, MASK, PAD, TASKS, UNK, Parser, UserError, folder_name, full_name, locked, look_up, open_task,
+                  order, read_json, write_atomically, write_json)
 from models import (MODELS, Backbone, Denoiser, SizeError, arch, assignments, at, config, count, find, guide, inside,
                     number, param_groups, read_table)
 
@@ -134,8 +134,8 @@ pathx      s5     masked    ce   mean linear 1.8e-3 0.06 32    75e    5000   cos
 """
 
 # Not the paper's: attention on PathX-256, with PathX's numbers; the demos; *_mini, the stand-ins of `run_all.sh
-# --preset mini`; a start for tasks of your own. From scratch, demos train for as many steps as both stages together;
-# the others, like the paper, for finetuning's only.
+# --preset mini`; your own data (`fit` says what an epoch is); a start for other tasks. From scratch, demos and your own
+# data train for as many steps as both stages together; the others, like the paper, for finetuning's only.
 SMALL_RECIPES = """
 task            model              objective     loss pool head   lr        wd batch length         warmup schedule eval
 pathx256        transformer|rotary masked|causal ce   max  linear 1e-3/5e-4 0  8/32  200e           5000   const    -
@@ -162,9 +162,26 @@ pathx*_mini     s4|dlr             masked        ce   mean linear 1e-2      0  1
 listops_mini    pythia             causal        -    last linear -/1e-3    0  16    2000           50     cos      200
 pathfinder_mini pythia             causal        -    last linear -/1e-3    0  16    1000           50     cos      200
 *_mini          pythia             causal        -    last linear -/1e-3    0  16    700            50     cos      200
+file:*|ucr:*    transformer|rotary masked|causal -    mean -      3e-3/1e-3 0  16    5e/5e/10e      50     cos      -
+file:*|ucr:*    s4|dlr             masked|causal -    mean -      4e-3      0  16    5e/5e/10e      50     cos      -
 *               transformer|rotary masked|causal -    mean -      1e-3      0  32    50e            500    cos      -
 *               s4|dlr             masked|causal -    mean -      4e-3      0  32    50e            500    cos      -
 """
+
+
+def fit(task, examples, recipe, sizes):
+    """Your own data: by how much there is of it, changes a recipe -> changed sizes, and what was done."""
+    width = 32 if examples < 1_000 else 64 if examples < 10_000 else 128
+    epoch = min(max(examples // recipe["batch"], 200), 1_000)          # in steps
+    block = 1_024 if task.length > 2_048 else None
+
+    recipe |= dict(steps=recipe.pop("epochs") * epoch, eval_every=epoch // 2)
+    changed = {key: sizes[key] * width // 64 for key in ("d", "ff", "v", "z") if key in sizes}
+    changed |= dict(block=block) if block and "block" in sizes else {}
+    return changed, (f"{examples:,} examples: width {width} (32 below 1,000, 64 below 10,000, then 128) and {epoch} "
+                     f"steps an epoch (200 at least, 1,000 at most); {task.length:,} positions: attention "
+                     f"{'in blocks of 1,024' if block else 'to all'} (blocks above 2,048)")
+
 
 # ---- The objective ---------------------------------------------------------------------------------------------------
 
@@ -270,15 +287,7 @@ def kernel_maxima(backbone, l):
 
 
 def parse_args(argv=None):
-    args = arguments("pretrain", argv)
-    task = TASKS[args.task]
-    if args.objective == "causal" and args.mask is not None:
-        raise UserError(f"--mask {args.mask} has no meaning with --objective causal")
-    if args.loss == "l1" and task.channels is None:
-        raise UserError(f"--loss l1 needs samples, and {args.task} consists of symbols; use --loss ce")
-    if args.loss == "ce" and task.vocab is None:
-        raise UserError(f"--loss ce needs symbols or gray levels, which {args.task} does not consist of; use --loss l1")
-    return args
+    return arguments("pretrain", argv)
 
 
 def main(argv=None):
@@ -362,13 +371,6 @@ def learning_rate(step, steps, args):
 
 # ---- flags -----------------------------------------------------------------------------------------------------------
 
-class Parser(argparse.ArgumentParser):
-    """A wrong flag is one line, like every mistake."""
-
-    def error(self, message):
-        raise UserError(message)
-
-
 def between(kind, low, high=math.inf):
     """Type of a flag: a number from low to high."""
     def check(text):
@@ -396,7 +398,7 @@ def flags(stage):
                     add_help=False)
     add = parser.add_argument_group("what to run").add_argument
     add("-h", "--help", action="store_true", help="these lines, with the recipe and the sizes of a task and model")
-    add("--task", help="one of: " + " ".join(TASKS))
+    add("--task", help="one of: " + " ".join(TASKS) + " or your own data: file:PATH (.npz, .csv, .tsv, .ts), ucr:NAME")
     add("--model", help="one of: " + " ".join(MODELS))
     add("--objective", choices=("masked", "causal"), help="masked: the model sees both sides; causal: only what came "
         "before, and predicts what comes next")
@@ -410,6 +412,10 @@ def flags(stage):
     if stage == "finetune":
         add("--init", type=Path, help="pretraining run, which also gives task, model, sizes and training examples; "
             "default: from scratch (pythia: from the weights of the language model)")
+        add("--joint", type=between(float, 1e-9), metavar="W", help="from scratch, with W times pretraining's loss on "
+            "the same batch added in each step; half as many steps, since each has two passes")
+        add("--label-fraction", type=between(float, 1e-9, 1), help="share of all training examples whose labels are "
+            "known; classes keep their shares, smaller shares lie within larger ones")
     add = parser.add_argument_group("recipe (your flags win)").add_argument
     add("--lr", type=rate, help="learning rate of all parameters but those that have their own")
     add("--wd", "--weight-decay", type=rate, help="AdamW weight decay")
@@ -420,9 +426,9 @@ def flags(stage):
     add("--schedule", choices=("constant", "cosine", "step"), help="after warm-up; cosine reaches 0 at the end, step "
         "halves the rate after each fifth of the run")
     add("--eval-every", type=positive, help="steps between evaluations (default: an epoch)")
+    add("--mask", type=between(float, 1e-6, 1), help="masking ratio: probability that a position is hidden")
+    add("--loss", choices=("ce", "l1"), help="of hidden positions: cross-entropy over symbols or gray levels, or L1")
     if stage == "pretrain":
-        add("--mask", type=between(float, 1e-6, 1), help="masking ratio: probability that a position is hidden")
-        add("--loss", choices=("ce", "l1"), help="cross-entropy over symbols or gray levels, or L1")
         add = parser.add_argument_group("in place of training").add_argument
         add("--sample", type=Path, metavar="RUN", help="generate with a causally pretrained model")
         add("--prompt", help="how the sample begins (default: a piece of the validation split)")
@@ -440,82 +446,108 @@ def flags(stage):
     return parser
 
 
-def recipe_line(task, model, objective, start):
+def recipe_line(name, task, model, objective, start):
     """The line of RECIPES for a run -> its name, its objective, {flag: value} for the stage that `start` names."""
     lines = read_table(RECIPES) + read_table(SMALL_RECIPES)
-    if start == "scratch":
+    if start in ("scratch", "joint"):
         lines = read_table(SCRATCH_RECIPES) + lines
-    lines = [line for line in lines if fnmatch.fnmatch(task, line["task"])]
+    lines = [line for line in lines if fnmatch.fnmatchcase(name, line["task"])]
     lines = [line for line in lines if line["task"] != "*"] or lines   # * is for tasks that no other line names
     line = find(lines, model, **{"objective": objective} if objective else {})
     if line is None and objective == "causal":                         # the paper has none: the masked one's numbers
         line = find(lines, model, objective="masked")
     line = line or {}
-    column = {"pretrain": 0, "spt": 1, "corpus": 1, "scratch": 2}[start]
+    column = {"pretrain": 0, "spt": 1, "corpus": 1, "scratch": 2, "joint": 2}[start]
     values = {}
     for flag, cell in line.items():
         choices = cell.split("/")
         values[flag] = number(choices[min(column, len(choices) - 1)])
     if values.get("lr", "-") == "-":                                   # no line, or none for this stage
         there = {f"{line['model']}/{line['objective']}" for line in lines if column or not line["lr"].startswith("-")}
-        raise UserError(f"no recipe to {'finetune' if column else 'pretrain'} {task}/{model}/{objective or 'masked'}; "
+        raise UserError(f"no recipe to {'finetune' if column else 'pretrain'} {name}/{model}/{objective or 'masked'}; "
                         f"there is, for these and models like them: {' '.join(sorted(there))}")
     name = "/".join(values.pop(column) for column in ("task", "model", "objective"))
-    length = str(values.pop("length"))
-    values["epochs" if length.endswith("e") else "steps"] = int(length.removesuffix("e"))
+    length, objective = str(values.pop("length")), objective or line["objective"]
+    passes = 2 if (start, objective) == ("joint", "masked") else 1
+    values["epochs" if length.endswith("e") else "steps"] = int(length.removesuffix("e")) // passes
     values["schedule"] = {"const": "constant", "cos": "cosine", "step": "step"}[values["schedule"]]
     values["eval_every"] = values.pop("eval", None)
-    objective = objective or line["objective"]
-    values["mask"] = TASKS[task].mask if objective == "masked" else None
-    values.setdefault("loss", "ce" if TASKS[task].channels is None else "l1")
-    values.setdefault("head", "pair" if TASKS[task].documents == 2 else "linear")
+    values["mask"] = task.mask if objective == "masked" else None
+    values.setdefault("loss", "ce" if task.channels is None else "l1")
+    values.setdefault("head", "pair" if task.documents == 2 else "linear")
     return name, objective, values
 
 
-MACHINE_FLAGS = {"help", "sample", "prompt", "resume", "device", "dtype", "compile", "log_every", "out",
-                 "data_dir"}                                           # do not define the run
+MACHINE_FLAGS = {"help", "sample", "prompt", "resume", "device", "dtype", "compile", "log_every", "out", "data_dir",
+                 "fitted"}                                             # do not define the run
 
 
 def arguments(stage, argv, inherit=None):
     """The flags of a stage, the rest filled in from the recipe. inherit(flags) -> {flag: value} that --init fixes. Also
-    set: start (pretrain, spt, corpus or scratch); arch, all sizes; recipe, the name of its line; changed, {flag: value}
-    of all that differs from it."""
+    set: start (pretrain, spt, corpus, scratch or joint); arch, all sizes; recipe, the name of its line; fitted, what
+    `fit` did; changed, {flag: value} of all that differs from it."""
     parser = flags(stage)
     args = parser.parse_args(argv)
     if args.help and None in (args.task, args.model) and not getattr(args, "init", None):
         parser.print_help()
         parser.exit()
+    args.task = args.task and full_name(args.task)
     vars(args).update(inherit(args) if inherit else {"start": stage})
     for flag, value, known in (("task", args.task, TASKS), ("model", args.model, MODELS)):
-        if value not in known:
+        if value is None or flag == "model" and value not in known:
             problem = "is missing" if value is None else f"{value} is unknown"
             raise UserError(f"--{flag} {problem}; one of: {' '.join(known)}")
-    args.recipe, args.objective, values = recipe_line(args.task, args.model, args.objective, args.start)
-    values = {flag: value for flag, value in values.items() if flag in vars(args)}            # those of this stage
-    sizes = arch(args.task, args.model)
+    task, fitted, args.fitted = look_up(args.task, args.data_dir), {}, None
+    args.recipe, args.objective, values = recipe_line(args.task, task, args.model, args.objective, args.start)
+    if args.task not in TASKS:
+        examples = int(task.sizes[0] * (args.train_fraction or 1))
+        fitted, args.fitted = fit(task, examples, values, arch(args.task, args.model))
+    unused = () if args.start in ("pretrain", "joint") else ("mask", "loss")
+    values = {flag: value for flag, value in values.items() if flag in vars(args) and flag not in unused}
+    sizes = arch(args.task, args.model, **fitted)
     if args.start != "spt":
-        args.arch = arch(args.task, args.model, **(args.arch or {}))
+        args.arch = arch(args.task, args.model, **fitted | (args.arch or {}))
     if args.help:
         recipe, sizes = (" ".join(f"{k}={v}" for k, v in some.items() if v is not None) for some in (values, args.arch))
-        parser.description = f"Recipe {args.recipe}: {recipe}. Sizes: {sizes}."
+        rule = f" {args.fitted}." if args.fitted else ""
+        parser.description = f"Recipe {args.recipe}: {recipe}. Sizes: {sizes}.{rule}"
         parser.print_help()
         parser.exit()
     other_sizes = {key: value for key, value in args.arch.items() if sizes.get(key) != value}
     args.changed = {"arch": other_sizes} if other_sizes else {}
-    for flag in (*values, "epochs", "steps", "train_fraction", "micro_batch"):
-        if getattr(args, flag) not in (None, values.get(flag)):
+    for flag in (*values, *unused, "epochs", "steps", "train_fraction", "label_fraction", "micro_batch"):
+        if getattr(args, flag, None) not in (None, values.get(flag)):
             args.changed[flag] = getattr(args, flag)
     if "epochs" in args.changed:
         values.pop("steps", None)                                      # --epochs was asked for in place of steps
     for flag, value in values.items():
         if getattr(args, flag) is None:
             setattr(args, flag, value)
+    check(args, task)
     if args.out is None:
         sizes = "".join(f"-{key}={value}" for key, value in other_sizes.items())
-        fraction = f"-f{args.train_fraction:g}" if args.train_fraction is not None else ""
-        name = f"{args.task}-{args.model}{sizes}-{args.objective}-{args.start}{fraction}-s{args.seed}"
+        shares = {"f": args.train_fraction, "l": getattr(args, "label_fraction", None)}
+        shares = "".join(f"-{letter}{share:g}" for letter, share in shares.items() if share is not None)
+        name = f"{folder_name(args.task)}-{args.model}{sizes}-{args.objective}-{args.start}{shares}-s{args.seed}"
         args.out = Path("runs") / name
     return args
+
+
+def check(args, task):
+    """UserError for flags that do not fit each other or the task."""
+    denoises = args.start in ("pretrain", "joint")
+    for flag in ("mask", "loss"):
+        if getattr(args, flag) is not None and not denoises:
+            raise UserError(f"--{flag} {getattr(args, flag)} has no meaning without --joint")
+    if args.objective == "causal" and args.mask is not None:
+        raise UserError(f"--mask {args.mask} has no meaning with --objective causal")
+    if denoises and args.loss == "l1" and task.channels is None:
+        raise UserError(f"--loss l1 needs samples, and {args.task} consists of symbols; use --loss ce")
+    if denoises and args.loss == "ce" and task.vocab is None:
+        raise UserError(f"--loss ce needs symbols or gray levels, which {args.task} does not consist of; use --loss l1")
+    if args.start != "pretrain" and (args.head == "pair") != (task.documents == 2):
+        raise UserError(f"--head {args.head} does not fit {args.task}, where an example has {task.documents} document"
+                        f"{'s; use --head pair' if task.documents > 1 else '; use --head linear or mlp'}")
 
 
 # ---- generation ------------------------------------------------------------------------------------------------------
@@ -538,14 +570,13 @@ def sample(directory, prompt, data_dir, seed):
 
     if task.side and prompt is not None:
         raise UserError(f"--prompt has no meaning for the images of {task.family}, whose upper half is given")
-    between = " " if "[MIN" in task.symbols else ""                    # operators have several letters
     if task.side:
         x = val.batch(np.arange(8)).symbols[:, : task.length // 2]                            # (b, l/2)
     elif prompt is None:
         some = val.batch([0])
         x = some.symbols[:1, :max(1, min(task.length // 4, some.lengths[0] - 1))]             # (1, l/4), without <eos>
     else:
-        words = prompt.split() if between else list(prompt)
+        words = prompt.split() if task.between else list(prompt)
         if unknown := set(words) - set(task.symbols[EOS + 1:]):        # nor the special ones
             raise UserError(f"--prompt {prompt!r}: {task.family} has no symbol {' '.join(map(repr, sorted(unknown)))}; "
                             f"it has: {' '.join(task.symbols[EOS + 1:])}")
@@ -577,7 +608,7 @@ def sample(directory, prompt, data_dir, seed):
             directory / "sample.png")
         print(f"wrote {directory / 'sample.png'}: validation images, their upper half given")
     else:
-        print(between.join(task.symbols[i] for i in x[0] if i != EOS))
+        print(task.between.join(task.symbols[i] for i in x[0] if i != EOS))
 
 
 # ---- the run ---------------------------------------------------------------------------------------------------------
@@ -631,6 +662,8 @@ class Run:
         """Sets the length of the run, for that many training examples. Checks that the run directory is free or, with
         --resume, this run's. A finished run ends here. Nothing is written yet."""
         args, out = self.args, self.args.out
+        if examples < args.batch and getattr(args, "label_fraction", None):
+            args.batch = args.changed["batch"] = examples
         if examples < args.batch:
             raise UserError(f"--batch {args.batch} is more than the {examples} training examples there are")
         # The last, incomplete batch of an epoch is left out. Each epoch has a new order, so no example is left out for
@@ -720,6 +753,8 @@ class Run:
                      f"lr {group['initial_lr']:g}, weight decay {group['weight_decay']:g}")
         self.say(f"  {self.steps:,} steps of {args.batch} examples = {self.steps / self.per_epoch:.1f} epochs; "
                  f"{args.schedule} schedule after {args.warmup:,} warm-up steps; evaluation every {args.eval_every:,}")
+        if args.fitted:
+            self.say(f"  your own data: {args.fitted}")
         self.say(f"  run directory {args.out}; differs from the recipe in {args.changed or 'nothing'}")
         if args.recipe.split("/")[1:] != [args.model, args.objective]:
             self.say(f"  note: there is no {args.objective} recipe for {args.model} here; these numbers are our choice")
@@ -920,8 +955,9 @@ class Run:
         else:
             import resource
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        args, names = self.args, ("task", "model", "objective", "train_fraction", "seed", "data", "recipe", "changed")
-        record = results | {name: getattr(args, name) for name in names} | dict(
+        args, names = self.args, ("task", "model", "objective", "train_fraction", "label_fraction", "joint", "seed",
+                                  "data", "recipe", "changed")
+        record = results | {name: getattr(args, name) for name in names if name in args} | dict(
             full_recipe=not args.changed and args.recipe.split("/")[1:] == [args.model, args.objective],
             steps=self.steps, epochs=round(self.steps / self.per_epoch, 2), best_step=self.state["best_step"],
             parameters=count(self.model), train_examples=self.examples, seconds=round(self.seconds(), 1),

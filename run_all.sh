@@ -6,6 +6,8 @@
 #   bash run_all.sh text256          the same with twice the text, all reviews and three times the steps
 #   bash run_all.sh demo-init        {S4, DLR} x {own start, random start} x {scratch, SPT} on the reviews of demo-text
 #   bash run_all.sh architectures    every model x {scratch, SPT} on the reviews of demo-text
+#   bash run_all.sh own --tasks file:my.npz      your own data (or ucr:NAME): {rotary Transformer, S4} x {scratch, SPT,
+#       joint training} at equal passes; with --label-fraction 0.05, --regression, --models s4,mega
 #   bash run_all.sh table2           the paper's: table1 table2 table3 table7 table8 table9 figure1 .. figure5 all
 #
 #   --preset mini                    the paper's tables and figures at small scale: short stand-in tasks on 2 CPU cores
@@ -20,17 +22,32 @@ set -euo pipefail
 die() { echo "error: $*" >&2; exit 2; }
 
 TARGET=${1:-} PRESET=paper LIST='' RAW='' GPUS='' TASKS='' MODELS='' SEEDS=0,1,2 DEMO='' code=0
+LABEL_FRACTION='' REGRESSION='' OWN='' NAME='' SHOW=demo
 while shift && [ $# -gt 0 ]; do
     if [ "$1" = --list ]; then LIST=1; continue; fi
-    [[ $1 =~ ^--(preset|seeds|tasks|models|gpus|raw)$ && -n ${2:-} ]] || die "unknown flag, or no value for it: $1"
-    flag=${1#--}
+    if [ "$1" = --regression ]; then REGRESSION=$1; continue; fi
+    [[ $1 =~ ^--(preset|seeds|tasks|models|gpus|raw|label-fraction)$ && -n ${2:-} ]] ||
+        die "unknown flag, or no value for it: $1"
+    flag=${1#--} flag=${flag//-/_}
     declare "${flag^^}=$2"                                     # --seeds 0,1 is SEEDS=0,1
     shift
 done
 [[ $SEEDS$GPUS =~ ^[0-9,]+$ ]] || die "--seeds and --gpus must be numbers, got '$SEEDS' and '$GPUS'"
+[[ $LABEL_FRACTION =~ ^(0?\.[0-9]+|1)?$ ]] || die "--label-fraction must be a share up to 1, got '$LABEL_FRACTION'"
 SEEDS=${SEEDS//,/ } GPUS=${GPUS//,/ } TASKS=${TASKS//_mini/}
 case "$TARGET" in demo*|text256|architectures) DEMO=$TARGET PRESET=paper ;; esac          # demos are small already
-RUNS=${RUNS:-runs/${DEMO:-$PRESET}}
+if [ "$TARGET" = own ]; then
+    [[ $TASKS =~ ^(file:.+\.(npz|csv|tsv|ts)|ucr:[A-Za-z0-9_]+)$ ]] ||
+        die "own wants --tasks file:PATH, an .npz, .csv, .tsv or .ts file, or --tasks ucr:NAME; got '$TASKS'"
+    OWN=$TASKS NAME=${TASKS/:/-} DEMO=own SHOW=own PRESET=paper
+    if [[ $OWN == file:* ]]; then                              # the name that data.py gives its folder
+        path=$(realpath -- "${OWN#file:}") stem=$(basename -- "$path") stem=${stem%.*}
+        OWN=file:$path NAME=file-${stem//[^A-Za-z0-9._-]/_}-$(printf %s "$path" | md5sum | cut -c 1-8)
+    fi
+elif [ -n "$LABEL_FRACTION$REGRESSION" ]; then
+    die "--label-fraction and --regression are for: run_all.sh own"
+fi
+RUNS=${RUNS:-runs/${DEMO:-$PRESET}${NAME:+/$NAME}}
 [[ $RUNS =~ ^[A-Za-z0-9._/][A-Za-z0-9._/-]*$ ]] || die "RUNS must consist of letters, digits, and . _ / -: '$RUNS'"
 JOBS=${JOBS:-$([ -n "$GPUS" ] && wc -w <<< "$GPUS" || OMP_NUM_THREADS='' nproc)}
 [ -z "$RAW" ] || RAW=$(realpath -- "$RAW")
@@ -72,9 +89,10 @@ RATES="3e-3/3e-3/3e-3 transformer
 
 # Each line that these functions print is a chain: one command, or two stages joined by &&, so that every line can run
 # anywhere, in any order. Arguments: TASK MODEL, then a word for the run's name and flags of the first and second stage.
-out() { echo "$RUNS/$2$MINI-$3${4:+-$4}-$1-s$SEED"; }
+out() { echo "$RUNS/${NAME:-$2$MINI}-$3${4:+-$4}-$1-s$SEED"; }
 stage() { echo "python $1.py --task $3$MINI --model $4${6:+ $6} --seed $SEED --resume --out $(out "${@:2}")"; }
 scratch() { stage finetune scratch "$@"; }
+joint() { stage finetune joint "$1" "$2" "$3" "--joint 1${4:+ $4}"; }
 pretrain() { stage pretrain pretrain "$@"; }
 spt() {           # the second stage inherits task, model, objective, --arch and --train-fraction
     echo "$(pretrain "$@") && python finetune.py --init $(out pretrain "$@")${5:+ $5} --seed $SEED --resume" \
@@ -92,6 +110,15 @@ part() {          # TASK MODEL, share of the training examples
     scratch "$1" "$2" "data$3" "--train-fraction $3${ALONE[$1]:-}"
     spt "$1" "$2" "data$3" "--train-fraction $3${FIRST[$1]:-}" "${AFTER[$1]:-}"
 }
+own() {           # models; a smaller share of the labels takes the same pretraining
+    local labels=${LABEL_FRACTION:+--label-fraction $LABEL_FRACTION} word=${LABEL_FRACTION:+l$LABEL_FRACTION} task model
+    task=$(printf %q "$OWN")
+    for model in $1; do scratch "$task" "$model" "$word" "$labels"; done
+    for model in $1; do echo "$(pretrain "$task" "$model") && python finetune.py --init" \
+        "$(out pretrain "$task" "$model")${labels:+ $labels} --seed $SEED --resume --out" \
+        "$(out spt "$task" "$model" "$word")"; done
+    for model in $1; do joint "$task" "$model" "$word" "$labels"; done
+}
 rated() { scratch "$1" "$2" '' "--lr $5"; spt "$1" "$2" '' "--lr $3" "--lr $4"; }
 every() {         # FUNCTION, tasks, models, further arguments; only what is asked for and can be made
     local task model
@@ -105,6 +132,7 @@ chains() {
         demo) small pathfinder_demo "transformer s4" ;;
         demo-text) small text_demo "rotary s4" ;;
         text256) small text256 "rotary s4" ;;
+        own) own "$(tr , ' ' <<< "${MODELS:-rotary s4}")" ;;
         demo-init) small text_demo "s4 s4_rand dlr dlr_rand" ;;
         architectures) while IFS='/ ' read -r first after alone models; do
                 every rated text_demo "$models" "$first" "$after" "$alone"; done <<< "$RATES" ;;
@@ -121,11 +149,12 @@ chains() {
         figure4) every pretrain "image text pathx listops" s4 ;;
         figure5) for share in 0 20; do every budget "image text" rotary $share; done ;;
         all) for target in table1 table2 table3 table7 table8 table9 figure3; do chains $target; done ;;
-        *) die "no target '$1'; there is: demo demo-text text256 demo-init architectures table{1,2,3,7,8,9}" \
+        *) die "no target '$1'; there is: demo demo-text text256 demo-init architectures own table{1,2,3,7,8,9}" \
                  "figure{1..5} all" ;;
     esac
 }
 CHAINS=$(for SEED in $SEEDS; do chains "$TARGET"; done | awk '!seen[$0]++')                # whole tables come early
+[ -z "$OWN" ] || TASKS=''
 for flag in task.${TASKS//,/ task.} model.${MODELS//,/ model.}; do
     [[ $flag == *. || $CHAINS == *"--${flag/./ }"[\ _]* ]] || die "no chain of $TARGET is for --${flag/./s }"
 done
@@ -138,10 +167,13 @@ exec 8> "$RUNS/.lock"
 flock -n 8 || die "another run_all.sh works on $RUNS"
 exec 9>&2
 [ "$TARGET" != demo ] || exec 9> "$RUNS/output/data.txt"       # a second's work; the first line is how long all takes
-for task in $(grep -o -- "--task [^ ]*" <<< "$CHAINS" | cut -d " " -f 2 | sort -u); do
-    python data.py --task "$task" ${RAW:+--raw "$RAW"} >&9 2>&9 && continue
+mapfile -t NEEDED < <(grep -o -- "--task [^ ]*" <<< "$CHAINS" | cut -d " " -f 2 | sort -u)
+[ -z "$OWN" ] || NEEDED=("$OWN")
+for task in "${NEEDED[@]}"; do
+    python data.py --task "$task" ${RAW:+--raw "$RAW"} $REGRESSION >&9 2>&9 && continue
     [ $? != 130 ] || exit 130                                  # Ctrl-C
     code=1
+    [ -z "$OWN" ] || exit 2                                    # data.py has said why
     echo "error: no data for $task; its runs are left out" >&2
     CHAINS=$(grep -v -- "--task $task " <<< "$CHAINS") || { echo "error: nothing is left to run" >&2; exit 1; }
 done
@@ -168,7 +200,7 @@ if [ -n "$DEMO" ]; then                                        # one seed after 
     python analyze.py forecast "$JOBS" <<< "$CHAINS" 8>&- &
     for seed in $SEEDS; do
         pool "$(grep -- "--seed $seed " <<< "$CHAINS")"
-        python analyze.py demo --runs "$RUNS" --figure "$RUNS/$TARGET.png" || code=1
+        python analyze.py "$SHOW" --runs "$RUNS" --figure "$RUNS/$TARGET.png" || code=1
     done
     kill %1 2> /dev/null || true                               # it still waits where no run had to be made
 else

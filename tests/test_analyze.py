@@ -260,13 +260,13 @@ def test_what_is_kept_is_what_is_shown(tmp_path, monkeypatch):
     shutil.copytree(kept, tmp_path / "results" / "mini")
     shutil.copy(ROOT / "README.md", tmp_path)
     monkeypatch.setattr(analyze, "ROOT", tmp_path)
-    analyze.main(["readme", "--check"])
+    analyze.command(["readme", "--check"])
     for page in (tmp_path / "README.md", tmp_path / "results" / "mini" / "README.md"):
         whole = page.read_text()
         page.write_text(re.sub("(<!-- results:begin -->\n).", r"\1?", whole))
         with pytest.raises(analyze.UserError, match="stale.*run: python analyze.py readme"):
-            analyze.main(["readme", "--check"])
-        analyze.main(["readme"])
+            analyze.command(["readme", "--check"])
+        analyze.command(["readme"])
         assert page.read_text() == whole
 
 
@@ -451,14 +451,3 @@ def test_stopping_stops_the_runs(target, how, code, tmp_path):
     listing = subprocess.run(["ps", "-eo", "sid=,stat=,args="], capture_output=True, text=True).stdout
     left = [line for line in listing.splitlines() if line.split()[0] == str(pid) and line.split()[1][0] != "Z"]
     assert not left and calls.read_text().count("\n") == 2
-
-
-@pytest.mark.parametrize("command, message", [
-    ("analyze.py table 4", "table 4: there is 1, 2, 3, 7, 8, 9"), ("analyze.py demo --runs tests", "run_all.sh demo"),
-    ("analyze.py figure 1 --runs nowhere", "no runs in nowhere"), ("run_all.sh table4", "there is: demo"),
-    ("run_all.sh table2 --seeds a", "numbers"), ("run_all.sh table2 --seeds", "no value for it: --seeds"),
-    ("run_all.sh table2 --tasks text,imgae", "--tasks imgae"), ("run_all.sh table2 --preset big", "no preset 'big'")])
-def test_mistakes(command, message):
-    name, *words = command.split()
-    done = run(*words) if name == "analyze.py" else run_all(*words)
-    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr

@@ -336,16 +336,6 @@ def test_damaged_set(generated, tmp_path, name, content, words):
     assert words in line and str(folder) in line and "remove" in line
 
 
-@pytest.mark.parametrize("flags, words", [
-    ("--task patx", "pathx256"), ("--task listops_demo --workers 0", "at least 1"), ("--task text --seed 1", "leave"),
-    ("--task image --raw nowhere", "not a folder"), ("--task image --show a.jpeg2", ".png"),
-    ("--task retrieval", "new_aan_pairs.train.tsv cannot be"), ("--task listops --data-dir file", "--data-dir")])
-def test_mistakes(tmp_path, monkeypatch, flags, words):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("")
-    assert words in fails(*flags.split())
-
-
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("failure, raised", [

@@ -3,13 +3,14 @@ import contextlib
 import itertools
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 import finetune
 import pretrain
-from data import TASKS, UserError
+from data import FILE, TASKS, UserError
 from models import MODELS, arch, read_table
 
 # ---- the paper's numbers, typed from its tables 4, 5 and 6 and not from the code -------------------------------------
@@ -99,6 +100,9 @@ S4_SIZES = {"listops": (8, 128, 64, 128, "batch", "post", 1e-3, "main", 0),
             "pathx": (6, 256, 64, 256, "batch", "pre", 1e-4, 5e-4, 0),
             "bidmc_rr": (6, 128, 256, 2, "layer", "pre", 1e-3, 1e-3, 0)}
 
+# What your own data might be: numbers, and so many of them that the rule changes nothing.
+OWN = replace(FILE, length=100, classes=2, sizes=(3_000, 500, 500), mask=0.5, channels=1)
+
 # ---- the lines -------------------------------------------------------------------------------------------------------
 
 
@@ -119,12 +123,14 @@ def pretrained(folder, argv, finished=True):
 def recipes(tmp_path_factory):
     """(task, model, objective, start) -> parsed flags, for all that there are."""
     folder, parsed = tmp_path_factory.mktemp("runs"), {}
-    for key in itertools.product(TASKS, MODELS, ("masked", "causal")):
-        with contextlib.suppress(UserError):                          # no such recipe
-            args = finetune.parse_args(words(*key))
-            parsed[*key, args.start] = args
-            parsed[*key, "pretrain"] = pretrain.parse_args(words(*key))
-            parsed[*key, "spt"] = finetune.parse_args(pretrained(folder / "-".join(key), words(*key)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretrain, "look_up", lambda name, _: TASKS.get(name, OWN))
+        for i, key in enumerate(itertools.product([*TASKS, "file:/my.npz", "ucr:Mine"], MODELS, ("masked", "causal"))):
+            with contextlib.suppress(UserError):                      # no such recipe
+                args = finetune.parse_args(words(*key))
+                parsed[*key, args.start] = args
+                parsed[*key, "pretrain"] = pretrain.parse_args(words(*key))
+                parsed[*key, "spt"] = finetune.parse_args(pretrained(folder / str(i), words(*key)))
     return parsed
 
 
@@ -136,7 +142,7 @@ def test_every_line_counts_somewhere_and_fits_its_task(recipes):
     wanted = itertools.product(TASKS, set(MODELS) - {"pythia", "pythia_rand"}, ("masked", "causal"))
     assert set(wanted) <= {key[:3] for key in recipes if key[3] == "pretrain"}, "a pair has no recipe"
     for (name, model, objective, start), args in recipes.items():
-        task = TASKS[name]
+        task = TASKS.get(name, OWN)
         assert (args.start, args.changed, args.arch) == (start, {}, arch(name, model))
         if start == "pretrain":
             assert args.mask == (task.mask if objective == "masked" else None)

@@ -1,0 +1,200 @@
+"""What a user can do wrong, over all commands: each is one line that names the mistake, with exit code 2, and writes
+nothing."""
+import contextlib
+import io
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import analyze
+import data
+import finetune
+import pretrain
+from test_analyze import run_all
+from test_runs import SIZES, contents, elsewhere, flags, mistake, opened  # noqa: F401, two are fixtures
+
+BASE, INIT = "--task listops --model s4 ", "--init pt --batch 8 "
+RESUME = BASE + f"--arch {SIZES['s4']} --steps 2 --batch 8 --eval-every 2 --out pt --resume"
+MISTAKES = [                      # words before the flags: environment, or damage done to a file of the run `pt`
+    ("pretrain --model s4", "--task is missing; one of: listops"),
+    ("finetune --task listops", "--model is missing; one of: transformer"),
+    ("pretrain --task nothing --model s4", "no task 'nothing'; the tasks are: listops"),
+    ("finetune --task listops --model nothing", "--model nothing is unknown; one of: transformer"),
+    ("pretrain " + BASE + "--lr nan", "--lr: must be at least 0, got nan"),
+    ("pretrain " + BASE + "--seed 9223372036854775808", "--seed: must be"),
+    ("pretrain " + BASE + "--arch d", "--arch: wants key=value,key=value, got d"),
+    ("pretrain " + BASE + "--arch q=3", "s4 on listops has no q; it has: dropout"),
+    ("pretrain " + BASE + "--arch model=dlr", "s4 on listops has no model; it has: dropout layers d"),
+    ("pretrain " + BASE + "--arch dt_min=0", "dt_min=0, dt_max=0.1: wants 0 < dt_min <= dt_max"),
+    ("finetune " + BASE + "--arch d=x", "--arch d=x: d must be a whole number of at least 1; on listops it is 128"),
+    ("finetune " + BASE + "--arch norm=group", "norm must be one of: layer batch scale; on listops it is batch"),
+    ("finetune " + BASE + "--batch 8 --arch d=65", "d=65 is not a multiple of n_ssm=128"),
+    ("finetune --task image --model rotary --batch 8 --arch d=36", "turn pairs, not 9 dimensions"),
+    ("finetune " + BASE + "--batch 25", "--batch 25 is more than the 24 training examples"),
+    ("pretrain --task image --model pythia", "no recipe to pretrain image/pythia/masked"),
+    ("pretrain --task listops --model linformer --objective causal --batch 4", "no causal form; use"),
+    ("pretrain --task pathx --model transformer --objective causal --mask 0.5", "no meaning with --objective"),
+    ("pretrain " + BASE + "--loss l1", "listops consists of symbols; use --loss ce"),
+    ("pretrain --task sc --model s4 --loss ce", "sc does not consist of; use --loss l1"),
+    ("finetune --task retrieval --model s4 --head linear", "has 2 documents; use --head pair"),
+    ("pretrain " + RESUME.replace("--resume", ""), "is not empty; add --resume to continue it, or choose another --out"),
+    ("pretrain " + RESUME + " --lr 5", "was started with lr = 0.001, now 5.0; give the same flags as before"),
+    ("finetune " + INIT + "--out pt/best.pt", "cannot write to --out"),
+    ("finetune --init pt/best.pt", "best.pt is not a directory; it wants that of a pretraining run"),
+    ("finetune --init ft", "is not a pretraining run, or one of an older version"),
+    ("finetune --init pt --task text", "was pretrained with --task listops; leave that flag out"),
+    ("finetune --init pt --arch d=32", "--arch has no meaning with --init"),
+    ("finetune --init pt --data-dir other", "its test split may hold what was pretrained on"),
+    ("pretrain WORLD_SIZE=2 " + BASE, "RANK or MASTER_ADDR is not set; start with torchrun"),
+    ("finetune WORLD_SIZE=9 RANK=0 MASTER_ADDR=x " + BASE + "--batch 8", "smaller than the number of processes, 9"),
+    *([] if torch.cuda.is_available() else [("pretrain " + BASE + "--device cuda", "no CUDA device; use --device cpu")]),
+    ("pretrain missing:config.json " + RESUME, "has no config.json; it is not a run directory"),
+    ("pretrain cut:config.json " + RESUME, "config.json is missing or damaged"),
+    ("finetune missing:config.json --init pt", "config.json is missing or damaged"),
+    ("pretrain cut:result.json " + RESUME, "result.json is missing or damaged"),
+    ("pretrain cut:last.pt " + RESUME, "last.pt is missing, cut short, or not a checkpoint of this project"),
+    ("pretrain missing:best.pt " + RESUME, "best.pt is missing, cut short, or not a checkpoint of this project"),
+    ("finetune pickle:best.pt " + INIT, "best.pt is missing, cut short, or not a checkpoint of this project"),
+    ("pretrain other:last.pt " + RESUME, "last.pt does not fit: Error"),
+    ("finetune other:best.pt " + INIT, "holds another architecture than this run"),
+    ("finetune " + BASE + "--mask 0.2", "--mask 0.2 has no meaning without --joint"),
+    ("finetune " + BASE + "--joint 0", "--joint: must be at least 1e-09, got 0"),
+    ("finetune --task sc --model s4 --joint 1 --loss ce", "sc does not consist of; use --loss l1"),
+    ("finetune " + INIT + "--joint 1", "--joint 1 is training from scratch; it has no meaning with --init"),
+    ("finetune --task image --model pythia --joint 1", "--joint has no meaning for pythia"),
+    ("finetune " + BASE + "--label-fraction 2", "--label-fraction: must be between 1e-09 and 1, got 2"),
+    ("finetune " + BASE + "--label-fraction 0.5 --train-fraction 0.5", "choose one of --label-fraction"),
+    ("finetune --task file:none.npz --model s4", "none.npz is not there, or is no .npz, .csv, .tsv or .ts file"),
+    ("pretrain --task file:own/once.npz --model s4", "example 3 (counted from 0): the only one of its class"),
+    ("pretrain --task ucr:A/B --model s4", "no task 'ucr:A/B'; the tasks are"),
+    ("data --task patx", "pathx256"), ("data", "no task 'None'; the tasks are: listops"),
+    ("data --tsk text", "unrecognized arguments: --tsk text"),
+    ("data --task listops_demo --workers 0", "at least 1"), ("data --task text --seed 1", "leave"),
+    ("data --task image --raw nowhere", "not a folder"), ("data --task image --show a.jpeg2", ".png"),
+    ("data --task retrieval", "new_aan_pairs.train.tsv cannot be"), ("data --task listops --data-dir afile", "afile"),
+    ("data --task text --regression", "--regression is for your own data; what text predicts is fixed"),
+    ("data --task file:own/whole.npz --train 5", "have no meaning for your own data, all of which is taken"),
+    ("data --task file:own/text.pdf", "is no .npz, .csv, .tsv or .ts file"),
+    ("data --task file:own/whole.npz --raw own", "it may hold: nothing"),
+    ("data --task file:own/whole.npz --regression", "not every label is a number (could not convert"),
+    ("data --task file:own/damaged.npz", "damaged.npz: "), ("data --task file:own/other.npz", "'y is not a file"),
+    ("data --task file:own/pickled.npz", "Object arrays cannot be loaded"),
+    ("data --task file:own/flat.npz", "it must hold numbers x (n, l) or (n, l, channels)"),
+    ("data --task file:own/rows.npz", "shapes [(40, 6), (39,)] do not fit"),
+    ("data --task file:own/splits.npz", "example 5 (counted from 0): its split is none of train, val and test"),
+    ("data --task file:own/untrained.npz", "example 38 (counted from 0): no training example has its label"),
+    ("data --task file:own/unlabelled.npz", "example 7 (counted from 0): its label is missing"),
+    ("data --task file:own/gap.npz", "example 2 (counted from 0): its value at position 4, channel 1 is missing or"),
+    ("data --task file:own/infinite.npz", "example 9 (counted from 0): its value at position 0, channel 0 is missing"),
+    ("data --task file:own/constant.npz", "channel 1 (counted from 0) never changes; leave it out"),
+    ("data --task file:own/empty.npz", "example 1 (counted from 0): it is empty"),
+    ("data --task file:own/negative.npz", "example 4 (counted from 0): a negative symbol"),
+    ("data --task file:own/oneclass.npz", "1 different labels; classes may be 2 to 256, numbers need --regression"),
+    ("data --task file:own/many.npz", "300 different labels; classes may be 2 to 256, numbers need --regression"),
+    ("data --task file:own/few.npz", "few.npz: "),
+    ("data --task file:own/header.csv", "header.csv, line 1: not a label and then numbers, or a label and one text"),
+    ("data --task file:own/mixed.csv", "example 1 (counted from 0): a text or channels where"),
+    ("data --task file:own/colons.ts", "colons.ts, line 3: not channels numbers and a target"),
+    ("data --task ucr:Mine --raw own", "own does not hold Mine_TRAIN and Mine_TEST, as .ts or .tsv"),
+    ("analyze table 4", "table 4: there is 1, 2, 3, 7, 8, 9"), ("analyze demo --runs pt", "run_all.sh demo"),
+    ("analyze figure 1 --runs nowhere", "no runs in nowhere"), ("analyze own --runs pt", "run_all.sh own"),
+    ("analyze table 2 --perset mini", "unrecognized arguments: --perset mini"),
+    ("analyze tabel 2", "invalid choice: 'tabel'"), ("analyze status own", "no run was started there"),
+    ("run_all table4", "there is: demo"), ("run_all table2 --seeds a", "numbers"),
+    ("run_all table2 --seeds", "no value for it: --seeds"), ("run_all table2 --tasks text,imgae", "--tasks imgae"),
+    ("run_all table2 --preset big", "no preset 'big'"), ("run_all own", "own wants --tasks file:PATH"),
+    ("run_all own --tasks my.npz", "or --tasks ucr:NAME; got 'my.npz'"),
+    ("run_all own --tasks ucr:FordA --label-fraction 5", "--label-fraction must be a share up to 1, got '5'"),
+    ("run_all table2 --regression", "--label-fraction and --regression are for: run_all.sh own")]
+
+
+def own_files(folder):
+    """Files of 40 labelled series that have one thing wrong each."""
+    folder.mkdir()
+    x, y = np.random.default_rng(0).normal(size=(40, 6, 2)), np.arange(40) % 2
+    gap, infinite, constant, empty, negative = x.copy(), x.copy(), x.copy(), x.copy(), np.tile(np.arange(6), (40, 1))
+    gap[2, 4, 1], infinite[9, 0, 0], constant[:, :, 1], empty[1], negative[4, 2] = np.nan, np.inf, 3, np.nan, -1
+    label = y.astype("U9")
+    once, untrained, unlabelled = label.copy(), label.copy(), label.copy()
+    once[3], untrained[[38, 39]], unlabelled[7] = "c", ["d", "d"], ""
+    splits = np.repeat(["train", "test"], [38, 2])
+    wrong = splits.copy()
+    wrong[5] = "?"
+    for name, arrays in dict(
+            whole=dict(x=x, y=np.where(y, "b", "a")), other=dict(x=x), flat=dict(x=x[:, 0, 0], y=y),
+            pickled=dict(x=np.array([[1], [1, 2]], object), y=y[:2]), rows=dict(x=x[:, :, 0], y=y[:39]),
+            splits=dict(x=x, y=y, split=wrong), untrained=dict(x=x, y=untrained, split=splits), once=dict(x=x, y=once),
+            unlabelled=dict(x=x, y=unlabelled), gap=dict(x=gap, y=y), infinite=dict(x=infinite, y=y),
+            constant=dict(x=constant, y=y), empty=dict(x=empty, y=y), negative=dict(x=negative, y=y),
+            oneclass=dict(x=x, y=y * 0), many=dict(x=np.random.rand(900, 2), y=np.arange(900) // 3),
+            few=dict(x=x[:2], y=y[[0, 0]])).items():
+        np.savez(folder / f"{name}.npz", **arrays)
+    whole = (folder / "whole.npz").read_bytes()
+    for name, content in {"damaged.npz": whole[:len(whole) // 2], "text.pdf": b"%PDF", "header.csv": b"y,x1,x2\n1,2,3\n",
+                          "mixed.csv": b"1,2\n2,some text\n1,3\n2,4\n", "colons.ts": b"@data\n1,2:a\n1,2:3:a\n"}.items():
+        (folder / name).write_bytes(content)
+
+
+def damage(how, path):
+    if path.name != "result.json":
+        path.with_name("result.json").unlink()
+    whole = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    elif how == "other":
+        shutil.copy(path.parent.with_name("other") / path.name, path)
+    else:                                                             # a pickle makes a folder when it is read
+        path.write_bytes(dict(cut=whole[:len(whole) // 2], pickle=b"cos\nmkdir\n(S'executed'\ntR.")[how])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with a pretraining run, pt, one with another model, other, and a finetuning run, ft."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        for stage, out, model in ((pretrain, "pt", "s4"), (pretrain, "other", "rotary"), (finetune, "ft", "s4")):
+            patch.setattr(stage, "open_task", opened)
+            stage.main(flags(folder / out, model=model, log_every=None, warmup=None, steps=2, eval_every=2))
+    own_files(folder / "own")
+    (folder / "data").mkdir()                             # before `contents` looks
+    (folder / "afile").touch()
+    return folder
+
+
+def outcome(script, words, mistake):
+    """-> what a command prints to say what is wrong."""
+    if script in ("pretrain", "finetune"):
+        return mistake(script, words)
+    if script == "run_all":
+        done = run_all(*words)
+        assert done.returncode == 2
+        return done.stderr
+    with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.redirect_stdout(io.StringIO()):
+        code = dict(data=data, analyze=analyze)[script].main(words)
+    assert code == 2
+    return err.getvalue()
+
+
+@pytest.mark.parametrize("command, words", MISTAKES)
+def test_a_mistake_is_one_line_and_leaves_nothing_behind(command, words, runs, mistake, monkeypatch, tmp_path):  # noqa: F811
+    shutil.copytree(runs, tmp_path, dirs_exist_ok=True)
+    script, *rest = command.split()
+    argv = ["--data-dir", "."] if script in ("pretrain", "finetune") else []
+    for word in rest:
+        if re.match("[A-Z_]+=", word):
+            monkeypatch.setenv(*word.split("="))
+        elif re.match("(missing|cut|pickle|other):", word):
+            damage(word.split(":")[0], tmp_path / "pt" / word.split(":")[1])
+        else:
+            argv.append(word)
+    before = contents(tmp_path)
+    line = outcome(script, argv, mistake)
+    assert words in line and line.count("\n") == 1 and "error: " in line
+    assert contents(tmp_path) == before
+
+
+def test_there_are_many():
+    assert len({command for command, _ in MISTAKES}) == len(MISTAKES) >= 50

