@@ -798,47 +798,48 @@ def own(args):
     head = ["model", *(name for name, _ in OWN_ARMS.values()), "SPT - scratch [95 % interval] (seeds)",
             "joint - scratch", "SPT - joint", "minutes a run"]
     for (task, share), models in found.items():
-        some = next(run for arms in models.values() for arm in arms.values() for run in arm.values())
-        digits, unit = (3, "R2") if "test_r2" in some else (1, "points")
-        rows, gains = [], []
+        runs = [run for arms in models.values() for arm in arms.values() for run in arm.values()]
+        digits, score, unit = (3, "R2", "R2") if "test_r2" in runs[0] else (1, "accuracy in percent", "points")
+        rows, gains = [], {}
         for model, arms in models.items():
             scratch, spt, joint = ({seed: run["score"] for seed, run in arms.get(start, {}).items()}
                                    for start in OWN_ARMS)
-            minutes = " / ".join(f"{statistics.mean(run['minutes'] for run in arms[start].values()):.1f}"
-                                 if start in arms else "–" for start in OWN_ARMS)
-            pairs = (spt, scratch), (joint, scratch), (spt, joint)
+            minutes = [mean_std({seed: run["minutes"] for seed, run in arms.get(start, {}).items()}).split(" ")[0]
+                       for start in OWN_ARMS]
+            gains[model] = minus(spt, scratch)
+            differences = gains[model], minus(joint, scratch), minus(spt, joint)
             rows.append([model, *(mean_std(arm, digits) for arm in (scratch, spt, joint)),
-                         *(signed(minus(*pair), digits) for pair in pairs), minutes])
-            if gain := minus(spt, scratch):
-                words = signed(gain, digits).rsplit(" (", 1)[0].split(" ", 1)
-                gains.append(" ".join([words[0], unit, *words[1:], "for", model]))
-        passes = {run["passes"] for arms in models.values() for arm in arms.values() for run in arm.values()}
-        equal = f"{passes.pop():,} passes each" if len(passes) == 1 else "unequal passes"
-        name = Path(task.removeprefix("file:")).name + (f" with {100 * share:g} % of the labels" if share < 1 else "")
-        runs = [run for arms in models.values() for arm in arms.values() for run in arm.values()]
-        print(f"\n{markdown(head, rows)}\n\nTest {'R2' if unit == 'R2' else 'accuracy in percent'}, mean ± standard "
-              f"deviation over seeds; {equal}; {provenance(runs)}.")
-        if gains:
-            print(f"\nOn {name} SPT gains {' and '.join(gains)} over scratch (seeds {values_of(runs, 'seed')}, "
-                  f"{'equal passes' if equal[0] != 'u' else equal}).\n")
+                         *(signed(difference, digits) for difference in differences), " / ".join(minutes)])
+        passes = {run["passes"] for run in runs}
+        equal = f"{passes.pop():,} passes a run" if len(passes) == 1 else "unequal passes"
+        print(f"\n{markdown(head, rows)}\n\nTest {score}, mean ± standard deviation over seeds; {equal}; "
+              f"{provenance(runs)}.")
+        if (seeds := min(map(len, gains.values()))) > 1:
+            texts = [signed(gain, digits).split(" (")[0] + f" for {model}" for model, gain in gains.items()]
+            texts[0] = texts[0].replace(" [", f" {unit} [")            # the unit stands once
+            name = Path(task.removeprefix("file:")).name
+            name += f" with {100 * share:g} % of the labels" if share < 1 else ""
+            print(f"\nOn {name} SPT gains {' and '.join(texts)} over scratch ({seeds} seeds, "
+                  f"{'un' if 'unequal' in equal else ''}equal passes).\n")
     draw(lambda plt, cells: own_figure(plt, found), {}, args.figure)
 
 
 def own_figure(plt, found):
-    """For each share of the labels: scores of all seeds on the left, gains with their intervals on the right."""
+    """For each share of the labels: scores of all seeds on the left, gains over scratch on the right."""
     figure, axes = plt.subplots(len(found), 2, figsize=(9, 1 + 1.6 * len(found)), squeeze=False)
     for (left, right), ((task, share), models) in zip(axes, found.items()):
-        for y, (model, arms) in enumerate(models.items()):
-            scores_of = {start: {seed: run["score"] for seed, run in arm.items()} for start, arm in arms.items()}
-            for shift, (start, (label, colour)) in enumerate(OWN_ARMS.items()):
-                values = [*scores_of.get(start, {}).values()]
-                left.scatter(values, [y + 0.2 * (1 - shift)] * len(values), color=colour, label=label)
-                gain = [*minus(scores_of.get(start, {}), scores_of.get("scratch", {})).values()]
+        for y, arms in enumerate(models.values()):
+            arms = {start: {seed: run["score"] for seed, run in arm.items()} for start, arm in arms.items()}
+            for height, (start, (label, colour)) in zip((y + 0.2, y, y - 0.2), OWN_ARMS.items()):
+                values = [*arms.get(start, {}).values()]
+                left.scatter(values, [height] * len(values), color=colour, label=label)
+                gain = [*minus(arms.get(start, {}), arms.get("scratch", {})).values()]
                 if gain and start != "scratch":
-                    right.errorbar(statistics.mean(gain), y + 0.2 * (1 - shift), xerr=half_width(gain), color=colour,
-                                   marker="o", capsize=3, label=f"{label} - from scratch")
+                    right.errorbar(statistics.mean(gain), height, xerr=half_width(gain), color=colour, marker="o",
+                                   capsize=3)
         right.axvline(0, color="black", linestyle=":")
-        for axis, label in ((left, "test score, a dot a seed"), (right, "gain over scratch, 95 % interval")):
+        for axis, label in ((left, "test accuracy in percent, or R2: a dot a seed"),
+                            (right, "gain over scratch, with a 95 % interval")):
             axis.set_yticks(range(len(models)), models)
             axis.set(xlabel=label, ylim=(-0.5, len(models) - 0.5))
         left.set_title(f"{Path(task.removeprefix('file:')).name}, {100 * share:g} % of the labels", loc="left")

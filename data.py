@@ -142,6 +142,11 @@ CIFAR = Source(("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
 SPEECH = Source(("https://storage.googleapis.com/download.tensorflow.org/data/speech_commands_v0.02.tar.gz",),
                 "speech_commands_v0.02.tar.gz, or a folder of it", "CC BY 4.0", 2_428_923_189,
                 "af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58")
+# Data of your own, file:PATH and ucr:NAME. What is 0 or empty here, `save_own` fills in.
+FILE = Task("file", length=0, classes=0, sizes=(), mask=0, source=Source((), "nothing, leave it out", "your own"))
+UCR = Task("ucr", length=0, classes=0, sizes=(), mask=0, source=Source(
+    ("https://www.timeseriesclassification.com/aeon-toolkit/NAME.zip",),
+    "NAME.zip, or NAME_TRAIN and NAME_TEST as .ts or .tsv", "see timeseriesclassification.com"))
 PAUSE = 2                                # seconds before a download is tried again
 
 
@@ -207,12 +212,6 @@ TASKS = {
     "pathx256_mini": _small_paths(16, frame=5, contour=5),
     "scifar_mini": replace(COLOUR, length=144, sizes=(9_000, 1_000, 2_000), side=12, subset=True),
 }
-
-# Data of your own, file:PATH and ucr:NAME. What is 0 or empty here, `save_own` fills in.
-FILE = Task("file", length=0, classes=0, sizes=(), mask=0, source=Source((), "nothing, leave it out", "your own"))
-UCR = Task("ucr", length=0, classes=0, sizes=(), mask=0, source=Source(
-    ("https://www.timeseriesclassification.com/aeon-toolkit/NAME.zip",),
-    "NAME.zip, or NAME_TRAIN and NAME_TEST as .ts or .tsv", "see timeseriesclassification.com"))
 
 
 # ---- reading: all that the training scripts use ----------------------------------------------------------------------
@@ -286,7 +285,8 @@ def folder_name(name):
 
 def look_up(name, data_dir="data"):
     """The Task of a name. Your own data is prepared for that: before, its length and the like are not known."""
-    return TASKS[name] if name in TASKS else open_task(name, data_dir)[0]
+    task = declared(full_name(name))
+    return task if task.length else open_task(name, data_dir)[0]
 
 
 def stratified(labels, seed):
@@ -925,7 +925,8 @@ def read_own(path, raw):
     try:
         with np.load(io.BytesIO(raw)) as file:
             x, y, split = file["x"], file["y"], file["split"] if "split" in file else None
-        shapes = [array.shape for array in (x, y, split) if array is not None]
+        x = x.astype(str) if x.dtype.kind == "S" else x
+        shapes = [x.shape, y.shape, np.shape(y if split is None else split)]
         if any(shape != x.shape[:1] for shape in shapes[1:]) or x.ndim not in ((1,) if x.dtype.kind == "U" else (2, 3)):
             raise ValueError(f"shapes {shapes} do not fit")
         if x.dtype.kind in "iub" and x.ndim == 2:
@@ -990,8 +991,9 @@ def _each(place, right, problem):
 def split_own(request, place, labels, split):
     """-> targets y (n,), the examples of train, val and test, and what `open_task` fills in. Without `split` 70, 15 and
     15 %; where no series is in "val", 15 % of those in "train". Classes keep their shares."""
-    labels = np.asarray(labels)
-    _each(place, [str(label).lower() not in ("", "nan", "none") for label in labels], "its label is missing")
+    labels, split = np.asarray(labels), None if split is None else np.asarray(split)
+    missing = "", "nan", "none", "inf", "-inf"
+    _each(place, [str(label).lower() not in missing for label in labels], "its label is missing or infinite")
     names, y = np.unique(labels, return_inverse=True)
     classes = np.zeros_like(y) if request.regression else y
     if not 1 < len(names) <= (len(y) if request.regression else 256):
@@ -1001,11 +1003,14 @@ def split_own(request, place, labels, split):
         parts = np.split(stratified(classes, request.seed), [round(0.7 * len(y)), round(0.85 * len(y))])
     else:
         _each(place, np.isin(split, SPLITS), "its split is none of train, val and test")
-        parts = [np.flatnonzero(np.equal(split, name)) for name in SPLITS]
+        parts = [np.flatnonzero(split == name) for name in SPLITS]
         parts = [part[stratified(classes[part], request.seed)] for part in parts]
         if not len(parts[1]):
             parts[:2] = np.split(parts[0], [round(0.85 * len(parts[0]))])
     _each(place, np.isin(classes, classes[parts[0]]), "no training example has its label")
+    if not all(map(len, parts)) or len(np.unique(y[parts[0]])) < 2:
+        raise UserError(f"{place}: {' / '.join(str(len(part)) for part in parts)} examples to train, validate and test;"
+                        " there must be one of each, and two different labels to train on")
     if not request.regression:
         return y, parts, dict(classes=len(names), names=names.astype(str).tolist())
     try:
@@ -1029,7 +1034,8 @@ def encode_own(place, series, train):
     values = np.concatenate([series[i] for i in train])                                   # (positions[, channels])
     if values.ndim == 1:
         _each(place, [one.min() >= 0 for one in series], "a negative symbol")
-        known = np.unique(values)
+        if len(known := np.unique(values)) > 65_000:
+            raise UserError(f"{place}: {len(known):,} different symbols are too many; save numbers as floats")
         ids = [np.searchsorted(known, one).clip(max=len(known) - 1) for one in series]
         ids = [np.where(known[i] == one, i + len(SPECIAL), UNK) for i, one in zip(ids, series)]
         kind = np.uint8 if len(known) + len(SPECIAL) <= 256 else np.uint16

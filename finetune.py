@@ -133,6 +133,9 @@ def parse_args(argv=None):
 
 def make_model(args, task, run):
     """The model of a run that does not resume: from a pretraining run, from Pythia's weights, or from scratch."""
+    if args.init is not None and args.pretraining["data"] != task.data:
+        raise UserError(f"{args.init} was pretrained on {args.pretraining['data']}, and {args.task} in {args.data_dir} "
+                        f"holds {task.data}; its test split may hold what was pretrained on")
     hides = args.start == "joint" and args.objective == "masked"
     sizes = config(args.arch, task, causal=args.objective == "causal", mask_channel=hides and task.channels is not None)
     backbone, outputs = Backbone(sizes), task.classes or 1
@@ -164,9 +167,6 @@ def main(argv=None):
     run = Run(args)
     task, train, val, test = open_task(args.task, args.data_dir, args.train_fraction, args.label_fraction)
     score_name = "accuracy" if task.classes else "r2"
-    if args.init is not None and args.pretraining["data"] != task.data:
-        raise UserError(f"{args.init} was pretrained on {args.pretraining['data']}, and {args.data_dir}/{args.task} "
-                        f"holds {task.data}; its test split may hold what was pretrained on")
     run.open(task, len(train))
     torch.manual_seed(args.seed)
     model = make_model(args, task, run).to(run.device)
@@ -198,18 +198,20 @@ def main(argv=None):
             group["lr"] = group["initial_lr"] * learning_rate(step, run.steps, args)
         guide(model, step, run.steps)             # nothing, but with --arch guided=
         parts = run.begin(step, prepare)
+        if args.joint is not None:                # as in pretrain.py: in the whole batch, on all processes
+            n = sum(len(part.hidden) for part in parts)
+            n = run.total(torch.full((), n, device=run.device)).clamp(min=1)
         optimizer.zero_grad(set_to_none=True)
         for part in run.exchange(parts):
             if args.joint is None:
                 with run.autocast():
                     outputs = forward(inputs(part), part.lengths)                             # (b, classes or 1)
                 run.backward(supervised_loss(task, outputs.float(), part.y) / args.batch)
-            else:                                 # both losses of the same examples
-                n = run.total(torch.full((), sum(len(part.hidden) for part in parts), device=run.device)).clamp(min=1)
-                with run.autocast():
-                    outputs, prediction = forward(inputs(part), part.lengths, part.corrupted, part.hidden)
-                loss, _ = spt_loss(prediction, part.targets, part.hidden, args.loss)
-                run.backward(supervised_loss(task, outputs.float(), part.y) / args.batch + args.joint * loss / n)
+                continue
+            with run.autocast():
+                outputs, prediction = forward(inputs(part), part.lengths, part.corrupted, part.hidden)
+            loss, _ = spt_loss(prediction, part.targets, part.hidden, args.loss)              # of the same examples
+            run.backward(supervised_loss(task, outputs.float(), part.y) / args.batch + args.joint * loss / n)
         optimizer.step()
         run.stepped(step)
 

@@ -1,9 +1,11 @@
-"""Your own data: what is read, how it is split and encoded, the rule of sizes, labels for a part, and run_all.sh own."""
+"""Your own data: what is read, splits and encoding, the rule of sizes, a share of the labels, run_all.sh own."""
 import importlib.util
 import io
 import json
+import os
 import re
 import subprocess
+import sys
 import zipfile
 from collections import Counter
 
@@ -89,7 +91,8 @@ def test_texts_and_integers_are_symbols(tmp_path):
         some = [split.batch(np.arange(len(split))) for split in splits]
         back = [task.between.join(task.symbols[i] for i in ids[:length - 1])
                 for batch in some for ids, length in zip(batch.symbols, batch.lengths)]
-        assert Counter(back) == Counter(exact) and task.vocab == len(task.symbols) == len(data.SPECIAL) + 3 + (name[0] == "t")
+        assert Counter(back) == Counter(exact)
+        assert task.vocab == len(task.symbols) == len(data.SPECIAL) + (4 if name[0] == "t" else 3)
         assert all(ids[length - 1] == data.EOS for batch in some for ids, length in zip(batch.symbols, batch.lengths))
         assert task.channels is None and task.mask == 0.15
 
@@ -104,7 +107,8 @@ def test_a_split_is_a_seeded_partition_with_the_shares_of_the_classes(counts, tm
         folder = tmp_path / f"{len(parts)}"
         task, *splits = opened(tmp_path / "a.npz", folder, seed=seed)
         parts.append([{float(v) for v in split.x[:, 0, 0]} for split in splits])
-        assert sum(task.sizes) == len(y) and abs(task.sizes[0] - 0.7 * len(y)) <= 1 >= abs(task.sizes[1] - 0.15 * len(y))
+        assert sum(task.sizes) == len(y)
+        assert all(abs(size - share * len(y)) <= 1 for size, share in zip(task.sizes, (0.7, 0.15, 0.15)))
         for code, count in enumerate(counts):
             shares = [int((split.y == code).sum()) for split in splits]
             assert sum(shares) == count and shares[0] > 0
@@ -271,18 +275,12 @@ def test_padding_of_samples_changes_nothing(model, tmp_path):
 
 # ---- run_all.sh own --------------------------------------------------------------------------------------------------
 
-def chains(*words):
-    done = subprocess.run(["bash", str(ROOT / "run_all.sh"), "own", "--list", *map(str, words)], capture_output=True,
-                          text=True, cwd=words[-1] if words[-2:-1] == ("--in",) else ROOT)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
 @pytest.mark.parametrize("name", ["my.v2.npz", "caf\u00e9 & co (1).npz"])
 def test_run_all_names_folders_as_data_does(name, tmp_path):
     """From where the user stands; a share of the labels takes the same pretraining."""
     folder = data.folder_name(f"file:{tmp_path / name}")
-    script = ["bash", ROOT / "run_all.sh", "own", "--list", "--tasks", f"file:{name}", "--seeds", "3", "--models", "s4,mega"]
+    script = ["bash", ROOT / "run_all.sh", "own", "--list", "--tasks", f"file:{name}", "--seeds", "3",
+              "--models", "s4,mega"]
     (tmp_path / name).touch()
     found = {}
     for share in ((), ("--label-fraction", "0.05")):
@@ -297,3 +295,73 @@ def test_run_all_names_folders_as_data_does(name, tmp_path):
     (one, two) = found.values()
     assert [outs[0] for outs in one if len(outs) == 2] == [outs[0] for outs in two if len(outs) == 2]
     assert not {outs[-1] for outs in one} & {outs[-1] for outs in two}
+
+
+def finished(folder, start, model, seed, score, steps, seconds, **more):
+    """A run's result.json."""
+    name = f"{model}-{start}-s{seed}-{more.get('label_fraction')}"
+    (folder / name).mkdir(parents=True)
+    result = dict(task="file:/some/my.npz", model=model, objective="masked", seed=seed, steps=steps, seconds=seconds,
+                  changed={}, train_fraction=None, commit="c", device="d", torch="t", init=None) | more
+    result |= {} if start == "pretrain" else dict(start=start)
+    result |= score if isinstance(score, dict) else dict(test_accuracy=score)
+    (folder / name / "result.json").write_text(json.dumps(result))
+    return name
+
+
+def shown(folder):
+    words = [sys.executable, ROOT / "analyze.py", "own", "--runs", folder, "--figure", folder / "own.png"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0 and (folder / "own.png").read_bytes()[:4] == b"\x89PNG", done.stderr
+    return done.stdout
+
+
+def test_gains_are_paired_and_the_sentence_says_them(tmp_path):
+    """Paired differences 3, 4, 5: 4 +- 4.303 / sqrt(3); a loss is a negative gain; half the labels are another line."""
+    for seed in range(3):
+        for model, gain in (("rotary", 0.03 + seed / 100), ("s4", -0.02 - seed / 100)):
+            first = finished(tmp_path, "pretrain", model, seed, dict(val_score=1), 100, 60)
+            for share in (None, 0.5):
+                more, base = dict(label_fraction=share), 0.5 + 0.1 * seed if share is None else 0.4 + 0.1 * seed
+                finished(tmp_path, "scratch", model, seed, base, 250, 90, **more)
+                finished(tmp_path, "spt", model, seed, base + gain, 150, 120, init=f"runs/x/{first}", **more)
+                finished(tmp_path, "joint", model, seed, base + 0.01, 125, 90, **more)
+    text = shown(tmp_path)
+    for words in ("my.npz", "my.npz with 50 % of the labels"):
+        assert (f"On {words} SPT gains +4.0 points [+1.5, +6.5] for rotary and -3.0 [-5.5, -0.5] for s4 over scratch "
+                "(3 seeds, equal passes).\n") in text
+    assert ("| rotary | 60.0 \u00b1 10.0 | 64.0 \u00b1 11.0 | 61.0 \u00b1 10.0 | +4.0 [+1.5, +6.5] (3) "
+            "| +1.0 [+1.0, +1.0] (3) | +3.0 [+0.5, +5.5] (3) | 1.5 / 3.0 / 1.5 |") in text
+    assert text.count("250 passes a run") == 2
+    finished(tmp_path, "scratch", "lru", 0, 0.5, 300, 90)
+    assert "unequal passes" in shown(tmp_path)
+
+
+def test_numbers_have_r2(tmp_path):
+    for seed in range(2):
+        finished(tmp_path, "scratch", "s4", seed, dict(test_r2=0.5 + seed / 10), 250, 90)
+        first = finished(tmp_path, "pretrain", "s4", seed, dict(val_score=1), 100, 60)
+        finished(tmp_path, "spt", "s4", seed, dict(test_r2=0.75 + seed / 10), 150, 90, init=first)
+    wanted = "On my.npz SPT gains +0.250 R2 [+0.250, +0.250] for s4 over scratch (2 seeds, equal passes).\n"
+    assert wanted in shown(tmp_path)
+
+
+def test_from_a_file_to_the_table(tmp_path):
+    """The chains of run_all.sh own, cut to a few steps, from another folder and a path with a space."""
+    written(tmp_path, "npz")
+    script = ["bash", ROOT / "run_all.sh", "own", "--list", "--tasks", "file:my set.npz", "--seeds", "0",
+              "--models", "s4"]
+    lines = subprocess.run(script, capture_output=True, text=True, cwd=tmp_path).stdout.splitlines()
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    for line in lines:
+        line = line.replace("--resume", f"--steps 2 --eval-every 1 --warmup 1 --data-dir '{tmp_path}/data' --resume")
+        line = line.replace("runs/own/", f"{tmp_path}/runs/")
+        done = subprocess.run(["bash", "-c", line], cwd=ROOT, env=os.environ | {"PATH": path}, capture_output=True,
+                              text=True)
+        assert done.returncode == 0, done.stderr
+    text = shown(tmp_path / "runs")
+    assert re.search(r"\| s4 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", text) and "unequal passes" in text
+    results = [json.loads(path.read_text()) for path in tmp_path.glob("runs/**/result.json")]
+    assert {result.get("start") for result in results} == {None, "scratch", "spt", "joint"}
+    assert {result["task"] for result in results} == {f"file:{tmp_path / 'my set.npz'}"}
+    assert all(result["train_examples"] == 42 for result in results)

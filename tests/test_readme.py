@@ -91,6 +91,9 @@ def test_fork_span_masks(tmp_path):
 @pytest.mark.skipif(not shutil.which("git"), reason="git applies the diffs")
 def test_fork_your_own_task(tmp_path):
     copy, rng = fork(tmp_path, 2), np.random.default_rng(0)
-    np.savez(tmp_path / "ecg.npz", x=rng.normal(size=(100, 1000, 12)), y=rng.integers(0, 5, 100))
-    run(copy, "data.py", "--task", "ecg", "--raw", tmp_path)
+    for i in range(100):
+        path = tmp_path / "raw" / f"class{i % 5}" / f"{i}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, rng.normal(size=(900 + i, 12)).astype(np.float32))
+    run(copy, "data.py", "--task", "ecg", "--raw", tmp_path / "raw")
     both_stages(copy, "--task", "ecg", "--model", "linformer")
