@@ -116,7 +116,7 @@ class Task:
     symbols: tuple = ()             # names of the ids 0 .. vocab - 1
     ends: tuple = ()                # filled in: the targets, in their unit, that -1 and 1 stand for
     data: dict | None = None        # filled in: which data set this is (source, seed, sizes, checksum of the labels)
-    ragged: bool = field(default=False, repr=False)       # filled in: samples of unequal lengths
+    ragged: bool = field(default=False, repr=False)       # filled in: samples of unequal lengths. Not in `parameters`
 
     @property
     def between(self):
@@ -997,8 +997,10 @@ def split_own(request, place, labels, split):
     names, y = np.unique(labels, return_inverse=True)
     classes = np.zeros_like(y) if request.regression else y
     if not 1 < len(names) <= (len(y) if request.regression else 256):
-        raise UserError(f"{place}: {len(names)} different labels; classes may be 2 to 256, numbers need --regression")
-    _each(place, np.bincount(classes)[classes] > 1, "the only one of its class; numbers need --regression")
+        raise UserError(f"{place}: {len(names)} different labels; classes may be 2 to 256, numbers need "
+                        "--regression (python data.py, run_all.sh own)")
+    _each(place, np.bincount(classes)[classes] > 1, "the only one of its class; numbers need --regression "
+          "(python data.py, run_all.sh own)")
     if split is None:
         parts = np.split(stratified(classes, request.seed), [round(0.7 * len(y)), round(0.85 * len(y))])
     else:
@@ -1023,11 +1025,11 @@ def split_own(request, place, labels, split):
 
 def encode_own(place, series, train):
     """Series, and which of them are for training -> arrays to save, and what `open_task` fills in."""
-    kinds = [str if isinstance(one, str) else one.shape[1:] for one in series]
-    _each(place, [kind == kinds[0] for kind in kinds], "a text or channels where the first example has none, or less")
-    if kinds[0] is str:
-        found, encode = vocabulary(Counter("".join(series[i] for i in train)), least=1)
-        return [encode(one) for one in series], found | dict(mask=0.15)
+    text = isinstance(series[0], str)
+    _each(place, [isinstance(one, str) == text for one in series], "a text among numbers, or numbers among texts")
+    if text:                                              # is integers, too
+        series = [np.frombuffer(one.encode("utf-32-le"), np.uint32).astype(np.int64) for one in series]
+    _each(place, [one.shape[1:] == series[0].shape[1:] for one in series], "not as many channels as example 0")
     gone = [one < 0 if one.ndim == 1 else np.isnan(one).all(1) for one in series]
     series = [one[:len(one) - np.argmin([*end[::-1], False])] for one, end in zip(series, gone)]
     _each(place, list(map(len, series)), "it is empty")
@@ -1036,11 +1038,11 @@ def encode_own(place, series, train):
         _each(place, [one.min() >= 0 for one in series], "a negative symbol")
         if len(known := np.unique(values)) > 65_000:
             raise UserError(f"{place}: {len(known):,} different symbols are too many; save numbers as floats")
-        ids = [np.searchsorted(known, one).clip(max=len(known) - 1) for one in series]
-        ids = [np.where(known[i] == one, i + len(SPECIAL), UNK) for i, one in zip(ids, series)]
-        kind = np.uint8 if len(known) + len(SPECIAL) <= 256 else np.uint16
+        kind, places = np.uint8 if len(known) <= 250 else np.uint16, [np.searchsorted(known, one) for one in series]
+        ids = [np.where(known.take(i, mode="clip") == one, i + len(SPECIAL), UNK) for i, one in zip(places, series)]
+        names = map(chr if text else str, known.tolist())
         return [np.append(i, EOS).astype(kind) for i in ids], dict(
-            vocab=len(SPECIAL) + len(known), symbols=[*SPECIAL, *map(str, known)], mask=0.15)
+            vocab=len(SPECIAL) + len(known), symbols=[*SPECIAL, *names], mask=0.15)
     whole = [np.isfinite(one).all() for one in series]
     position, channel = divmod(int(np.argmin(np.isfinite(series[np.argmin(whole)]))), values.shape[1])
     _each(place, whole, f"its value at position {position}, channel {channel} is missing or infinite")

@@ -97,7 +97,7 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("data --task file:own/few.npz --regression", "2 / 1 / 0 examples to train, validate and test; there must be"),
     ("data --task file:own/numbers.npz", "70,000 different symbols are too many; save numbers as floats"),
     ("data --task file:own/header.csv", "header.csv, line 1: not a label and then numbers, or a label and one text"),
-    ("data --task file:own/mixed.csv", "example 1 (counted from 0): a text or channels where"),
+    ("data --task file:own/mixed.csv", "example 1 (counted from 0): a text among numbers, or"),
     ("data --task file:own/colons.ts", "colons.ts, line 3: not channels numbers and a target"),
     ("data --task ucr:Mine --raw own", "own does not hold Mine_TRAIN and Mine_TEST, as .ts or .tsv"),
     ("analyze table 4", "table 4: there is 1, 2, 3, 7, 8, 9"), ("analyze demo --runs pt", "run_all.sh demo"),
