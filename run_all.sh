@@ -33,19 +33,22 @@ while shift && [ $# -gt 0 ]; do
     shift
 done
 [[ $SEEDS$GPUS =~ ^[0-9,]+$ ]] || die "--seeds and --gpus must be numbers, got '$SEEDS' and '$GPUS'"
-[[ $LABEL_FRACTION =~ ^(0?\.[0-9]+|1)?$ ]] || die "--label-fraction must be a share up to 1, got '$LABEL_FRACTION'"
-SEEDS=${SEEDS//,/ } GPUS=${GPUS//,/ } TASKS=${TASKS//_mini/}
+[[ $LABEL_FRACTION =~ ^(0?\.0*[1-9][0-9]*)?$ ]] || die "--label-fraction must be between 0 and 1, got '$LABEL_FRACTION'"
+LABEL_FRACTION=${LABEL_FRACTION:+0.${LABEL_FRACTION#*.}}
+SEEDS=${SEEDS//,/ } GPUS=${GPUS//,/ }
 case "$TARGET" in demo*|text256|architectures) DEMO=$TARGET PRESET=paper ;; esac          # demos are small already
 if [ "$TARGET" = own ]; then
-    [[ $TASKS =~ ^(file:.+\.(npz|csv|tsv|ts)|ucr:[A-Za-z0-9_]+)$ ]] ||
-        die "own wants --tasks file:PATH, an .npz, .csv, .tsv or .ts file, or --tasks ucr:NAME; got '$TASKS'"
-    OWN=$TASKS NAME=${TASKS/:/-} DEMO=own SHOW=own PRESET=paper
-    if [[ $OWN == file:* ]]; then                              # the name that data.py gives its folder
-        path=$(realpath -- "${OWN#file:}") stem=$(basename -- "$path") stem=${stem%.*}
-        OWN=file:$path NAME=file-${stem//[^A-Za-z0-9._-]/_}-$(printf %s "$path" | md5sum | cut -c 1-8)
-    fi
+    [ -n "$TASKS" ] || die "own wants --tasks file:PATH or --tasks ucr:NAME"
+    # The whole name of the task, and what data.py calls its folder.
+    names=$(PYTHONPATH=$(dirname -- "$0") python -c 'import sys, data
+try: print(data.full_name(sys.argv[1]), data.folder_name(sys.argv[1]), sep="\n")
+except data.UserError as error: sys.exit(f"error: {error}")' "$TASKS") || exit 2
+    OWN=${names%$'\n'*} NAME=${names##*$'\n'} DEMO=own SHOW=own PRESET=paper
+    [[ $OWN == file:* || $OWN == ucr:* ]] || die "own wants --tasks file:PATH or --tasks ucr:NAME; got '$TASKS'"
 elif [ -n "$LABEL_FRACTION$REGRESSION" ]; then
     die "--label-fraction and --regression are for: run_all.sh own"
+else
+    TASKS=${TASKS//_mini/}
 fi
 RUNS=${RUNS:-runs/${DEMO:-$PRESET}${NAME:+/$NAME}}
 [[ $RUNS =~ ^[A-Za-z0-9._/][A-Za-z0-9._/-]*$ ]] || die "RUNS must consist of letters, digits, and . _ / -: '$RUNS'"
@@ -113,6 +116,9 @@ part() {          # TASK MODEL, share of the training examples
 own() {           # models; a smaller share of the labels takes the same pretraining
     local labels=${LABEL_FRACTION:+--label-fraction $LABEL_FRACTION} word=${LABEL_FRACTION:+l$LABEL_FRACTION} task model
     task=$(printf %q "$OWN")
+    for model in $1; do
+        grep -q "^    \"$model\": Model(" models.py && [[ $model != pythia* ]] || die "own has no model '$model'"
+    done
     for model in $1; do scratch "$task" "$model" "$word" "$labels"; done
     for model in $1; do echo "$(pretrain "$task" "$model") && python finetune.py --init" \
         "$(out pretrain "$task" "$model")${labels:+ $labels} --seed $SEED --resume --out" \
@@ -158,22 +164,26 @@ CHAINS=$(for SEED in $SEEDS; do chains "$TARGET"; done | awk '!seen[$0]++')     
 for flag in task.${TASKS//,/ task.} model.${MODELS//,/ model.}; do
     [[ $flag == *. || $CHAINS == *"--${flag/./ }"[\ _]* ]] || die "no chain of $TARGET is for --${flag/./s }"
 done
-if [ -n "$LIST" ]; then echo "$CHAINS"; exit; fi
+prepare() { python data.py --task "$1" ${RAW:+--raw "$RAW"} $REGRESSION; }
+if [ -n "$LIST" ]; then
+    # Elsewhere, a chain must know how its data is to be read.
+    [ -z "$OWN" ] || FIRST="python data.py --task $(printf %q "$OWN")${RAW:+ --raw $(printf %q "$RAW")} $REGRESSION && "
+    while read -r chain; do echo "${OWN:+$FIRST}$chain"; done <<< "$CHAINS"
+    exit
+fi
 
 # ---- running them ----------------------------------------------------------------------------------------------------
 
+if [ -n "$OWN" ]; then prepare "$OWN" || exit $?; fi           # before there is a folder for its runs
 mkdir -p "$RUNS/output" || die "cannot write to $RUNS"
 exec 8> "$RUNS/.lock"
 flock -n 8 || die "another run_all.sh works on $RUNS"
 exec 9>&2
 [ "$TARGET" != demo ] || exec 9> "$RUNS/output/data.txt"       # a second's work; the first line is how long all takes
-mapfile -t NEEDED < <(grep -o -- "--task [^ ]*" <<< "$CHAINS" | cut -d " " -f 2 | sort -u)
-[ -z "$OWN" ] || NEEDED=("$OWN")
-for task in "${NEEDED[@]}"; do
-    python data.py --task "$task" ${RAW:+--raw "$RAW"} $REGRESSION >&9 2>&9 && continue
+for task in $([ -n "$OWN" ] || grep -o -- "--task [^ ]*" <<< "$CHAINS" | cut -d " " -f 2 | sort -u); do
+    prepare "$task" >&9 2>&9 && continue
     [ $? != 130 ] || exit 130                                  # Ctrl-C
     code=1
-    [ -z "$OWN" ] || exit 2                                    # data.py has said why
     echo "error: no data for $task; its runs are left out" >&2
     CHAINS=$(grep -v -- "--task $task " <<< "$CHAINS") || { echo "error: nothing is left to run" >&2; exit 1; }
 done

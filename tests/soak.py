@@ -79,23 +79,24 @@ def kill(process):
 
 def differences(one, two):
     """Names of what is not the same in two folders of results."""
-    found = []
-    for path in sorted(path for path in one.rglob("*") if path.suffix in (".npy", ".npz", ".pt", ".json", ".jsonl")):
-        twin = two / path.relative_to(one)
-        if not twin.exists():
-            found.append(f"{twin} is missing")
-        elif path.suffix == ".pt":
-            found += [] if same(load(path), load(twin)) else [str(twin)]
-        elif path.name == "result.json":
-            found += [] if same(result_of(path.parent), result_of(twin.parent)) else [str(twin)]
-        elif path.suffix == ".jsonl":
-            kinds = "train", "eval"
-            found += [] if log_of(path.parent, *kinds) == log_of(twin.parent, *kinds) else [str(twin)]
-        elif path.suffix == ".npz":
-            with np.load(path) as a, np.load(twin) as b:
-                found += [] if all(np.array_equal(a[key], b[key]) for key in a) else [str(twin)]
-        elif path.name == "meta.json" or path.suffix == ".npy":
-            found += [] if path.read_bytes() == twin.read_bytes() else [str(twin)]
+    kinds, found = (".npy", ".npz", ".pt", ".json", ".jsonl"), []
+    names = {path.relative_to(top) for top in (one, two) for path in top.rglob("*") if path.suffix in kinds}
+    for name in sorted(names):
+        a, b = one / name, two / name
+        if not (a.exists() and b.exists()):
+            equal = False
+        elif name.suffix == ".pt":
+            equal = same(load(a), load(b))
+        elif name.name == "result.json":
+            equal = same(result_of(a.parent), result_of(b.parent))
+        elif name.suffix == ".jsonl":
+            equal = log_of(a.parent, "train", "eval") == log_of(b.parent, "train", "eval")
+        elif name.suffix == ".npz":
+            with np.load(a) as first, np.load(b) as second:
+                equal = first.keys() == second.keys() and all(np.array_equal(first[key], second[key]) for key in first)
+        else:                                             # arrays, meta.json, config.json
+            equal = a.read_bytes() == b.read_bytes()
+        found += [] if equal else [str(name)]
     return found
 
 

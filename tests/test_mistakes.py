@@ -4,6 +4,7 @@ import contextlib
 import io
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import analyze
 import data
 import finetune
 import pretrain
+from conftest import ROOT
 from test_analyze import run_all
 from test_runs import SIZES, contents, elsewhere, flags, mistake, opened  # noqa: F401, two are fixtures
 
@@ -67,8 +69,8 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("finetune --task image --model pythia --joint 1", "--joint has no meaning for pythia"),
     ("finetune " + BASE + "--label-fraction 2", "--label-fraction: must be between 1e-09 and 1, got 2"),
     ("finetune " + BASE + "--label-fraction 0.5 --train-fraction 0.5", "choose one of --label-fraction"),
-    ("finetune --task file:none.npz --model s4", "none.npz is not there, or is no .npz, .csv, .tsv or .ts file"),
-    ("pretrain --task file:own/once.npz --model s4", "example 3 (counted from 0): the only one of its class"),
+    ("finetune --task file:none.npz --model s4", "none.npz is not a file, or not there"),
+    ("pretrain --task file:own/once.npz --model s4", "example 3 (counted from 0): class c has one example (a header?"),
     ("pretrain --task ucr:A/B --model s4", "no task 'ucr:A/B'; the tasks are"),
     ("data --task patx", "pathx256"), ("data", "no task 'None'; the tasks are: listops"),
     ("data --tsk text", "unrecognized arguments: --tsk text"),
@@ -77,8 +79,8 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("data --task retrieval", "new_aan_pairs.train.tsv cannot be"), ("data --task listops --data-dir afile", "afile"),
     ("data --task text --regression", "--regression is for your own data; what text predicts is fixed"),
     ("data --task file:own/whole.npz --train 5", "have no meaning for your own data, all of which is taken"),
-    ("data --task file:own/text.pdf", "is no .npz, .csv, .tsv or .ts file"),
-    ("data --task file:own/whole.npz --raw own", "it may hold: nothing"),
+    ("data --task file:own/text.pdf", "text.pdf must end in one of .npz .csv .tsv .ts"),
+    ("data --task file:own/whole.npz --raw own", "--raw own has no meaning for file:"),
     ("data --task file:own/whole.npz --regression", "not every label is a number (could not convert"),
     ("data --task file:own/damaged.npz", "damaged.npz: "), ("data --task file:own/other.npz", "'y is not a file"),
     ("data --task file:own/pickled.npz", "Object arrays cannot be loaded"),
@@ -86,20 +88,20 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("data --task file:own/rows.npz", "shapes [(40, 6), (39,), (39,)] do not fit"),
     ("data --task file:own/splits.npz", "example 5 (counted from 0): its split is none of train, val and test"),
     ("data --task file:own/untrained.npz", "example 38 (counted from 0): no training example has its label"),
-    ("data --task file:own/unlabelled.npz", "example 7 (counted from 0): its label is missing or"),
-    ("data --task file:own/gap.npz", "example 2 (counted from 0): its value at position 4, channel 1 is missing or"),
-    ("data --task file:own/infinite.npz", "example 9 (counted from 0): its value at position 0, channel 0 is missing"),
-    ("data --task file:own/constant.npz", "channel 1 (counted from 0) never changes; leave it out"),
+    ("data --task file:own/unlabelled.npz", "example 7 (counted from 0): its label is missing"),
+    ("data --task file:own/gap.npz", "example 2: the value at position 4, channel 1 is missing or infinite"),
+    ("data --task file:own/infinite.npz", "example 9: the value at position 0, channel 0 is missing or infinite"),
+    ("data --task file:own/constant.npz", "channel 1 (counted from 0) never changes in float32"),
     ("data --task file:own/empty.npz", "example 1 (counted from 0): it is empty"),
     ("data --task file:own/negative.npz", "example 4 (counted from 0): a negative symbol"),
-    ("data --task file:own/oneclass.npz", "1 different labels; classes may be 2 to 256, numbers need --regression"),
-    ("data --task file:own/many.npz", "300 different labels; classes may be 2 to 256, numbers need --regression"),
+    ("data --task file:own/oneclass.npz", "1 different labels, and classes may be 2 to 256"),
+    ("data --task file:own/many.npz", "300 different labels, and classes may be 2 to 256"),
     ("data --task file:own/few.npz --regression", "2 / 1 / 0 examples to train, validate and test; there must be"),
     ("data --task file:own/numbers.npz", "70,000 different symbols are too many; save numbers as floats"),
-    ("data --task file:own/header.csv", "header.csv, line 1: not a label and then numbers, or a label and one text"),
-    ("data --task file:own/mixed.csv", "example 1 (counted from 0): a text among numbers, or"),
+    ("data --task file:own/header.csv", "header.csv: could not convert string to float"),
+    ("data --task file:own/mixed.csv", "mixed.csv: could not convert string to float"),
     ("data --task file:own/colons.ts", "colons.ts, line 3: not channels numbers and a target"),
-    ("data --task ucr:Mine --raw own", "own does not hold Mine_TRAIN and Mine_TEST, as .ts or .tsv"),
+    ("data --task ucr:Mine --raw own", "own must hold one Mine_TRAIN and one Mine_TEST, as .ts or .tsv"),
     ("analyze table 4", "table 4: there is 1, 2, 3, 7, 8, 9"), ("analyze demo --runs pt", "run_all.sh demo"),
     ("analyze figure 1 --runs nowhere", "no runs in nowhere"), ("analyze own --runs pt", "run_all.sh own"),
     ("analyze table 2 --perset mini", "unrecognized arguments: --perset mini"),
@@ -107,8 +109,15 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("run_all table4", "there is: demo"), ("run_all table2 --seeds a", "numbers"),
     ("run_all table2 --seeds", "no value for it: --seeds"), ("run_all table2 --tasks text,imgae", "--tasks imgae"),
     ("run_all table2 --preset big", "no preset 'big'"), ("run_all own", "own wants --tasks file:PATH"),
-    ("run_all own --tasks my.npz", "or --tasks ucr:NAME; got 'my.npz'"),
-    ("run_all own --tasks ucr:FordA --label-fraction 5", "--label-fraction must be a share up to 1, got '5'"),
+    ("run_all own --tasks my.npz", "no task 'my.npz'; the tasks are"),
+    ("run_all own --tasks ucr:FordA --label-fraction 5", "--label-fraction must be between 0 and 1, got '5'"),
+    ("run_all own --tasks file:none.npz", "none.npz is not a file, or not there"),
+    ("run_all own --tasks file:own/gap.npz", "example 2: the value at position 4, channel 1 is missing"),
+    ("run_all own --tasks file:own/whole.npz --models s4,s5x", "own has no model 's5x'"),
+    ("run_all own --tasks file:own/whole.npz --models pythia", "own has no model 'pythia'"),
+    ("data --task own/whole.npz", "did you mean file:own/whole.npz?"),
+    ("data --task file:own/latin.csv", "latin.csv is not UTF-8"),
+    ("data --task file:own/complex.npz", "x is complex128; it must hold numbers"),
     ("run_all table2 --regression", "--label-fraction and --regression are for: run_all.sh own")]
 
 
@@ -130,13 +139,15 @@ def own_files(folder):
             splits=dict(x=x, y=y, split=wrong), untrained=dict(x=x, y=untrained, split=splits), once=dict(x=x, y=once),
             unlabelled=dict(x=x, y=unlabelled), gap=dict(x=gap, y=y), infinite=dict(x=infinite, y=y),
             constant=dict(x=constant, y=y), empty=dict(x=empty, y=y), negative=dict(x=negative, y=y),
-            oneclass=dict(x=x, y=y * 0), many=dict(x=np.random.rand(900, 2), y=np.arange(900) // 3),
+            complex=dict(x=x[:, :, 0] + 1j, y=y), oneclass=dict(x=x, y=y * 0),
+            many=dict(x=np.random.rand(900, 2), y=np.arange(900) // 3),
             few=dict(x=x[:3], y=[5.0, 6.0, 7.0]),
             numbers=dict(x=np.arange(100_000).reshape(1000, 100), y=np.arange(1000) % 2)).items():
         np.savez(folder / f"{name}.npz", **arrays)
     whole = (folder / "whole.npz").read_bytes()
     for name, content in {"damaged.npz": whole[:len(whole) // 2], "text.pdf": b"%PDF",
-                          "header.csv": b"y,x1,x2\n1,2,3\n", "mixed.csv": b"1,2\n2,some text\n" + b"1,3\n2,4\n" * 9,
+                          "header.csv": b"y,x1,x2\n1,2,3\n", "latin.csv": b"a,\xe9t\xe9\n",
+                          "mixed.csv": b"1,2,3\n2,some text\n" + b"1,3\n2,4\n" * 9,
                           "colons.ts": b"@data\n1,2:a\n1,2:3:a\n"}.items():
         (folder / name).write_bytes(content)
 
@@ -162,6 +173,8 @@ def runs(tmp_path_factory):
             patch.setattr(stage, "open_task", opened)
             stage.main(flags(folder / out, model=model, log_every=None, warmup=None, steps=2, eval_every=2))
     own_files(folder / "own")
+    for name in ("run_all.sh", "data.py", "pathfinder.py", "models.py", "analyze.py"):
+        shutil.copy(ROOT / name, folder)
     (folder / "data").mkdir()                             # before `contents` looks
     (folder / "afile").touch()
     return folder
@@ -172,7 +185,7 @@ def outcome(script, words, mistake):
     if script in ("pretrain", "finetune"):
         return mistake(script, words)
     if script == "run_all":
-        done = run_all(*words)
+        done = run_all(*words, folder=Path.cwd())
         assert done.returncode == 2
         return done.stderr
     with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.redirect_stdout(io.StringIO()):

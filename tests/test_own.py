@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -150,6 +151,9 @@ def test_a_changed_file_is_another_set_and_a_lost_one_is_not_needed(tmp_path):
     assert data.open_task(f"file:{path}", tmp_path)[0] == first
     path.write_text(text)
     assert opened(path, tmp_path)[0] == first
+    digits = re.search(r"\d+\.\d+", text)
+    path.write_text(text.replace(digits[0], "1.125", 1))              # the labels are those of before
+    assert opened(path, tmp_path / "other")[0].data != first.data
 
 
 # ---- UCR, UEA --------------------------------------------------------------------------------------------------------
@@ -269,6 +273,11 @@ def test_padding_of_samples_changes_nothing(model, tmp_path):
     batch = train.batch(np.arange(8))
     together = net(net.backbone.inputs(batch), batch.lengths)
     alone = [net(net.backbone.inputs(one), one.lengths) for one in (train.batch([i]) for i in range(8))]
+    net.train()                                           # BatchNorm counts real positions
+    short = train.batch(np.flatnonzero(np.diff(train.offsets) < 9))
+    wide = short._replace(samples=torch.cat((short.samples, torch.full((len(short.y), 2, task.channels), 7.0)), 1))
+    wide, narrow = (net(net.backbone.inputs(one), one.lengths) for one in (wide, short))
+    assert torch.allclose(wide, narrow, atol=1e-5)
     assert len(set(batch.lengths.tolist())) == 3 and net.backbone.inputs(batch)[..., -1].abs().max() == 0
     assert torch.allclose(together, torch.cat(alone), atol=1e-5)
 
@@ -289,9 +298,11 @@ def test_run_all_names_folders_as_data_does(name, tmp_path):
         found[share] = [re.findall(r"--out (\S+)", line) for line in lines]
         assert all(out.startswith(f"runs/own/{folder}/{folder}-") for outs in found[share] for out in outs)
         for line in lines:
-            words = subprocess.run(["bash", "-c", f"printf '%s\\n' {line.split(' && ')[0]}"], capture_output=True,
-                                   text=True).stdout.splitlines()
-            assert words[words.index("--task") + 1] == f"file:{(tmp_path / name).resolve()}"
+            commands = line.split(" && ")
+            assert commands[0].startswith("python data.py --task") and len(commands) in (2, 3)
+            for command in commands[:2]:
+                words = shlex.split(command)
+                assert ("--task" not in words) or words[words.index("--task") + 1] == f"file:{tmp_path / name}"
     (one, two) = found.values()
     assert [outs[0] for outs in one if len(outs) == 2] == [outs[0] for outs in two if len(outs) == 2]
     assert not {outs[-1] for outs in one} & {outs[-1] for outs in two}
@@ -302,7 +313,8 @@ def finished(folder, start, model, seed, score, steps, seconds, **more):
     name = f"{model}-{start}-s{seed}-{more.get('label_fraction')}"
     (folder / name).mkdir(parents=True)
     result = dict(task="file:/some/my.npz", model=model, objective="masked", seed=seed, steps=steps, seconds=seconds,
-                  changed={}, train_fraction=None, commit="c", device="d", torch="t", init=None) | more
+                  changed={}, train_fraction=None, commit="c", device="d", torch="t", init=None,
+                  test_examples=90) | more
     result |= {} if start == "pretrain" else dict(start=start)
     result |= score if isinstance(score, dict) else dict(test_accuracy=score)
     (folder / name / "result.json").write_text(json.dumps(result))
@@ -355,7 +367,7 @@ def test_from_a_file_to_the_table(tmp_path):
     path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
     for line in lines:
         line = line.replace("--resume", f"--steps 2 --eval-every 1 --warmup 1 --data-dir '{tmp_path}/data' --resume")
-        line = line.replace("runs/own/", f"{tmp_path}/runs/")
+        line = line.replace("runs/own/", f"{tmp_path}/runs/").split(" && ", 1)[1]
         done = subprocess.run(["bash", "-c", line], cwd=ROOT, env=os.environ | {"PATH": path}, capture_output=True,
                               text=True)
         assert done.returncode == 0, done.stderr

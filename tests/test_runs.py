@@ -139,7 +139,7 @@ def log_of(out, *kinds):
 
 def contents(folder):
     """{path: bytes} of all files but locks; the paths of folders."""
-    return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*") if path.name != ".lock"}
+    return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*") if not path.name.endswith(".lock")}
 
 
 def same(a, b):
