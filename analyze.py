@@ -803,6 +803,7 @@ def own(args):
         raise UserError(f"no finished finetuning run in {args.runs}; run: bash run_all.sh own --tasks file:PATH")
     head = ["model", *(name for name, _ in OWN_ARMS.values()), "SPT - scratch [95 % interval] (seeds)",
             "joint - scratch", "SPT - joint", "minutes a run"]
+    blocks = []
     for key, models in found.items():
         runs = [run for arms in models.values() for arm in arms.values() for run in arm.values()]
         digits, score, unit = (3, "R2", "R2") if "test_r2" in runs[0] else (1, "accuracy in percent", "points")
@@ -819,18 +820,24 @@ def own(args):
                 gains[model] = differences[0]
         passes = {run["passes"] for run in runs}
         equal = f"{passes.pop():,} passes a run" if len(passes) == 1 else "unequal passes"
-        print(f"\n{own_title(*key)}\n\n{markdown(head, rows)}\n\nTest {score} on {values_of(runs, 'test_examples')} "
-              "examples, mean ± standard deviation over seeds; intervals are over seeds, on one split; "
-              f"{'joint training sees the labelled inputs only; ' if key[1] < 1 else ''}{equal}; {provenance(runs)}.")
+        blocks += [f"**{own_title(*key)}**", markdown(head, rows),
+                   f"Test {score} on {values_of(runs, 'test_examples')} examples, mean ± standard deviation over "
+                   "seeds; intervals are over seeds, on one split; "
+                   f"{'joint training sees the labelled inputs only; ' if key[1] < 1 else ''}{equal}; "
+                   f"{provenance(runs)}."]
         if gains:
             seeds = {len(gain) for gain in gains.values()}
             texts = [signed(gain, digits) for gain in gains.values()]
             texts = [text.rsplit(" (", 1)[0] if len(seeds) == 1 else text for text in texts]
             texts[0] = texts[0].replace(" [", f" {unit} [")            # the unit stands once
             texts = " and ".join(f"{text} for {model}" for text, model in zip(texts, gains))
-            print(f"\nOn {own_title(*key)} SPT gains {texts} over scratch ({' or '.join(map(str, sorted(seeds)))} "
-                  f"seeds, {'un' if 'unequal' in equal else ''}equal passes).\n")
+            seeds = " or ".join(map(str, sorted(seeds)))
+            blocks.append(f"On {own_title(*key)} SPT gains {texts} over scratch ({seeds} seeds, "
+                          f"{'un' if 'unequal' in equal else ''}equal passes).")
+    print("\n" + "\n\n".join(blocks) + "\n")
     draw(lambda plt, cells: own_figure(plt, found), {}, args.figure)
+    if args.readme:
+        replace_block(args.readme, "own", "\n\n".join([*blocks, f"![{own_title(*key)}]({args.figure})"]))
 
 
 def own_figure(plt, found):
@@ -853,7 +860,7 @@ def own_figure(plt, found):
             axis.set_yticks(range(len(models)), models)
             axis.set(xlabel=label, ylim=(len(models) - 0.5, -0.5))
         left.set_title(own_title(*key), loc="left")
-    return figure, "Equal passes, three ways"
+    return figure, "What self-pretraining and joint training gain"
 
 
 # ---- runs in progress ------------------------------------------------------------------------------------------------
@@ -937,7 +944,7 @@ def command(argv):
     parser.add_argument("--check", action="store_true", help="readme: write nothing; an error where a page is stale")
     parser.add_argument("--figure", type=Path, help="demo, own: where the figure goes (default: results/demo.png, or "
                         "own.png in the folder of the runs)")
-    parser.add_argument("--readme", type=Path, help="demo: write the table between its markers in this file")
+    parser.add_argument("--readme", type=Path, help="demo, own: write the table between its markers in this file")
     args = parser.parse_args(argv)
     own = Path("runs", args.command if args.command in ("demo", "own") else args.preset)
     if args.command == "own" and args.what:

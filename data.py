@@ -1267,8 +1267,9 @@ def print_tasks(data_dir):
         if task.source.urls:
             origin = f"{task.source.bytes or 400_000_000:,} bytes from {task.source.urls[0].split('/')[2]}"
         print(f"{name:16} length {task.length:,} x {task.documents}, {task.classes or 'no'} classes, "
-              f"{' / '.join(f'{size:,}' for size in task.sizes)} examples; {state}\n"
-              f"{'':16} {origin}; --raw: {task.source.accepts}; licence: {task.source.licence}")
+              f"{' / '.join(f'{size:,}' for size in task.sizes)} examples; {state}")
+        if name in TASKS:
+            print(f"{'':16} {origin}; --raw: {task.source.accepts}; licence: {task.source.licence}")
 
 
 def show(name, data_dir, path):
@@ -1292,7 +1293,7 @@ def show(name, data_dir, path):
                 axis.imshow(pixels.reshape(task.side, task.side, 3))
             elif task.channels:                           # 400 steps around the loudest one
                 series = batch.samples[i, :None if batch.lengths is None else batch.lengths[i]]
-                start = max(int(series.abs().sum(1).argmax()) - 200, 0)
+                start = max(min(int(series.abs().sum(1).argmax()) - 200, len(series) - 400), 0)
                 axis.plot(np.where(gone[:len(series), None], np.nan, series)[start:start + 400], ".-")
                 axis.set_xlim(0, min(task.length, 400))
             else:                                         # of two documents the first, from its beginning
