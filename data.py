@@ -891,14 +891,14 @@ def read_ts(path, lines, shape=None, kind=str):
     of that shape if one is given, and targets of that kind.
 
     After a header of lines with # and @, a line an example: its channels, numbers separated by commas, then the
-    target, separated by colons. A question mark is a missing value.
+    target, separated by colons. A question mark is a missing value, which may not be where a shape is given.
     """
     series, targets = [], []
     for line, example in enumerate(lines, 1):
         if example.strip()[:1] not in ("", "#", "@"):
             *channels, target = example.split(":")
             try:
-                rows = [channel.replace("?", "nan").split(",") for channel in channels]
+                rows = [(channel if shape else channel.replace("?", "nan")).split(",") for channel in channels]
                 values = np.array(rows, np.float32).reshape(len(rows), -1).T
                 series.append(values.reshape(shape or values.shape))
                 targets.append(kind(target.strip()))
