@@ -132,7 +132,7 @@ def parse_args(argv=None):
 
 
 def make_model(args, task, run):
-    """The model of a run that does not resume: from a pretraining run, from Pythia's weights, or from scratch."""
+    """The model: from a pretraining run, from Pythia's weights or from scratch. `run.start` restores a resumed one."""
     if args.init is not None and args.pretraining["data"] != task.data:
         raise UserError(f"{args.init} was pretrained on {args.pretraining['data']}, and {args.task} in {args.data_dir} "
                         f"holds {task.data}; its test split may hold what was pretrained on")
