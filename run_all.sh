@@ -20,6 +20,7 @@
 # GNU xargs and flock. Environment: JOBS=runs side by side (default: CPU cores, or GPUs)  RUNS=folder of the runs
 set -euo pipefail
 die() { echo "error: $*" >&2; exit 2; }
+if [[ ${1:-} =~ ^(-h|--help)$ ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit; fi
 
 TARGET=${1:-} PRESET=paper LIST='' RAW='' GPUS='' TASKS='' MODELS='' SEEDS=0,1,2 DEMO='' code=0
 LABEL_FRACTION='' REGRESSION='' OWN='' NAME='' SHOW=demo

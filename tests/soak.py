@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from test_runs import load, log_of, result_of, same  # noqa: E402
 
-SHARES = dict(generate=200, read=200, pretrain=150, finetune=150, joint=150, run_all=150)                     # of 1,000
+SHARES = dict(generate=250, read=250, pretrain=130, finetune=130, joint=130, run_all=110)                     # of 1,000
 OWN = "--task file:../../own.npz --model s4 --seed 1 --log-every 5 --resume --out run"
 COMMANDS = {       # all are repeated as they are
     "generate": "python data.py --task listops_demo --train 2000 --val 100 --test 100 --workers 2",
@@ -37,7 +37,7 @@ COMMANDS = {       # all are repeated as they are
     "pretrain": f"python pretrain.py {OWN}",
     "finetune": "python finetune.py --init first --seed 1 --log-every 5 --label-fraction 0.5 --resume --out run",
     "joint": f"python finetune.py {OWN} --joint 1",
-    "run_all": "bash run_all.sh own --tasks file:../../own.npz --seeds 0"}
+    "run_all": "bash run_all.sh own --tasks file:../../own.npz --models s4 --seeds 0"}
 RESULTS = dict(generate="data", read="data", run_all="runs/own")
 
 
