@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import models
 from data import SPECIAL, TASKS
 from kernels import hippo_nplr, s4_kernel_naive
-from models import (DLR, MODELS, S4, SSM, Attention, Backbone, BatchNorm, Classifier, Denoiser, Linformer, SGConv,
-                    SizeError, arch, config, count, describe, find, param_groups, read_table)
+from models import (DLR, MODELS, S4, SSM, Attention, Backbone, BatchNorm, Classifier, Denoiser, Joint, Linformer,
+                    SGConv, SizeError, arch, config, count, describe, find, param_groups, read_table)
 from pretrain import spt_loss
 from pythia import neox_weights, pythia_tokens
 from test_kernels import dense_s4, relative, uncorrected
@@ -157,6 +157,8 @@ def test_a_step_reads_nothing_back(name):
         hidden = (torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) < 0.3).flatten().nonzero()[:, 0]
         with Watch():
             spt_loss(model(x, lengths, hidden), x, hidden, "ce")[0].backward()
+            outputs, prediction = Joint(backbone, 10, "max", "mlp", 19)(x, lengths, x, hidden)
+            (outputs.square().sum() + spt_loss(prediction, x, hidden, "ce")[0]).backward()
         with torch.no_grad():
             for layer, made in zip(backbone.layers, backbone.kernels(30)):
                 assert all(torch.allclose(K, layer.mixer.kernel(30)[..., :30], atol=1e-6, rtol=1e-5) for K in made)
@@ -204,9 +206,12 @@ def test_nothing_stays_on_the_cpu(name, monkeypatch):
     for _, backbone in forms(name):
         model, (x, lengths) = Denoiser(backbone, 19).to("meta"), sequences(40, 11, 33)
         x, lengths, hidden = (v.to("meta") for v in (x, lengths, torch.arange(9)))
+        joint = Joint(backbone, 10, "mean", "linear", 19).to("meta")
         with Watch():
             for pass_lengths in (None, lengths):
                 model.train()(x, pass_lengths, hidden).square().sum().backward()
+            outputs, prediction = joint(x, lengths, x, hidden)
+            (outputs.square().sum() + prediction.square().sum()).backward()
 
 
 @every
