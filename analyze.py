@@ -18,6 +18,7 @@ import argparse
 import base64
 import json
 import math
+import os
 import re
 import signal
 import statistics
@@ -837,7 +838,8 @@ def own(args):
     print("\n" + "\n\n".join(blocks) + "\n")
     draw(lambda plt, cells: own_figure(plt, found), {}, args.figure)
     if args.readme:
-        replace_block(args.readme, "own", "\n\n".join([*blocks, f"![{own_title(*key)}]({args.figure})"]))
+        figure = os.path.relpath(args.figure, args.readme.parent)
+        replace_block(args.readme, "own", "\n\n".join([*blocks, f"![gains of all seeds]({figure})"]))
 
 
 def own_figure(plt, found):

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -347,6 +348,18 @@ def test_gains_are_paired_and_the_sentence_says_them(tmp_path):
     assert text.count("250 passes a run") == 2
     finished(tmp_path, "scratch", "lru", 0, 0.5, 300, 90)
     assert "unequal passes" in shown(tmp_path)
+
+
+def test_the_pages_are_those_of_the_kept_runs(tmp_path):
+    """results/own.md shows what analyze.py makes of results/own.jsonl, and README a part of it."""
+    shutil.copy(ROOT / "results" / "own.md", tmp_path)
+    page = (tmp_path / "own.md").read_text()
+    words = [sys.executable, ROOT / "analyze.py", "own", ROOT / "results" / "own.jsonl", "--figure", tmp_path / "own.png",
+             "--readme", tmp_path / "own.md"]
+    subprocess.run(words, check=True, capture_output=True)
+    assert page.count("\n|") > 12 and (tmp_path / "own.md").read_text() == page
+    block = re.search("<!-- own:begin -->\n(.*?)<!-- own:end -->", (ROOT / "README.md").read_text(), re.S)[1]
+    assert len(block) > 500 and {line for line in block.splitlines() if line[:1] != "!"} <= set(page.splitlines())
 
 
 def test_numbers_have_r2(tmp_path):
