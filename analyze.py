@@ -775,21 +775,21 @@ OWN_ARMS = {"scratch": ("from scratch", SCRATCH), "spt": ("self-pretrained", SPT
 
 
 def own_arms(runs):
-    """{(task, share of the labels): {model: {start: {seed: run}}}} of finetuning runs. Added to a run: passes, forward
-    and backward, and minutes, both with those of its pretraining."""
+    """{(task, share of the labels): {model: {start: {seed: run}}}} of finetuning runs. Added to a run: first, the run of
+    its pretraining; passes, forward and backward, and minutes, both with those of `first`."""
     pretrained, found = {run["run"]: run for run in runs if "start" not in run}, {}
     for run in runs:
         if run.get("start") in OWN_ARMS:
             first = pretrained.get(Path(run["init"]).name) if run["init"] else dict(steps=0, seconds=0)
-            arms = found.setdefault((run["task"], run.get("label_fraction") or 1), {}).setdefault(run["model"], {})
-            seeds = arms.setdefault(run["start"], {})
-            if first is None or run["seed"] in seeds:
-                problem = "its pretraining run is not here" if first is None else "another has the same cell and seed"
-                print(f"warning: {run['run']} is left out: {problem}", file=sys.stderr)
+            if first is None:
+                print(f"warning: {run['run']} is left out: its pretraining run is not here", file=sys.stderr)
                 continue
+            arms = found.setdefault((run["task"], run.get("label_fraction") or 1), {}).setdefault(run["model"], {})
             each = 2 if run["start"] == "joint" and run["objective"] == "masked" else 1
-            run |= dict(passes=each * run["steps"] + first["steps"], minutes=(run["seconds"] + first["seconds"]) / 60)
-            seeds[run["seed"]] = run
+            run |= dict(first=first, passes=each * run["steps"] + first["steps"],
+                        minutes=(run["seconds"] + first["seconds"]) / 60)
+            if arms.setdefault(run["start"], {}).setdefault(run["seed"], run) is not run:
+                print(f"warning: {run['run']} is left out: another has the same cell and seed", file=sys.stderr)
     return found
 
 
@@ -825,7 +825,7 @@ def own(args):
                    f"Test {score} on {values_of(runs, 'test_examples')} examples, mean ± standard deviation over "
                    "seeds; intervals are over seeds, on one split; "
                    f"{'joint training sees the labelled inputs only; ' if key[1] < 1 else ''}{equal}; "
-                   f"{provenance(runs)}."]
+                   f"{provenance(runs + [run['first'] for run in runs if run['init']])}."]
         if gains:
             seeds = {len(gain) for gain in gains.values()}
             texts = [signed(gain, digits) for gain in gains.values()]
