@@ -775,7 +775,7 @@ OWN_ARMS = {"scratch": ("from scratch", SCRATCH), "spt": ("self-pretrained", SPT
 
 
 def own_arms(runs):
-    """{(task, share of the labels): {model: {start: {seed: run}}}} of finetuning runs. Added to a run: first, the run of
+    """{(task, share of the labels): {model: {start: {seed: run}}}} of finetuning runs. Added to a run: first, that of
     its pretraining; passes, forward and backward, and minutes, both with those of `first`."""
     pretrained, found = {run["run"]: run for run in runs if "start" not in run}, {}
     for run in runs:
