@@ -274,7 +274,8 @@ def full_name(name):
         return f"file:{os.path.abspath(os.path.expanduser(rest))}"
     if name not in TASKS and not re.fullmatch(r"ucr:[\w-]+", name or ""):
         meant = f"did you mean file:{name}? " if os.path.isfile(name or "") else ""
-        raise UserError(f"no task '{name}'; {meant}the tasks are: {' '.join(TASKS)} file:PATH ucr:NAME")
+        problem = f"no task '{name}'" if name else "--task is missing"
+        raise UserError(f"{problem}; {meant}the tasks are: {' '.join(TASKS)} file:PATH ucr:NAME")
     return name
 
 

@@ -72,7 +72,7 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("finetune --task file:none.npz --model s4", "none.npz is not a file, or not there"),
     ("pretrain --task file:own/once.npz --model s4", "example 3 (counted from 0): class c has one example (a header?"),
     ("pretrain --task ucr:A/B --model s4", "no task 'ucr:A/B'; the tasks are"),
-    ("data --task patx", "pathx256"), ("data", "no task 'None'; the tasks are: listops"),
+    ("data --task patx", "pathx256"), ("data", "--task is missing; the tasks are: listops"),
     ("data --tsk text", "unrecognized arguments: --tsk text"),
     ("data --task listops_demo --workers 0", "at least 1"), ("data --task text --seed 1", "leave"),
     ("data --task image --raw nowhere", "not a folder"), ("data --task image --show a.jpeg2", ".png"),
