@@ -1,5 +1,5 @@
 """Kills everything at random moments, 1,000 times, and compares what comes out in the end with an undisturbed twin, bit
-for bit. Not part of the suite: about an hour on 2 CPU cores.
+for bit. Not part of the suite: an hour or more on 2 CPU cores.
 
     python tests/soak.py                       # the table of results/soak.md
     python tests/soak.py --kills 20 --only finetune,run_all
@@ -63,7 +63,7 @@ def start(command, folder):
 
 
 def kill(process):
-    """kill -9 to all of a session, until none is left: a machine that loses its power."""
+    """kill -9 to all processes of a session, until none is left."""
     while True:
         listing = subprocess.run(["ps", "-eo", "pid=,sid=,stat="], capture_output=True, text=True).stdout
         left = [int(pid) for pid, session, state in map(str.split, listing.splitlines())
