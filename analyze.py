@@ -9,6 +9,7 @@ results/PRESET/runs.jsonl and kernels.npz that `keep` makes of them.
     python analyze.py readme            what they say, into README.md and results/PRESET/README.md; --check
     python analyze.py demo              the demo's table (Markdown) and figure (results/demo.png), from runs/demo
     python analyze.py own runs/own      your own data: SPT and joint training against scratch (run_all.sh own)
+    python analyze.py findings 1        a question of results/findings.md; without number: all, and the paper's claims
     python analyze.py status runs/demo  what is done, what runs and for how long still, what failed
 
 A cell is the mean ± standard deviation over seeds of the test accuracy at the checkpoint that validation chose. A gain
@@ -16,6 +17,7 @@ is paired: the same seed with and without self-pretraining, with a 95 % interval
 """
 import argparse
 import base64
+import itertools
 import json
 import math
 import os
@@ -152,11 +154,11 @@ def read_log(folder):
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
-def kernels_of(cells, task):
+def kernels_of(runs):
     """S4's convolution kernels: max over channels and both directions of |K| for each lag (paper, section 3.6, footnote
     3), before and after pretraining -> {name of the run: (2, layers, l)}."""
     found = {}
-    for run in cells.get(Cell(task, "s4", "masked", "pretraining"), {}).values():
+    for run in runs:
         path = run["folder"] / "kernels.npz"
         prefix = "" if run["folder"].name == run["run"] else f"{run['run']}/"             # kept runs share one file
         arrays = np.load(path) if path.exists() else {}
@@ -166,6 +168,11 @@ def kernels_of(cells, task):
             kernels[:, :, 1:, 0] = 0
             found[run["run"]] = kernels.max(2)
     return found
+
+
+def half_lag(kernels):
+    """The lag within which half of a kernel's sum lies: (..., l) -> (...)."""
+    return (kernels.cumsum(-1) < kernels.sum(-1, keepdims=True) / 2).sum(-1)
 
 
 def hours(runs):
@@ -412,10 +419,10 @@ def by_fraction(cells, task):
 
 def half_lags(cells, task):
     """For each layer the lag within which half of its kernel's sum lies, mean over seeds: at the start -> after SPT."""
-    found = list(kernels_of(cells, task).values())
+    found = list(kernels_of(cells.get(Cell(task, "s4", "masked", "pretraining"), {}).values()).values())
     if not found:
         return f"{task}: {NO_PAIR}"
-    lags = sum((k.cumsum(-1) < k.sum(-1, keepdims=True) / 2).sum(-1) for k in found) / len(found)      # (2, layers)
+    lags = sum(map(half_lag, found)) / len(found)                                                      # (2, layers)
     before, after = (", ".join(f"{lag:.0f}" for lag in stage) for stage in lags)
     return f"{task} (length {found[0].shape[-1]:,}): {before} -> {after} ({len(found)})"
 
@@ -550,7 +557,8 @@ def figure4(plt, cells):
     """Maximal |K| over channels and directions against the lag, for odd layers: after SPT and as HiPPO starts."""
     figure, axes = plt.subplots(len(KERNEL_TASKS), 1, figsize=(8, 10))
     for axis, task in zip(axes, KERNEL_TASKS):
-        name, kernels = next(iter(kernels_of(cells, task).items()), ("not run", None))
+        runs = cells.get(Cell(task, "s4", "masked", "pretraining"), {}).values()
+        name, kernels = next(iter(kernels_of(runs).items()), ("not run", None))
         axis.set(title=f"{task}: {name}", xscale="log", yscale="log", ylabel="max |K|")
         if kernels is None:
             continue
@@ -646,18 +654,23 @@ def report(args):
 
 
 def keep(args):
-    """Into --out: every run as a line of runs.jsonl, those of figure 5 with their evaluations, and the kernels of
-    figure 4 as kernels.npz. No weights."""
+    """Into --out: every run as a line of runs.jsonl, those of figure 5 and of findings with their evaluations, and the
+    kernels of figure 4 as kernels.npz. No weights."""
     runs, kernels = read_runs(args.runs, args.preset), {}
     cells = by_cell(runs)
+    for run in runs if args.out.name == "findings" else ():
+        run["evals"] = [record for record in read_log(run["folder"]) if record["kind"] == "eval"]
+    shown = [run for task in KERNEL_TASKS for run in cells.get(Cell(task, "s4", "masked", "pretraining"), {}).values()]
+    shown += [run for run in runs if re.match(r"(text_demo-s4-rated|pathfinder_demo-s4)-pretrain", run["run"])]
     for task in KERNEL_TASKS:
         curves_of(cells, task)                                                                # adds their evaluations
-        for run in cells.get(Cell(task, "s4", "masked", "pretraining"), {}).values():
-            arrays = np.load(run["folder"] / "kernels.npz")
-            kernels |= {f"{run['run']}/{stage}": arrays[stage] for stage in ("before", "after")}
+    for run in shown:
+        arrays = np.load(run["folder"] / "kernels.npz")
+        kernels |= {f"{run['run']}/{stage}": arrays[stage] for stage in ("before", "after")}
     added = ("folder", "score", "cell", "kind")
     lines = [json.dumps({name: run[name] for name in run if name not in added}) + "\n" for run in runs]
-    write(args.out / "kernels.npz", lambda temporary: np.savez_compressed(temporary, **kernels))
+    if kernels:
+        write(args.out / "kernels.npz", lambda temporary: np.savez_compressed(temporary, **kernels))
     write(args.out / "runs.jsonl", lambda temporary: temporary.write_text("".join(lines)))
 
 
@@ -774,22 +787,28 @@ def demo(args):
 OWN_ARMS = {"scratch": ("from scratch", SCRATCH), "spt": ("self-pretrained", SPT), "joint": ("joint", OTHER)}
 
 
-def own_arms(runs):
-    """{(task, share of the labels): {model: {start: {seed: run}}}} of finetuning runs. Added to a run: first, that of
-    its pretraining; passes, forward and backward, and minutes, both with those of `first`."""
-    pretrained, found = {run["run"]: run for run in runs if "start" not in run}, {}
+def whole(runs):
+    """Finetuning runs, each with what it took from the start on. Added to a run: first, that of its pretraining;
+    passes, forward and backward, and minutes, both with those of `first`."""
+    pretrained = {run["run"]: run for run in runs if "start" not in run}
     for run in runs:
         if run.get("start") in OWN_ARMS:
             first = pretrained.get(Path(run["init"]).name) if run["init"] else dict(steps=0, seconds=0)
             if first is None:
                 print(f"warning: {run['run']} is left out: its pretraining run is not here", file=sys.stderr)
                 continue
-            arms = found.setdefault((run["task"], run.get("label_fraction") or 1), {}).setdefault(run["model"], {})
             each = 2 if run["start"] == "joint" and run["objective"] == "masked" else 1
-            run |= dict(first=first, passes=each * run["steps"] + first["steps"],
-                        minutes=(run["seconds"] + first["seconds"]) / 60)
-            if arms.setdefault(run["start"], {}).setdefault(run["seed"], run) is not run:
-                print(f"warning: {run['run']} is left out: another has the same cell and seed", file=sys.stderr)
+            yield run | dict(first=first, passes=each * run["steps"] + first["steps"],
+                             minutes=(run["seconds"] + first["seconds"]) / 60)
+
+
+def own_arms(runs):
+    """{(task, share of the labels): {model: {start: {seed: run}}}} of finetuning runs."""
+    found = {}
+    for run in whole(runs):
+        arms = found.setdefault((run["task"], run.get("label_fraction") or 1), {}).setdefault(run["model"], {})
+        if arms.setdefault(run["start"], {}).setdefault(run["seed"], run) is not run:
+            print(f"warning: {run['run']} is left out: another has the same cell and seed", file=sys.stderr)
     return found
 
 
@@ -865,6 +884,225 @@ def own_figure(plt, found):
     return figure, "What self-pretraining and joint training gain"
 
 
+# ---- results/findings.md: a table and a figure a question ------------------------------------------------------------
+
+# A question, then rows | columns of its tables. Both together name runs, ROW-COLUMN-sSEED, as run_all.sh's `findings`
+# makes them. Gains are over the first column.
+QUESTIONS = """
+0 Trials by which settings were chosen: validation accuracy, seed 0
+pathfinder_demo-transformer pathfinder_demo-rotary | scratch lr3e-4-scratch lr3e-3-scratch
+pathfinder_demo-transformer pathfinder_demo-rotary text_demo-rotary | joint w0.3-joint w3-joint lr3e-3-joint
+pathfinder_demo-s4 text_demo-s4 | joint w0.3-joint w3-joint
+pathfinder_demo-s4 pathfinder_demo-s4d pathfinder_demo-dfout pathfinder_demo-dlr | scratch lr3e-3-scratch spt lr3e-3-spt
+pathfinder_demo-s4_rand pathfinder_demo-dlr_rand | scratch lr3e-3-scratch spt lr3e-3-spt
+1 SPT, joint training or scratch at equal passes?
+text256-rotary text256-linear text256-s4 pathfinder_demo-transformer pathfinder_demo-s4 | scratch spt joint
+2 Few labels: what does SPT gain with 1, 5, 25 and 100 % of them?
+text_demo-rotary-l0.01 text_demo-rotary-l0.05 text_demo-rotary-l0.25 text_demo-rotary | scratch spt joint
+text_demo-s4-l0.01 text_demo-s4-l0.05 text_demo-s4-l0.25 text_demo-s4 | scratch spt joint
+text_demo-rotary-f0.05 text_demo-rotary-f0.25 text_demo-s4-f0.05 text_demo-s4-f0.25 | scratch spt
+3 Does SPT make the initialisation redundant?
+pathfinder_demo-s4 pathfinder_demo-s4d pathfinder_demo-s4d-short pathfinder_demo-dfout pathfinder_demo-dlr | scratch spt
+pathfinder_demo-s4_rand pathfinder_demo-dlr_rand | scratch spt
+text_demo-s4-rated text_demo-s4d-rated text_demo-s4d-rated-short text_demo-dfout-rated text_demo-dlr-rated | scratch spt
+text_demo-s4_rand-rated text_demo-dlr_rand-rated | scratch spt
+4 Luck: how many of ten seeds leave chance?
+pathfinder_demo-transformer pathfinder_demo-rotary | scratch spt joint
+5 How much pretraining, and on how much?
+pathfinder_demo-transformer | s1400-scratch p175-spt p350-spt p700-spt p1400-spt p2800-spt s2700-scratch s4200-scratch
+pathfinder_demo-transformer | n0.125-scratch n0.125-spt n0.25-spt n0.5-spt n1-spt
+6 What to hide?
+pathfinder_demo-transformer | spt m0.15-spt m0.5-spt runs3-spt runs10-spt patches-spt rows-spt
+text_demo-rotary | spt m0.15-spt m0.5-spt runs3-spt runs10-spt
+7 Masked or causal?
+text_demo-rotary text_demo-rotary-causal text_demo-s4 text_demo-s4-causal | scratch spt
+8 Where does the gain sit?
+text_demo-rotary | s700-scratch spt qk-spt v-spt mixers-spt others-spt
+text_demo-s4 | s700-scratch spt A-spt BC-spt mixers-spt others-spt
+pathfinder_demo-transformer | s1400-scratch spt qk-spt v-spt mixers-spt others-spt
+9 One real row as far as a CPU carries it: Image, S4 with 100k parameters
+image-s4-100k | scratch spt
+"""
+
+
+def questions():
+    """{number: (title, [(rows, columns)])} of QUESTIONS."""
+    found = {}
+    for line in QUESTIONS.strip().splitlines():
+        if line[0].isdigit():
+            title, tables = line[2:], []
+            found[int(line[0])] = title, tables
+        else:
+            tables.append(tuple(part.split() for part in line.split(" | ")))
+    return found
+
+
+def by_name(runs):
+    """{name without seed: {seed: run}}. Adds to finetuning runs what `whole` does and their evaluations, `evals`; the
+    trials' score is that on validation."""
+    found = {}
+    for run in [*whole(runs), *(run for run in runs if "start" not in run)]:
+        run.setdefault("evals", [record for record in read_log(run["folder"]) if record["kind"] == "eval"])
+        found.setdefault(run["run"].rsplit("-s", 1)[0], {})[run["seed"]] = run
+    return found
+
+
+def finding(number, found):
+    """The tables of a question in Markdown. Gains are over the first column; a row has the seeds that all of its arms
+    have."""
+    parts, field = [], "score" if number else "val_accuracy"
+    for rows, columns in questions()[number][1]:
+        lines = []
+        for row in rows:
+            arms = [found.get(f"{row}-{column}", {}) for column in columns]
+            seeds = set.intersection(*(set(arm) for arm in arms if arm), *[set()] * (not any(arms)))
+            arms = [{seed: arm[seed] for seed in sorted(seeds & arm.keys())} for arm in arms]
+            scores = [{seed: run[field] * (1 if number else 100) for seed, run in arm.items()} for arm in arms]
+            lines.append([f"`{row}`", *(cell_of_arm(number, arm, score, scores[0]) if arm else "–"
+                                        for arm, score in zip(arms, scores))])
+            if columns[1:3] == ["spt", "joint"]:
+                lines[-1].append(signed(minus(scores[1], scores[2])))
+        extra = ["SPT - joint"] if columns[1:3] == ["spt", "joint"] else []
+        parts.append(markdown(["", *(f"`{column}`" for column in columns), *extra], lines))
+    return "\n\n".join(parts)
+
+
+def cell_of_arm(number, arm, scores, first):
+    """Score, gain over the first column, what pretraining predicted right, passes (question 9: epochs), minutes."""
+    runs = [*arm.values()]
+    if number == 4:                                            # two-valued: means say little
+        text = [f"{sum(score > 55 for score in scores.values())} of {len(scores)} above 55",
+                f"median {statistics.median(scores.values()):.1f}"]
+    else:
+        text = [mean_std(scores)] + ([signed(minus(scores, first))] if scores is not first else [])
+    if all(run["init"] for run in runs):
+        text.append(f"hidden: {mean_std({seed: 100 * run['first']['val_score'] for seed, run in arm.items()})}")
+    minutes = statistics.mean(run["minutes"] for run in runs)
+    passes = "/".join(f"{n:,}" for n in sorted({run["passes"] for run in runs}))
+    epochs = sum(stage.get("epochs", 0) for stage in (runs[0]["first"], runs[0]))
+    text.append(f"{f'{epochs:.0f} epochs' if number == 9 else f'{passes} passes'}, {minutes:.1f} min")
+    return "<br>".join(text)
+
+
+def verdicts(found):
+    """The paper's claims at this size, as Markdown: what was measured, and what its intervals say."""
+    def scores(name):
+        return {seed: run["score"] for seed, run in found.get(name, {}).items()}
+
+    def gain(row):
+        return minus(scores(f"{row}-spt"), scores(f"{row}-scratch"))
+
+    def more(one, other):                  # what SPT gains for one beyond what it gains for the other
+        return minus(gain(one), gain(other))
+
+    def closer(one, other):                # how far the lower of two catches up, by its own gain, not the other's loss
+        gaps = [minus(scores(f"{one}-{start}"), scores(f"{other}-{start}")) for start in ("scratch", "spt")]
+        lower = gain(one if sum(gaps[0].values()) < 0 else other)
+        before, after = ({seed: math.copysign(1, sum(gap.values())) * value for seed, value in gap.items()}
+                         for gap in gaps)
+        return {seed: min(value, lower[seed]) for seed, value in minus(before, after).items() if seed in lower}
+
+    def longer(row):                       # log2 of S4's half lags after pretraining against those at the start
+        runs = found.get(f"{row}-pretrain", {})
+        kernels = {seed: kernels_of([run]).get(run["run"]) for seed, run in runs.items()}
+        return {seed: float(np.diff(np.log2(1 + half_lag(k)), axis=0).mean()) for seed, k in kernels.items()
+                if k is not None}
+
+    rows = ["text256-rotary", "text256-linear", "text256-s4", "pathfinder_demo-transformer", "pathfinder_demo-s4"]
+    models = {"text256-rotary": "text256-s4", "text256-linear": "text256-s4",
+              "pathfinder_demo-transformer": "pathfinder_demo-s4"}
+    starts = {f"{task}-{model}{word}": f"{task}-{model}_rand{word}" for model in ("s4", "dlr")
+              for task, word in (("text_demo", "-rated"), ("pathfinder_demo", ""))}
+    measured = [
+        ("SPT lifts Transformers most: their gain minus S4's", 1, "above 0",
+         {one: more(one, s4) for one, s4 in models.items()}),
+        ("masked and causal SPT are alike: causal minus masked", 7, "within 2", {"text_demo-rotary": minus(
+            scores("text_demo-rotary-causal-spt"), scores("text_demo-rotary-spt"))}),
+        ("the gap between Transformer and S4 shrinks: by", 1, "above 0",
+         {one: closer(one, s4) for one, s4 in models.items()}),
+        ("initialisation matters less after SPT: own and random start closer by", 3, "above 0",
+         {own: closer(own, random) for own, random in starts.items()}),
+        ("gains grow as data shrinks: gain on a twentieth of it minus gain on all", 2, "above 0",
+         {row: more(f"{row}-f0.05", row) for row in ("text_demo-rotary", "text_demo-s4")}),
+        ("gains survive an equal budget: gain", 1, "above 0", {row: gain(row) for row in rows}),
+        ("learned kernels differ from HiPPO, by task: log2 of the lag that half of a kernel lies within, after SPT "
+         "against before", 3, "not 0", {row: longer(row) for row in ("text_demo-s4-rated", "pathfinder_demo-s4")})]
+    lines = []
+    for i, (claim, question, bound, values) in enumerate(measured, 1):
+        says = [decide(value, bound) for value in values.values()]
+        texts = [f"{', '.join(row.split('-')[:2])}: {signed(value)}" for row, value in values.items()]
+        answer = says[0] if len(set(says)) == 1 else ", ".join(says)
+        lines.append([str(i), claim, answer, "<br>".join(texts), str(question)])
+    return markdown(["", "claim", "here", "points [95 % interval] (seeds)", "question"], lines)
+
+
+def decide(values, bound):
+    """Where the interval of a mean lies -> confirmed, refuted or undecided."""
+    if len(values) < 2:
+        return "not run"
+    mean, half = statistics.mean(values.values()), half_width([*values.values()])
+    if bound == "above 0":
+        return "confirmed" if mean - half > 0 else "refuted" if mean + half < 0 else "undecided"
+    if bound == "not 0":
+        return "confirmed" if abs(mean) > half else "undecided"
+    return "confirmed" if abs(mean) + half < 2 else "refuted" if abs(mean) - half > 2 else "undecided"
+
+
+def figure_of_question(plt, number, found):
+    """A panel a task, a line a model and variant: the test accuracy of every seed, and the mean. Of question 9 the
+    validation curves."""
+    title, tables = questions()[number]
+    looks = {"scratch": ("from scratch", SCRATCH), "spt": ("self-pretrained (SPT)", SPT), "joint": ("joint", OTHER)}
+    panels = {}                                                # {task: {line: {start: runs}}}
+    for rows, columns in tables:
+        for name in [f"{row}-{column}" for row in rows for column in columns]:
+            task, *words, start = name.split("-")
+            runs = [*found.get(name, {}).values()]
+            panels.setdefault(task, {}).setdefault(" ".join(words), {})[start] = runs
+    most = max(map(len, panels.values()))
+    figure, axes = plt.subplots(1, len(panels), figsize=(9, 3.5 if number == 9 else 1.3 + 0.32 * most), squeeze=False)
+    for axis, (task, lines) in zip(axes[0], panels.items()):
+        for y, arms in enumerate(lines.values()):
+            for start, runs in arms.items():
+                label, colour = looks[start]
+                height = y + 0.2 * (list(arms).index(start) - (len(arms) - 1) / 2)
+                for run in runs if number == 9 else ():
+                    epochs = [record["step"] * run["epochs"] / run["steps"] for record in run["evals"]]
+                    epochs = [run["first"].get("epochs", 0) + epoch for epoch in epochs]
+                    scores = [100 * record["val_accuracy"] for record in run["evals"]]
+                    axis.plot(epochs, scores, color=colour, label=label)
+                if runs and number != 9:
+                    scores = [run["score"] for run in runs]
+                    axis.scatter(scores, [height] * len(runs), s=7, color=colour, label=label)
+                    axis.plot([statistics.mean(scores)] * 2, [height - 0.14, height + 0.14], color=colour)
+        axis.set_title(task, loc="left")
+        if number == 9:
+            axis.set(xlabel="epochs, those of pretraining counted", ylabel="validation accuracy, %")
+        else:
+            axis.set_yticks(range(len(lines)), lines)
+            axis.set(ylim=(len(lines) - 0.5, -0.5), xlabel="test accuracy, %: seeds and mean")
+            axis.grid(axis="x", color="0.9")
+    return figure, title
+
+
+def findings(args):
+    """Tables and figures of a question; of all, and the paper's claims."""
+    if args.what not in ("", *map(str, questions())):
+        raise UserError(f"findings {args.what}: there is {', '.join(map(str, questions()))}")
+    found = by_name(read_runs(args.runs))
+    for number in questions() if args.what == "" else [int(args.what)]:
+        text = f"{finding(number, found)}\n\n![question {number}](findings/question{number}.png)"
+        print(f"\n**{number}. {questions()[number][0]}**\n\n{text}\n")
+        draw(lambda plt, cells, number=number: figure_of_question(plt, number, found), {},
+             args.out / f"question{number}.png")
+        if args.readme:
+            replace_block(args.readme, f"question{number}", text)
+    if args.what == "":
+        print(verdicts(found))
+        if args.readme:
+            replace_block(args.readme, "claims", verdicts(found))
+
+
 # ---- runs in progress ------------------------------------------------------------------------------------------------
 
 def newest(folder):
@@ -916,7 +1154,7 @@ def forecast(args):
 
 FIGURES = {1: figure1, 2: figure2, 3: figure3, 4: figure4, 5: figure5}
 COMMANDS = {"table": one, "figure": one, "all": everything, "report": report, "keep": keep, "readme": readme,
-            "demo": demo, "own": own, "status": status, "forecast": forecast}
+            "demo": demo, "own": own, "findings": findings, "status": status, "forecast": forecast}
 
 
 class Parser(argparse.ArgumentParser):
@@ -939,21 +1177,23 @@ def main(argv=None):
 def command(argv):
     parser = Parser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=COMMANDS)
-    parser.add_argument("what", nargs="?", default="", help="number of the table or figure; status, own: the folder")
+    parser.add_argument("what", nargs="?", default="", help="number of the table, figure or question; status, own: the "
+                        "folder")
     parser.add_argument("--preset", choices=("paper", "mini"), default="paper", help="see run_all.sh")
     parser.add_argument("--runs", type=Path, help="folder of runs or runs.jsonl (default: runs/PRESET, else the kept)")
     parser.add_argument("--out", type=Path, help="folder for what is written (default: results/PRESET)")
     parser.add_argument("--check", action="store_true", help="readme: write nothing; an error where a page is stale")
     parser.add_argument("--figure", type=Path, help="demo, own: where the figure goes (default: results/demo.png, or "
                         "own.png in the folder of the runs)")
-    parser.add_argument("--readme", type=Path, help="demo, own: write the table between its markers in this file")
+    parser.add_argument("--readme", type=Path, help="demo, own, findings: write tables between their markers in this "
+                        "file")
     args = parser.parse_args(argv)
-    own = Path("runs", args.command if args.command in ("demo", "own") else args.preset)
+    name = args.command if args.command in ("demo", "own", "findings") else args.preset
+    own, kept = Path("runs", name), ROOT / "results" / name / "runs.jsonl"
     if args.command == "own" and args.what:
         args.runs = Path(args.what)
-    kept = ROOT / "results" / args.preset / "runs.jsonl"
     args.runs = args.runs or (kept if kept.exists() and not own.exists() and args.command != "keep" else own)
-    args.out = args.out or Path("results", args.preset)
+    args.out = args.out or Path("results", name)
     args.figure = args.figure or (args.runs / "own.png" if args.command == "own" else Path("results/demo.png"))
     COMMANDS[args.command](args)
 

@@ -8,11 +8,14 @@
 #   bash run_all.sh architectures    every model x {scratch, SPT} on the reviews of demo-text
 #   bash run_all.sh own --tasks file:my.npz      your own data (or ucr:NAME): {rotary Transformer, S4} x {scratch, SPT,
 #       joint training} at equal passes; with --label-fraction 0.05, --regression, --models s4,mega
+#   bash run_all.sh findings1        .. findings9: the questions of results/findings.md, on these tasks and Image;
+#       findings0: the trials by which their settings were chosen
 #   bash run_all.sh table2           the paper's: table1 table2 table3 table7 table8 table9 figure1 .. figure5 all
 #
 #   --preset mini                    the paper's tables and figures at small scale: short stand-in tasks on 2 CPU cores
 #   --list                           prints the commands instead, one chain a line, for any scheduler
-#   --seeds 0,1,2 --tasks text,image --models s4,rotary     only these (default: three seeds of all)
+#   --seeds 0,1,2 --tasks text,image --models s4,rotary     only these (default: three seeds of all; findings4: ten,
+#                                    findings0 and findings9: one)
 #   --gpus 0,1,2,3                   one chain at a time on each of these GPUs
 #   --raw DIR                        prepares the data from official files that you have in DIR
 #
@@ -22,8 +25,8 @@ set -euo pipefail
 die() { echo "error: $*" >&2; exit 2; }
 if [[ ${1:-} =~ ^(-h|--help)$ ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit; fi
 
-TARGET=${1:-} PRESET=paper LIST='' RAW='' GPUS='' TASKS='' MODELS='' SEEDS=0,1,2 DEMO='' code=0
-LABEL_FRACTION='' REGRESSION='' OWN='' NAME='' SHOW=demo
+TARGET=${1:-} PRESET=paper LIST='' RAW='' GPUS='' TASKS='' MODELS='' SEEDS='' DEMO='' code=0
+LABEL_FRACTION='' REGRESSION='' OWN='' NAME='' SHOW=demo FORK=''
 while shift && [ $# -gt 0 ]; do
     if [ "$1" = --list ]; then LIST=1; continue; fi
     if [ "$1" = --regression ]; then REGRESSION=$1; continue; fi
@@ -33,11 +36,19 @@ while shift && [ $# -gt 0 ]; do
     declare "${flag^^}=$2"                                     # --seeds 0,1 is SEEDS=0,1
     shift
 done
+case "$TARGET" in
+    findings4) SEEDS=${SEEDS:-0,1,2,3,4,5,6,7,8,9} ;;
+    findings[09]) SEEDS=${SEEDS:-0} ;;
+    *) SEEDS=${SEEDS:-0,1,2} ;;
+esac
 [[ $SEEDS$GPUS =~ ^[0-9,]+$ ]] || die "--seeds and --gpus must be numbers, got '$SEEDS' and '$GPUS'"
 [[ $LABEL_FRACTION =~ ^(0?\.0*[1-9][0-9]*)?$ ]] || die "--label-fraction must be between 0 and 1, got '$LABEL_FRACTION'"
 LABEL_FRACTION=${LABEL_FRACTION:+0.${LABEL_FRACTION#*.}}
 SEEDS=${SEEDS//,/ } GPUS=${GPUS//,/ }
-case "$TARGET" in demo*|text256|architectures) DEMO=$TARGET PRESET=paper ;; esac          # demos are small already
+case "$TARGET" in
+    demo*|text256|architectures) DEMO=$TARGET PRESET=paper ;;                            # demos are small already
+    findings*) PRESET=paper ;;
+esac
 if [ "$TARGET" = own ]; then
     [ -n "$TASKS" ] || die "own wants --tasks file:PATH or --tasks ucr:NAME"
     # The whole name of the task, and what data.py calls its folder.
@@ -51,6 +62,7 @@ elif [ -n "$LABEL_FRACTION$REGRESSION" ]; then
 else
     TASKS=${TASKS//_mini/}
 fi
+[[ $TARGET != findings* ]] || RUNS=${RUNS:-runs/findings}
 RUNS=${RUNS:-runs/${DEMO:-$PRESET}${NAME:+/$NAME}}
 [[ $RUNS =~ ^[A-Za-z0-9._/][A-Za-z0-9._/-]*$ ]] || die "RUNS must consist of letters, digits, and . _ / -: '$RUNS'"
 JOBS=${JOBS:-$([ -n "$GPUS" ] && wc -w <<< "$GPUS" || OMP_NUM_THREADS='' nproc)}
@@ -94,14 +106,23 @@ RATES="3e-3/3e-3/3e-3 transformer
 # Each line that these functions print is a chain: one command, or two stages joined by &&, so that every line can run
 # anywhere, in any order. Arguments: TASK MODEL, then a word for the run's name and flags of the first and second stage.
 out() { echo "$RUNS/${NAME:-$2$MINI}-$3${4:+-$4}-$1-s$SEED"; }
-stage() { echo "python $1.py --task $3$MINI --model $4${6:+ $6} --seed $SEED --resume --out $(out "${@:2}")"; }
+stage() { echo "python $FORK$1.py --task $3$MINI --model $4${6:+ $6} --seed $SEED --resume --out $(out "${@:2}")"; }
 scratch() { stage finetune scratch "$@"; }
-joint() { stage finetune joint "$1" "$2" "$3" "--joint 1${4:+ $4}"; }
+joint() { stage finetune joint "$1" "$2" "${3:-}" "--joint ${5:-1}${4:+ $4}"; }
 pretrain() { stage pretrain pretrain "$@"; }
-spt() {           # the second stage inherits task, model, objective, --arch and --train-fraction
-    echo "$(pretrain "$@") && python finetune.py --init $(out pretrain "$@")${5:+ $5} --seed $SEED --resume" \
-         "--out $(out spt "$@")"
+after() {         # TASK MODEL, word and flags of the first stage, then of one or more second stages, which inherit task,
+    # model, objective, --arch and --train-fraction
+    local task=$1 model=$2 init chain
+    init=$(out pretrain "${@:1:3}") chain=$(pretrain "${@:1:4}")
+    shift 4
+    while [ $# -gt 0 ]; do
+        chain+=" && python ${FORK}finetune.py --init $init${2:+ $2} --seed $SEED --resume"
+        chain+=" --out $(out spt "$task" "$model" "$1")"
+        shift 2
+    done
+    echo "$chain"
 }
+spt() { after "$1" "$2" "${3:-}" "${4:-}" "${3:-}" "${5:-}"; }
 both() { scratch "$@"; spt "$@"; }
 small() { every scratch "$@"; every spt "$@"; }
 sizes() { for s in ${SIZE[$2]}; do both "$1" "$2" "${s%%:*}" "--arch ${s#*:}"; done; }
@@ -121,12 +142,93 @@ own() {           # models; a smaller share of the labels takes the same pretrai
         grep -q "^    \"$model\": Model(" models.py && [[ $model != pythia* ]] || die "own has no model '$model'"
     done
     for model in $1; do scratch "$task" "$model" "$word" "$labels"; done
-    for model in $1; do echo "$(pretrain "$task" "$model") && python finetune.py --init" \
-        "$(out pretrain "$task" "$model")${labels:+ $labels} --seed $SEED --resume --out" \
-        "$(out spt "$task" "$model" "$word")"; done
+    for model in $1; do after "$task" "$model" '' '' "$word" "$labels"; done
     for model in $1; do joint "$task" "$model" "$word" "$labels"; done
 }
-rated() { scratch "$1" "$2" '' "--lr $5"; spt "$1" "$2" '' "--lr $3" "--lr $4"; }
+rated() {         # TASK MODEL, rates of the first stage, the second, and from scratch; word and flags
+    scratch "$1" "$2" "${6:-}" "--lr $5${7:+ $7}"
+    spt "$1" "$2" "${6:-}" "--lr $3${7:+ $7}" "--lr $4"
+}
+# ---- the runs of results/findings.md; analyze.py's QUESTIONS have the same names ----
+ten_chances() {   # chains -> the same, with ten evaluations for each arm: validation has as many checkpoints to choose from
+    local rules='' runs scratch spt joint
+    while read -r runs scratch spt joint; do
+        rules+="s#finetune.py ([^&]*/$runs-[^& ]*scratch-s)#finetune.py --eval-every $scratch \\1#g;"
+        rules+="s#finetune.py ([^&]*/$runs-[^& ]*spt-s)#finetune.py --eval-every $spt \\1#g;"
+        rules+="s#finetune.py ([^&]*/$runs-[^& ]*joint-s)#finetune.py --eval-every $joint \\1#g;"
+    done <<< "text256 600 200 300
+text_demo 200 70 100
+pathfinder_demo-(transformer|rotary) 270 140 135
+pathfinder_demo-(s4|s4d|s4_rand|dfout|dlr|dlr_rand) 190 90 95"
+    sed -E "/-rated-/!{$rules}"                                # those are runs of `architectures`
+}
+three() { both "$@"; joint "$@"; }
+few() {           # TASK MODEL; all inputs, and a share of the labels
+    local share shares=()
+    for share in 0.01 0.05 0.25; do
+        scratch "$1" "$2" "l$share" "--label-fraction $share"
+        joint "$1" "$2" "l$share" "--label-fraction $share"
+        shares+=("l$share" "--label-fraction $share")
+    done
+    scratch "$1" "$2"
+    joint "$1" "$2"
+    after "$1" "$2" '' '' '' '' "${shares[@]}"
+}
+less() {          # TASK MODEL, share of the training examples, of which the first eighth has labels
+    spt "$1" "$2" "n$3" "--train-fraction $3" "--train-fraction 0.125"
+}
+forked() {        # FUNCTION, its arguments
+    local chain FORK=runs/fork/
+    chain=$("$@")
+    echo "bash results/findings/fork.sh && $chain"
+}
+hidden() { forked spt "$1" "$2" "$3" "--hide $3"; }
+taken() {         # TASK MODEL, kinds of parameters
+    local kind kinds=()
+    for kind in "${@:3}"; do kinds+=("$kind" "--take $kind"); done
+    forked after "$1" "$2" '' '' '' '' "${kinds[@]}"
+}
+findings() {      # number of a question
+    local value path=pathfinder_demo starts="s4 s4d dfout dlr s4_rand dlr_rand"
+    case "$1" in
+        0) every joint $path "transformer rotary s4"; every joint text_demo "rotary s4"          # the recipes', then others
+           every scratch $path "transformer rotary"; every both $path "$starts"
+           for value in 0.3 3; do
+               every joint $path "transformer rotary s4" w$value '' $value; every joint text_demo "rotary s4" w$value '' $value
+           done
+           every joint $path "transformer rotary" lr3e-3 "--lr 3e-3"; every joint text_demo rotary lr3e-3 "--lr 3e-3"
+           for value in 3e-4 3e-3; do every scratch $path "transformer rotary" lr$value "--lr $value"; done
+           every rated $path "$starts" 3e-3 3e-3 3e-3 lr3e-3 ;;
+        1) every three text256 "rotary linear s4"; every three $path "transformer s4" ;;
+        2) every few text_demo "rotary s4"
+           for value in 0.05 0.25; do every both text_demo "rotary s4" f$value "--train-fraction $value"; done ;;
+        3) every both $path "$starts"; every both $path s4d short "--arch dt_max=0.01"
+           every rated text_demo "s4 dlr_rand dfout s4d" 9e-3 9e-3 9e-3 rated
+           every rated text_demo "s4_rand dlr" 9e-3 9e-3 3e-3 rated
+           every rated text_demo s4d 9e-3 9e-3 9e-3 rated-short "--arch dt_max=0.01" ;;
+        4) every three $path "transformer rotary" ;;
+        5) for value in 1400 2700 4200; do
+               every scratch $path transformer s$value "--steps $value --eval-every $((value / 10))"
+           done
+           for value in 175 350 700 1400 2800; do every spt $path transformer p$value "--steps $value"; done
+           every scratch $path transformer n0.125 "--train-fraction 0.125"
+           for value in 0.125 0.25 0.5 1; do every less $path transformer $value; done ;;
+        6) every spt $path transformer; every spt text_demo rotary
+           every hidden $path transformer runs3; every hidden $path transformer runs10
+           every hidden $path transformer patches; every hidden $path transformer rows
+           every hidden text_demo rotary runs3; every hidden text_demo rotary runs10
+           for value in 0.15 0.5; do
+               every spt $path transformer m$value "--mask $value"; every spt text_demo rotary m$value "--mask $value"
+           done ;;
+        7) every both text_demo "rotary s4"; every both text_demo "rotary s4" causal "--objective causal" ;;
+        8) every scratch $path transformer s1400 "--steps 1400 --eval-every 140"
+           every scratch text_demo "rotary s4" s700 "--steps 700 --eval-every 70"
+           every taken $path transformer qk v mixers others; every taken text_demo rotary qk v mixers others
+           every taken text_demo s4 A BC mixers others ;;
+        9) every scratch image s4 100k "--arch d=64 --epochs 16"
+           every spt image s4 100k "--arch d=64 --epochs 8" "--epochs 8 --batch 64 --warmup 200" ;;
+    esac
+}
 every() {         # FUNCTION, tasks, models, further arguments; only what is asked for and can be made
     local task model
     for task in $2; do for model in $3; do
@@ -151,13 +253,14 @@ chains() {
         table7|figure2) every both "listops text image pathx" "s4 s4_rand dlr dlr_rand" ;;
         table8) for share in 0 20 40 60; do every budget "image text" "rotary s4" $share; done ;;
         table9) every both image "rotary s4"; every sizes image "rotary s4" ;;
+        findings[0-9]) findings "${1#findings}" | ten_chances ;;
         figure1) every both "$LRA" "transformer rotary s4"; every both pathx256 s4 ;;
         figure3) for share in 0.005 0.01 0.05 0.1 0.5 1; do every part "image text" s4 $share; done ;;
         figure4) every pretrain "image text pathx listops" s4 ;;
         figure5) for share in 0 20; do every budget "image text" rotary $share; done ;;
         all) for target in table1 table2 table3 table7 table8 table9 figure3; do chains $target; done ;;
-        *) die "no target '$1'; there is: demo demo-text text256 demo-init architectures own table{1,2,3,7,8,9}" \
-                 "figure{1..5} all" ;;
+        *) die "no target '$1'; there is: demo demo-text text256 demo-init architectures own findings{0..9}" \
+                 "table{1,2,3,7,8,9} figure{1..5} all" ;;
     esac
 }
 CHAINS=$(for SEED in $SEEDS; do chains "$TARGET"; done | awk '!seen[$0]++')                # whole tables come early
@@ -165,7 +268,11 @@ CHAINS=$(for SEED in $SEEDS; do chains "$TARGET"; done | awk '!seen[$0]++')     
 for flag in task.${TASKS//,/ task.} model.${MODELS//,/ model.}; do
     [[ $flag == *. || $CHAINS == *"--${flag/./ }"[\ _]* ]] || die "no chain of $TARGET is for --${flag/./s }"
 done
-prepare() { python data.py --task "$1" ${RAW:+--raw "$RAW"} $REGRESSION; }
+prepare() {       # TASK; no official files hold a demo's Pathfinder or ListOps
+    local raw=$RAW
+    [[ $1 != pathfinder_demo && $1 != listops_demo ]] || raw=''
+    python data.py --task "$1" ${raw:+--raw "$raw"} $REGRESSION
+}
 if [ -n "$LIST" ]; then
     # Elsewhere, a chain must know how its data is to be read.
     [ -z "$OWN" ] || FIRST="python data.py --task $(printf %q "$OWN")${RAW:+ --raw $(printf %q "$RAW")}${REGRESSION:+ $REGRESSION} && "

@@ -1,0 +1,151 @@
+"""results/findings.md: each question's runs have a command, the patch of questions 6 and 8 does what it says, tables and
+verdicts are right."""
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import analyze
+from conftest import ROOT
+from test_analyze import finetuned, listed, put
+from test_readme import patched, run
+
+
+def names(number):
+    return {f"{row}-{column}" for rows, columns in analyze.questions()[number][1] for row in rows for column in columns}
+
+
+@pytest.mark.parametrize("number", analyze.questions())
+def test_the_runs_of_a_question_are_those_of_its_command(number):
+    """What the tables show is what run_all.sh trains, and the other way round."""
+    shown = names(number)
+    chains = listed(f"findings{number}", "--seeds", "7")
+    made = set(re.findall(r"finetune.*?--out runs/findings/(\S+)-s7", "\n".join(chains).replace(" && ", "\n")))
+    assert made == shown
+    firsts = [re.findall(r"pretrain.*?--out (\S+)", chain) for chain in chains]
+    firsts = [first for found in firsts for first in found]
+    assert len(set(firsts)) == len(firsts), "two chains side by side would train one run"
+
+
+@pytest.fixture(scope="module")
+def fork(tmp_path_factory):
+    return patched(tmp_path_factory.mktemp("findings"), (ROOT / "results" / "findings" / "fork.patch").read_text())
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="git applies the patch")
+def test_what_is_hidden(fork):
+    """The ratio is right everywhere in the sequence; runs have the mean length, patches and rows their shape."""
+    kinds = ("runs3", "runs10", "patches", "rows")
+    run(fork, "-c", f"""import numpy, pretrain
+numpy.savez("hidden.npz", **{{kind: pretrain.hide((4000, 196), 0.25, 7, kind=kind, side=14) for kind in {kinds}}})""")
+    hidden = np.load(fork / "hidden.npz")
+    for kind, found in hidden.items():
+        assert abs(found.mean() - 0.25) < 0.01 and abs(found.mean(0) - 0.25).max() < 0.04, kind
+    for length in (3, 10):                                    # a run begins where the position before is not hidden
+        found = hidden[f"runs{length}"][:, 40:]
+        begins = (found[:, 1:] & ~found[:, :-1]).mean()
+        assert found.mean() / begins == pytest.approx(length, rel=0.05)
+    patches = hidden["patches"].reshape(4000, 7, 2, 7, 2)
+    assert (patches == patches[:, :, :1, :, :1]).all()
+    rows = hidden["rows"].reshape(4000, 14, 14)
+    assert (rows == rows[:, :, :1]).all()
+
+
+TAKEN = {"mixers": lambda name: ".mixer." in name, "others": lambda name: ".mixer." not in name,
+         "A": lambda name: ".kernel." in name and name[-2:] not in (".B", ".C"),
+         "BC": lambda name: ".kernel." in name and name[-2:] in (".B", ".C"),
+         "qk": lambda name: ".qkv." in name, "v": lambda name: ".qkv." in name}
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="git applies the patch")
+@pytest.mark.parametrize("model, kinds", [("rotary", ["mixers", "others", "qk", "v"]),
+                                          ("s4", ["mixers", "others", "A", "BC"])])
+def test_what_is_taken_over(fork, model, kinds):
+    """A tensor is the pretrained one where it is to be taken over, and elsewhere the fresh one. Queries, keys and values
+    share a tensor. S4's C is one of both, which its stored form, tied to A, only shows when it is taken back."""
+    run(fork, "-c", f"""import torch, finetune, kernels, models, data
+from types import SimpleNamespace
+from pathlib import Path
+sizes = models.config(models.arch("text_demo", "{model}"), data.replace(data.TASKS["text_demo"], vocab=50))
+
+def make(seed):
+    torch.manual_seed(seed)
+    return models.Classifier(models.Backbone(sizes), 2, "mean", "linear")
+
+def weights(model):
+    found = model.state_dict()
+    for i, layer in enumerate(model.backbone.layers):
+        if hasattr(layer.mixer, "kernel"):
+            A, P, B, C, dt = layer.mixer.kernel.arguments(layer.mixer.kernel)
+            found[f"backbone.layers.{{i}}.mixer.kernel.C"] = kernels.s4_recover_C(A, P, C, dt, 128).detach()
+    return found
+
+with torch.no_grad():
+    first = make(1)
+    for name, value in first.named_parameters():
+        value.add_(0.1 * torch.rand_like(value))
+torch.save(dict(model=first.state_dict(), config={{}}), "best.pt")
+found = dict(pretrained=weights(first), fresh=weights(make(2)))
+for take in {kinds}:
+    taken = make(2)
+    finetune.load_backbone(taken, SimpleNamespace(init=Path("."), take=take), print)
+    found[take] = weights(taken)
+torch.save(found, "found.pt")""")
+    found = torch.load(fork / "found.pt", weights_only=True)
+    for kind in kinds:
+        for name, fresh in found["fresh"].items():
+            expected = found["pretrained"][name] if TAKEN[kind](name) and not name.startswith("head") else fresh
+            if ".qkv." in name and kind in ("qk", "v"):
+                thirds = [source[name].chunk(3) for source in (found["fresh"], found["pretrained"])]
+                expected = torch.cat([thirds[(kind == "qk") == (i < 2)][i] for i in range(3)])
+            torch.testing.assert_close(found[kind][name], expected, rtol=1e-3, atol=1e-3 if name.endswith(".C") else 0)
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+def bed(root, model, scratch, spt, joint):
+    """Three arms of Pathfinder: {seed: accuracy} each. 2,700 steps from scratch, 1,300 + 1,400, 1,350 jointly."""
+    shared, prefix = dict(task="pathfinder_demo", model=model, objective="masked"), f"pathfinder_demo-{model}"
+    for start, arm, steps in (("scratch", scratch, 2700), ("spt", spt, 1400), ("joint", joint, 1350)):
+        for seed, score in arm.items():
+            init = f"somewhere/{prefix}-pretrain-s{seed}" if start == "spt" else None
+            finetuned(root, f"{prefix}-{start}-s{seed}", score, seed, start=start, steps=steps, init=init, seconds=60,
+                      **shared)
+            if init:
+                put(root, f"{prefix}-pretrain-s{seed}", seed=seed, steps=1300, seconds=120, val_score=0.8, **shared)
+
+
+def test_tables_and_verdicts_by_hand(tmp_path):
+    """A row has the seeds that all its arms have; gains are paired; passes and minutes are those of both stages; a
+    claim is what its intervals say."""
+    bed(tmp_path, "transformer", {0: .50, 1: .51}, {0: .70, 1: .712, 2: .9}, {0: .60, 1: .50})
+    bed(tmp_path, "s4", {0: .80, 1: .81}, {0: .78, 1: .80}, {})
+    found = analyze.by_name(analyze.read_runs(tmp_path))
+    rows = {line.split(" | ")[0]: line for line in analyze.finding(1, found).splitlines()}
+    row = rows["| `pathfinder_demo-transformer`"]
+    assert "| 50.5 ± 0.7<br>2,700 passes, 1.0 min |" in row and "<br>+4.5 [-65.4, +74.4] (2)<br>2,700" in row
+    assert "| 70.6 ± 0.8<br>+20.1 [+18.8, +21.4] (2)<br>hidden: 80.0 ± 0.0<br>2,700 passes, 3.0 min |" in row
+    assert row.endswith("| +15.6 [-55.6, +86.8] (2) |") and rows["| `text256-s4`"].count("–") == 4
+    assert "| 0 of 2 above 55<br>median 50.5<br>" in analyze.finding(4, found)
+    lines = {line[:5]: line for line in analyze.verdicts(found).splitlines()}
+    assert "transformer: +20.1 [+18.8, +21.4] (2)<br>pathfinder_demo, s4: -1.5 [-7.9, +4.9] (2)" in lines["| 6 |"]
+    assert "| not run, not run, not run, confirmed, undecided | " in lines["| 6 |"]
+    assert "| not run, not run, confirmed | " in lines["| 1 |"]
+    assert "transformer: +21.6 [+16.5, +26.7] (2)" in lines["| 1 |"]
+    assert "transformer: +20.1 [" in lines["| 3 |"]                   # what S4 loses does not count
+    assert [analyze.decide({0: 3.0, 1: 3.2}, bound) for bound in ("above 0", "within 2")] == ["confirmed", "undecided"]
+    assert [analyze.decide({0: -3.0, 1: -3.01}, bound) for bound in ("above 0", "within 2")] == ["refuted", "refuted"]
+
+
+def test_every_claim_names_runs_of_its_question():
+    class Noted(dict):
+        def get(self, name, default=None):
+            asked.add(name)
+            return default
+
+    asked, every = set(), set().union(*map(names, analyze.questions()))
+    analyze.verdicts(Noted())
+    assert len(asked) > 20 and {name for name in asked if not name.endswith("-pretrain")} <= every
+    assert {name.replace("-pretrain", "-spt") for name in asked} <= every
