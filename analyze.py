@@ -154,6 +154,11 @@ def read_log(folder):
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
+def evaluations(run):
+    """The records of a run's evaluations, which a kept run holds as `evals`, and others from now on."""
+    return run.setdefault("evals", [record for record in read_log(run["folder"]) if record["kind"] == "eval"])
+
+
 def kernels_of(runs):
     """S4's convolution kernels: max over channels and both directions of |K| for each lag (paper, section 3.6, footnote
     3), before and after pretraining -> {name of the run: (2, layers, l)}."""
@@ -583,7 +588,7 @@ def curves_of(cells, task):
     found = {}
     for start, (variant, _, _) in CURVES.items():
         for seed, run in cells.get(Cell(task, "rotary", "masked", start, variant), {}).items():
-            run.setdefault("evals", [record for record in read_log(run["folder"]) if record["kind"] == "eval"])
+            evaluations(run)
             found.setdefault(seed, {})[start] = run
     return max((found[seed] for seed in sorted(found)), key=len, default={})
 
@@ -659,9 +664,9 @@ def keep(args):
     runs, kernels = read_runs(args.runs, args.preset), {}
     cells = by_cell(runs)
     for run in runs if args.out.name == "findings" else ():
-        run["evals"] = [record for record in read_log(run["folder"]) if record["kind"] == "eval"]
+        evaluations(run)
     shown = [run for task in KERNEL_TASKS for run in cells.get(Cell(task, "s4", "masked", "pretraining"), {}).values()]
-    shown += [run for run in runs if re.match(r"(text_demo-s4-rated|pathfinder_demo-s4)-pretrain", run["run"])]
+    shown += [run for run in runs if run["run"].rsplit("-pretrain-s", 1)[0] in KERNEL_ROWS]
     for task in KERNEL_TASKS:
         curves_of(cells, task)                                                                # adds their evaluations
     for run in shown:
@@ -787,9 +792,9 @@ def demo(args):
 OWN_ARMS = {"scratch": ("from scratch", SCRATCH), "spt": ("self-pretrained", SPT), "joint": ("joint", OTHER)}
 
 
-def whole(runs):
-    """Finetuning runs, each with what it took from the start on. Added to a run: first, that of its pretraining;
-    passes, forward and backward, and minutes, both with those of `first`."""
+def with_pretraining(runs):
+    """Finetuning runs. Added to a run: first, that of its pretraining; passes, forward and backward, and minutes, both
+    with those of `first`."""
     pretrained = {run["run"]: run for run in runs if "start" not in run}
     for run in runs:
         if run.get("start") in OWN_ARMS:
@@ -805,7 +810,7 @@ def whole(runs):
 def own_arms(runs):
     """{(task, share of the labels): {model: {start: {seed: run}}}} of finetuning runs."""
     found = {}
-    for run in whole(runs):
+    for run in with_pretraining(runs):
         arms = found.setdefault((run["task"], run.get("label_fraction") or 1), {}).setdefault(run["model"], {})
         if arms.setdefault(run["start"], {}).setdefault(run["seed"], run) is not run:
             print(f"warning: {run['run']} is left out: another has the same cell and seed", file=sys.stderr)
@@ -925,6 +930,9 @@ image-s4-100k | scratch spt
 """
 
 
+KERNEL_ROWS = ("text_demo-s4-rated", "pathfinder_demo-s4")         # whose kernels the last claim is about
+
+
 def questions():
     """{number: (title, [(rows, columns)])} of QUESTIONS."""
     found = {}
@@ -938,11 +946,9 @@ def questions():
 
 
 def by_name(runs):
-    """{name without seed: {seed: run}}. Adds to finetuning runs what `whole` does and their evaluations, `evals`; the
-    trials' score is that on validation."""
+    """{name without seed: {seed: run}}, of both stages."""
     found = {}
-    for run in [*whole(runs), *(run for run in runs if "start" not in run)]:
-        run.setdefault("evals", [record for record in read_log(run["folder"]) if record["kind"] == "eval"])
+    for run in [*with_pretraining(runs), *(run for run in runs if "start" not in run)]:
         found.setdefault(run["run"].rsplit("-s", 1)[0], {})[run["seed"]] = run
     return found
 
@@ -955,8 +961,9 @@ def finding(number, found):
         lines = []
         for row in rows:
             arms = [found.get(f"{row}-{column}", {}) for column in columns]
-            seeds = set.intersection(*(set(arm) for arm in arms if arm), *[set()] * (not any(arms)))
-            arms = [{seed: arm[seed] for seed in sorted(seeds & arm.keys())} for arm in arms]
+            made = [set(arm) for arm in arms if arm]
+            seeds = sorted(set.intersection(*made)) if made else []
+            arms = [{seed: arm[seed] for seed in seeds} if arm else {} for arm in arms]
             scores = [{seed: run[field] * (1 if number else 100) for seed, run in arm.items()} for arm in arms]
             lines.append([f"`{row}`", *(cell_of_arm(number, arm, score, scores[0]) if arm else "–"
                                         for arm, score in zip(arms, scores))])
@@ -968,20 +975,20 @@ def finding(number, found):
 
 
 def cell_of_arm(number, arm, scores, first):
-    """Score, gain over the first column, what pretraining predicted right, passes (question 9: epochs), minutes."""
+    """Score, gain over the first column, percent of hidden symbols that pretraining predicted right, passes, minutes.
+    Question 9, whose image has samples and whose stages have different batches: epochs."""
     runs = [*arm.values()]
     if number == 4:                                            # two-valued: means say little
         text = [f"{sum(score > 55 for score in scores.values())} of {len(scores)} above 55",
                 f"median {statistics.median(scores.values()):.1f}"]
     else:
         text = [mean_std(scores)] + ([signed(minus(scores, first))] if scores is not first else [])
-    if all(run["init"] for run in runs):
+    if number != 9 and all(run["init"] for run in runs):
         text.append(f"hidden: {mean_std({seed: 100 * run['first']['val_score'] for seed, run in arm.items()})}")
-    minutes = statistics.mean(run["minutes"] for run in runs)
-    passes = "/".join(f"{n:,}" for n in sorted({run["passes"] for run in runs}))
-    epochs = sum(stage.get("epochs", 0) for stage in (runs[0]["first"], runs[0]))
-    text.append(f"{f'{epochs:.0f} epochs' if number == 9 else f'{passes} passes'}, {minutes:.1f} min")
-    return "<br>".join(text)
+    length = "/".join(f"{n:,}" for n in sorted({run["passes"] for run in runs})) + " passes"
+    if number == 9:
+        length = f"{runs[0]['first'].get('epochs', 0) + runs[0]['epochs']:.0f} epochs"
+    return "<br>".join([*text, f"{length}, {statistics.mean(run['minutes'] for run in runs):.1f} min"])
 
 
 def verdicts(found):
@@ -1026,7 +1033,7 @@ def verdicts(found):
          {row: more(f"{row}-f0.05", row) for row in ("text_demo-rotary", "text_demo-s4")}),
         ("gains survive an equal budget: gain", 1, "above 0", {row: gain(row) for row in rows}),
         ("learned kernels differ from HiPPO, by task: log2 of the lag that half of a kernel lies within, after SPT "
-         "against before", 3, "not 0", {row: longer(row) for row in ("text_demo-s4-rated", "pathfinder_demo-s4")})]
+         "against before", 3, "not 0", {row: longer(row) for row in KERNEL_ROWS})]
     lines = []
     for i, (claim, question, bound, values) in enumerate(measured, 1):
         says = [decide(value, bound) for value in values.values()]
@@ -1052,7 +1059,6 @@ def figure_of_question(plt, number, found):
     """A panel a task, a line a model and variant: the test accuracy of every seed, and the mean. Of question 9 the
     validation curves."""
     title, tables = questions()[number]
-    looks = {"scratch": ("from scratch", SCRATCH), "spt": ("self-pretrained (SPT)", SPT), "joint": ("joint", OTHER)}
     panels = {}                                                # {task: {line: {start: runs}}}
     for rows, columns in tables:
         for name in [f"{row}-{column}" for row in rows for column in columns]:
@@ -1064,12 +1070,12 @@ def figure_of_question(plt, number, found):
     for axis, (task, lines) in zip(axes[0], panels.items()):
         for y, arms in enumerate(lines.values()):
             for start, runs in arms.items():
-                label, colour = looks[start]
+                label, colour = OWN_ARMS[start]
                 height = y + 0.2 * (list(arms).index(start) - (len(arms) - 1) / 2)
                 for run in runs if number == 9 else ():
-                    epochs = [record["step"] * run["epochs"] / run["steps"] for record in run["evals"]]
-                    epochs = [run["first"].get("epochs", 0) + epoch for epoch in epochs]
-                    scores = [100 * record["val_accuracy"] for record in run["evals"]]
+                    before = run["first"].get("epochs", 0)
+                    epochs = [before + record["step"] * run["epochs"] / run["steps"] for record in evaluations(run)]
+                    scores = [100 * record["val_accuracy"] for record in evaluations(run)]
                     axis.plot(epochs, scores, color=colour, label=label)
                 if runs and number != 9:
                     scores = [run["score"] for run in runs]
@@ -1093,8 +1099,7 @@ def findings(args):
     for number in questions() if args.what == "" else [int(args.what)]:
         text = f"{finding(number, found)}\n\n![question {number}](findings/question{number}.png)"
         print(f"\n**{number}. {questions()[number][0]}**\n\n{text}\n")
-        draw(lambda plt, cells, number=number: figure_of_question(plt, number, found), {},
-             args.out / f"question{number}.png")
+        draw(lambda plt, cells: figure_of_question(plt, number, found), {}, args.out / f"question{number}.png")
         if args.readme:
             replace_block(args.readme, f"question{number}", text)
     if args.what == "":

@@ -37,18 +37,16 @@ while shift && [ $# -gt 0 ]; do
     shift
 done
 case "$TARGET" in
-    findings4) SEEDS=${SEEDS:-0,1,2,3,4,5,6,7,8,9} ;;
-    findings[09]) SEEDS=${SEEDS:-0} ;;
-    *) SEEDS=${SEEDS:-0,1,2} ;;
+    demo*|text256|architectures) DEMO=$TARGET PRESET=paper ;;                            # demos are small already
+    findings4) SEEDS=${SEEDS:-0,1,2,3,4,5,6,7,8,9} ;;&
+    findings[09]) SEEDS=${SEEDS:-0} ;;&
+    findings*) PRESET=paper RUNS=${RUNS:-runs/findings} ;;
 esac
+SEEDS=${SEEDS:-0,1,2}
 [[ $SEEDS$GPUS =~ ^[0-9,]+$ ]] || die "--seeds and --gpus must be numbers, got '$SEEDS' and '$GPUS'"
 [[ $LABEL_FRACTION =~ ^(0?\.0*[1-9][0-9]*)?$ ]] || die "--label-fraction must be between 0 and 1, got '$LABEL_FRACTION'"
 LABEL_FRACTION=${LABEL_FRACTION:+0.${LABEL_FRACTION#*.}}
 SEEDS=${SEEDS//,/ } GPUS=${GPUS//,/ }
-case "$TARGET" in
-    demo*|text256|architectures) DEMO=$TARGET PRESET=paper ;;                            # demos are small already
-    findings*) PRESET=paper ;;
-esac
 if [ "$TARGET" = own ]; then
     [ -n "$TASKS" ] || die "own wants --tasks file:PATH or --tasks ucr:NAME"
     # The whole name of the task, and what data.py calls its folder.
@@ -62,7 +60,6 @@ elif [ -n "$LABEL_FRACTION$REGRESSION" ]; then
 else
     TASKS=${TASKS//_mini/}
 fi
-[[ $TARGET != findings* ]] || RUNS=${RUNS:-runs/findings}
 RUNS=${RUNS:-runs/${DEMO:-$PRESET}${NAME:+/$NAME}}
 [[ $RUNS =~ ^[A-Za-z0-9._/][A-Za-z0-9._/-]*$ ]] || die "RUNS must consist of letters, digits, and . _ / -: '$RUNS'"
 JOBS=${JOBS:-$([ -n "$GPUS" ] && wc -w <<< "$GPUS" || OMP_NUM_THREADS='' nproc)}
@@ -160,7 +157,7 @@ ten_chances() {   # chains -> the same, with ten evaluations for each arm: valid
 text_demo 200 70 100
 pathfinder_demo-(transformer|rotary) 270 140 135
 pathfinder_demo-(s4|s4d|s4_rand|dfout|dlr|dlr_rand) 190 90 95"
-    sed -E "/-rated-/!{$rules}"                                # those are runs of `architectures`
+    sed -E "/-rated-|--eval-every/!{$rules}"                   # -rated-: runs of `architectures`
 }
 three() { both "$@"; joint "$@"; }
 few() {           # TASK MODEL; all inputs, and a share of the labels

@@ -409,6 +409,14 @@ fi""")
     assert done.returncode == 1 and done.stderr.endswith("error: nothing is left to run\n")
 
 
+def test_raw_is_for_what_official_files_hold(tmp_path):
+    """The questions of findings mix reviews, which --raw gives, with a generated task, which no --raw could."""
+    stand_in_for_python(tmp_path, '[ "$1" != data.py ] || echo "$*" >> prepared.txt')
+    run_all("findings1", "--raw", ".", "--seeds", "0", folder=tmp_path)
+    assert (tmp_path / "prepared.txt").read_text().splitlines() == [
+        "data.py --task pathfinder_demo", f"data.py --task text256 --raw {tmp_path}"]
+
+
 def test_killed_runs_are_made_again(tmp_path):
     """Half of a demo's runs are killed as `kill -9` does: the same command, until it reports success, makes them all.
     Its table is shown after each seed."""

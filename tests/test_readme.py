@@ -16,16 +16,12 @@ BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.S)
 
 def fork(tmp_path, i):
     """A copy of the scripts with the i-th diff of README applied to it."""
-    return patched(tmp_path, [text for kind, text in BLOCKS if kind == "diff"][i])
-
-
-def patched(tmp_path, diff):
-    """A copy of the scripts with a diff applied to it."""
     copy = tmp_path / "fork"
     copy.mkdir()
     for path in [*ROOT.glob("*.py")]:
         shutil.copy(path, copy)
-    subprocess.run(["git", "apply", "-C1", "-"], input=diff, text=True, cwd=copy, check=True)
+    diff = [text for kind, text in BLOCKS if kind == "diff"][i]
+    subprocess.run(["git", "apply", "--recount", "-C1", "-"], input=diff, text=True, cwd=copy, check=True)
     return copy
 
 
