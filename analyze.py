@@ -896,8 +896,11 @@ def own_figure(plt, found):
 QUESTIONS = """
 0 Trials by which settings were chosen: validation accuracy, seed 0
 pathfinder_demo-transformer pathfinder_demo-rotary | scratch lr3e-4-scratch lr3e-3-scratch
-pathfinder_demo-transformer pathfinder_demo-rotary text_demo-rotary | joint w0.3-joint w3-joint lr3e-3-joint
-pathfinder_demo-s4 text_demo-s4 | joint w0.3-joint w3-joint
+pathfinder_demo-transformer pathfinder_demo-transformer-lr3e-3 pathfinder_demo-transformer-lr1e-2 | joint w0.3-joint w3-joint
+pathfinder_demo-rotary pathfinder_demo-rotary-lr3e-3 pathfinder_demo-rotary-lr1e-2 | joint w0.3-joint w3-joint
+text_demo-rotary text_demo-rotary-lr3e-3 text_demo-rotary-lr1e-2 | joint w0.3-joint w3-joint
+pathfinder_demo-s4 pathfinder_demo-s4-lr3e-3 pathfinder_demo-s4-lr3e-2 | joint w0.3-joint w3-joint
+text_demo-s4 text_demo-s4-lr1e-3 text_demo-s4-lr1e-2 | joint w0.3-joint w3-joint
 pathfinder_demo-s4 pathfinder_demo-s4d pathfinder_demo-dfout pathfinder_demo-dlr | scratch lr3e-3-scratch spt lr3e-3-spt
 pathfinder_demo-s4_rand pathfinder_demo-dlr_rand | scratch lr3e-3-scratch spt lr3e-3-spt
 1 SPT, joint training or scratch at equal passes?

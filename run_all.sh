@@ -159,6 +159,11 @@ pathfinder_demo-(transformer|rotary) 270 140 135
 pathfinder_demo-(s4|s4d|s4_rand|dfout|dlr|dlr_rand) 190 90 95"
     sed -E "/-rated-|--eval-every/!{$rules}"                   # -rated-: runs of `architectures`
 }
+weights() {       # TASK MODEL, word and flags: three weights of the masked loss
+    joint "$@"
+    joint "$1" "$2" "${3:+$3-}w0.3" "${4:-}" 0.3
+    joint "$1" "$2" "${3:+$3-}w3" "${4:-}" 3
+}
 three() { both "$@"; joint "$@"; }
 few() {           # TASK MODEL; all inputs, and a share of the labels
     local share shares=()
@@ -188,12 +193,14 @@ taken() {         # TASK MODEL, kinds of parameters
 findings() {      # number of a question
     local value path=pathfinder_demo starts="s4 s4d dfout dlr s4_rand dlr_rand"
     case "$1" in
-        0) every joint $path "transformer rotary s4"; every joint text_demo "rotary s4"          # the recipes', then others
-           every scratch $path "transformer rotary"; every both $path "$starts"
-           for value in 0.3 3; do
-               every joint $path "transformer rotary s4" w$value '' $value; every joint text_demo "rotary s4" w$value '' $value
+        0) every weights $path "transformer rotary s4"; every weights text_demo "rotary s4"      # at the recipes' rates
+           for value in 3e-3 1e-2; do
+               every weights $path "transformer rotary" lr$value "--lr $value"
+               every weights text_demo rotary lr$value "--lr $value"
            done
-           every joint $path "transformer rotary" lr3e-3 "--lr 3e-3"; every joint text_demo rotary lr3e-3 "--lr 3e-3"
+           for value in 3e-3 3e-2; do every weights $path s4 lr$value "--lr $value"; done
+           for value in 1e-3 1e-2; do every weights text_demo s4 lr$value "--lr $value"; done
+           every scratch $path "transformer rotary"; every both $path "$starts"
            for value in 3e-4 3e-3; do every scratch $path "transformer rotary" lr$value "--lr $value"; done
            every rated $path "$starts" 3e-3 3e-3 3e-3 lr3e-3 ;;
         1) every three text256 "rotary linear s4"; every three $path "transformer s4" ;;
