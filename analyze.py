@@ -6,7 +6,7 @@ results/PRESET/runs.jsonl and kernels.npz that `keep` makes of them.
     python analyze.py table 2           one table, Markdown; `figure 1`: one figure
     python analyze.py report            all of it as one HTML page too
     python analyze.py keep              all runs as results/paper/runs.jsonl and kernels.npz, to be committed
-    python analyze.py readme            what they say, into README.md and results/PRESET/README.md; --check
+    python analyze.py readme            what they say, into README.md and the pages in results/; --check
     python analyze.py demo              the demo's table (Markdown) and figure (results/demo.png), from runs/demo
     python analyze.py own runs/own      your own data: SPT and joint training against scratch (run_all.sh own)
     python analyze.py findings 1        a question of results/findings.md; without number: all, and the paper's claims
@@ -680,7 +680,7 @@ def keep(args):
 
 
 def readme(args):
-    """What the kept runs say: their number into README.md, and the paper's claims into results/PRESET/README.md."""
+    """What the kept runs say, into README.md, results/PRESET/README.md and results/findings.md."""
     paragraphs = []
     for preset, title in (("paper", "The paper's recipes"), ("mini", "The mini preset")):
         folder = f"results/{preset}"
@@ -693,6 +693,14 @@ def readme(args):
         paragraphs.append(f"**{title}**: {provenance(runs)}. [What they show]({folder}/README.md), "
                           f"[every table]({folder}/tables.md).")
     replace_block(ROOT / "README.md", "results", "<br>\n".join(paragraphs), args.check)
+    found, page = by_name(read_runs(ROOT / "results" / "findings" / "runs.jsonl")), ROOT / "results" / "findings.md"
+    for number in questions():
+        text = f"{finding(number, found)}\n\n![question {number}](findings/question{number}.png)"
+        replace_block(page, f"question{number}", text, args.check)
+    head, rows = verdicts(found)
+    replace_block(page, "claims", markdown(head, rows), args.check)
+    short = markdown([*head[:3], head[4]], [[*row[:3], row[4]] for row in rows])
+    replace_block(ROOT / "README.md", "findings", short, args.check)
 
 
 def replace_block(path, name, text, check=False):
@@ -896,11 +904,11 @@ def own_figure(plt, found):
 QUESTIONS = """
 0 Trials by which settings were chosen: validation accuracy, seed 0
 pathfinder_demo-transformer pathfinder_demo-rotary | scratch lr3e-4-scratch lr3e-3-scratch
-pathfinder_demo-transformer pathfinder_demo-transformer-lr3e-3 pathfinder_demo-transformer-lr1e-2 | joint w0.3-joint w3-joint
-pathfinder_demo-rotary pathfinder_demo-rotary-lr3e-3 pathfinder_demo-rotary-lr1e-2 | joint w0.3-joint w3-joint
-text_demo-rotary text_demo-rotary-lr3e-3 text_demo-rotary-lr1e-2 | joint w0.3-joint w3-joint
-pathfinder_demo-s4 pathfinder_demo-s4-lr3e-3 pathfinder_demo-s4-lr3e-2 | joint w0.3-joint w3-joint
-text_demo-s4 text_demo-s4-lr1e-3 text_demo-s4-lr1e-2 | joint w0.3-joint w3-joint
+pathfinder_demo-transformer-lr1e-3 pathfinder_demo-transformer-lr3e-3 pathfinder_demo-transformer-lr1e-2 | w0.1-joint w0.3-joint w1-joint w3-joint
+pathfinder_demo-rotary-lr1e-3 pathfinder_demo-rotary-lr3e-3 pathfinder_demo-rotary-lr1e-2 | w0.1-joint w0.3-joint w1-joint w3-joint
+text_demo-rotary-lr1e-3 text_demo-rotary-lr3e-3 text_demo-rotary-lr1e-2 | w0.1-joint w0.3-joint w1-joint w3-joint
+pathfinder_demo-s4-lr3e-3 pathfinder_demo-s4-lr1e-2 pathfinder_demo-s4-lr3e-2 | w0.1-joint w0.3-joint w1-joint w3-joint
+text_demo-s4-lr1e-3 text_demo-s4-lr4e-3 text_demo-s4-lr1e-2 | w0.1-joint w0.3-joint w1-joint w3-joint
 pathfinder_demo-s4 pathfinder_demo-s4d pathfinder_demo-dfout pathfinder_demo-dlr | scratch lr3e-3-scratch spt lr3e-3-spt
 pathfinder_demo-s4_rand pathfinder_demo-dlr_rand | scratch lr3e-3-scratch spt lr3e-3-spt
 1 SPT, joint training or scratch at equal passes?
@@ -910,8 +918,9 @@ text_demo-rotary-l0.01 text_demo-rotary-l0.05 text_demo-rotary-l0.25 text_demo-r
 text_demo-s4-l0.01 text_demo-s4-l0.05 text_demo-s4-l0.25 text_demo-s4 | scratch spt joint
 text_demo-rotary-f0.05 text_demo-rotary-f0.25 text_demo-s4-f0.05 text_demo-s4-f0.25 | scratch spt
 3 Does SPT make the initialisation redundant?
-pathfinder_demo-s4 pathfinder_demo-s4d pathfinder_demo-s4d-short pathfinder_demo-dfout pathfinder_demo-dlr | scratch spt
-pathfinder_demo-s4_rand pathfinder_demo-dlr_rand | scratch spt
+pathfinder_demo-s4 pathfinder_demo-s4d pathfinder_demo-s4d-short | scratch spt
+pathfinder_demo-dfout-lr3e-3 pathfinder_demo-dlr-lr3e-3 pathfinder_demo-s4_rand-lr3e-3 | scratch spt
+pathfinder_demo-dlr_rand-lr3e-3 pathfinder_demo-s4_rand-lr3e-3-long pathfinder_demo-dlr_rand-lr3e-3-long | scratch spt
 text_demo-s4-rated text_demo-s4d-rated text_demo-s4d-rated-short text_demo-dfout-rated text_demo-dlr-rated | scratch spt
 text_demo-s4_rand-rated text_demo-dlr_rand-rated | scratch spt
 4 Luck: how many of ten seeds leave chance?
@@ -959,7 +968,7 @@ def by_name(runs):
 def finding(number, found):
     """The tables of a question in Markdown. Gains are over the first column; a row has the seeds that all of its arms
     have."""
-    parts, field = [], "score" if number else "val_accuracy"
+    parts, used, field = [], {}, "score" if number else "val_accuracy"
     for rows, columns in questions()[number][1]:
         lines = []
         for row in rows:
@@ -967,6 +976,8 @@ def finding(number, found):
             made = [set(arm) for arm in arms if arm]
             seeds = sorted(set.intersection(*made)) if made else []
             arms = [{seed: arm[seed] for seed in seeds} if arm else {} for arm in arms]
+            every = [run for arm in arms for run in arm.values()]
+            used |= {run["run"]: run for run in [*every, *(run["first"] for run in every if run["init"])]}
             scores = [{seed: run[field] * (1 if number else 100) for seed, run in arm.items()} for arm in arms]
             lines.append([f"`{row}`", *(cell_of_arm(number, arm, score, scores[0]) if arm else "–"
                                         for arm, score in zip(arms, scores))])
@@ -974,7 +985,8 @@ def finding(number, found):
                 lines[-1].append(signed(minus(scores[1], scores[2])))
         extra = ["SPT - joint"] if columns[1:3] == ["spt", "joint"] else []
         parts.append(markdown(["", *(f"`{column}`" for column in columns), *extra], lines))
-    return "\n\n".join(parts)
+    command = f"`bash run_all.sh findings{number}`"
+    return "\n\n".join([*parts, f"{command}: {provenance(used.values())}." if used else command])
 
 
 def cell_of_arm(number, arm, scores, first):
@@ -995,7 +1007,7 @@ def cell_of_arm(number, arm, scores, first):
 
 
 def verdicts(found):
-    """The paper's claims at this size, as Markdown: what was measured, and what its intervals say."""
+    """The paper's claims at this size: head and rows of a table, what was measured, and what its intervals say."""
     def scores(name):
         return {seed: run["score"] for seed, run in found.get(name, {}).items()}
 
@@ -1021,8 +1033,9 @@ def verdicts(found):
     rows = ["text256-rotary", "text256-linear", "text256-s4", "pathfinder_demo-transformer", "pathfinder_demo-s4"]
     models = {"text256-rotary": "text256-s4", "text256-linear": "text256-s4",
               "pathfinder_demo-transformer": "pathfinder_demo-s4"}
-    starts = {f"{task}-{model}{word}": f"{task}-{model}_rand{word}" for model in ("s4", "dlr")
-              for task, word in (("text_demo", "-rated"), ("pathfinder_demo", ""))}
+    starts = {"text_demo-s4-rated": "text_demo-s4_rand-rated", "text_demo-dlr-rated": "text_demo-dlr_rand-rated",
+              "pathfinder_demo-s4": "pathfinder_demo-s4_rand-lr3e-3",
+              "pathfinder_demo-dlr-lr3e-3": "pathfinder_demo-dlr_rand-lr3e-3"}
     measured = [
         ("SPT lifts Transformers most: their gain minus S4's", 1, "above 0",
          {one: more(one, s4) for one, s4 in models.items()}),
@@ -1043,7 +1056,7 @@ def verdicts(found):
         texts = [f"{', '.join(row.split('-')[:2])}: {signed(value)}" for row, value in values.items()]
         answer = says[0] if len(set(says)) == 1 else ", ".join(says)
         lines.append([str(i), claim, answer, "<br>".join(texts), str(question)])
-    return markdown(["", "claim", "here", "points [95 % interval] (seeds)", "question"], lines)
+    return ["", "claim", "here", "points [95 % interval] (seeds)", "question"], lines
 
 
 def decide(values, bound):
@@ -1100,15 +1113,10 @@ def findings(args):
         raise UserError(f"findings {args.what}: there is {', '.join(map(str, questions()))}")
     found = by_name(read_runs(args.runs))
     for number in questions() if args.what == "" else [int(args.what)]:
-        text = f"{finding(number, found)}\n\n![question {number}](findings/question{number}.png)"
-        print(f"\n**{number}. {questions()[number][0]}**\n\n{text}\n")
+        print(f"\n**{number}. {questions()[number][0]}**\n\n{finding(number, found)}\n")
         draw(lambda plt, cells: figure_of_question(plt, number, found), {}, args.out / f"question{number}.png")
-        if args.readme:
-            replace_block(args.readme, f"question{number}", text)
     if args.what == "":
-        print(verdicts(found))
-        if args.readme:
-            replace_block(args.readme, "claims", verdicts(found))
+        print(markdown(*verdicts(found)))
 
 
 # ---- runs in progress ------------------------------------------------------------------------------------------------
@@ -1193,8 +1201,7 @@ def command(argv):
     parser.add_argument("--check", action="store_true", help="readme: write nothing; an error where a page is stale")
     parser.add_argument("--figure", type=Path, help="demo, own: where the figure goes (default: results/demo.png, or "
                         "own.png in the folder of the runs)")
-    parser.add_argument("--readme", type=Path, help="demo, own, findings: write tables between their markers in this "
-                        "file")
+    parser.add_argument("--readme", type=Path, help="demo, own: write tables between their markers in this file")
     args = parser.parse_args(argv)
     name = args.command if args.command in ("demo", "own", "findings") else args.preset
     own, kept = Path("runs", name), ROOT / "results" / name / "runs.jsonl"

@@ -159,21 +159,24 @@ pathfinder_demo-(transformer|rotary) 270 140 135
 pathfinder_demo-(s4|s4d|s4_rand|dfout|dlr|dlr_rand) 190 90 95"
     sed -E "/-rated-|--eval-every/!{$rules}"                   # -rated-: runs of `architectures`
 }
-weights() {       # TASK MODEL, word and flags: three weights of the masked loss
-    joint "$@"
-    joint "$1" "$2" "${3:+$3-}w0.3" "${4:-}" 0.3
-    joint "$1" "$2" "${3:+$3-}w3" "${4:-}" 3
+weights() {       # TASK MODEL RATE; four weights of the masked loss
+    local weight
+    for weight in 0.1 0.3 1 3; do joint "$1" "$2" "lr$3-w$weight" "--lr $3" $weight; done
 }
-three() { both "$@"; joint "$@"; }
+tuned() {         # joint training with the best weight and rate of twelve (findings0)
+    local best=${JOINT[${1/256/_demo}-${2/linear/rotary}]}
+    joint "$1" "$2" "${3:-}" "${best#* }${4:+ $4}" "${best%% *}"
+}
+three() { both "$@"; tuned "$@"; }
 few() {           # TASK MODEL; all inputs, and a share of the labels
     local share shares=()
     for share in 0.01 0.05 0.25; do
         scratch "$1" "$2" "l$share" "--label-fraction $share"
-        joint "$1" "$2" "l$share" "--label-fraction $share"
+        tuned "$1" "$2" "l$share" "--label-fraction $share"
         shares+=("l$share" "--label-fraction $share")
     done
     scratch "$1" "$2"
-    joint "$1" "$2"
+    tuned "$1" "$2"
     after "$1" "$2" '' '' '' '' "${shares[@]}"
 }
 less() {          # TASK MODEL, share of the training examples, of which the first eighth has labels
@@ -193,20 +196,21 @@ taken() {         # TASK MODEL, kinds of parameters
 findings() {      # number of a question
     local value path=pathfinder_demo starts="s4 s4d dfout dlr s4_rand dlr_rand"
     case "$1" in
-        0) every weights $path "transformer rotary s4"; every weights text_demo "rotary s4"      # at the recipes' rates
-           for value in 3e-3 1e-2; do
-               every weights $path "transformer rotary" lr$value "--lr $value"
-               every weights text_demo rotary lr$value "--lr $value"
+        0) for value in 1e-3 3e-3 1e-2; do
+               every weights $path "transformer rotary" $value; every weights text_demo rotary $value
            done
-           for value in 3e-3 3e-2; do every weights $path s4 lr$value "--lr $value"; done
-           for value in 1e-3 1e-2; do every weights text_demo s4 lr$value "--lr $value"; done
+           for value in 3e-3 1e-2 3e-2; do every weights $path s4 $value; done
+           for value in 1e-3 4e-3 1e-2; do every weights text_demo s4 $value; done
            every scratch $path "transformer rotary"; every both $path "$starts"
            for value in 3e-4 3e-3; do every scratch $path "transformer rotary" lr$value "--lr $value"; done
            every rated $path "$starts" 3e-3 3e-3 3e-3 lr3e-3 ;;
         1) every three text256 "rotary linear s4"; every three $path "transformer s4" ;;
         2) every few text_demo "rotary s4"
            for value in 0.05 0.25; do every both text_demo "rotary s4" f$value "--train-fraction $value"; done ;;
-        3) every both $path "$starts"; every both $path s4d short "--arch dt_max=0.01"
+        3) every both $path "s4 s4d"; every both $path s4d short "--arch dt_max=0.01"
+           every rated $path "dfout dlr s4_rand dlr_rand" 3e-3 3e-3 3e-3 lr3e-3
+           every scratch $path "s4_rand dlr_rand" lr3e-3-long "--lr 3e-3 --steps 7600 --eval-every 760"
+           every spt $path "s4_rand dlr_rand" lr3e-3-long "--lr 3e-3 --steps 4000" "--lr 3e-3 --steps 3600 --eval-every 360"
            every rated text_demo "s4 dlr_rand dfout s4d" 9e-3 9e-3 9e-3 rated
            every rated text_demo "s4_rand dlr" 9e-3 9e-3 3e-3 rated
            every rated text_demo s4d 9e-3 9e-3 9e-3 rated-short "--arch dt_max=0.01" ;;

@@ -159,7 +159,7 @@ def test_tables_and_verdicts_by_hand(tmp_path):
     assert "| 70.6 ± 0.8<br>+20.1 [+18.8, +21.4] (2)<br>hidden: 80.0 ± 0.0<br>2,700 passes, 3.0 min |" in row
     assert row.endswith("| +15.6 [-55.6, +86.8] (2) |") and rows["| `text256-s4`"].count("–") == 4
     assert "| 0 of 2 above 55<br>median 50.5<br>" in analyze.finding(4, found)
-    lines = {line[:5]: line for line in analyze.verdicts(found).splitlines()}
+    lines = {line[:5]: line for line in analyze.markdown(*analyze.verdicts(found)).splitlines()}
     assert "transformer: +20.1 [+18.8, +21.4] (2)<br>pathfinder_demo, s4: -1.5 [-7.9, +4.9] (2)" in lines["| 6 |"]
     assert "| not run, not run, not run, confirmed, undecided | " in lines["| 6 |"]
     assert "| not run, not run, confirmed | " in lines["| 1 |"]
