@@ -159,11 +159,14 @@ pathfinder_demo-(transformer|rotary) 270 140 135
 pathfinder_demo-(s4|s4d|s4_rand|dfout|dlr|dlr_rand) 190 90 95"
     sed -E "/-rated-|--eval-every/!{$rules}"                   # -rated-: runs of `architectures`
 }
+# Weight of the masked loss and rate for joint training: the best of twelve (findings0). text256 and linear take others'.
+declare -A JOINT=([pathfinder_demo-transformer]="1 --lr 3e-3" [pathfinder_demo-rotary]="0.1 --lr 3e-3"
+                  [pathfinder_demo-s4]="0.1 --lr 1e-2" [text_demo-rotary]="0.3 --lr 1e-2" [text_demo-s4]="0.3 --lr 1e-2")
 weights() {       # TASK MODEL RATE; four weights of the masked loss
     local weight
     for weight in 0.1 0.3 1 3; do joint "$1" "$2" "lr$3-w$weight" "--lr $3" $weight; done
 }
-tuned() {         # joint training with the best weight and rate of twelve (findings0)
+tuned() {         # TASK MODEL, word and flags
     local best=${JOINT[${1/256/_demo}-${2/linear/rotary}]}
     joint "$1" "$2" "${3:-}" "${best#* }${4:+ $4}" "${best%% *}"
 }
@@ -203,6 +206,7 @@ findings() {      # number of a question
            for value in 1e-3 4e-3 1e-2; do every weights text_demo s4 $value; done
            every scratch $path "transformer rotary"; every both $path "$starts"
            for value in 3e-4 3e-3; do every scratch $path "transformer rotary" lr$value "--lr $value"; done
+           every both text_demo s4; every both text_demo s4 lr1e-2 "--lr 1e-2"
            every rated $path "$starts" 3e-3 3e-3 3e-3 lr3e-3 ;;
         1) every three text256 "rotary linear s4"; every three $path "transformer s4" ;;
         2) every few text_demo "rotary s4"
