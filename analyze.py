@@ -904,14 +904,16 @@ def own_figure(plt, found):
 QUESTIONS = """
 0 Trials by which settings were chosen: validation accuracy, seed 0
 pathfinder_demo-transformer pathfinder_demo-rotary | scratch lr3e-4-scratch lr3e-3-scratch
-pathfinder_demo-transformer-lr1e-3 pathfinder_demo-transformer-lr3e-3 pathfinder_demo-transformer-lr1e-2 | w0.1-joint w0.3-joint w1-joint w3-joint
-pathfinder_demo-rotary-lr1e-3 pathfinder_demo-rotary-lr3e-3 pathfinder_demo-rotary-lr1e-2 | w0.1-joint w0.3-joint w1-joint w3-joint
+pathfinder_demo-transformer-lr1e-3 pathfinder_demo-transformer-lr3e-3 | w0.1-joint w0.3-joint w1-joint w3-joint
+pathfinder_demo-transformer-lr1e-2 pathfinder_demo-rotary-lr1e-3 | w0.1-joint w0.3-joint w1-joint w3-joint
+pathfinder_demo-rotary-lr3e-3 pathfinder_demo-rotary-lr1e-2 | w0.1-joint w0.3-joint w1-joint w3-joint
 text_demo-rotary-lr1e-3 text_demo-rotary-lr3e-3 text_demo-rotary-lr1e-2 | w0.1-joint w0.3-joint w1-joint w3-joint
 pathfinder_demo-s4-lr3e-3 pathfinder_demo-s4-lr1e-2 pathfinder_demo-s4-lr3e-2 | w0.1-joint w0.3-joint w1-joint w3-joint
 text_demo-s4-lr1e-3 text_demo-s4-lr4e-3 text_demo-s4-lr1e-2 | w0.1-joint w0.3-joint w1-joint w3-joint
 pathfinder_demo-s4 pathfinder_demo-s4d pathfinder_demo-dfout pathfinder_demo-dlr | scratch lr3e-3-scratch spt lr3e-3-spt
 pathfinder_demo-s4_rand pathfinder_demo-dlr_rand | scratch lr3e-3-scratch spt lr3e-3-spt
-text_demo-s4 | scratch lr1e-2-scratch spt lr1e-2-spt
+text_demo-s4 | scratch lr4e-3-scratch spt lr4e-3-spt
+text256-s4 | scratch lr1e-2-scratch spt lr1e-2-spt
 1 SPT, joint training or scratch at equal passes?
 text256-rotary text256-linear text256-s4 pathfinder_demo-transformer pathfinder_demo-s4 | scratch spt joint
 2 Few labels: what does SPT gain with 1, 5, 25 and 100 % of them?

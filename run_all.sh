@@ -147,8 +147,9 @@ rated() {         # TASK MODEL, rates of the first stage, the second, and from s
     spt "$1" "$2" "${6:-}" "--lr $3${7:+ $7}" "--lr $4"
 }
 # ---- the runs of results/findings.md; analyze.py's QUESTIONS have the same names ----
-ten_chances() {   # chains -> the same, with ten evaluations for each arm: validation has as many checkpoints to choose from
-    local rules='' runs scratch spt joint
+settled() {       # chains -> the same with ten evaluations for each arm, so that validation has as many checkpoints to
+    # choose from, and with the rate of S4 on text that findings0 chose; runs of `architectures`, -rated-, stay
+    local rules='' runs scratch spt joint rate='s#(pretrain|finetune).py ([^&]*/text_demo-s4-)#\1.py --lr 1e-2 \2#g'
     while read -r runs scratch spt joint; do
         rules+="s#finetune.py ([^&]*/$runs-[^& ]*scratch-s)#finetune.py --eval-every $scratch \\1#g;"
         rules+="s#finetune.py ([^&]*/$runs-[^& ]*spt-s)#finetune.py --eval-every $spt \\1#g;"
@@ -157,11 +158,11 @@ ten_chances() {   # chains -> the same, with ten evaluations for each arm: valid
 text_demo 200 70 100
 pathfinder_demo-(transformer|rotary) 270 140 135
 pathfinder_demo-(s4|s4d|s4_rand|dfout|dlr|dlr_rand) 190 90 95"
-    sed -E "/-rated-|--eval-every/!{$rules}"                   # -rated-: runs of `architectures`
+    sed -E "/-rated-|--eval-every/!{$rules}; /-rated-|--lr/!$rate"
 }
-# Weight of the masked loss and rate for joint training: the best of twelve (findings0). text256 and linear take others'.
+# Joint training: weight of the masked loss and rate, the best of twelve (findings0). text256 and linear take others'.
 declare -A JOINT=([pathfinder_demo-transformer]="1 --lr 3e-3" [pathfinder_demo-rotary]="0.1 --lr 3e-3"
-                  [pathfinder_demo-s4]="0.1 --lr 1e-2" [text_demo-rotary]="0.3 --lr 1e-2" [text_demo-s4]="0.3 --lr 1e-2")
+    [pathfinder_demo-s4]="0.1 --lr 1e-2" [text_demo-rotary]="0.3 --lr 1e-2" [text_demo-s4]="0.3 --lr 1e-2")
 weights() {       # TASK MODEL RATE; four weights of the masked loss
     local weight
     for weight in 0.1 0.3 1 3; do joint "$1" "$2" "lr$3-w$weight" "--lr $3" $weight; done
@@ -206,7 +207,8 @@ findings() {      # number of a question
            for value in 1e-3 4e-3 1e-2; do every weights text_demo s4 $value; done
            every scratch $path "transformer rotary"; every both $path "$starts"
            for value in 3e-4 3e-3; do every scratch $path "transformer rotary" lr$value "--lr $value"; done
-           every both text_demo s4; every both text_demo s4 lr1e-2 "--lr 1e-2"
+           every both text_demo s4; every rated text_demo s4 4e-3 4e-3 4e-3 lr4e-3
+           every both text256 s4; every rated text256 s4 1e-2 1e-2 1e-2 lr1e-2
            every rated $path "$starts" 3e-3 3e-3 3e-3 lr3e-3 ;;
         1) every three text256 "rotary linear s4"; every three $path "transformer s4" ;;
         2) every few text_demo "rotary s4"
@@ -214,7 +216,8 @@ findings() {      # number of a question
         3) every both $path "s4 s4d"; every both $path s4d short "--arch dt_max=0.01"
            every rated $path "dfout dlr s4_rand dlr_rand" 3e-3 3e-3 3e-3 lr3e-3
            every scratch $path "s4_rand dlr_rand" lr3e-3-long "--lr 3e-3 --steps 7600 --eval-every 760"
-           every spt $path "s4_rand dlr_rand" lr3e-3-long "--lr 3e-3 --steps 4000" "--lr 3e-3 --steps 3600 --eval-every 360"
+           every spt $path "s4_rand dlr_rand" lr3e-3-long "--lr 3e-3 --steps 4000" \
+               "--lr 3e-3 --steps 3600 --eval-every 360"
            every rated text_demo "s4 dlr_rand dfout s4d" 9e-3 9e-3 9e-3 rated
            every rated text_demo "s4_rand dlr" 9e-3 9e-3 3e-3 rated
            every rated text_demo s4d 9e-3 9e-3 9e-3 rated-short "--arch dt_max=0.01" ;;
@@ -265,7 +268,7 @@ chains() {
         table7|figure2) every both "listops text image pathx" "s4 s4_rand dlr dlr_rand" ;;
         table8) for share in 0 20 40 60; do every budget "image text" "rotary s4" $share; done ;;
         table9) every both image "rotary s4"; every sizes image "rotary s4" ;;
-        findings[0-9]) findings "${1#findings}" | ten_chances ;;
+        findings[0-9]) findings "${1#findings}" | settled ;;
         figure1) every both "$LRA" "transformer rotary s4"; every both pathx256 s4 ;;
         figure3) for share in 0.005 0.01 0.05 0.1 0.5 1; do every part "image text" s4 $share; done ;;
         figure4) every pretrain "image text pathx listops" s4 ;;
