@@ -695,7 +695,7 @@ def readme(args):
     replace_block(ROOT / "README.md", "results", "<br>\n".join(paragraphs), args.check)
     found, page = by_name(read_runs(ROOT / "results" / "findings" / "runs.jsonl")), ROOT / "results" / "findings.md"
     for number in questions():
-        text = f"{finding(number, found)}\n\n![question {number}](findings/question{number}.png)"
+        text = finding(number, found) + (f"\n\n![question {number}](findings/question{number}.png)" if number else "")
         replace_block(page, f"question{number}", text, args.check)
     head, rows = verdicts(found)
     replace_block(page, "claims", markdown(head, rows), args.check)
@@ -903,17 +903,17 @@ def own_figure(plt, found):
 # makes them. Gains are over the first column.
 QUESTIONS = """
 0 Trials by which settings were chosen: validation accuracy, seed 0
-pathfinder_demo-transformer pathfinder_demo-rotary | scratch lr3e-4-scratch lr3e-3-scratch
-pathfinder_demo-transformer-lr1e-3 pathfinder_demo-transformer-lr3e-3 | w0.1-joint w0.3-joint w1-joint w3-joint
-pathfinder_demo-transformer-lr1e-2 pathfinder_demo-rotary-lr1e-3 | w0.1-joint w0.3-joint w1-joint w3-joint
-pathfinder_demo-rotary-lr3e-3 pathfinder_demo-rotary-lr1e-2 | w0.1-joint w0.3-joint w1-joint w3-joint
-text_demo-rotary-lr1e-3 text_demo-rotary-lr3e-3 text_demo-rotary-lr1e-2 | w0.1-joint w0.3-joint w1-joint w3-joint
-pathfinder_demo-s4-lr3e-3 pathfinder_demo-s4-lr1e-2 pathfinder_demo-s4-lr3e-2 | w0.1-joint w0.3-joint w1-joint w3-joint
-text_demo-s4-lr1e-3 text_demo-s4-lr4e-3 text_demo-s4-lr1e-2 | w0.1-joint w0.3-joint w1-joint w3-joint
-pathfinder_demo-s4 pathfinder_demo-s4d pathfinder_demo-dfout pathfinder_demo-dlr | scratch lr3e-3-scratch spt lr3e-3-spt
-pathfinder_demo-s4_rand pathfinder_demo-dlr_rand | scratch lr3e-3-scratch spt lr3e-3-spt
-text_demo-s4 | scratch lr4e-3-scratch spt lr4e-3-spt
-text256-s4 | scratch lr1e-2-scratch spt lr1e-2-spt
+pathfinder_demo-transformer pathfinder_demo-rotary | scratch lr0.0003-scratch lr0.003-scratch
+pathfinder_demo-transformer-lr0.001 pathfinder_demo-transformer-lr0.003 | w0.1-joint w0.3-joint w1-joint w3-joint
+pathfinder_demo-transformer-lr0.01 pathfinder_demo-rotary-lr0.001 | w0.1-joint w0.3-joint w1-joint w3-joint
+pathfinder_demo-rotary-lr0.003 pathfinder_demo-rotary-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
+text_demo-rotary-lr0.001 text_demo-rotary-lr0.003 text_demo-rotary-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
+pathfinder_demo-s4-lr0.003 pathfinder_demo-s4-lr0.01 pathfinder_demo-s4-lr0.03 | w0.1-joint w0.3-joint w1-joint w3-joint
+text_demo-s4-lr0.001 text_demo-s4-lr0.004 text_demo-s4-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
+pathfinder_demo-s4 pathfinder_demo-s4d pathfinder_demo-dfout pathfinder_demo-dlr | scratch lr0.003-scratch spt lr0.003-spt
+pathfinder_demo-s4_rand pathfinder_demo-dlr_rand | scratch lr0.003-scratch spt lr0.003-spt
+text_demo-s4 | scratch lr0.004-scratch spt lr0.004-spt
+text256-s4 | scratch lr0.01-scratch spt lr0.01-spt
 1 SPT, joint training or scratch at equal passes?
 text256-rotary text256-linear text256-s4 pathfinder_demo-transformer pathfinder_demo-s4 | scratch spt joint
 2 Few labels: what does SPT gain with 1, 5, 25 and 100 % of them?
@@ -922,8 +922,8 @@ text_demo-s4-l0.01 text_demo-s4-l0.05 text_demo-s4-l0.25 text_demo-s4 | scratch 
 text_demo-rotary-f0.05 text_demo-rotary-f0.25 text_demo-s4-f0.05 text_demo-s4-f0.25 | scratch spt
 3 Does SPT make the initialisation redundant?
 pathfinder_demo-s4 pathfinder_demo-s4d pathfinder_demo-s4d-short | scratch spt
-pathfinder_demo-dfout-lr3e-3 pathfinder_demo-dlr-lr3e-3 pathfinder_demo-s4_rand-lr3e-3 | scratch spt
-pathfinder_demo-dlr_rand-lr3e-3 pathfinder_demo-s4_rand-lr3e-3-long pathfinder_demo-dlr_rand-lr3e-3-long | scratch spt
+pathfinder_demo-dfout-lr0.003 pathfinder_demo-dlr-lr0.003 pathfinder_demo-s4_rand-lr0.003 | scratch spt
+pathfinder_demo-dlr_rand-lr0.003 pathfinder_demo-s4_rand-lr0.003-long pathfinder_demo-dlr_rand-lr0.003-long | scratch spt
 text_demo-s4-rated text_demo-s4d-rated text_demo-s4d-rated-short text_demo-dfout-rated text_demo-dlr-rated | scratch spt
 text_demo-s4_rand-rated text_demo-dlr_rand-rated | scratch spt
 4 Luck: how many of ten seeds leave chance?
@@ -956,7 +956,11 @@ def questions():
             title, tables = line[2:], []
             found[int(line[0])] = title, tables
         else:
-            tables.append(tuple(part.split() for part in line.split(" | ")))
+            rows, columns = (part.split() for part in line.split(" | "))
+            if tables and tables[-1][1] == columns:                # the same table goes on
+                tables[-1][0].extend(rows)
+            else:
+                tables.append((rows, columns))
     return found
 
 
@@ -1037,8 +1041,8 @@ def verdicts(found):
     models = {"text256-rotary": "text256-s4", "text256-linear": "text256-s4",
               "pathfinder_demo-transformer": "pathfinder_demo-s4"}
     starts = {"text_demo-s4-rated": "text_demo-s4_rand-rated", "text_demo-dlr-rated": "text_demo-dlr_rand-rated",
-              "pathfinder_demo-s4": "pathfinder_demo-s4_rand-lr3e-3",
-              "pathfinder_demo-dlr-lr3e-3": "pathfinder_demo-dlr_rand-lr3e-3"}
+              "pathfinder_demo-s4": "pathfinder_demo-s4_rand-lr0.003",
+              "pathfinder_demo-dlr-lr0.003": "pathfinder_demo-dlr_rand-lr0.003"}
     measured = [
         ("SPT lifts Transformers most: their gain minus S4's", 1, "above 0",
          {one: more(one, s4) for one, s4 in models.items()}),
@@ -1117,7 +1121,8 @@ def findings(args):
     found = by_name(read_runs(args.runs))
     for number in questions() if args.what == "" else [int(args.what)]:
         print(f"\n**{number}. {questions()[number][0]}**\n\n{finding(number, found)}\n")
-        draw(lambda plt, cells: figure_of_question(plt, number, found), {}, args.out / f"question{number}.png")
+        if number:                                             # trials have none
+            draw(lambda plt, cells: figure_of_question(plt, number, found), {}, args.out / f"question{number}.png")
     if args.what == "":
         print(markdown(*verdicts(found)))
 

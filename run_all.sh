@@ -200,23 +200,23 @@ taken() {         # TASK MODEL, kinds of parameters
 findings() {      # number of a question
     local value path=pathfinder_demo starts="s4 s4d dfout dlr s4_rand dlr_rand"
     case "$1" in
-        0) for value in 1e-3 3e-3 1e-2; do
+        0) for value in 0.001 0.003 0.01; do
                every weights $path "transformer rotary" $value; every weights text_demo rotary $value
            done
-           for value in 3e-3 1e-2 3e-2; do every weights $path s4 $value; done
-           for value in 1e-3 4e-3 1e-2; do every weights text_demo s4 $value; done
+           for value in 0.003 0.01 0.03; do every weights $path s4 $value; done
+           for value in 0.001 0.004 0.01; do every weights text_demo s4 $value; done
            every scratch $path "transformer rotary"; every both $path "$starts"
-           for value in 3e-4 3e-3; do every scratch $path "transformer rotary" lr$value "--lr $value"; done
-           every both text_demo s4; every rated text_demo s4 4e-3 4e-3 4e-3 lr4e-3
-           every both text256 s4; every rated text256 s4 1e-2 1e-2 1e-2 lr1e-2
-           every rated $path "$starts" 3e-3 3e-3 3e-3 lr3e-3 ;;
+           for value in 0.0003 0.003; do every scratch $path "transformer rotary" lr$value "--lr $value"; done
+           every both text_demo s4; every rated text_demo s4 4e-3 4e-3 4e-3 lr0.004
+           every both text256 s4; every rated text256 s4 1e-2 1e-2 1e-2 lr0.01
+           every rated $path "$starts" 3e-3 3e-3 3e-3 lr0.003 ;;
         1) every three text256 "rotary linear s4"; every three $path "transformer s4" ;;
         2) every few text_demo "rotary s4"
            for value in 0.05 0.25; do every both text_demo "rotary s4" f$value "--train-fraction $value"; done ;;
         3) every both $path "s4 s4d"; every both $path s4d short "--arch dt_max=0.01"
-           every rated $path "dfout dlr s4_rand dlr_rand" 3e-3 3e-3 3e-3 lr3e-3
-           every scratch $path "s4_rand dlr_rand" lr3e-3-long "--lr 3e-3 --steps 7600 --eval-every 760"
-           every spt $path "s4_rand dlr_rand" lr3e-3-long "--lr 3e-3 --steps 4000" \
+           every rated $path "dfout dlr s4_rand dlr_rand" 3e-3 3e-3 3e-3 lr0.003
+           every scratch $path "s4_rand dlr_rand" lr0.003-long "--lr 3e-3 --steps 7600 --eval-every 760"
+           every spt $path "s4_rand dlr_rand" lr0.003-long "--lr 3e-3 --steps 4000" \
                "--lr 3e-3 --steps 3600 --eval-every 360"
            every rated text_demo "s4 dlr_rand dfout s4d" 9e-3 9e-3 9e-3 rated
            every rated text_demo "s4_rand dlr" 9e-3 9e-3 3e-3 rated
