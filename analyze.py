@@ -899,49 +899,45 @@ def own_figure(plt, found):
 
 # ---- results/findings.md: a table and a figure a question ------------------------------------------------------------
 
-# A question, then rows | columns of its tables. Both together name runs, ROW-COLUMN-sSEED, as run_all.sh's `findings`
+# A question, then TASK: rows | columns of its tables, which name runs, TASK-ROW-COLUMN-sSEED, as results/findings/runs.sh
 # makes them. Gains are over the first column.
 QUESTIONS = """
 0 Trials by which settings were chosen: validation accuracy, seed 0
-pathfinder_demo-transformer pathfinder_demo-rotary | scratch lr0.0003-scratch lr0.003-scratch
-pathfinder_demo-transformer-lr0.001 pathfinder_demo-transformer-lr0.003 | w0.1-joint w0.3-joint w1-joint w3-joint
-pathfinder_demo-transformer-lr0.01 pathfinder_demo-rotary-lr0.001 | w0.1-joint w0.3-joint w1-joint w3-joint
-pathfinder_demo-rotary-lr0.003 pathfinder_demo-rotary-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
-text_demo-rotary-lr0.001 text_demo-rotary-lr0.003 text_demo-rotary-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
-pathfinder_demo-s4-lr0.003 pathfinder_demo-s4-lr0.01 pathfinder_demo-s4-lr0.03 | w0.1-joint w0.3-joint w1-joint w3-joint
-text_demo-s4-lr0.001 text_demo-s4-lr0.004 text_demo-s4-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
-pathfinder_demo-s4 pathfinder_demo-s4d pathfinder_demo-dfout pathfinder_demo-dlr | scratch lr0.003-scratch spt lr0.003-spt
-pathfinder_demo-s4_rand pathfinder_demo-dlr_rand | scratch lr0.003-scratch spt lr0.003-spt
-text_demo-s4 | scratch lr0.004-scratch spt lr0.004-spt
-text256-s4 | scratch lr0.01-scratch spt lr0.01-spt
+pathfinder_demo: transformer rotary | scratch lr0.0003-scratch lr0.003-scratch
+pathfinder_demo: transformer-lr0.001 transformer-lr0.003 transformer-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
+pathfinder_demo: rotary-lr0.001 rotary-lr0.003 rotary-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
+text_demo: rotary-lr0.001 rotary-lr0.003 rotary-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
+pathfinder_demo: s4-lr0.003 s4-lr0.01 s4-lr0.03 | w0.1-joint w0.3-joint w1-joint w3-joint
+text_demo: s4-lr0.001 s4-lr0.004 s4-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
+pathfinder_demo: s4 s4d dfout dlr s4_rand dlr_rand | scratch lr0.003-scratch spt lr0.003-spt
+text_demo: s4 | scratch lr0.004-scratch spt lr0.004-spt
+text256: s4 | scratch lr0.01-scratch spt lr0.01-spt
 1 SPT, joint training or scratch at equal passes?
-text256-rotary text256-linear text256-s4 pathfinder_demo-transformer pathfinder_demo-s4 | scratch spt joint
+text256: rotary linear s4 | scratch spt joint
+pathfinder_demo: transformer s4 | scratch spt joint
 2 Few labels: what does SPT gain with 1, 5, 25 and 100 % of them?
-text_demo-rotary-l0.01 text_demo-rotary-l0.05 text_demo-rotary-l0.25 text_demo-rotary | scratch spt joint
-text_demo-s4-l0.01 text_demo-s4-l0.05 text_demo-s4-l0.25 text_demo-s4 | scratch spt joint
-text_demo-rotary-f0.05 text_demo-rotary-f0.25 text_demo-s4-f0.05 text_demo-s4-f0.25 | scratch spt
+text_demo: rotary-l0.01 rotary-l0.05 rotary-l0.25 rotary s4-l0.01 s4-l0.05 s4-l0.25 s4 | scratch spt joint
+text_demo: rotary-f0.05 rotary-f0.25 s4-f0.05 s4-f0.25 | scratch spt
 3 Does SPT make the initialisation redundant?
-pathfinder_demo-s4 pathfinder_demo-s4d pathfinder_demo-s4d-short | scratch spt
-pathfinder_demo-dfout-lr0.003 pathfinder_demo-dlr-lr0.003 pathfinder_demo-s4_rand-lr0.003 | scratch spt
-pathfinder_demo-dlr_rand-lr0.003 pathfinder_demo-s4_rand-lr0.003-long pathfinder_demo-dlr_rand-lr0.003-long | scratch spt
-text_demo-s4-rated text_demo-s4d-rated text_demo-s4d-rated-short text_demo-dfout-rated text_demo-dlr-rated | scratch spt
-text_demo-s4_rand-rated text_demo-dlr_rand-rated | scratch spt
+pathfinder_demo: s4 s4d s4d-short dfout-lr0.003 dlr-lr0.003 | scratch spt
+pathfinder_demo: s4_rand-lr0.003 dlr_rand-lr0.003 s4_rand-lr0.003-long dlr_rand-lr0.003-long | scratch spt
+text_demo: s4-rated s4d-rated s4d-rated-short dfout-rated dlr-rated s4_rand-rated dlr_rand-rated | scratch spt
 4 Luck: how many of ten seeds leave chance?
-pathfinder_demo-transformer pathfinder_demo-rotary | scratch spt joint
+pathfinder_demo: transformer rotary | scratch spt joint
 5 How much pretraining, and on how much?
-pathfinder_demo-transformer | s1400-scratch p175-spt p350-spt p700-spt p1400-spt p2800-spt s2700-scratch s4200-scratch
-pathfinder_demo-transformer | n0.125-scratch n0.125-spt n0.25-spt n0.5-spt n1-spt
+pathfinder_demo: transformer | s1400-scratch p175-spt p350-spt p700-spt p1400-spt p2800-spt s2700-scratch s4200-scratch
+pathfinder_demo: transformer | n0.125-scratch n0.125-spt n0.25-spt n0.5-spt n1-spt
 6 What to hide?
-pathfinder_demo-transformer | spt m0.15-spt m0.5-spt runs3-spt runs10-spt patches-spt rows-spt
-text_demo-rotary | spt m0.15-spt m0.5-spt runs3-spt runs10-spt
+pathfinder_demo: transformer | spt m0.15-spt m0.5-spt runs3-spt runs10-spt patches-spt rows-spt
+text_demo: rotary | spt m0.15-spt m0.5-spt runs3-spt runs10-spt
 7 Masked or causal?
-text_demo-rotary text_demo-rotary-causal text_demo-s4 text_demo-s4-causal | scratch spt
+text_demo: rotary rotary-causal s4 s4-causal | scratch spt
 8 Where does the gain sit?
-text_demo-rotary | s700-scratch spt qk-spt v-spt mixers-spt others-spt
-text_demo-s4 | s700-scratch spt A-spt BC-spt mixers-spt others-spt
-pathfinder_demo-transformer | s1400-scratch spt qk-spt v-spt mixers-spt others-spt
+text_demo: rotary | s700-scratch spt qk-spt v-spt mixers-spt others-spt
+text_demo: s4 | s700-scratch spt A-spt BC-spt mixers-spt others-spt
+pathfinder_demo: transformer | s1400-scratch spt qk-spt v-spt mixers-spt others-spt
 9 One real row as far as a CPU carries it: Image, S4 with 100k parameters
-image-s4-100k | scratch spt
+image: s4-100k | scratch spt
 """
 
 
@@ -956,7 +952,9 @@ def questions():
             title, tables = line[2:], []
             found[int(line[0])] = title, tables
         else:
-            rows, columns = (part.split() for part in line.split(" | "))
+            task, names = line.split(": ")
+            names, columns = (part.split() for part in names.split(" | "))
+            rows = [f"{task}-{name}" for name in names]
             if tables and tables[-1][1] == columns:                # the same table goes on
                 tables[-1][0].extend(rows)
             else:

@@ -379,7 +379,9 @@ def stand_in_for_python(folder, more=""):
     """A `python` that runs nothing: it notes what it was asked for and on which GPU, and makes a run's result.json."""
     stub = folder / "bin" / "python"
     stub.parent.mkdir(parents=True)
-    (folder / "run_all.sh").write_bytes((ROOT / "run_all.sh").read_bytes())
+    (folder / "results" / "findings").mkdir(parents=True)
+    for script in ("run_all.sh", "results/findings/runs.sh"):
+        (folder / script).write_bytes((ROOT / script).read_bytes())
     stub.write_text(f"""#!/usr/bin/env bash
 if [ "$1" = analyze.py ]; then echo "$*" >> analyses.txt; exit; fi
 [ "$1" = data.py ] || echo "$CUDA_VISIBLE_DEVICES $*" >> calls.txt
