@@ -899,8 +899,8 @@ def own_figure(plt, found):
 
 # ---- results/findings.md: a table and a figure a question ------------------------------------------------------------
 
-# A question, then TASK: rows | columns of its tables, which name runs, TASK-ROW-COLUMN-sSEED, as results/findings/runs.sh
-# makes them. Gains are over the first column.
+# A question, then TASK: rows | columns of its tables. Together they name runs, TASK-ROW-COLUMN-sSEED, which
+# results/findings/runs.sh makes. Gains are over the first column.
 QUESTIONS = """
 0 Trials by which settings were chosen: validation accuracy, seed 0
 pathfinder_demo: transformer rotary | scratch lr0.0003-scratch lr0.003-scratch
