@@ -662,13 +662,16 @@ def keep(args):
     """Into --out: every run as a line of runs.jsonl, those of figure 5 and of findings with their evaluations, and the
     kernels of figure 4 as kernels.npz. No weights."""
     runs, kernels = read_runs(args.runs, args.preset), {}
-    cells = by_cell(runs)
-    for run in runs if args.out.name == "findings" else ():
-        evaluations(run)
-    shown = [run for task in KERNEL_TASKS for run in cells.get(Cell(task, "s4", "masked", "pretraining"), {}).values()]
-    shown += [run for run in runs if run["run"].rsplit("-pretrain-s", 1)[0] in KERNEL_ROWS]
-    for task in KERNEL_TASKS:
-        curves_of(cells, task)                                                                # adds their evaluations
+    if args.out.name == "findings":
+        shown = [run for run in runs if run["run"].rsplit("-pretrain-s", 1)[0] in KERNEL_ROWS]
+        for run in runs:
+            evaluations(run)                                                                  # adds them
+    else:
+        cells = by_cell(runs)
+        shown = [run for task in KERNEL_TASKS
+                 for run in cells.get(Cell(task, "s4", "masked", "pretraining"), {}).values()]
+        for task in KERNEL_TASKS:
+            curves_of(cells, task)                                                            # adds their evaluations
     for run in shown:
         arrays = np.load(run["folder"] / "kernels.npz")
         kernels |= {f"{run['run']}/{stage}": arrays[stage] for stage in ("before", "after")}
@@ -1057,10 +1060,12 @@ def verdicts(found):
          "against before", 3, "not 0", {row: longer(row) for row in KERNEL_ROWS})]
     lines = []
     for i, (claim, question, bound, values) in enumerate(measured, 1):
-        says = [decide(value, bound) for value in values.values()]
-        texts = [f"{', '.join(row.split('-')[:2])}: {signed(value)}" for row, value in values.items()]
-        answer = says[0] if len(set(says)) == 1 else ", ".join(says)
-        lines.append([str(i), claim, answer, "<br>".join(texts), str(question)])
+        says = {}                                              # {verdict: the rows that it is about}
+        for row, value in values.items():
+            says.setdefault(decide(value, bound), []).append(" ".join(row.split("-")[:2]))
+        answer = [f"{verdict}: {', '.join(says[verdict])}" for verdict in sorted(says)]
+        texts = [f"{' '.join(row.split('-')[:2])}: {signed(value)}" for row, value in values.items()]
+        lines.append([str(i), claim, "<br>".join(answer), "<br>".join(texts), str(question)])
     return ["", "claim", "here", "points [95 % interval] (seeds)", "question"], lines
 
 

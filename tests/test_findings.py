@@ -1,5 +1,5 @@
-"""results/findings.md: each question's runs have a command, the patch of questions 6 and 8 does what it says, tables and
-verdicts are right."""
+"""results/findings.md: each question's runs have a command, the patch of questions 6 and 8 does what it says, tables
+and verdicts are right."""
 import re
 import shutil
 import subprocess
@@ -92,8 +92,8 @@ TAKEN = {"mixers": lambda name: ".mixer." in name, "others": lambda name: ".mixe
 @pytest.mark.parametrize("model, kinds", [("rotary", ["mixers", "others", "qk", "v"]),
                                           ("s4", ["mixers", "others", "A", "BC"])])
 def test_what_is_taken_over(fork, model, kinds):
-    """A tensor is the pretrained one where it is to be taken over, and elsewhere the fresh one. Queries, keys and values
-    share a tensor. S4's C is one of both, which its stored form, tied to A, only shows when it is taken back."""
+    """A tensor is the pretrained one where it is to be taken over, and elsewhere the fresh one. Queries, keys and
+    values share a tensor. S4's C is one of both, which its stored form, tied to A, only shows when it is taken back."""
     run(fork, "-c", f"""import torch, finetune, kernels, models, data
 from types import SimpleNamespace
 from pathlib import Path
@@ -160,9 +160,10 @@ def test_tables_and_verdicts_by_hand(tmp_path):
     assert row.endswith("| +15.6 [-55.6, +86.8] (2) |") and rows["| `text256-s4`"].count("–") == 4
     assert "| 0 of 2 above 55<br>median 50.5<br>" in analyze.finding(4, found)
     lines = {line[:5]: line for line in analyze.markdown(*analyze.verdicts(found)).splitlines()}
-    assert "transformer: +20.1 [+18.8, +21.4] (2)<br>pathfinder_demo, s4: -1.5 [-7.9, +4.9] (2)" in lines["| 6 |"]
-    assert "| not run, not run, not run, confirmed, undecided | " in lines["| 6 |"]
-    assert "| not run, not run, confirmed | " in lines["| 1 |"]
+    assert "transformer: +20.1 [+18.8, +21.4] (2)<br>pathfinder_demo s4: -1.5 [-7.9, +4.9] (2)" in lines["| 6 |"]
+    assert ("| confirmed: pathfinder_demo transformer<br>not run: text256 rotary, text256 linear, text256 s4<br>"
+            "undecided: pathfinder_demo s4 |") in lines["| 6 |"]
+    assert "| confirmed: pathfinder_demo transformer<br>not run: text256 rotary, text256 linear |" in lines["| 1 |"]
     assert "transformer: +21.6 [+16.5, +26.7] (2)" in lines["| 1 |"]
     assert "transformer: +20.1 [" in lines["| 3 |"]                   # what S4 loses does not count
     assert [analyze.decide({0: 3.0, 1: 3.2}, bound) for bound in ("above 0", "within 2")] == ["confirmed", "undecided"]
