@@ -713,7 +713,7 @@ def replace_block(path, name, text, check=False):
     new, found = re.subn(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{text}\n{end}", old, 1, re.S)
     if not found:
         raise UserError(f"{path} has no {begin} ... {end}")
-    if not check:
+    if new != old and not check:
         write(path, lambda temporary: temporary.write_text(new))
     elif new != old:
         raise UserError(f"{path} is stale between {begin} and {end}; run: python analyze.py readme")
@@ -927,6 +927,7 @@ pathfinder_demo: s4_rand-lr0.003 dlr_rand-lr0.003 s4_rand-lr0.003-long dlr_rand-
 text_demo: s4-rated s4d-rated s4d-rated-short dfout-rated dlr-rated s4_rand-rated dlr_rand-rated | scratch spt
 4 Luck: how many of ten seeds leave chance?
 pathfinder_demo: transformer rotary | scratch spt joint
+pathfinder_demo: transformer-lr0.003 | w0.1-joint
 5 How much pretraining, and on how much?
 pathfinder_demo: transformer | s1400-scratch p175-spt p350-spt p700-spt p1400-spt p2800-spt s2700-scratch s4200-scratch
 pathfinder_demo: transformer | n0.125-scratch n0.125-spt n0.25-spt n0.5-spt n1-spt

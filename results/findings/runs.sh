@@ -74,7 +74,8 @@ findings() {      # number of a question
            every rated text_demo "s4 dlr_rand dfout s4d" 9e-3 9e-3 9e-3 rated
            every rated text_demo "s4_rand dlr" 9e-3 9e-3 3e-3 rated
            every rated text_demo s4d 9e-3 9e-3 9e-3 rated-short "--arch dt_max=0.01" ;;
-        4) every three $path "transformer rotary" ;;
+        4) every three $path "transformer rotary"
+           every joint $path transformer lr0.003-w0.1 "--lr 0.003" 0.1 ;;                        # joint's second chance
         5) for value in 1400 2700 4200; do
                every scratch $path transformer s$value "--steps $value --eval-every $((value / 10))"
            done
