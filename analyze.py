@@ -1002,11 +1002,9 @@ def cell_of_arm(number, arm, scores, first):
     """Score, gain over the first column, percent of hidden symbols that pretraining predicted right, passes, minutes.
     Question 9, whose image has samples and whose stages have different batches: epochs."""
     runs = [*arm.values()]
+    text = [mean_std(scores)] + ([signed(minus(scores, first))] if scores is not first else [])
     if number == 4:                                            # two-valued: means say little
-        text = [f"{sum(score > 55 for score in scores.values())} of {len(scores)} above 55",
-                f"median {statistics.median(scores.values()):.1f}"]
-    else:
-        text = [mean_std(scores)] + ([signed(minus(scores, first))] if scores is not first else [])
+        text.insert(0, f"{sum(score > 55 for score in scores.values())} of {len(scores)} above 55")
     if number != 9 and all(run["init"] for run in runs):
         text.append(f"hidden: {mean_std({seed: 100 * run['first']['val_score'] for seed, run in arm.items()})}")
     length = "/".join(f"{n:,}" for n in sorted({run["passes"] for run in runs})) + " passes"

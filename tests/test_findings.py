@@ -158,7 +158,7 @@ def test_tables_and_verdicts_by_hand(tmp_path):
     assert "| 50.5 ± 0.7<br>2,700 passes, 1.0 min |" in row and "<br>+4.5 [-65.4, +74.4] (2)<br>2,700" in row
     assert "| 70.6 ± 0.8<br>+20.1 [+18.8, +21.4] (2)<br>hidden: 80.0 ± 0.0<br>2,700 passes, 3.0 min |" in row
     assert row.endswith("| +15.6 [-55.6, +86.8] (2) |") and rows["| `text256-s4`"].count("–") == 4
-    assert "| 0 of 2 above 55<br>median 50.5<br>" in analyze.finding(4, found)
+    assert "| 0 of 2 above 55<br>50.5 ± 0.7<br>" in analyze.finding(4, found)
     lines = {line[:5]: line for line in analyze.markdown(*analyze.verdicts(found)).splitlines()}
     assert "transformer: +20.1 [+18.8, +21.4] (2)<br>pathfinder_demo s4: -1.5 [-7.9, +4.9] (2)" in lines["| 6 |"]
     assert ("| confirmed: pathfinder_demo transformer<br>not run: text256 rotary, text256 linear, text256 s4<br>"
