@@ -156,7 +156,9 @@ def read_log(folder):
 
 def evaluations(run):
     """The records of a run's evaluations, which a kept run holds as `evals`, and others from now on."""
-    return run.setdefault("evals", [record for record in read_log(run["folder"]) if record["kind"] == "eval"])
+    if "evals" not in run:
+        run["evals"] = [record for record in read_log(run["folder"]) if record["kind"] == "eval"]
+    return run["evals"]
 
 
 def kernels_of(runs):
@@ -696,9 +698,12 @@ def readme(args):
         paragraphs.append(f"**{title}**: {provenance(runs)}. [What they show]({folder}/README.md), "
                           f"[every table]({folder}/tables.md).")
     replace_block(ROOT / "README.md", "results", "<br>\n".join(paragraphs), args.check)
-    found, page = by_name(read_runs(ROOT / "results" / "findings" / "runs.jsonl")), ROOT / "results" / "findings.md"
+    page = ROOT / "results" / "findings.md"
+    found = by_name(read_runs(ROOT / "results" / "findings" / "runs.jsonl"))
     for number in questions():
-        text = finding(number, found) + (f"\n\n![question {number}](findings/question{number}.png)" if number else "")
+        text, figure = finding(number, found), f"findings/question{number}.png"
+        if (page.parent / figure).exists():                     # the trials have none
+            text += f"\n\n![question {number}]({figure})"
         replace_block(page, f"question{number}", text, args.check)
     head, rows = verdicts(found)
     replace_block(page, "claims", markdown(head, rows), args.check)
@@ -713,10 +718,11 @@ def replace_block(path, name, text, check=False):
     new, found = re.subn(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{text}\n{end}", old, 1, re.S)
     if not found:
         raise UserError(f"{path} has no {begin} ... {end}")
-    if new != old and not check:
-        write(path, lambda temporary: temporary.write_text(new))
-    elif new != old:
+    if new == old:
+        return
+    if check:
         raise UserError(f"{path} is stale between {begin} and {end}; run: python analyze.py readme")
+    write(path, lambda temporary: temporary.write_text(new))
 
 
 DEMOS = {"pathfinder_demo": "Pathfinder, scaled down", "text_demo": "Text (IMDb), 128 characters",
@@ -1069,9 +1075,9 @@ def verdicts(found):
 
 
 def decide(values, bound):
-    """Where the interval of a mean lies -> confirmed, refuted or undecided."""
+    """Where the interval of a mean lies -> confirmed, refuted or undecided; one seed has none."""
     if len(values) < 2:
-        return "not run"
+        return "one seed" if values else "not run"
     mean, half = statistics.mean(values.values()), half_width([*values.values()])
     if bound == "above 0":
         return "confirmed" if mean - half > 0 else "refuted" if mean + half < 0 else "undecided"

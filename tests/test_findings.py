@@ -170,6 +170,19 @@ def test_tables_and_verdicts_by_hand(tmp_path):
     assert [analyze.decide({0: -3.0, 1: -3.01}, bound) for bound in ("above 0", "within 2")] == ["refuted", "refuted"]
 
 
+def test_joint_training_takes_the_best_of_its_trials():
+    """By validation, of the kept runs of findings0: the setting of runs.sh is that of the best of twelve."""
+    kept = analyze.by_name(analyze.read_runs(ROOT / "results" / "findings" / "runs.jsonl"))
+    script = (ROOT / "results" / "findings" / "runs.sh").read_text()
+    chosen = re.findall(r"\[(\w+-\w+)\]=\"(\S+) --lr (\S+)\"", script)
+    assert len(chosen) == 5
+    for bed_and_model, weight, rate in chosen:
+        trial = re.compile(rf"{bed_and_model}-lr[\d.]+-w[\d.]+-joint")
+        trials = [run[0] for name, run in kept.items() if trial.fullmatch(name)]
+        best = max(trials, key=lambda run: run["val_accuracy"])
+        assert len(trials) == 12 and f"-lr{float(rate):g}-w{weight}-" in best["run"], bed_and_model
+
+
 def test_every_claim_names_runs_of_its_question():
     class Noted(dict):
         def get(self, name, default=None):
