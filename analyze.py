@@ -9,7 +9,6 @@ results/PRESET/runs.jsonl and kernels.npz that `keep` makes of them.
     python analyze.py readme            what they say, into README.md and the pages in results/; --check
     python analyze.py demo              the demo's table (Markdown) and figure (results/demo.png), from runs/demo
     python analyze.py own runs/own      your own data: SPT and joint training against scratch (run_all.sh own)
-    python analyze.py findings 1        a question of results/findings.md; without number: all, and the paper's claims
     python analyze.py status runs/demo  what is done, what runs and for how long still, what failed
 
 A cell is the mean ± standard deviation over seeds of the test accuracy at the checkpoint that validation chose. A gain
@@ -17,7 +16,6 @@ is paired: the same seed with and without self-pretraining, with a 95 % interval
 """
 import argparse
 import base64
-import itertools
 import json
 import math
 import os
@@ -661,31 +659,35 @@ def report(args):
 
 
 def keep(args):
-    """Into --out: every run as a line of runs.jsonl, those of figure 5 and of findings with their evaluations, and the
-    kernels of figure 4 as kernels.npz. No weights."""
-    runs, kernels = read_runs(args.runs, args.preset), {}
-    if args.out.name == "findings":
-        shown = [run for run in runs if run["run"].rsplit("-pretrain-s", 1)[0] in KERNEL_ROWS]
-        for run in runs:
-            evaluations(run)                                                                  # adds them
-    else:
-        cells = by_cell(runs)
-        shown = [run for task in KERNEL_TASKS
-                 for run in cells.get(Cell(task, "s4", "masked", "pretraining"), {}).values()]
-        for task in KERNEL_TASKS:
-            curves_of(cells, task)                                                            # adds their evaluations
-    for run in shown:
+    """Into --out: every run as a line of runs.jsonl, those of figure 5 with their evaluations; kernels of figure 4 as
+    kernels.npz. No weights."""
+    runs = read_runs(args.runs, args.preset)
+    cells = by_cell(runs)
+    for task in KERNEL_TASKS:
+        curves_of(cells, task)                                                                # adds their evaluations
+    shown = [run for task in KERNEL_TASKS for run in cells.get(Cell(task, "s4", "masked", "pretraining"), {}).values()]
+    if shown:
+        kernels = kernels_to_keep(shown)
+        write(args.out / "kernels.npz", lambda temporary: np.savez_compressed(temporary, **kernels))
+    write(args.out / "runs.jsonl", lambda temporary: temporary.write_text("".join(map(line_to_keep, runs))))
+
+
+def line_to_keep(run):
+    """A run's line of runs.jsonl, without what `read_runs` adds."""
+    return json.dumps({name: run[name] for name in run if name not in ("folder", "score", "cell", "kind")}) + "\n"
+
+
+def kernels_to_keep(runs):
+    """{name in kernels.npz: array}, as `kernels_of` reads them."""
+    kernels = {}
+    for run in runs:
         arrays = np.load(run["folder"] / "kernels.npz")
         kernels |= {f"{run['run']}/{stage}": arrays[stage] for stage in ("before", "after")}
-    added = ("folder", "score", "cell", "kind")
-    lines = [json.dumps({name: run[name] for name in run if name not in added}) + "\n" for run in runs]
-    if kernels:
-        write(args.out / "kernels.npz", lambda temporary: np.savez_compressed(temporary, **kernels))
-    write(args.out / "runs.jsonl", lambda temporary: temporary.write_text("".join(lines)))
+    return kernels
 
 
 def readme(args):
-    """What the kept runs say, into README.md, results/PRESET/README.md and results/findings.md."""
+    """What the kept runs say, into README.md and results/PRESET/README.md."""
     paragraphs = []
     for preset, title in (("paper", "The paper's recipes"), ("mini", "The mini preset")):
         folder = f"results/{preset}"
@@ -698,17 +700,6 @@ def readme(args):
         paragraphs.append(f"**{title}**: {provenance(runs)}. [What they show]({folder}/README.md), "
                           f"[every table]({folder}/tables.md).")
     replace_block(ROOT / "README.md", "results", "<br>\n".join(paragraphs), args.check)
-    page = ROOT / "results" / "findings.md"
-    found = by_name(read_runs(ROOT / "results" / "findings" / "runs.jsonl"))
-    for number in questions():
-        text, figure = finding(number, found), f"findings/question{number}.png"
-        if (page.parent / figure).exists():                     # the trials have none
-            text += f"\n\n![question {number}]({figure})"
-        replace_block(page, f"question{number}", text, args.check)
-    head, rows = verdicts(found)
-    replace_block(page, "claims", markdown(head, rows), args.check)
-    short = markdown([*head[:3], head[4]], [[*row[:3], row[4]] for row in rows])
-    replace_block(ROOT / "README.md", "findings", short, args.check)
 
 
 def replace_block(path, name, text, check=False):
@@ -721,7 +712,7 @@ def replace_block(path, name, text, check=False):
     if new == old:
         return
     if check:
-        raise UserError(f"{path} is stale between {begin} and {end}; run: python analyze.py readme")
+        raise UserError(f"{path} differs from the runs after {begin}; mend it: the same command without --check")
     write(path, lambda temporary: temporary.write_text(new))
 
 
@@ -906,235 +897,6 @@ def own_figure(plt, found):
     return figure, "What self-pretraining and joint training gain"
 
 
-# ---- results/findings.md: a table and a figure a question ------------------------------------------------------------
-
-# A question, then TASK: rows | columns of its tables. Together they name runs, TASK-ROW-COLUMN-sSEED, which
-# results/findings/runs.sh makes. Gains are over the first column.
-QUESTIONS = """
-0 Trials by which settings were chosen: validation accuracy, seed 0
-pathfinder_demo: transformer rotary | scratch lr0.0003-scratch lr0.003-scratch
-pathfinder_demo: transformer-lr0.001 transformer-lr0.003 transformer-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
-pathfinder_demo: rotary-lr0.001 rotary-lr0.003 rotary-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
-text_demo: rotary-lr0.001 rotary-lr0.003 rotary-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
-pathfinder_demo: s4-lr0.003 s4-lr0.01 s4-lr0.03 | w0.1-joint w0.3-joint w1-joint w3-joint
-text_demo: s4-lr0.001 s4-lr0.004 s4-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
-pathfinder_demo: s4 s4d dfout dlr s4_rand dlr_rand | scratch lr0.003-scratch spt lr0.003-spt
-text_demo: s4 | scratch lr0.004-scratch spt lr0.004-spt
-text256: s4 | scratch lr0.01-scratch spt lr0.01-spt
-1 SPT, joint training or scratch at equal passes?
-text256: rotary linear s4 | scratch spt joint
-pathfinder_demo: transformer s4 | scratch spt joint
-2 Few labels: what does SPT gain with 1, 5, 25 and 100 % of them?
-text_demo: rotary-l0.01 rotary-l0.05 rotary-l0.25 rotary s4-l0.01 s4-l0.05 s4-l0.25 s4 | scratch spt joint
-text_demo: rotary-f0.05 rotary-f0.25 s4-f0.05 s4-f0.25 | scratch spt
-3 Does SPT make the initialisation redundant?
-pathfinder_demo: s4 s4d s4d-short dfout-lr0.003 dlr-lr0.003 | scratch spt
-pathfinder_demo: s4_rand-lr0.003 dlr_rand-lr0.003 s4_rand-lr0.003-long dlr_rand-lr0.003-long | scratch spt
-text_demo: s4-rated s4d-rated s4d-rated-short dfout-rated dlr-rated s4_rand-rated dlr_rand-rated | scratch spt
-4 Luck: how many of ten seeds leave chance?
-pathfinder_demo: transformer rotary | scratch spt joint
-pathfinder_demo: transformer-lr0.003 | w0.1-joint
-5 How much pretraining, and on how much?
-pathfinder_demo: transformer | s1400-scratch p175-spt p350-spt p700-spt p1400-spt p2800-spt s2700-scratch s4200-scratch
-pathfinder_demo: transformer | n0.125-scratch n0.125-spt n0.25-spt n0.5-spt n1-spt
-6 What to hide?
-pathfinder_demo: transformer | spt m0.15-spt m0.5-spt runs3-spt runs10-spt patches-spt rows-spt
-text_demo: rotary | spt m0.15-spt m0.5-spt runs3-spt runs10-spt
-7 Masked or causal?
-text_demo: rotary rotary-causal s4 s4-causal | scratch spt
-8 Where does the gain sit?
-text_demo: rotary | s700-scratch spt qk-spt v-spt mixers-spt others-spt
-text_demo: s4 | s700-scratch spt A-spt BC-spt mixers-spt others-spt
-pathfinder_demo: transformer | s1400-scratch spt qk-spt v-spt mixers-spt others-spt
-9 One real row as far as a CPU carries it: Image, S4 with 100k parameters
-image: s4-100k | scratch spt
-"""
-
-
-KERNEL_ROWS = ("text_demo-s4-rated", "pathfinder_demo-s4")         # whose kernels the last claim is about
-
-
-def questions():
-    """{number: (title, [(rows, columns)])} of QUESTIONS."""
-    found = {}
-    for line in QUESTIONS.strip().splitlines():
-        if line[0].isdigit():
-            title, tables = line[2:], []
-            found[int(line[0])] = title, tables
-        else:
-            task, names = line.split(": ")
-            names, columns = (part.split() for part in names.split(" | "))
-            rows = [f"{task}-{name}" for name in names]
-            if tables and tables[-1][1] == columns:                # the same table goes on
-                tables[-1][0].extend(rows)
-            else:
-                tables.append((rows, columns))
-    return found
-
-
-def by_name(runs):
-    """{name without seed: {seed: run}}, of both stages."""
-    found = {}
-    for run in [*with_pretraining(runs), *(run for run in runs if "start" not in run)]:
-        found.setdefault(run["run"].rsplit("-s", 1)[0], {})[run["seed"]] = run
-    return found
-
-
-def finding(number, found):
-    """The tables of a question in Markdown. Gains are over the first column; a row has the seeds that all of its arms
-    have."""
-    parts, used, field = [], {}, "score" if number else "val_accuracy"
-    for rows, columns in questions()[number][1]:
-        lines = []
-        for row in rows:
-            arms = [found.get(f"{row}-{column}", {}) for column in columns]
-            made = [set(arm) for arm in arms if arm]
-            seeds = sorted(set.intersection(*made)) if made else []
-            arms = [{seed: arm[seed] for seed in seeds} if arm else {} for arm in arms]
-            every = [run for arm in arms for run in arm.values()]
-            used |= {run["run"]: run for run in [*every, *(run["first"] for run in every if run["init"])]}
-            scores = [{seed: run[field] * (1 if number else 100) for seed, run in arm.items()} for arm in arms]
-            lines.append([f"`{row}`", *(cell_of_arm(number, arm, score, scores[0]) if arm else "–"
-                                        for arm, score in zip(arms, scores))])
-            if columns[1:3] == ["spt", "joint"]:
-                lines[-1].append(signed(minus(scores[1], scores[2])))
-        extra = ["SPT - joint"] if columns[1:3] == ["spt", "joint"] else []
-        parts.append(markdown(["", *(f"`{column}`" for column in columns), *extra], lines))
-    command = f"`bash run_all.sh findings{number}`"
-    return "\n\n".join([*parts, f"{command}: {provenance(used.values())}." if used else command])
-
-
-def cell_of_arm(number, arm, scores, first):
-    """Score, gain over the first column, percent of hidden symbols that pretraining predicted right, passes, minutes.
-    Question 9, whose image has samples and whose stages have different batches: epochs."""
-    runs = [*arm.values()]
-    text = [mean_std(scores)] + ([signed(minus(scores, first))] if scores is not first else [])
-    if number == 4:                                            # two-valued: means say little
-        text.insert(0, f"{sum(score > 55 for score in scores.values())} of {len(scores)} above 55")
-    if number != 9 and all(run["init"] for run in runs):
-        text.append(f"hidden: {mean_std({seed: 100 * run['first']['val_score'] for seed, run in arm.items()})}")
-    length = "/".join(f"{n:,}" for n in sorted({run["passes"] for run in runs})) + " passes"
-    if number == 9:
-        length = f"{runs[0]['first'].get('epochs', 0) + runs[0]['epochs']:.0f} epochs"
-    return "<br>".join([*text, f"{length}, {statistics.mean(run['minutes'] for run in runs):.1f} min"])
-
-
-def verdicts(found):
-    """The paper's claims at this size: head and rows of a table, what was measured, and what its intervals say."""
-    def scores(name):
-        return {seed: run["score"] for seed, run in found.get(name, {}).items()}
-
-    def gain(row):
-        return minus(scores(f"{row}-spt"), scores(f"{row}-scratch"))
-
-    def more(one, other):                  # what SPT gains for one beyond what it gains for the other
-        return minus(gain(one), gain(other))
-
-    def closer(one, other):                # how far the lower of two catches up, by its own gain, not the other's loss
-        gaps = [minus(scores(f"{one}-{start}"), scores(f"{other}-{start}")) for start in ("scratch", "spt")]
-        lower = gain(one if sum(gaps[0].values()) < 0 else other)
-        before, after = ({seed: math.copysign(1, sum(gap.values())) * value for seed, value in gap.items()}
-                         for gap in gaps)
-        return {seed: min(value, lower[seed]) for seed, value in minus(before, after).items() if seed in lower}
-
-    def longer(row):                       # log2 of S4's half lags after pretraining against those at the start
-        runs = found.get(f"{row}-pretrain", {})
-        kernels = {seed: kernels_of([run]).get(run["run"]) for seed, run in runs.items()}
-        return {seed: float(np.diff(np.log2(1 + half_lag(k)), axis=0).mean()) for seed, k in kernels.items()
-                if k is not None}
-
-    rows = ["text256-rotary", "text256-linear", "text256-s4", "pathfinder_demo-transformer", "pathfinder_demo-s4"]
-    models = {"text256-rotary": "text256-s4", "text256-linear": "text256-s4",
-              "pathfinder_demo-transformer": "pathfinder_demo-s4"}
-    starts = {"text_demo-s4-rated": "text_demo-s4_rand-rated", "text_demo-dlr-rated": "text_demo-dlr_rand-rated",
-              "pathfinder_demo-s4": "pathfinder_demo-s4_rand-lr0.003",
-              "pathfinder_demo-dlr-lr0.003": "pathfinder_demo-dlr_rand-lr0.003"}
-    measured = [
-        ("SPT lifts Transformers most: their gain minus S4's", 1, "above 0",
-         {one: more(one, s4) for one, s4 in models.items()}),
-        ("masked and causal SPT are alike: causal minus masked", 7, "within 2", {"text_demo-rotary": minus(
-            scores("text_demo-rotary-causal-spt"), scores("text_demo-rotary-spt"))}),
-        ("the gap between Transformer and S4 shrinks: by", 1, "above 0",
-         {one: closer(one, s4) for one, s4 in models.items()}),
-        ("initialisation matters less after SPT: own and random start closer by", 3, "above 0",
-         {own: closer(own, random) for own, random in starts.items()}),
-        ("gains grow as data shrinks: gain on a twentieth of it minus gain on all", 2, "above 0",
-         {row: more(f"{row}-f0.05", row) for row in ("text_demo-rotary", "text_demo-s4")}),
-        ("gains survive an equal budget: gain", 1, "above 0", {row: gain(row) for row in rows}),
-        ("learned kernels differ from HiPPO, by task: log2 of the lag that half of a kernel lies within, after SPT "
-         "against before", 3, "not 0", {row: longer(row) for row in KERNEL_ROWS})]
-    lines = []
-    for i, (claim, question, bound, values) in enumerate(measured, 1):
-        says = {}                                              # {verdict: the rows that it is about}
-        for row, value in values.items():
-            says.setdefault(decide(value, bound), []).append(" ".join(row.split("-")[:2]))
-        answer = [f"{verdict}: {', '.join(says[verdict])}" for verdict in sorted(says)]
-        texts = [f"{' '.join(row.split('-')[:2])}: {signed(value)}" for row, value in values.items()]
-        lines.append([str(i), claim, "<br>".join(answer), "<br>".join(texts), str(question)])
-    return ["", "claim", "here", "points [95 % interval] (seeds)", "question"], lines
-
-
-def decide(values, bound):
-    """Where the interval of a mean lies -> confirmed, refuted or undecided; one seed has none."""
-    if len(values) < 2:
-        return "one seed" if values else "not run"
-    mean, half = statistics.mean(values.values()), half_width([*values.values()])
-    if bound == "above 0":
-        return "confirmed" if mean - half > 0 else "refuted" if mean + half < 0 else "undecided"
-    if bound == "not 0":
-        return "confirmed" if abs(mean) > half else "undecided"
-    return "confirmed" if abs(mean) + half < 2 else "refuted" if abs(mean) - half > 2 else "undecided"
-
-
-def figure_of_question(plt, number, found):
-    """A panel a task, a line a model and variant: the test accuracy of every seed, and the mean. Of question 9 the
-    validation curves."""
-    title, tables = questions()[number]
-    panels = {}                                                # {task: {line: {start: runs}}}
-    for rows, columns in tables:
-        for name in [f"{row}-{column}" for row in rows for column in columns]:
-            task, *words, start = name.split("-")
-            runs = [*found.get(name, {}).values()]
-            panels.setdefault(task, {}).setdefault(" ".join(words), {})[start] = runs
-    most = max(map(len, panels.values()))
-    figure, axes = plt.subplots(1, len(panels), figsize=(9, 3.5 if number == 9 else 1.3 + 0.32 * most), squeeze=False)
-    for axis, (task, lines) in zip(axes[0], panels.items()):
-        for y, arms in enumerate(lines.values()):
-            for start, runs in arms.items():
-                label, colour = OWN_ARMS[start]
-                height = y + 0.2 * (list(arms).index(start) - (len(arms) - 1) / 2)
-                for run in runs if number == 9 else ():
-                    before = run["first"].get("epochs", 0)
-                    epochs = [before + record["step"] * run["epochs"] / run["steps"] for record in evaluations(run)]
-                    scores = [100 * record["val_accuracy"] for record in evaluations(run)]
-                    axis.plot(epochs, scores, color=colour, label=label)
-                if runs and number != 9:
-                    scores = [run["score"] for run in runs]
-                    axis.scatter(scores, [height] * len(runs), s=7, color=colour, label=label)
-                    axis.plot([statistics.mean(scores)] * 2, [height - 0.14, height + 0.14], color=colour)
-        axis.set_title(task, loc="left")
-        if number == 9:
-            axis.set(xlabel="epochs, those of pretraining counted", ylabel="validation accuracy, %")
-        else:
-            axis.set_yticks(range(len(lines)), lines)
-            axis.set(ylim=(len(lines) - 0.5, -0.5), xlabel="test accuracy, %: seeds and mean")
-            axis.grid(axis="x", color="0.9")
-    return figure, title
-
-
-def findings(args):
-    """Tables and figures of a question; of all, and the paper's claims."""
-    if args.what not in ("", *map(str, questions())):
-        raise UserError(f"findings {args.what}: there is {', '.join(map(str, questions()))}")
-    found = by_name(read_runs(args.runs))
-    for number in questions() if args.what == "" else [int(args.what)]:
-        print(f"\n**{number}. {questions()[number][0]}**\n\n{finding(number, found)}\n")
-        if number:                                             # trials have none
-            draw(lambda plt, cells: figure_of_question(plt, number, found), {}, args.out / f"question{number}.png")
-    if args.what == "":
-        print(markdown(*verdicts(found)))
-
-
 # ---- runs in progress ------------------------------------------------------------------------------------------------
 
 def newest(folder):
@@ -1186,7 +948,7 @@ def forecast(args):
 
 FIGURES = {1: figure1, 2: figure2, 3: figure3, 4: figure4, 5: figure5}
 COMMANDS = {"table": one, "figure": one, "all": everything, "report": report, "keep": keep, "readme": readme,
-            "demo": demo, "own": own, "findings": findings, "status": status, "forecast": forecast}
+            "demo": demo, "own": own, "status": status, "forecast": forecast}
 
 
 class Parser(argparse.ArgumentParser):
@@ -1209,8 +971,7 @@ def main(argv=None):
 def command(argv):
     parser = Parser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=COMMANDS)
-    parser.add_argument("what", nargs="?", default="", help="number of the table, figure or question; status, own: the "
-                        "folder")
+    parser.add_argument("what", nargs="?", default="", help="number of the table or figure; status, own: the folder")
     parser.add_argument("--preset", choices=("paper", "mini"), default="paper", help="see run_all.sh")
     parser.add_argument("--runs", type=Path, help="folder of runs or runs.jsonl (default: runs/PRESET, else the kept)")
     parser.add_argument("--out", type=Path, help="folder for what is written (default: results/PRESET)")
@@ -1219,7 +980,7 @@ def command(argv):
                         "own.png in the folder of the runs)")
     parser.add_argument("--readme", type=Path, help="demo, own: write tables between their markers in this file")
     args = parser.parse_args(argv)
-    name = args.command if args.command in ("demo", "own", "findings") else args.preset
+    name = args.command if args.command in ("demo", "own") else args.preset
     own, kept = Path("runs", name), ROOT / "results" / name / "runs.jsonl"
     if args.command == "own" and args.what:
         args.runs = Path(args.what)

@@ -15,7 +15,7 @@
 #   --preset mini                    the paper's tables and figures at small scale: short stand-in tasks on 2 CPU cores
 #   --list                           prints the commands instead, one chain a line, for any scheduler
 #   --seeds 0,1,2 --tasks text,image --models s4,rotary     only these (default: three seeds of all; findings4: ten,
-#                                    findings0 and findings9: one)
+#                                    findings5 and findings8: five, findings0 and findings9: one)
 #   --gpus 0,1,2,3                   one chain at a time on each of these GPUs
 #   --raw DIR                        prepares the data from official files that you have in DIR
 #
@@ -39,6 +39,7 @@ done
 case "$TARGET" in
     demo*|text256|architectures) DEMO=$TARGET PRESET=paper ;;                            # demos are small already
     findings4) SEEDS=${SEEDS:-0,1,2,3,4,5,6,7,8,9} ;;&
+    findings[58]) SEEDS=${SEEDS:-0,1,2,3,4} ;;&
     findings[09]) SEEDS=${SEEDS:-0} ;;&
     findings*) PRESET=paper RUNS=${RUNS:-runs/findings} ;;
 esac
@@ -241,7 +242,8 @@ if [ -n "$DEMO" ]; then                                        # one seed after 
 else
     echo "$JOBS chains run side by side; the output of each goes to $RUNS/output/"
     pool "$CHAINS"
-    python analyze.py $(sed 's/[0-9]/ &/' <<< "$TARGET") --preset "$PRESET" --runs "$RUNS" || code=1
+    if [[ $TARGET == findings* ]]; then python results/findings/tables.py "${TARGET#findings}" --runs "$RUNS"
+    else python analyze.py $(sed 's/[0-9]/ &/' <<< "$TARGET") --preset "$PRESET" --runs "$RUNS"; fi || code=1
 fi
 echo "$TARGET took $((SECONDS / 60)) minutes"
 [ $code = 0 ] || echo "error: some runs are missing; the same command again makes them" >&2

@@ -3,6 +3,7 @@ and verdicts are right."""
 import re
 import shutil
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -15,12 +16,15 @@ from pretrain import recipe_line
 from test_analyze import finetuned, listed, put
 from test_readme import run
 
+sys.path.insert(0, str(ROOT / "results" / "findings"))
+import tables
+
 
 def names(number):
-    return {f"{row}-{column}" for rows, columns in analyze.questions()[number][1] for row in rows for column in columns}
+    return {f"{row}-{column}" for rows, columns in tables.questions()[number][1] for row in rows for column in columns}
 
 
-@pytest.mark.parametrize("number", analyze.questions())
+@pytest.mark.parametrize("number", tables.questions())
 def test_the_runs_of_a_question_are_those_of_its_command(number):
     """What the tables show is what run_all.sh trains, and the other way round."""
     shown = names(number)
@@ -152,27 +156,27 @@ def test_tables_and_verdicts_by_hand(tmp_path):
     claim is what its intervals say."""
     bed(tmp_path, "transformer", {0: .50, 1: .51}, {0: .70, 1: .712, 2: .9}, {0: .60, 1: .50})
     bed(tmp_path, "s4", {0: .80, 1: .81}, {0: .78, 1: .80}, {})
-    found = analyze.by_name(analyze.read_runs(tmp_path))
-    rows = {line.split(" | ")[0]: line for line in analyze.finding(1, found).splitlines()}
+    found = tables.by_name(analyze.read_runs(tmp_path))
+    rows = {line.split(" | ")[0]: line for line in tables.finding(1, found).splitlines()}
     row = rows["| `pathfinder_demo-transformer`"]
     assert "| 50.5 ± 0.7<br>2,700 passes, 1.0 min |" in row and "<br>+4.5 [-65.4, +74.4] (2)<br>2,700" in row
     assert "| 70.6 ± 0.8<br>+20.1 [+18.8, +21.4] (2)<br>hidden: 80.0 ± 0.0<br>2,700 passes, 3.0 min |" in row
     assert row.endswith("| +15.6 [-55.6, +86.8] (2) |") and rows["| `text256-s4`"].count("–") == 4
-    assert "| 0 of 2 above 55<br>50.5 ± 0.7<br>" in analyze.finding(4, found)
-    lines = {line[:5]: line for line in analyze.markdown(*analyze.verdicts(found)).splitlines()}
+    assert "| 0 of 2 above 55<br>50.5 ± 0.7<br>" in tables.finding(4, found)
+    lines = {line[:5]: line for line in analyze.markdown(*tables.verdicts(found)).splitlines()}
     assert "transformer: +20.1 [+18.8, +21.4] (2)<br>pathfinder_demo s4: -1.5 [-7.9, +4.9] (2)" in lines["| 6 |"]
     assert ("| confirmed: pathfinder_demo transformer<br>not run: text256 rotary, text256 linear, text256 s4<br>"
             "undecided: pathfinder_demo s4 |") in lines["| 6 |"]
     assert "| confirmed: pathfinder_demo transformer<br>not run: text256 rotary, text256 linear |" in lines["| 1 |"]
     assert "transformer: +21.6 [+16.5, +26.7] (2)" in lines["| 1 |"]
     assert "transformer: +20.1 [" in lines["| 3 |"]                   # what S4 loses does not count
-    assert [analyze.decide({0: 3.0, 1: 3.2}, bound) for bound in ("above 0", "within 2")] == ["confirmed", "undecided"]
-    assert [analyze.decide({0: -3.0, 1: -3.01}, bound) for bound in ("above 0", "within 2")] == ["refuted", "refuted"]
+    assert [tables.decide({0: 3.0, 1: 3.2}, bound) for bound in ("above 0", "within 2")] == ["confirmed", "undecided"]
+    assert [tables.decide({0: -3.0, 1: -3.01}, bound) for bound in ("above 0", "within 2")] == ["refuted", "refuted"]
 
 
 def test_joint_training_takes_the_best_of_its_trials():
     """By validation, of the kept runs of findings0: the setting of runs.sh is that of the best of twelve."""
-    kept = analyze.by_name(analyze.read_runs(ROOT / "results" / "findings" / "runs.jsonl"))
+    kept = tables.by_name(analyze.read_runs(ROOT / "results" / "findings" / "runs.jsonl"))
     script = (ROOT / "results" / "findings" / "runs.sh").read_text()
     chosen = re.findall(r"\[(\w+-\w+)\]=\"(\S+) --lr (\S+)\"", script)
     assert len(chosen) == 5
@@ -183,13 +187,55 @@ def test_joint_training_takes_the_best_of_its_trials():
         assert len(trials) == 12 and f"-lr{float(rate):g}-w{weight}-" in best["run"], bed_and_model
 
 
+@pytest.fixture
+def pages(tmp_path, monkeypatch):
+    """A copy of what `keep` and `page` write."""
+    shutil.copytree(ROOT / "results" / "findings", tmp_path / "results" / "findings")
+    for name in ("README.md", "results/findings.md"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    monkeypatch.setattr(tables, "HERE", tmp_path / "results" / "findings")
+    monkeypatch.setattr(tables, "KEPT", tables.HERE / "runs.jsonl")
+    return tmp_path
+
+
+def test_the_pages_are_those_of_the_kept_runs(pages, capsys):
+    """A stale page is found, and mended."""
+    assert tables.main(["page", "--check"]) == 0
+    for place in ("README.md findings", "results/findings.md question1", "results/findings.md claims"):
+        name, block = place.split()
+        page = pages / name
+        whole = page.read_text()
+        page.write_text(whole.replace(f"<!-- {block}:begin -->\n", f"<!-- {block}:begin -->\n?"))
+        assert tables.main(["page", "--check"]) == 2 and "without --check" in capsys.readouterr().err
+        assert tables.main(["page"]) == 0 and page.read_text() == whole
+
+
+def test_keeping_adds_runs_and_never_replaces_one(pages):
+    """The first test score of a run counts. A run of another question, which is only kept, stays."""
+    old = {run["run"]: run for run in analyze.read_runs(tables.KEPT)}
+    bed(pages / "new", "transformer", {0: .99, 77: .6}, {77: .7}, {})
+    for folder in (pages / "new").iterdir():
+        if "pretrain" in folder.name:                          # as those of S4 in question 3
+            name = folder.name.replace("transformer", "s4")
+            folder = folder.rename(folder.with_name(name))
+            np.savez(folder / "kernels.npz", before=np.ones((1, 2, 8)), after=np.ones((1, 2, 8)))
+    assert tables.main(["keep", "--runs", str(pages / "new")]) == 0
+    new = {run["run"]: run for run in analyze.read_runs(tables.KEPT)}
+    assert {name: run for name, run in new.items() if name in old} == old
+    assert len(new) - len(old) == 3 and new["pathfinder_demo-transformer-scratch-s77"]["score"] == 60
+    kernels, before = np.load(tables.HERE / "kernels.npz"), np.load(ROOT / "results" / "findings" / "kernels.npz")
+    assert {*kernels} - {*before} == {f"pathfinder_demo-s4-pretrain-s77/{stage}" for stage in ("before", "after")}
+    assert all((kernels[name] == before[name]).all() for name in before)
+
+
 def test_every_claim_names_runs_of_its_question():
     class Noted(dict):
         def get(self, name, default=None):
             asked.add(name)
             return default
 
-    asked, every = set(), set().union(*map(names, analyze.questions()))
-    analyze.verdicts(Noted())
+    asked, every = set(), set().union(*map(names, tables.questions()))
+    tables.verdicts(Noted())
     assert len(asked) > 20 and {name for name in asked if not name.endswith("-pretrain")} <= every
     assert {name.replace("-pretrain", "-spt") for name in asked} <= every

@@ -1,4 +1,4 @@
-# The runs of results/findings.md, for run_all.sh, whose functions these use. analyze.py names the same in QUESTIONS.
+# The runs of results/findings.md, for run_all.sh, whose functions these use. tables.py names the same in QUESTIONS.
 
 settled() {       # chains -> the same with ten evaluations for each arm, so that validation has as many checkpoints to
     # choose from, and with the rate of S4 on text that findings0 chose; runs of `architectures`, -rated-, stay

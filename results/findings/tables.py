@@ -1,0 +1,308 @@
+"""results/findings.md: tables, figures and verdicts. Reads run directories, or runs.jsonl and kernels.npz beside this
+file, which `keep` adds to.
+
+    python results/findings/tables.py 1      a question's table, printed, and figure; without number: all, and claims
+    python results/findings/tables.py keep   finished runs of runs/findings into runs.jsonl; then the same as `page`
+    python results/findings/tables.py page   what kept runs say, into results/findings.md, README.md and the figures
+
+Reads runs/findings, else runs.jsonl; --runs names another. `page --check` writes nothing.
+"""
+import argparse
+import json
+import math
+import statistics
+import sys
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+from analyze import (OWN_ARMS, UserError, draw, evaluations, half_lag, half_width, kernels_of, kernels_to_keep,
+                     line_to_keep, markdown, mean_std, minus, provenance, read_runs, replace_block, signed,
+                     with_pretraining, write)
+
+# A question, then TASK: rows | columns of its tables. Together they name runs, TASK-ROW-COLUMN-sSEED, which runs.sh
+# makes. Gains are over the first column.
+QUESTIONS = """
+0 Trials by which settings were chosen: validation accuracy, seed 0
+pathfinder_demo: transformer rotary | scratch lr0.0003-scratch lr0.003-scratch
+pathfinder_demo: transformer-lr0.001 transformer-lr0.003 transformer-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
+pathfinder_demo: rotary-lr0.001 rotary-lr0.003 rotary-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
+text_demo: rotary-lr0.001 rotary-lr0.003 rotary-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
+pathfinder_demo: s4-lr0.003 s4-lr0.01 s4-lr0.03 | w0.1-joint w0.3-joint w1-joint w3-joint
+text_demo: s4-lr0.001 s4-lr0.004 s4-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
+pathfinder_demo: s4 s4d dfout dlr s4_rand dlr_rand | scratch lr0.003-scratch spt lr0.003-spt
+text_demo: s4 | scratch lr0.004-scratch spt lr0.004-spt
+text256: s4 | scratch lr0.01-scratch spt lr0.01-spt
+1 SPT, joint training or scratch at equal passes?
+text256: rotary linear s4 | scratch spt joint
+pathfinder_demo: transformer s4 | scratch spt joint
+2 Few labels: what does SPT gain with 1, 5, 25 and 100 % of them?
+text_demo: rotary-l0.01 rotary-l0.05 rotary-l0.25 rotary s4-l0.01 s4-l0.05 s4-l0.25 s4 | scratch spt joint
+text_demo: rotary-f0.05 rotary-f0.25 s4-f0.05 s4-f0.25 | scratch spt
+3 Does SPT make the initialisation redundant?
+pathfinder_demo: s4 s4d s4d-short dfout-lr0.003 dlr-lr0.003 | scratch spt
+pathfinder_demo: s4_rand-lr0.003 dlr_rand-lr0.003 s4_rand-lr0.003-long dlr_rand-lr0.003-long | scratch spt
+text_demo: s4-rated s4d-rated s4d-rated-short dfout-rated dlr-rated s4_rand-rated dlr_rand-rated | scratch spt
+4 Luck: how many of ten seeds leave chance?
+pathfinder_demo: transformer rotary | scratch spt joint
+pathfinder_demo: transformer-lr0.003 | w0.1-joint
+5 How much pretraining, and on how much?
+pathfinder_demo: transformer | s1400-scratch p175-spt p350-spt p700-spt p1400-spt p2800-spt s2700-scratch s4200-scratch
+pathfinder_demo: transformer | n0.125-scratch n0.125-spt n0.25-spt n0.5-spt n1-spt
+6 What to hide?
+pathfinder_demo: transformer | spt m0.15-spt m0.5-spt runs3-spt runs10-spt patches-spt rows-spt
+text_demo: rotary | spt m0.15-spt m0.5-spt runs3-spt runs10-spt
+7 Masked or causal?
+text_demo: rotary rotary-causal s4 s4-causal | scratch spt
+8 Where does the gain sit?
+text_demo: rotary | s700-scratch spt qk-spt v-spt mixers-spt others-spt
+text_demo: s4 | s700-scratch spt A-spt BC-spt mixers-spt others-spt
+pathfinder_demo: transformer | s1400-scratch spt qk-spt v-spt mixers-spt others-spt
+9 One real row as far as a CPU carries it: Image, S4 with 100k parameters
+image: s4-100k | scratch spt
+"""
+KERNEL_ROWS = ("text_demo-s4-rated", "pathfinder_demo-s4")         # whose kernels the last claim is about
+
+
+def questions():
+    """{number: (title, [(rows, columns)])} of QUESTIONS."""
+    found = {}
+    for line in QUESTIONS.strip().splitlines():
+        if line[0].isdigit():
+            title, tables = line[2:], []
+            found[int(line[0])] = title, tables
+        else:
+            task, names = line.split(": ")
+            names, columns = (part.split() for part in names.split(" | "))
+            rows = [f"{task}-{name}" for name in names]
+            if tables and tables[-1][1] == columns:                # the same table goes on
+                tables[-1][0].extend(rows)
+            else:
+                tables.append((rows, columns))
+    return found
+
+
+def by_name(runs):
+    """{name without seed: {seed: run}}, of both stages."""
+    found = {}
+    for run in [*with_pretraining(runs), *(run for run in runs if "start" not in run)]:
+        found.setdefault(run["run"].rsplit("-s", 1)[0], {})[run["seed"]] = run
+    return found
+
+
+def finding(number, found):
+    """The tables of a question in Markdown. Gains are over the first column; a row has the seeds that all of its arms
+    have."""
+    parts, used, field = [], {}, "score" if number else "val_accuracy"
+    for rows, columns in questions()[number][1]:
+        lines = []
+        for row in rows:
+            arms = [found.get(f"{row}-{column}", {}) for column in columns]
+            made = [set(arm) for arm in arms if arm]
+            seeds = sorted(set.intersection(*made)) if made else []
+            arms = [{seed: arm[seed] for seed in seeds} if arm else {} for arm in arms]
+            every = [run for arm in arms for run in arm.values()]
+            used |= {run["run"]: run for run in [*every, *(run["first"] for run in every if run["init"])]}
+            scores = [{seed: run[field] * (1 if number else 100) for seed, run in arm.items()} for arm in arms]
+            lines.append([f"`{row}`", *(cell_of_arm(number, arm, score, scores[0]) if arm else "–"
+                                        for arm, score in zip(arms, scores))])
+            if columns[1:3] == ["spt", "joint"]:
+                lines[-1].append(signed(minus(scores[1], scores[2])))
+        extra = ["SPT - joint"] if columns[1:3] == ["spt", "joint"] else []
+        parts.append(markdown(["", *(f"`{column}`" for column in columns), *extra], lines))
+    command = f"`bash run_all.sh findings{number}`"
+    return "\n\n".join([*parts, f"{command}: {provenance(used.values())}." if used else command])
+
+
+def cell_of_arm(number, arm, scores, first):
+    """Score, gain over the first column, percent of hidden symbols that pretraining predicted right, passes, minutes.
+    Question 9, whose image has samples and whose stages have different batches: epochs."""
+    runs = [*arm.values()]
+    text = [mean_std(scores)] + ([signed(minus(scores, first))] if scores is not first else [])
+    if number == 4:                                            # two-valued: means say little
+        text.insert(0, f"{sum(score > 55 for score in scores.values())} of {len(scores)} above 55")
+    if number != 9 and all(run["init"] for run in runs):
+        text.append(f"hidden: {mean_std({seed: 100 * run['first']['val_score'] for seed, run in arm.items()})}")
+    length = "/".join(f"{n:,}" for n in sorted({run["passes"] for run in runs})) + " passes"
+    if number == 9:
+        length = f"{runs[0]['first'].get('epochs', 0) + runs[0]['epochs']:.0f} epochs"
+    return "<br>".join([*text, f"{length}, {statistics.mean(run['minutes'] for run in runs):.1f} min"])
+
+
+def verdicts(found):
+    """The paper's claims at this size: head and rows of a table, what was measured, and what its intervals say."""
+    def scores(name):
+        return {seed: run["score"] for seed, run in found.get(name, {}).items()}
+
+    def gain(row):
+        return minus(scores(f"{row}-spt"), scores(f"{row}-scratch"))
+
+    def more(one, other):                  # what SPT gains for one beyond what it gains for the other
+        return minus(gain(one), gain(other))
+
+    def closer(one, other):                # how far the lower of two catches up, by its own gain, not the other's loss
+        gaps = [minus(scores(f"{one}-{start}"), scores(f"{other}-{start}")) for start in ("scratch", "spt")]
+        lower = gain(one if sum(gaps[0].values()) < 0 else other)
+        before, after = ({seed: math.copysign(1, sum(gap.values())) * value for seed, value in gap.items()}
+                         for gap in gaps)
+        return {seed: min(value, lower[seed]) for seed, value in minus(before, after).items() if seed in lower}
+
+    def longer(row):                       # log2 of S4's half lags after pretraining against those at the start
+        runs = found.get(f"{row}-pretrain", {})
+        kernels = {seed: kernels_of([run]).get(run["run"]) for seed, run in runs.items()}
+        return {seed: float(np.diff(np.log2(1 + half_lag(k)), axis=0).mean()) for seed, k in kernels.items()
+                if k is not None}
+
+    rows = ["text256-rotary", "text256-linear", "text256-s4", "pathfinder_demo-transformer", "pathfinder_demo-s4"]
+    models = {"text256-rotary": "text256-s4", "text256-linear": "text256-s4",
+              "pathfinder_demo-transformer": "pathfinder_demo-s4"}
+    starts = {"text_demo-s4-rated": "text_demo-s4_rand-rated", "text_demo-dlr-rated": "text_demo-dlr_rand-rated",
+              "pathfinder_demo-s4": "pathfinder_demo-s4_rand-lr0.003",
+              "pathfinder_demo-dlr-lr0.003": "pathfinder_demo-dlr_rand-lr0.003"}
+    measured = [
+        ("SPT lifts Transformers most: their gain minus S4's", 1, "above 0",
+         {one: more(one, s4) for one, s4 in models.items()}),
+        ("masked and causal SPT are alike: causal minus masked", 7, "within 2", {"text_demo-rotary": minus(
+            scores("text_demo-rotary-causal-spt"), scores("text_demo-rotary-spt"))}),
+        ("the gap between Transformer and S4 shrinks: by", 1, "above 0",
+         {one: closer(one, s4) for one, s4 in models.items()}),
+        ("initialisation matters less after SPT: own and random start closer by", 3, "above 0",
+         {own: closer(own, random) for own, random in starts.items()}),
+        ("gains grow as data shrinks: gain on a twentieth of it minus gain on all", 2, "above 0",
+         {row: more(f"{row}-f0.05", row) for row in ("text_demo-rotary", "text_demo-s4")}),
+        ("gains survive an equal budget: gain", 1, "above 0", {row: gain(row) for row in rows}),
+        ("learned kernels differ from HiPPO, by task: log2 of the lag that half of a kernel lies within, after SPT "
+         "against before", 3, "not 0", {row: longer(row) for row in KERNEL_ROWS})]
+    lines = []
+    for i, (claim, question, bound, values) in enumerate(measured, 1):
+        says = {}                                              # {verdict: the rows that it is about}
+        for row, value in values.items():
+            says.setdefault(decide(value, bound), []).append(" ".join(row.split("-")[:2]))
+        answer = [f"{verdict}: {', '.join(says[verdict])}" for verdict in sorted(says)]
+        texts = [f"{' '.join(row.split('-')[:2])}: {signed(value)}" for row, value in values.items()]
+        lines.append([str(i), claim, "<br>".join(answer), "<br>".join(texts), str(question)])
+    return ["", "claim", "here", "points [95 % interval] (seeds)", "question"], lines
+
+
+def decide(values, bound):
+    """Where the interval of a mean lies -> confirmed, refuted or undecided; one seed has none."""
+    if len(values) < 2:
+        return "one seed" if values else "not run"
+    mean, half = statistics.mean(values.values()), half_width([*values.values()])
+    if bound == "above 0":
+        return "confirmed" if mean - half > 0 else "refuted" if mean + half < 0 else "undecided"
+    if bound == "not 0":
+        return "confirmed" if abs(mean) > half else "undecided"
+    return "confirmed" if abs(mean) + half < 2 else "refuted" if abs(mean) - half > 2 else "undecided"
+
+
+def figure_of_question(plt, number, found):
+    """A panel a task, a line a model and variant: the test accuracy of every seed, and the mean. Of question 9 the
+    validation curves."""
+    title, tables = questions()[number]
+    panels = {}                                                # {task: {line: {start: runs}}}
+    for rows, columns in tables:
+        for name in [f"{row}-{column}" for row in rows for column in columns]:
+            task, *words, start = name.split("-")
+            runs = [*found.get(name, {}).values()]
+            panels.setdefault(task, {}).setdefault(" ".join(words), {})[start] = runs
+    most = max(map(len, panels.values()))
+    figure, axes = plt.subplots(1, len(panels), figsize=(9, 3.5 if number == 9 else 1.3 + 0.32 * most), squeeze=False)
+    for axis, (task, lines) in zip(axes[0], panels.items()):
+        for y, arms in enumerate(lines.values()):
+            for start, runs in arms.items():
+                label, colour = OWN_ARMS[start]
+                height = y + 0.2 * (list(arms).index(start) - (len(arms) - 1) / 2)
+                for run in runs if number == 9 else ():
+                    before = run["first"].get("epochs", 0)
+                    epochs = [before + record["step"] * run["epochs"] / run["steps"] for record in evaluations(run)]
+                    scores = [100 * record["val_accuracy"] for record in evaluations(run)]
+                    axis.plot(epochs, scores, color=colour, label=label)
+                if runs and number != 9:
+                    scores = [run["score"] for run in runs]
+                    axis.scatter(scores, [height] * len(runs), s=7, color=colour, label=label)
+                    axis.plot([statistics.mean(scores)] * 2, [height - 0.14, height + 0.14], color=colour)
+        axis.set_title(task, loc="left")
+        if number == 9:
+            axis.set(xlabel="epochs, those of pretraining counted", ylabel="validation accuracy, %")
+        else:
+            axis.set_yticks(range(len(lines)), lines)
+            axis.set(ylim=(len(lines) - 0.5, -0.5), xlabel="test accuracy, %: seeds and mean")
+            axis.grid(axis="x", color="0.9")
+    return figure, title
+
+
+def tell(args):
+    """A question's table and figure; of all, and the paper's claims."""
+    found = by_name(read_runs(args.runs))
+    folder = HERE if args.runs.is_file() else args.runs
+    for number in questions() if args.what == "" else [int(args.what)]:
+        print(f"\n**{number}. {questions()[number][0]}**\n\n{finding(number, found)}\n")
+        if number:                                             # trials have no figure
+            draw(lambda plt, cells: figure_of_question(plt, number, found), {}, folder / f"question{number}.png")
+    if args.what == "":
+        print(markdown(*verdicts(found)))
+
+
+def keep(args):
+    """Adds runs to runs.jsonl, with their evaluations, and those of KERNEL_ROWS to kernels.npz. A run that is there
+    stays: its test scores have been used."""
+    lines = KEPT.read_text().splitlines(keepends=True)
+    there = {json.loads(line)["run"] for line in lines}
+    new = [run for run in read_runs(args.runs) if run["run"] not in there]
+    for run in new:
+        evaluations(run)                                       # adds them
+    kernels = kernels_to_keep(run for run in new if run["run"].rsplit("-pretrain-s", 1)[0] in KERNEL_ROWS)
+    if kernels:
+        with np.load(HERE / "kernels.npz") as old:
+            kernels |= old
+        write(HERE / "kernels.npz", lambda temporary: np.savez_compressed(temporary, **kernels))
+    lines = sorted([*lines, *map(line_to_keep, new)], key=lambda line: json.loads(line)["run"])
+    write(KEPT, lambda temporary: temporary.write_text("".join(lines)))
+    print(f"{len(new)} runs added to {len(there)}")
+    page(args)
+
+
+def page(args):
+    """What the kept runs say, into results/findings.md and README.md. A figure is drawn once each cell of its question
+    has runs."""
+    found = by_name(read_runs(KEPT))
+    path = ROOT / "results" / "findings.md"
+    for number, (_, tables) in questions().items():
+        text, figure = finding(number, found), HERE / f"question{number}.png"
+        if number and all(f"{row}-{column}" in found for rows, columns in tables for row in rows for column in columns):
+            if not args.check:
+                draw(lambda plt, cells: figure_of_question(plt, number, found), {}, figure)
+            text += f"\n\n![question {number}](findings/{figure.name})"
+        replace_block(path, f"question{number}", text, args.check)
+    head, rows = verdicts(found)
+    replace_block(path, "claims", markdown(head, rows), args.check)
+    short = markdown([*head[:3], head[4]], [[*row[:3], row[4]] for row in rows])
+    replace_block(ROOT / "README.md", "findings", short, args.check)
+
+
+KEPT = HERE / "runs.jsonl"
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", default="", choices=["", "keep", "page", *map(str, questions())])
+    parser.add_argument("--runs", type=Path, help="folder of runs or runs.jsonl")
+    parser.add_argument("--check", action="store_true", help="page: write nothing; an error where it is stale")
+    args = parser.parse_args(argv)
+    own = Path("runs", "findings")
+    args.runs = args.runs or (own if own.exists() or args.what == "keep" else KEPT)
+    try:
+        {"keep": keep, "page": page}.get(args.what, tell)(args)
+    except (UserError, OSError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
