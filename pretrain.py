@@ -647,7 +647,7 @@ class Run:
         if self.world > args.batch:
             raise UserError(f"--batch {args.batch} is smaller than the number of processes, {self.world}")
         keep_memory()
-        torch.set_flush_denormal(True)         # below 1e-38, as a saturated softmax gives, a CPU takes three times as long
+        torch.set_flush_denormal(True)         # a CPU takes three times as long below 1e-38, where a softmax saturates
         cuda = args.device != "cpu" and torch.cuda.is_available()
         self.device = torch.device(f"cuda:{environ.get('LOCAL_RANK', 0)}" if cuda else "cpu")
         if cuda:
