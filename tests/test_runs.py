@@ -292,6 +292,13 @@ def test_running_and_finished_runs_are_left_alone(start, mistake, capsys, monkey
 # ---- one step, however it is divided ---------------------------------------------------------------------------------
 
 
+def test_numbers_that_slow_a_cpu_are_zero():
+    """Below 1e-38, where the attention of a diverging run ends, its matrix products take three times as long."""
+    torch.set_flush_denormal(False)
+    pretrain.main(flags("run"))
+    assert torch.tensor(1e-30) * 1e-10 == 0
+
+
 @pytest.mark.parametrize("stage, task, model, objective", [
     ("pretrain", "pathfinder", "rotary", "masked"), ("pretrain", "listops", "s4", "masked"),
     ("pretrain", "text", "transformer", "causal"), ("finetune", "listops", "s4", "masked"),
