@@ -64,7 +64,8 @@ findings() {      # number of a question
            every both text256 s4; every rated text256 s4 1e-2 1e-2 1e-2 lr0.01
            every rated $path "$starts" 3e-3 3e-3 3e-3 lr0.003
            for value in 0.001 0.003 0.01; do every joint text256 "rotary linear" lr$value-w0.3 "--lr $value" 0.3; done
-           for value in 0.004 0.01; do every joint text256 s4 lr$value-w0.3 "--lr $value" 0.3; done ;;
+           for value in 0.004 0.01; do every joint text256 s4 lr$value-w0.3 "--lr $value" 0.3; done
+           for value in 1 3; do every joint text256 rotary lr0.003-w$value "--lr 0.003" $value; done ;;
         1) every three text256 "rotary linear s4"; every three $path "transformer s4" ;;
         2) every few text_demo "rotary s4"
            for value in 0.05 0.25; do every both text_demo "rotary s4" f$value "--train-fraction $value"; done ;;
