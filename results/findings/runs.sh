@@ -13,15 +13,16 @@ pathfinder_demo-(transformer|rotary) 270 140 135
 pathfinder_demo-(s4|s4d|s4_rand|dfout|dlr|dlr_rand) 190 90 95"
     sed -E "/-rated-|--eval-every/!{$rules}; /-rated-|--lr/!$rate"
 }
-# Joint training: weight of the masked loss and rate, the best of twelve (findings0). text256 and linear take others'.
+# Joint training: weight of the masked loss and rate, the best of its trials on validation (findings0).
 declare -A JOINT=([pathfinder_demo-transformer]="1 --lr 3e-3" [pathfinder_demo-rotary]="0.1 --lr 3e-3"
-    [pathfinder_demo-s4]="0.1 --lr 1e-2" [text_demo-rotary]="0.3 --lr 1e-2" [text_demo-s4]="0.3 --lr 1e-2")
+    [pathfinder_demo-s4]="0.1 --lr 1e-2" [text_demo-rotary]="0.3 --lr 1e-2" [text_demo-s4]="0.3 --lr 1e-2"
+    [text256-rotary]="3 --lr 3e-3" [text256-linear]="1 --lr 3e-3" [text256-s4]="0.3 --lr 1e-2")
 weights() {       # TASK MODEL RATE; four weights of the masked loss
     local weight
     for weight in 0.1 0.3 1 3; do joint "$1" "$2" "lr$3-w$weight" "--lr $3" $weight; done
 }
 tuned() {         # TASK MODEL, word and flags
-    local best=${JOINT[${1/256/_demo}-${2/linear/rotary}]}
+    local best=${JOINT[$1-$2]}
     joint "$1" "$2" "${3:-}" "${best#* }${4:+ $4}" "${best%% *}"
 }
 three() { both "$@"; tuned "$@"; }
@@ -64,8 +65,9 @@ findings() {      # number of a question
            every both text256 s4; every rated text256 s4 1e-2 1e-2 1e-2 lr0.01
            every rated $path "$starts" 3e-3 3e-3 3e-3 lr0.003
            for value in 0.001 0.003 0.01; do every joint text256 "rotary linear" lr$value-w0.3 "--lr $value" 0.3; done
-           for value in 0.004 0.01; do every joint text256 s4 lr$value-w0.3 "--lr $value" 0.3; done
-           for value in 1 3; do every joint text256 rotary lr0.003-w$value "--lr 0.003" $value; done ;;
+           for value in 1 3; do every joint text256 "rotary linear" lr0.003-w$value "--lr 0.003" $value; done
+           for value in 0.3 1 3; do every joint text256 s4 lr0.01-w$value "--lr 0.01" $value; done
+           every joint text256 s4 lr0.004-w0.3 "--lr 0.004" 0.3 ;;
         1) every three text256 "rotary linear s4"; every three $path "transformer s4" ;;
         2) every few text_demo "rotary s4"
            for value in 0.05 0.25; do every both text_demo "rotary s4" f$value "--train-fraction $value"; done ;;

@@ -39,7 +39,7 @@ text_demo: s4 | scratch lr0.004-scratch spt lr0.004-spt
 text256: s4 | scratch lr0.01-scratch spt lr0.01-spt
 text256: rotary-lr0.001 rotary-lr0.003 rotary-lr0.01 linear-lr0.001 linear-lr0.003 linear-lr0.01 | w0.3-joint
 text256: s4-lr0.004 s4-lr0.01 | w0.3-joint
-text256: rotary-lr0.003 | w0.3-joint w1-joint w3-joint
+text256: rotary-lr0.003 linear-lr0.003 s4-lr0.01 | w0.3-joint w1-joint w3-joint
 1 SPT, joint training or scratch at equal passes?
 text256: rotary linear s4 | scratch spt joint
 pathfinder_demo: transformer s4 | scratch spt joint
