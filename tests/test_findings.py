@@ -38,7 +38,8 @@ def test_the_runs_of_a_question_are_those_of_its_command(number):
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6, 7, 8])
 def test_validation_has_ten_checkpoints_of_each_arm_to_choose_from(number):
-    """By the recipe's steps or the flag's; but for the runs that `architectures` made."""
+    """By the recipe's steps or the flag's; but for the runs that `architectures` made. Few labels are soon known by
+    heart: there every arm has one after 50 steps already."""
     checked = 0
     for chain in listed(f"findings{number}", "--seeds", "7"):
         flags = {}
@@ -49,7 +50,8 @@ def test_validation_has_ten_checkpoints_of_each_arm_to_choose_from(number):
             if words[1].endswith("finetune.py") and "-rated" not in flags["out"]:
                 recipe = recipe_line(flags["task"], TASKS[flags["task"]], flags["model"], "masked", flags["start"])[2]
                 steps = int(flags["steps"] or recipe["steps"])
-                assert words.count("--eval-every") == 1 and steps == 10 * int(flags["eval-every"]), command
+                wanted = 50 if re.search("-[lf]0", flags["out"]) else steps / 10
+                assert words.count("--eval-every") == 1 and int(flags["eval-every"]) == wanted, command
                 checked += 1
     assert checked
 

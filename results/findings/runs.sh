@@ -26,16 +26,20 @@ tuned() {         # TASK MODEL, word and flags
     joint "$1" "$2" "${3:-}" "${best#* }${4:+ $4}" "${best%% *}"
 }
 three() { both "$@"; tuned "$@"; }
-few() {           # TASK MODEL; all inputs, and a share of the labels
-    local share shares=()
+few() {           # TASK MODEL; all inputs, and a share of the labels, which are soon known by heart
+    local share shares=() often="--eval-every 50"
     for share in 0.01 0.05 0.25; do
-        scratch "$1" "$2" "l$share" "--label-fraction $share"
-        tuned "$1" "$2" "l$share" "--label-fraction $share"
-        shares+=("l$share" "--label-fraction $share")
+        scratch "$1" "$2" "l$share" "--label-fraction $share $often"
+        tuned "$1" "$2" "l$share" "--label-fraction $share $often"
+        shares+=("l$share" "--label-fraction $share $often")
     done
     scratch "$1" "$2"
     tuned "$1" "$2"
-    after "$1" "$2" '' '' '' '' "${shares[@]}"
+    after "$1" "$2" '' '' '' '--eval-every 70' "${shares[@]}"
+}
+fraction() {      # TASK MODEL, share of the data, without which nothing is seen in either stage
+    scratch "$1" "$2" "f$3" "--train-fraction $3 --eval-every 50"
+    spt "$1" "$2" "f$3" "--train-fraction $3" "--eval-every 50"
 }
 less() {          # TASK MODEL, share of the training examples, of which the first eighth has labels
     spt "$1" "$2" "n$3" "--train-fraction $3" "--train-fraction 0.125"
@@ -68,9 +72,10 @@ findings() {      # number of a question
            for value in 1 3; do every joint text256 "rotary linear" lr0.003-w$value "--lr 0.003" $value; done
            for value in 0.3 1 3; do every joint text256 s4 lr0.01-w$value "--lr 0.01" $value; done
            every joint text256 s4 lr0.004-w0.3 "--lr 0.004" 0.3 ;;
-        1) every three text256 "rotary linear s4"; every three $path "transformer s4" ;;
+        1) every three text256 "rotary linear s4"; every three $path "transformer s4"
+           every scratch $path s4 s900 "--steps 900 --eval-every 90" ;;
         2) every few text_demo "rotary s4"
-           for value in 0.05 0.25; do every both text_demo "rotary s4" f$value "--train-fraction $value"; done ;;
+           for value in 0.05 0.25; do every fraction text_demo "rotary s4" $value; done ;;
         3) every both $path "s4 s4d"; every both $path s4d short "--arch dt_max=0.01"
            every rated $path "dfout dlr s4_rand dlr_rand" 3e-3 3e-3 3e-3 lr0.003
            every scratch $path "s4_rand dlr_rand" lr0.003-long "--lr 3e-3 --steps 7600 --eval-every 760"

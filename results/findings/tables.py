@@ -1,11 +1,11 @@
-"""results/findings.md: tables, figures and verdicts. Reads run directories, or runs.jsonl and kernels.npz beside this
-file, which `keep` adds to.
+"""results/findings.md: tables, figures and verdicts.
 
     python results/findings/tables.py 1      a question's table, printed, and figure; without number: all, and claims
     python results/findings/tables.py keep   finished runs of runs/findings into runs.jsonl; then the same as `page`
     python results/findings/tables.py page   what kept runs say, into results/findings.md, README.md and the figures
 
-Reads runs/findings, else runs.jsonl; --runs names another. `page --check` writes nothing.
+Reads runs/findings; where there is none, runs.jsonl and kernels.npz beside this file; --runs names another. `page
+--check` writes nothing.
 """
 import argparse
 import json
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+ROOT, KEPT = HERE.parents[1], HERE / "runs.jsonl"
 sys.path.insert(0, str(ROOT))
 
 from analyze import (OWN_ARMS, UserError, draw, evaluations, half_lag, half_width, kernels_of, kernels_to_keep,
@@ -39,10 +39,11 @@ text_demo: s4 | scratch lr0.004-scratch spt lr0.004-spt
 text256: s4 | scratch lr0.01-scratch spt lr0.01-spt
 text256: rotary-lr0.001 rotary-lr0.003 rotary-lr0.01 linear-lr0.001 linear-lr0.003 linear-lr0.01 | w0.3-joint
 text256: s4-lr0.004 s4-lr0.01 | w0.3-joint
-text256: rotary-lr0.003 linear-lr0.003 s4-lr0.01 | w0.3-joint w1-joint w3-joint
+text256: rotary-lr0.003 linear-lr0.003 s4-lr0.01 | w1-joint w3-joint
 1 SPT, joint training or scratch at equal passes?
 text256: rotary linear s4 | scratch spt joint
 pathfinder_demo: transformer s4 | scratch spt joint
+pathfinder_demo: s4 | s900-scratch
 2 Few labels: what does SPT gain with 1, 5, 25 and 100 % of them?
 text_demo: rotary-l0.01 rotary-l0.05 rotary-l0.25 rotary s4-l0.01 s4-l0.05 s4-l0.25 s4 | scratch spt joint
 text_demo: rotary-f0.05 rotary-f0.25 s4-f0.05 s4-f0.25 | scratch spt
@@ -125,7 +126,7 @@ def cell_of_arm(number, arm, scores, first):
     """Score, gain over the first column, percent of hidden symbols that pretraining predicted right, passes, minutes.
     Question 9, whose image has samples and whose stages have different batches: epochs."""
     runs = [*arm.values()]
-    text = [mean_std(scores)] + ([signed(minus(scores, first))] if scores is not first else [])
+    text = [mean_std(scores)] + ([signed(minus(scores, first))] if number and scores is not first else [])
     if number == 4:                                            # two-valued: means say little
         text.insert(0, f"{sum(score > 55 for score in scores.values())} of {len(scores)} above 55")
     if number != 9 and all(run["init"] for run in runs):
@@ -178,8 +179,8 @@ def verdicts(found):
         ("gains grow as data shrinks: gain on a twentieth of it minus gain on all", 2, "above 0",
          {row: more(f"{row}-f0.05", row) for row in ("text_demo-rotary", "text_demo-s4")}),
         ("gains survive an equal budget: gain", 1, "above 0", {row: gain(row) for row in rows}),
-        ("learned kernels differ from HiPPO, by task: log2 of the lag that half of a kernel lies within, after SPT "
-         "against before", 3, "not 0", {row: longer(row) for row in KERNEL_ROWS})]
+        ("learned kernels differ from HiPPO, by task; here in reach: log2 of the lag that half of a kernel lies "
+         "within, mean over layers, after SPT minus before", 3, "not 0", {row: longer(row) for row in KERNEL_ROWS})]
     lines = []
     for i, (claim, question, bound, values) in enumerate(measured, 1):
         says = {}                                              # {verdict: the rows that it is about}
@@ -242,7 +243,7 @@ def figure_of_question(plt, number, found):
 def tell(args):
     """A question's table and figure; of all, and the paper's claims."""
     found = by_name(read_runs(args.runs))
-    folder = HERE if args.runs.is_file() else args.runs
+    folder = args.runs.parent if args.runs.is_file() else args.runs
     for number in questions() if args.what == "" else [int(args.what)]:
         print(f"\n**{number}. {questions()[number][0]}**\n\n{finding(number, found)}\n")
         if number:                                             # trials have no figure
@@ -266,7 +267,7 @@ def keep(args):
         write(HERE / "kernels.npz", lambda temporary: np.savez_compressed(temporary, **kernels))
     lines = sorted([*lines, *map(line_to_keep, new)], key=lambda line: json.loads(line)["run"])
     write(KEPT, lambda temporary: temporary.write_text("".join(lines)))
-    print(f"{len(new)} runs added to {len(there)}")
+    print(f"{len(new)} runs added to {len(there)}, which stay as they are")
     page(args)
 
 
@@ -288,15 +289,14 @@ def page(args):
     replace_block(ROOT / "README.md", "findings", short, args.check)
 
 
-KEPT = HERE / "runs.jsonl"
-
-
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", default="", choices=["", "keep", "page", *map(str, questions())])
     parser.add_argument("--runs", type=Path, help="folder of runs or runs.jsonl")
     parser.add_argument("--check", action="store_true", help="page: write nothing; an error where it is stale")
     args = parser.parse_args(argv)
+    if args.check and args.what != "page":
+        parser.error("--check is for: page")
     own = Path("runs", "findings")
     args.runs = args.runs or (own if own.exists() or args.what == "keep" else KEPT)
     try:
