@@ -10,6 +10,7 @@ Reads runs/findings; where there is none, runs.jsonl and kernels.npz beside this
 import argparse
 import json
 import math
+import signal
 import statistics
 import sys
 from pathlib import Path
@@ -291,7 +292,8 @@ def page(args):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", default="", choices=["", "keep", "page", *map(str, questions())])
+    parser.add_argument("what", nargs="?", default="", choices=["", "keep", "page", *map(str, questions())],
+                        metavar="WHAT", help="number of a question, keep or page")
     parser.add_argument("--runs", type=Path, help="folder of runs or runs.jsonl")
     parser.add_argument("--check", action="store_true", help="page: write nothing; an error where it is stale")
     args = parser.parse_args(argv)
@@ -308,4 +310,6 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    for quiet in (signal.SIGPIPE, signal.SIGINT):              # tables.py 2 | head, Ctrl-C: no traceback
+        signal.signal(quiet, signal.SIG_DFL)
     sys.exit(main())
