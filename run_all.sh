@@ -210,6 +210,7 @@ for task in $([ -n "$OWN" ] || grep -o -- "--task [^ ]*" <<< "$CHAINS" | cut -d 
     prepare "$task" >&9 2>&9 && continue
     [ $? != 130 ] || exit 130                                  # Ctrl-C
     code=1
+    [ "$TARGET" != demo ] || tail -n 1 "$RUNS/output/data.txt" >&2
     echo "error: no data for $task; its runs are left out" >&2
     CHAINS=$(grep -v -- "--task $task " <<< "$CHAINS") || { echo "error: nothing is left to run" >&2; exit 1; }
 done
