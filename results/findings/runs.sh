@@ -104,7 +104,7 @@ findings() {      # number of a question
            every scratch text_demo "rotary s4" s700 "--steps 700 --eval-every 70"
            every taken $path transformer qk v mixers others; every taken text_demo rotary qk v mixers others
            every taken text_demo s4 A BC mixers others ;;
-        9) every scratch image s4 100k "--arch d=64 --epochs 12"
-           every spt image s4 100k "--arch d=64 --epochs 6" "--epochs 6 --batch 64 --warmup 200" ;;
+        9) every scratch image s4 100k "--arch d=64 --epochs 8"
+           every spt image s4 100k "--arch d=64 --epochs 4" "--epochs 4 --batch 64 --warmup 200" ;;
     esac
 }
