@@ -86,7 +86,8 @@ findings() {      # number of a question
            every rated text_demo s4d 9e-3 9e-3 9e-3 rated-short "--arch dt_max=0.01" ;;
         4) every three $path "transformer rotary"
            every joint $path transformer lr0.003-w0.1 "--lr 0.003" 0.1 ;;                        # joint's second chance
-        5) for value in 1400 2700 4200; do
+        5) every scratch $path transformer
+           for value in 1400 4200; do
                every scratch $path transformer s$value "--steps $value --eval-every $((value / 10))"
            done
            for value in 175 350 700 1400 2800; do every spt $path transformer p$value "--steps $value"; done

@@ -56,7 +56,7 @@ text_demo: s4-rated s4d-rated s4d-rated-short dfout-rated dlr-rated s4_rand-rate
 pathfinder_demo: transformer rotary | scratch spt joint
 pathfinder_demo: transformer-lr0.003 | w0.1-joint
 5 How much pretraining, and on how much?
-pathfinder_demo: transformer | s1400-scratch p175-spt p350-spt p700-spt p1400-spt p2800-spt s2700-scratch s4200-scratch
+pathfinder_demo: transformer | s1400-scratch p175-spt p350-spt p700-spt p1400-spt p2800-spt scratch s4200-scratch
 pathfinder_demo: transformer | n0.125-scratch n0.125-spt n0.25-spt n0.5-spt n1-spt
 6 What to hide?
 pathfinder_demo: transformer | spt m0.15-spt m0.5-spt runs3-spt runs10-spt patches-spt rows-spt
