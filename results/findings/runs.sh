@@ -84,7 +84,9 @@ findings() {      # number of a question
            every rated text_demo "s4 dlr_rand dfout s4d" 9e-3 9e-3 9e-3 rated
            every rated text_demo "s4_rand dlr" 9e-3 9e-3 3e-3 rated
            every rated text_demo s4d 9e-3 9e-3 9e-3 rated-short "--arch dt_max=0.01" ;;
-        4) every three $path "transformer rotary"
+        4) every three $path rotary; every tuned $path transformer; every tuned $path transformer max "--pool max"
+           every scratch $path transformer; every scratch $path transformer max "--pool max"
+           every after $path transformer '' '' '' '' max "--pool max"
            every joint $path transformer lr0.003-w0.1 "--lr 0.003" 0.1 ;;                        # joint's second chance
         5) every scratch $path transformer
            for value in 1400 4200; do

@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 ROOT, KEPT = HERE.parents[1], HERE / "runs.jsonl"
 sys.path.insert(0, str(ROOT))
 
-from analyze import (OWN_ARMS, UserError, draw, evaluations, half_lag, half_width, kernels_of, kernels_to_keep,
+from analyze import (OWN_ARMS, UserError, draw, evaluations, grid, half_lag, half_width, kernels_of, kernels_to_keep,
                      line_to_keep, markdown, mean_std, minus, provenance, read_runs, replace_block, signed,
                      with_pretraining, write)
 
@@ -53,7 +53,7 @@ pathfinder_demo: s4 s4d s4d-short dfout-lr0.003 dlr-lr0.003 | scratch spt
 pathfinder_demo: s4_rand-lr0.003 dlr_rand-lr0.003 s4_rand-lr0.003-long dlr_rand-lr0.003-long | scratch spt
 text_demo: s4-rated s4d-rated s4d-rated-short dfout-rated dlr-rated s4_rand-rated dlr_rand-rated | scratch spt
 4 Luck: how many of ten seeds leave chance?
-pathfinder_demo: transformer rotary | scratch spt joint
+pathfinder_demo: transformer rotary transformer-max | scratch spt joint
 pathfinder_demo: transformer-lr0.003 | w0.1-joint
 5 How much pretraining, and on how much?
 pathfinder_demo: transformer | s1400-scratch p175-spt p350-spt p700-spt p1400-spt p2800-spt scratch s4200-scratch
@@ -218,27 +218,40 @@ def figure_of_question(plt, number, found):
     most = max(map(len, panels.values()))
     figure, axes = plt.subplots(1, len(panels), figsize=(9, 3.5 if number == 9 else 1.3 + 0.32 * most), squeeze=False)
     for axis, (task, lines) in zip(axes[0], panels.items()):
-        for y, arms in enumerate(lines.values()):
-            for start, runs in arms.items():
-                label, colour = OWN_ARMS[start]
-                height = y + 0.2 * (list(arms).index(start) - (len(arms) - 1) / 2)
-                for run in runs if number == 9 else ():
-                    before = run["first"].get("epochs", 0)
-                    epochs = [before + record["step"] * run["epochs"] / run["steps"] for record in evaluations(run)]
-                    scores = [100 * record["val_accuracy"] for record in evaluations(run)]
-                    axis.plot(epochs, scores, color=colour, label=label)
-                if runs and number != 9:
-                    scores = [run["score"] for run in runs]
-                    axis.scatter(scores, [height] * len(runs), s=7, color=colour, label=label)
-                    axis.plot([statistics.mean(scores)] * 2, [height - 0.14, height + 0.14], color=colour)
+        (curves if number == 9 else dots)(axis, lines)
         axis.set_title(task, loc="left")
-        if number == 9:
-            axis.set(xlabel="epochs, those of pretraining counted", ylabel="validation accuracy, %")
-        else:
-            axis.set_yticks(range(len(lines)), lines)
-            axis.set(ylim=(len(lines) - 0.5, -0.5), xlabel="test accuracy, %: seeds and mean")
-            axis.grid(axis="x", color="0.9")
     return figure, title
+
+
+def dots(axis, lines):
+    """{model and variant: {start: runs}} -> a dot a seed, a bar at the mean."""
+    for y, arms in enumerate(lines.values()):
+        for start, runs in arms.items():
+            label, colour = OWN_ARMS[start]
+            height = y + 0.2 * (list(arms).index(start) - (len(arms) - 1) / 2)
+            if runs:
+                scores = [run["score"] for run in runs]
+                axis.scatter(scores, [height] * len(runs), s=7, color=colour, label=label)
+                axis.plot([statistics.mean(scores)] * 2, [height - 0.14, height + 0.14], color=colour)
+    axis.set_yticks(range(len(lines)), lines)
+    axis.set(ylim=(len(lines) - 0.5, -0.5), xlabel="test accuracy, %: seeds and mean")
+    axis.grid(axis="x", color="0.9")
+
+
+def curves(axis, lines):
+    """Validation accuracy over epochs of both stages, a line a run, and the paper's test accuracies of Table 9."""
+    paper = {"scratch": "S4", "spt": "S4 + SPT"}
+    for words, style in zip(lines, ("-", "--")):
+        for start, runs in lines[words].items():
+            label, colour = OWN_ARMS[start]
+            axis.axhline(float(grid(9)[0][paper[start]]["100k"][1]), color=colour, linestyle=":",
+                         label="the paper's test accuracy, 200 epochs")
+            for run in runs:
+                before = run["first"].get("epochs", 0)
+                epochs = [before + record["step"] * run["epochs"] / run["steps"] for record in evaluations(run)]
+                axis.plot(epochs, [100 * record["val_accuracy"] for record in evaluations(run)], style, color=colour,
+                          label=f"{label}, {words}")
+    axis.set(xlabel="epochs, those of pretraining counted", ylabel="validation accuracy, %")
 
 
 def tell(args):
