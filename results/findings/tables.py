@@ -162,9 +162,8 @@ def verdicts(found):
         return {seed: float(np.diff(np.log2(1 + half_lag(k)), axis=0).mean()) for seed, k in kernels.items()
                 if k is not None}
 
-    rows = ["text256-rotary", "text256-linear", "text256-s4", "pathfinder_demo-transformer", "pathfinder_demo-s4"]
     models = {"text256-rotary": "text256-s4", "text256-linear": "text256-s4",
-              "pathfinder_demo-transformer": "pathfinder_demo-s4"}
+              "pathfinder_demo-transformer": "pathfinder_demo-s4", "pathfinder_demo-rotary": "pathfinder_demo-s4"}
     starts = {"text_demo-s4-rated": "text_demo-s4_rand-rated", "text_demo-dlr-rated": "text_demo-dlr_rand-rated",
               "pathfinder_demo-s4": "pathfinder_demo-s4_rand-lr0.003",
               "pathfinder_demo-dlr-lr0.003": "pathfinder_demo-dlr_rand-lr0.003"}
@@ -179,7 +178,8 @@ def verdicts(found):
          {own: closer(own, random) for own, random in starts.items()}),
         ("gains grow as data shrinks: gain on a twentieth of it minus gain on all", 2, "above 0",
          {row: more(f"{row}-f0.05", row) for row in ("text_demo-rotary", "text_demo-s4")}),
-        ("gains survive an equal budget: gain", 1, "above 0", {row: gain(row) for row in rows}),
+        ("gains survive an equal budget: gain", 1, "above 0",
+         {row: gain(row) for row in dict.fromkeys([*models, *models.values()])}),
         ("learned kernels differ from HiPPO, by task; here in reach: log2 of the lag that half of a kernel lies "
          "within, mean over layers, after SPT minus before", 3, "not 0", {row: longer(row) for row in KERNEL_ROWS})]
     lines = []
