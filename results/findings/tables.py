@@ -167,17 +167,18 @@ def verdicts(found):
     starts = {"text_demo-s4-rated": "text_demo-s4_rand-rated", "text_demo-dlr-rated": "text_demo-dlr_rand-rated",
               "pathfinder_demo-s4": "pathfinder_demo-s4_rand-lr0.003",
               "pathfinder_demo-dlr-lr0.003": "pathfinder_demo-dlr_rand-lr0.003"}
+    texts = "text_demo-rotary", "text_demo-s4"
     measured = [
         ("SPT lifts Transformers most: their gain minus S4's", 1, "above 0",
          {one: more(one, s4) for one, s4 in models.items()}),
-        ("masked and causal SPT are alike: causal minus masked", 7, "within 2", {"text_demo-rotary": minus(
-            scores("text_demo-rotary-causal-spt"), scores("text_demo-rotary-spt"))}),
+        ("masked and causal SPT are alike: causal minus masked", 7, "within 2",
+         {row: minus(scores(f"{row}-causal-spt"), scores(f"{row}-spt")) for row in texts}),
         ("the gap between Transformer and S4 shrinks: by", 1, "above 0",
          {one: closer(one, s4) for one, s4 in models.items()}),
         ("initialisation matters less after SPT: own and random start closer by", 3, "above 0",
          {own: closer(own, random) for own, random in starts.items()}),
         ("gains grow as data shrinks: gain on a twentieth of it minus gain on all", 2, "above 0",
-         {row: more(f"{row}-f0.05", row) for row in ("text_demo-rotary", "text_demo-s4")}),
+         {row: more(f"{row}-f0.05", row) for row in texts}),
         ("gains survive an equal budget: gain", 1, "above 0",
          {row: gain(row) for row in dict.fromkeys([*models, *models.values()])}),
         ("learned kernels differ from HiPPO, by task; here in reach: log2 of the lag that half of a kernel lies "
@@ -188,8 +189,8 @@ def verdicts(found):
         for row, value in values.items():
             says.setdefault(decide(value, bound), []).append(" ".join(row.split("-")[:2]))
         answer = [f"{verdict}: {', '.join(says[verdict])}" for verdict in sorted(says)]
-        texts = [f"{' '.join(row.split('-')[:2])}: {signed(value)}" for row, value in values.items()]
-        lines.append([str(i), claim, "<br>".join(answer), "<br>".join(texts), str(question)])
+        points = [f"{' '.join(row.split('-')[:2])}: {signed(value)}" for row, value in values.items()]
+        lines.append([str(i), claim, "<br>".join(answer), "<br>".join(points), str(question)])
     return ["", "claim", "here", "points [95 % interval] (seeds)", "question"], lines
 
 
