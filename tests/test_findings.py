@@ -166,10 +166,12 @@ def test_tables_and_verdicts_by_hand(tmp_path):
     assert row.endswith("| +15.6 [-55.6, +86.8] (2) |") and rows["| `text256-s4`"].count("–") == 4
     assert "| 0 of 2 above 55<br>50.5 ± 0.7<br>" in tables.finding(4, found)
     lines = {line[:5]: line for line in analyze.markdown(*tables.verdicts(found)).splitlines()}
-    assert ("transformer: +20.1 [+18.8, +21.4] (2)<br>pathfinder_demo rotary: –<br>text256 s4: –<br>"
+    assert ("transformer: +20.1 [+18.8, +21.4] (2)<br>pathfinder_demo transformer max: –<br>"
+            "pathfinder_demo rotary: –<br>text256 s4: –<br>"
             "pathfinder_demo s4: -1.5 [-7.9, +4.9] (2)") in lines["| 6 |"]
     missing = ("| confirmed: pathfinder_demo transformer<br>"
-               "not run: text256 rotary, text256 linear, pathfinder_demo rotary")
+               "not run: text256 rotary, text256 linear, "
+               "pathfinder_demo transformer max, pathfinder_demo rotary")
     assert f"{missing}, text256 s4<br>undecided: pathfinder_demo s4 |" in lines["| 6 |"]
     assert f"{missing} |" in lines["| 1 |"]
     assert "transformer: +21.6 [+16.5, +26.7] (2)" in lines["| 1 |"]

@@ -163,7 +163,8 @@ def verdicts(found):
                 if k is not None}
 
     models = {"text256-rotary": "text256-s4", "text256-linear": "text256-s4",
-              "pathfinder_demo-transformer": "pathfinder_demo-s4", "pathfinder_demo-rotary": "pathfinder_demo-s4"}
+              "pathfinder_demo-transformer": "pathfinder_demo-s4",
+              "pathfinder_demo-transformer-max": "pathfinder_demo-s4", "pathfinder_demo-rotary": "pathfinder_demo-s4"}
     starts = {"text_demo-s4-rated": "text_demo-s4_rand-rated", "text_demo-dlr-rated": "text_demo-dlr_rand-rated",
               "pathfinder_demo-s4": "pathfinder_demo-s4_rand-lr0.003",
               "pathfinder_demo-dlr-lr0.003": "pathfinder_demo-dlr_rand-lr0.003"}
@@ -187,11 +188,16 @@ def verdicts(found):
     for i, (claim, question, bound, values) in enumerate(measured, 1):
         says = {}                                              # {verdict: the rows that it is about}
         for row, value in values.items():
-            says.setdefault(decide(value, bound), []).append(" ".join(row.split("-")[:2]))
+            says.setdefault(decide(value, bound), []).append(plain(row))
         answer = [f"{verdict}: {', '.join(says[verdict])}" for verdict in sorted(says)]
-        points = [f"{' '.join(row.split('-')[:2])}: {signed(value)}" for row, value in values.items()]
+        points = [f"{plain(row)}: {signed(value)}" for row, value in values.items()]
         lines.append([str(i), claim, "<br>".join(answer), "<br>".join(points), str(question)])
     return ["", "claim", "here", "points [95 % interval] (seeds)", "question"], lines
+
+
+def plain(row):
+    """A row's task, model and variant; its rate is under Settings."""
+    return " ".join(word for word in row.split("-") if word != "rated" and not word.startswith("lr"))
 
 
 def decide(values, bound):
