@@ -71,7 +71,8 @@ findings() {      # number of a question
            for value in 0.001 0.003 0.01; do every joint text256 "rotary linear" lr$value-w0.3 "--lr $value" 0.3; done
            for value in 1 3; do every joint text256 "rotary linear" lr0.003-w$value "--lr 0.003" $value; done
            for value in 0.3 1 3; do every joint text256 s4 lr0.01-w$value "--lr 0.01" $value; done
-           every joint text256 s4 lr0.004-w0.3 "--lr 0.004" 0.3 ;;
+           every joint text256 s4 lr0.004-w0.3 "--lr 0.004" 0.3
+           for value in 0.003 0.01; do every joint text_demo rotary lr$value-w0.3-again "--lr $value" 0.3; done ;;
         1) every three text256 "rotary linear s4"; every three $path "transformer s4"
            every scratch $path s4 s900 "--steps 900 --eval-every 90" ;;
         2) every few text_demo "rotary s4"

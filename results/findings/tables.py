@@ -33,6 +33,7 @@ pathfinder_demo: transformer rotary | scratch lr0.0003-scratch lr0.003-scratch
 pathfinder_demo: transformer-lr0.001 transformer-lr0.003 transformer-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
 pathfinder_demo: rotary-lr0.001 rotary-lr0.003 rotary-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
 text_demo: rotary-lr0.001 rotary-lr0.003 rotary-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
+text_demo: rotary-lr0.003 rotary-lr0.01 | w0.3-again-joint
 pathfinder_demo: s4-lr0.003 s4-lr0.01 s4-lr0.03 | w0.1-joint w0.3-joint w1-joint w3-joint
 text_demo: s4-lr0.001 s4-lr0.004 s4-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
 pathfinder_demo: s4 s4d dfout dlr s4_rand dlr_rand | scratch lr0.003-scratch spt lr0.003-spt
