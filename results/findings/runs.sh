@@ -15,7 +15,7 @@ pathfinder_demo-(s4|s4d|s4_rand|dfout|dlr|dlr_rand) 190 90 95"
 }
 # Joint training: weight of the masked loss and rate, the best of its trials on validation (findings0).
 declare -A JOINT=([pathfinder_demo-transformer]="1 --lr 3e-3" [pathfinder_demo-rotary]="0.1 --lr 3e-3"
-    [pathfinder_demo-s4]="0.1 --lr 1e-2" [text_demo-rotary]="0.3 --lr 1e-2" [text_demo-s4]="0.3 --lr 1e-2"
+    [pathfinder_demo-s4]="0.1 --lr 1e-2" [text_demo-rotary]="0.3 --lr 3e-3" [text_demo-s4]="0.3 --lr 1e-2"
     [text256-rotary]="3 --lr 3e-3" [text256-linear]="0.3 --lr 3e-3" [text256-s4]="1 --lr 1e-2")
 weights() {       # TASK MODEL RATE; four weights of the masked loss
     local weight
