@@ -249,7 +249,7 @@ def dots(axis, lines):
 def curves(axis, lines):
     """Validation accuracy over epochs of both stages, a line a run, and the paper's test accuracies of Table 9."""
     paper = {"scratch": "S4", "spt": "S4 + SPT"}
-    for words, style in zip(lines, ("-", "--")):
+    for words, style in zip(lines, ("-", "--"), strict=True):
         for start, runs in lines[words].items():
             label, colour = OWN_ARMS[start]
             axis.axhline(float(grid(9)[0][paper[start]]["100k"][1]), color=colour, linestyle=":",
