@@ -874,25 +874,39 @@ def own(args):
         replace_block(args.readme, "own", "\n\n".join([*blocks, f"![gains of all seeds]({figure})"]))
 
 
+def dots(axis, lines):
+    """{line: {start: runs}} -> a dot a seed, a bar at the mean."""
+    for y, arms in enumerate(lines.values()):
+        for i, start in enumerate(start for start in OWN_ARMS if start in arms):
+            runs, (label, colour) = arms[start], OWN_ARMS[start]
+            height = y + 0.2 * (i - (len(arms) - 1) / 2)
+            if runs:
+                scores = [run["score"] for run in runs]
+                heights = np.linspace(height - 0.04, height + 0.04, len(runs))                # equal scores stay apart
+                axis.scatter(scores, heights, s=7, color=colour, label=label)
+                axis.plot([statistics.mean(scores)] * 2, [height - 0.1, height + 0.1], color=colour)
+    axis.set_yticks(range(len(lines)), lines)
+    axis.set(ylim=(len(lines) - 0.5, -0.5), xlabel="test accuracy, %: seeds and mean")
+    axis.grid(axis="x", color="0.9")
+
+
 def own_figure(plt, found):
     """For each share of the labels: scores of all seeds on the left, gains over scratch on the right."""
     figure, axes = plt.subplots(len(found), 2, figsize=(9, 1.2 + 1.6 * len(found)), squeeze=False)
     for (left, right), (key, models) in zip(axes, found.items()):
         for y, arms in enumerate(models.values()):
             score = "R2" if any("test_r2" in run for arm in arms.values() for run in arm.values()) else "accuracy, %"
-            arms = {start: {seed: run["score"] for seed, run in arm.items()} for start, arm in arms.items()}
-            for height, (start, (label, colour)) in zip((y - 0.22, y, y + 0.22), OWN_ARMS.items()):
-                values = [*arms.get(start, {}).values()]
-                heights = [height + 0.04 * i for i in range(len(values))]                     # equal scores stay apart
-                left.scatter(values, heights, color=colour, label=label)
-                gain = [*minus(arms.get(start, {}), arms.get("scratch", {})).values()]
-                if gain and start != "scratch":
-                    right.errorbar(statistics.mean(gain), height, xerr=half_width(gain), color=colour, marker="o",
-                                   capsize=3)
+            for height, start in ((y - 0.1, "spt"), (y + 0.1, "joint")):
+                gain = [*minus(*({seed: run["score"] for seed, run in arms.get(name, {}).items()}
+                                 for name in (start, "scratch"))).values()]
+                if gain:
+                    right.errorbar(statistics.mean(gain), height, xerr=half_width(gain), color=OWN_ARMS[start][1],
+                                   marker="o", capsize=3)
+        dots(left, {model: {start: [*arm.values()] for start, arm in arms.items()} for model, arms in models.items()})
         right.axvline(0, color="black", linestyle=":")
-        for axis, label in ((left, f"test {score}, a dot a seed"), (right, "gain over scratch, 95 % interval")):
-            axis.set_yticks(range(len(models)), models)
-            axis.set(xlabel=label, ylim=(len(models) - 0.5, -0.5))
+        right.set_yticks(range(len(models)), models)
+        right.set(xlabel="gain over scratch, 95 % interval", ylim=(len(models) - 0.5, -0.5))
+        left.set_xlabel(f"test {score}: seeds and mean")
         left.set_title(own_title(*key), loc="left")
     return figure, "What self-pretraining and joint training gain"
 

@@ -21,9 +21,9 @@ HERE = Path(__file__).resolve().parent
 ROOT, KEPT = HERE.parents[1], HERE / "runs.jsonl"
 sys.path.insert(0, str(ROOT))
 
-from analyze import (OWN_ARMS, UserError, draw, evaluations, grid, half_lag, half_width, kernels_of, kernels_to_keep,
-                     line_to_keep, markdown, mean_std, minus, provenance, read_runs, replace_block, signed,
-                     with_pretraining, write)
+from analyze import (OWN_ARMS, UserError, dots, draw, evaluations, grid, half_lag, half_width, kernels_of,
+                     kernels_to_keep, line_to_keep, markdown, mean_std, minus, provenance, read_runs, replace_block,
+                     signed, with_pretraining, write)
 
 # A question, then TASK: rows | columns of its tables. Together they name runs, TASK-ROW-COLUMN-sSEED, which runs.sh
 # makes. Gains are over the first column.
@@ -229,21 +229,6 @@ def figure_of_question(plt, number, found):
         (curves if number == 9 else dots)(axis, lines)
         axis.set_title(task, loc="left")
     return figure, title
-
-
-def dots(axis, lines):
-    """{model and variant: {start: runs}} -> a dot a seed, a bar at the mean."""
-    for y, arms in enumerate(lines.values()):
-        for start, runs in arms.items():
-            label, colour = OWN_ARMS[start]
-            height = y + 0.2 * (list(arms).index(start) - (len(arms) - 1) / 2)
-            if runs:
-                scores = [run["score"] for run in runs]
-                axis.scatter(scores, [height] * len(runs), s=7, color=colour, label=label)
-                axis.plot([statistics.mean(scores)] * 2, [height - 0.14, height + 0.14], color=colour)
-    axis.set_yticks(range(len(lines)), lines)
-    axis.set(ylim=(len(lines) - 0.5, -0.5), xlabel="test accuracy, %: seeds and mean")
-    axis.grid(axis="x", color="0.9")
 
 
 def curves(axis, lines):
