@@ -41,6 +41,11 @@ fraction() {      # TASK MODEL, share of the data, without which nothing is seen
     scratch "$1" "$2" "f$3" "--train-fraction $3 --eval-every 50"
     spt "$1" "$2" "f$3" "--train-fraction $3" "--eval-every 50"
 }
+twentieth() {     # TASK MODEL, rate on the labels, flags of pretraining
+    local flags="--lr $3 --eval-every 50"
+    scratch "$1" "$2" "f0.05-lr$3" "--train-fraction 0.05 $flags"
+    after "$1" "$2" f0.05 "--train-fraction 0.05${4:+ $4}" "f0.05-lr$3" "$flags"
+}
 less() {          # TASK MODEL, share of the training examples, of which the first eighth has labels
     spt "$1" "$2" "n$3" "--train-fraction $3" "--train-fraction 0.125"
 }
@@ -72,7 +77,9 @@ findings() {      # number of a question
            for value in 1 3; do every joint text256 "rotary linear" lr0.003-w$value "--lr 0.003" $value; done
            for value in 0.3 1 3; do every joint text256 s4 lr0.01-w$value "--lr 0.01" $value; done
            every joint text256 s4 lr0.004-w0.3 "--lr 0.004" 0.3
-           for value in 0.003 0.01; do every joint text_demo rotary lr$value-w0.3-again "--lr $value" 0.3; done ;;
+           for value in 0.003 0.01; do every joint text_demo rotary lr$value-w0.3-again "--lr $value" 0.3; done
+           for value in 0.0003 0.003; do every twentieth text_demo rotary $value; done       # few labels' second chance
+           for value in 0.001 0.003; do every twentieth text_demo s4 $value "--lr 1e-2"; done ;;
         1) every three text256 "rotary linear s4"; every three $path "transformer s4"
            every scratch $path s4 s900 "--steps 900 --eval-every 90" ;;
         2) every few text_demo "rotary s4"

@@ -42,6 +42,8 @@ text256: s4 | scratch lr0.01-scratch spt lr0.01-spt
 text256: rotary-lr0.001 rotary-lr0.003 rotary-lr0.01 linear-lr0.001 linear-lr0.003 linear-lr0.01 | w0.3-joint
 text256: s4-lr0.004 s4-lr0.01 | w0.3-joint
 text256: rotary-lr0.003 linear-lr0.003 s4-lr0.01 | w1-joint w3-joint
+text_demo: rotary-f0.05 | scratch lr0.0003-scratch lr0.003-scratch spt lr0.0003-spt lr0.003-spt
+text_demo: s4-f0.05 | scratch lr0.001-scratch lr0.003-scratch spt lr0.001-spt lr0.003-spt
 1 SPT, joint training or scratch at equal passes?
 text256: rotary linear s4 | scratch spt joint
 pathfinder_demo: transformer s4 | scratch spt joint
