@@ -101,7 +101,7 @@ findings() {      # number of a question
                every scratch $path transformer s$value "--steps $value --eval-every $((value / 10))"
            done
            for value in 175 350 700 1400 2800; do every spt $path transformer p$value "--steps $value"; done
-           every scratch $path transformer n0.125 "--train-fraction 0.125"
+           for value in 0.125 0.25 0.5; do every scratch $path transformer n$value "--train-fraction $value"; done
            for value in 0.125 0.25 0.5 1; do every less $path transformer $value; done ;;
         6) every spt $path transformer; every spt text_demo rotary
            every hidden $path transformer runs3; every hidden $path transformer runs10
@@ -117,6 +117,6 @@ findings() {      # number of a question
            every taken text_demo s4 A BC mixers others ;;
         9) every scratch image s4 100k "--arch d=64 --epochs 8"
            every after image s4 100k "--arch d=64 --epochs 4" 100k "--epochs 4 --batch 64 --warmup 200" \
-               100k-lr0.01 "--lr 1e-2 --epochs 4 --batch 64 --warmup 200" ;;                        # SPT's second chance
+               100k-lr0.01 "--lr 1e-2 --epochs 4 --batch 64 --warmup 200" ;;                # SPT's second chance
     esac
 }

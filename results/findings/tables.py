@@ -61,6 +61,7 @@ pathfinder_demo: transformer-lr0.003 | w0.1-joint
 5 How much pretraining, and on how much?
 pathfinder_demo: transformer | s1400-scratch p175-spt p350-spt p700-spt p1400-spt p2800-spt scratch s4200-scratch
 pathfinder_demo: transformer | n0.125-scratch n0.125-spt n0.25-spt n0.5-spt n1-spt
+pathfinder_demo: transformer | n0.125-scratch n0.25-scratch n0.5-scratch scratch
 6 What to hide?
 pathfinder_demo: transformer | spt m0.15-spt m0.5-spt runs3-spt runs10-spt patches-spt rows-spt
 text_demo: rotary | spt m0.15-spt m0.5-spt runs3-spt runs10-spt
