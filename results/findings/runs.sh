@@ -41,10 +41,14 @@ fraction() {      # TASK MODEL, share of the data, without which nothing is seen
     scratch "$1" "$2" "f$3" "--train-fraction $3 --eval-every 50"
     spt "$1" "$2" "f$3" "--train-fraction $3" "--eval-every 50"
 }
-twentieth() {     # TASK MODEL, rate on the labels, flags of pretraining
-    local flags="--lr $3 --eval-every 50"
-    scratch "$1" "$2" "f0.05-lr$3" "--train-fraction 0.05 $flags"
-    after "$1" "$2" f0.05 "--train-fraction 0.05${4:+ $4}" "f0.05-lr$3" "$flags"
+twentieth() {     # TASK MODEL, flags that set its rate, other rates on the labels
+    local rate few="--train-fraction 0.05" often="--eval-every 50" arms=(f0.05 "--eval-every 50${3:+ $3}")
+    scratch "$1" "$2" f0.05 "$few $often${3:+ $3}"
+    for rate in "${@:4}"; do
+        scratch "$1" "$2" "f0.05-lr$rate" "$few $often --lr $rate"
+        arms+=("f0.05-lr$rate" "$often --lr $rate")
+    done
+    after "$1" "$2" f0.05 "$few${3:+ $3}" "${arms[@]}"
 }
 less() {          # TASK MODEL, share of the training examples, of which the first eighth has labels
     spt "$1" "$2" "n$3" "--train-fraction $3" "--train-fraction 0.125"
@@ -78,8 +82,8 @@ findings() {      # number of a question
            for value in 0.3 1 3; do every joint text256 s4 lr0.01-w$value "--lr 0.01" $value; done
            every joint text256 s4 lr0.004-w0.3 "--lr 0.004" 0.3
            for value in 0.003 0.01; do every joint text_demo rotary lr$value-w0.3-again "--lr $value" 0.3; done
-           for value in 0.0003 0.003; do every twentieth text_demo rotary $value; done       # few labels' second chance
-           for value in 0.001 0.003; do every twentieth text_demo s4 $value "--lr 1e-2"; done ;;
+           every twentieth text_demo rotary '' 0.0003 0.003                                  # few labels' second chance
+           every twentieth text_demo s4 "--lr 1e-2" 0.001 0.003 ;;
         1) every three text256 "rotary linear s4"; every three $path "transformer s4"
            every scratch $path s4 s900 "--steps 900 --eval-every 90" ;;
         2) every few text_demo "rotary s4"
