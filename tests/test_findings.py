@@ -139,6 +139,23 @@ torch.save(found, "found.pt")""")
             torch.testing.assert_close(found[kind][name], expected, rtol=near, atol=near)
 
 
+@pytest.mark.skipif(not shutil.which("patch"), reason="patch makes the fork")
+def test_what_is_rewound_is_what_pretraining_began_from(fork):
+    """On samples pretraining has a mask channel more, so that the same seed draws other weights."""
+    run(fork, "-c", """import torch, finetune, models, data
+from types import SimpleNamespace
+task, arch = data.TASKS["pathfinder_demo"], models.arch("pathfinder_demo", "transformer")
+torch.manual_seed(3)
+start = models.Backbone(models.config(arch, task, mask_channel=True)).state_dict()
+torch.manual_seed(3)
+args = SimpleNamespace(init=None, start="scratch", rewind=True, objective="masked", arch=arch, pool="mean")
+args.head = "linear"
+model = finetune.make_model(args, task, None).backbone
+start["encoder.weight"] = start["encoder.weight"][:, :-1]
+assert not model.mask_channel and start.keys() == model.state_dict().keys()
+assert all(torch.equal(start[name], value) for name, value in model.state_dict().items())""")
+
+
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 def bed(root, model, scratch, spt, joint):

@@ -62,6 +62,7 @@ hidden() { forked spt "$1" "$2" "$3" "--hide $3"; }
 taken() {         # TASK MODEL, kinds of parameters
     local kind kinds=()
     for kind in "${@:3}"; do kinds+=("$kind" "--take $kind"); done
+    for kind in "${@:3}"; do kinds+=("$kind-rewind" "--take $kind --rewind"); done
     forked after "$1" "$2" '' '' '' '' "${kinds[@]}"
 }
 findings() {      # number of a question

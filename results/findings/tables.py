@@ -69,8 +69,11 @@ text_demo: rotary | spt m0.15-spt m0.5-spt runs3-spt runs10-spt
 text_demo: rotary rotary-causal s4 s4-causal | scratch spt
 8 Where does the gain sit?
 text_demo: rotary | s700-scratch spt qk-spt v-spt mixers-spt others-spt
+text_demo: rotary | s700-scratch qk-rewind-spt v-rewind-spt mixers-rewind-spt others-rewind-spt
 text_demo: s4 | s700-scratch spt A-spt BC-spt mixers-spt others-spt
+text_demo: s4 | s700-scratch A-rewind-spt BC-rewind-spt mixers-rewind-spt others-rewind-spt
 pathfinder_demo: transformer | s1400-scratch spt qk-spt v-spt mixers-spt others-spt
+pathfinder_demo: transformer | s1400-scratch qk-rewind-spt v-rewind-spt mixers-rewind-spt others-rewind-spt
 9 One real row as far as a CPU carries it: Image, S4 with 100k parameters
 image: s4-100k | scratch spt lr0.01-spt
 """
