@@ -58,7 +58,9 @@ forked() {        # FUNCTION, its arguments
     chain=$("$@")
     echo "bash results/findings/fork.sh && $chain"
 }
-hidden() { forked spt "$1" "$2" "$3" "--hide $3"; }
+hidden() {        # TASK MODEL, what is hidden, word and flags
+    forked spt "$1" "$2" "$3${4:+-$4}" "--hide $3${5:+ $5}"
+}
 taken() {         # TASK MODEL, kinds of parameters
     local kind kinds=()
     for kind in "${@:3}"; do kinds+=("$kind" "--take $kind"); done
@@ -84,7 +86,12 @@ findings() {      # number of a question
            every joint text256 s4 lr0.004-w0.3 "--lr 0.004" 0.3
            for value in 0.003 0.01; do every joint text_demo rotary lr$value-w0.3-again "--lr $value" 0.3; done
            every twentieth text_demo rotary '' 0.0003 0.003                                  # few labels' second chance
-           every twentieth text_demo s4 "--lr 1e-2" 0.001 0.003 ;;
+           every twentieth text_demo s4 "--lr 1e-2" 0.001 0.003
+           for value in runs3 patches; do                                                   # question 6's second chance
+               every hidden $path transformer $value
+               every hidden $path transformer $value lr0.001 "--lr 0.001"
+               every hidden $path transformer $value lr0.01 "--lr 0.01"
+           done ;;
         1) every three text256 "rotary linear s4"; every three $path "transformer s4"
            every scratch $path s4 s900 "--steps 900 --eval-every 90" ;;
         2) every few text_demo "rotary s4"
@@ -111,6 +118,8 @@ findings() {      # number of a question
         6) every spt $path transformer; every spt text_demo rotary
            every hidden $path transformer runs3; every hidden $path transformer runs10
            every hidden $path transformer patches; every hidden $path transformer rows
+           every hidden $path transformer runs3 p2800 "--steps 2800"; every spt $path transformer p2800 "--steps 2800"
+           every hidden $path transformer patches p2800 "--steps 2800"
            every hidden text_demo rotary runs3; every hidden text_demo rotary runs10
            for value in 0.15 0.5; do
                every spt $path transformer m$value "--mask $value"; every spt text_demo rotary m$value "--mask $value"
