@@ -130,6 +130,7 @@ findings() {      # number of a question
            every taken $path transformer qk v mixers others; every taken text_demo rotary qk v mixers others
            every taken text_demo s4 A BC mixers others ;;
         9) every scratch image s4 100k "--arch d=64 --epochs 8"
+           every scratch image s4 100k-e4 "--arch d=64 --epochs 4 --batch 64 --warmup 200"
            every after image s4 100k "--arch d=64 --epochs 4" 100k "--epochs 4 --batch 64 --warmup 200" \
                100k-lr0.01 "--lr 1e-2 --epochs 4 --batch 64 --warmup 200" ;;                # SPT's second chance
     esac

@@ -77,7 +77,7 @@ text_demo: s4 | s700-scratch A-rewind-spt BC-rewind-spt mixers-rewind-spt others
 pathfinder_demo: transformer | s1400-scratch spt qk-spt v-spt mixers-spt others-spt
 pathfinder_demo: transformer | s1400-scratch qk-rewind-spt v-rewind-spt mixers-rewind-spt others-rewind-spt
 9 One real row as far as a CPU carries it: Image, S4 with 100k parameters
-image: s4-100k | scratch spt lr0.01-spt
+image: s4-100k | scratch e4-scratch spt lr0.01-spt
 """
 KERNEL_ROWS = ("text_demo-s4-rated", "pathfinder_demo-s4")         # whose kernels the last claim is about
 
