@@ -156,6 +156,17 @@ assert not model.mask_channel and start.keys() == model.state_dict().keys()
 assert all(torch.equal(start[name], value) for name, value in model.state_dict().items())""")
 
 
+@pytest.mark.skipif(not shutil.which("patch"), reason="patch makes the fork")
+def test_a_fork_trains_on_samples(fork):
+    """With everything taken over and with a part, rewound or not: a mask channel is only where it is wanted."""
+    data_dir = fork / "tiny"
+    run(fork, "data.py", "--task", "pathfinder_demo", "--data-dir", data_dir, "--train", 64, "--val", 16, "--test", 16)
+    steps = ("--steps", 2, "--eval-every", 1, "--data-dir", data_dir, "--out")
+    run(fork, "pretrain.py", "--task", "pathfinder_demo", "--model", "transformer", "--hide", "patches", *steps, "first")
+    for i, flags in enumerate(((), ("--take", "qk"), ("--take", "qk", "--rewind"))):
+        assert "wrote" in run(fork, "finetune.py", "--init", "first", *flags, *steps, f"second{i}")
+
+
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 def bed(root, model, scratch, spt, joint):

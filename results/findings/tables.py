@@ -242,7 +242,7 @@ def figure_of_question(plt, number, found):
 def curves(axis, lines):
     """Validation accuracy over epochs of both stages, a line a run, and the paper's test accuracies of Table 9."""
     paper = {"scratch": "S4", "spt": "S4 + SPT"}
-    for words, style in zip(lines, ("-", "--"), strict=True):
+    for words, style in zip(lines, ("-", "-.", "--"), strict=True):
         for start, runs in lines[words].items():
             label, colour = OWN_ARMS[start]
             axis.axhline(float(grid(9)[0][paper[start]]["100k"][1]), color=colour, linestyle=":",
