@@ -87,10 +87,12 @@ findings() {      # number of a question
            for value in 0.003 0.01; do every joint text_demo rotary lr$value-w0.3-again "--lr $value" 0.3; done
            every twentieth text_demo rotary '' 0.0003 0.003                                  # few labels' second chance
            every twentieth text_demo s4 "--lr 1e-2" 0.001 0.003
-           for value in runs3 patches; do                                                   # question 6's second chance
-               every hidden $path transformer $value
-               every hidden $path transformer $value lr0.001 "--lr 0.001"
-               every hidden $path transformer $value lr0.01 "--lr 0.01"
+           every spt $path transformer                                                      # question 6's second chance
+           every hidden $path transformer runs3; every hidden $path transformer patches
+           for value in 0.001 0.01; do
+               every spt $path transformer lr$value "--lr $value"
+               every hidden $path transformer runs3 lr$value "--lr $value"
+               every hidden $path transformer patches lr$value "--lr $value"
            done ;;
         1) every three text256 "rotary linear s4"; every three $path "transformer s4"
            every scratch $path s4 s900 "--steps 900 --eval-every 90" ;;
@@ -116,9 +118,11 @@ findings() {      # number of a question
            for value in 0.125 0.25 0.5; do every scratch $path transformer n$value "--train-fraction $value"; done
            for value in 0.125 0.25 0.5 1; do every less $path transformer $value; done ;;
         6) every spt $path transformer; every spt text_demo rotary
-           every hidden $path transformer runs3; every hidden $path transformer runs10
-           every hidden $path transformer patches; every hidden $path transformer rows
-           every hidden $path transformer runs3 p2800 "--steps 2800"; every spt $path transformer p2800 "--steps 2800"
+           every spt $path transformer lr0.01 "--lr 0.01"; every spt $path transformer p2800 "--steps 2800"
+           for value in runs3 runs10 patches rows; do
+               every hidden $path transformer $value; every hidden $path transformer $value lr0.01 "--lr 0.01"
+           done
+           every hidden $path transformer runs3 p2800 "--steps 2800"
            every hidden $path transformer patches p2800 "--steps 2800"
            every hidden text_demo rotary runs3; every hidden text_demo rotary runs10
            for value in 0.15 0.5; do

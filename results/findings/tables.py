@@ -44,7 +44,7 @@ text256: s4-lr0.004 s4-lr0.01 | w0.3-joint
 text256: rotary-lr0.003 linear-lr0.003 s4-lr0.01 | w1-joint w3-joint
 text_demo: rotary-f0.05 | scratch lr0.0003-scratch lr0.003-scratch spt lr0.0003-spt lr0.003-spt
 text_demo: s4-f0.05 | scratch lr0.001-scratch lr0.003-scratch spt lr0.001-spt lr0.003-spt
-pathfinder_demo: transformer-runs3 transformer-patches | spt lr0.001-spt lr0.01-spt
+pathfinder_demo: transformer transformer-runs3 transformer-patches | spt lr0.001-spt lr0.01-spt
 1 SPT, joint training or scratch at equal passes?
 text256: rotary linear s4 | scratch spt joint
 pathfinder_demo: transformer s4 | scratch spt joint
@@ -65,6 +65,7 @@ pathfinder_demo: transformer | n0.125-scratch n0.125-spt n0.25-spt n0.5-spt n1-s
 pathfinder_demo: transformer | n0.125-scratch n0.25-scratch n0.5-scratch scratch
 6 What to hide?
 pathfinder_demo: transformer | spt m0.15-spt m0.5-spt runs3-spt runs10-spt patches-spt rows-spt
+pathfinder_demo: transformer | lr0.01-spt runs3-lr0.01-spt runs10-lr0.01-spt patches-lr0.01-spt rows-lr0.01-spt
 pathfinder_demo: transformer | p2800-spt runs3-p2800-spt patches-p2800-spt
 text_demo: rotary | spt m0.15-spt m0.5-spt runs3-spt runs10-spt
 7 Masked or causal?
