@@ -242,17 +242,17 @@ def figure_of_question(plt, number, found):
 
 def curves(axis, lines):
     """Validation accuracy over epochs of both stages, a line a run, and the paper's test accuracies of Table 9."""
-    paper = {"scratch": "S4", "spt": "S4 + SPT"}
+    paper, first = {"scratch": "S4", "spt": "S4 + SPT"}, next(iter(lines))
     for words, style in zip(lines, ("-", "-.", "--"), strict=True):
         for start, runs in lines[words].items():
             label, colour = OWN_ARMS[start]
             axis.axhline(float(grid(9)[0][paper[start]]["100k"][1]), color=colour, linestyle=":",
-                         label="the paper's test accuracy, 200 epochs")
+                         label="the paper's test, 200 epochs")
             for run in runs:
                 before = run["first"].get("epochs", 0)
                 epochs = [before + record["step"] * run["epochs"] / run["steps"] for record in evaluations(run)]
                 axis.plot(epochs, [100 * record["val_accuracy"] for record in evaluations(run)], style, color=colour,
-                          label=f"{label}, {words}")
+                          label=label + words.removeprefix(first))
     axis.set(xlabel="epochs, those of pretraining counted", ylabel="validation accuracy, %")
 
 
