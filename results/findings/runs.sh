@@ -93,7 +93,9 @@ findings() {      # number of a question
                every spt $path transformer lr$value "--lr $value"
                every hidden $path transformer runs3 lr$value "--lr $value"
                every hidden $path transformer patches lr$value "--lr $value"
-           done ;;
+           done
+           every spt text_demo rotary; every spt text_demo rotary lr0.01 "--lr 0.01"
+           every hidden text_demo rotary runs10; every hidden text_demo rotary runs10 lr0.01 "--lr 0.01" ;;
         1) every three text256 "rotary linear s4"; every three $path "transformer s4"
            every scratch $path s4 s900 "--steps 900 --eval-every 90" ;;
         2) every few text_demo "rotary s4"

@@ -45,6 +45,7 @@ text256: rotary-lr0.003 linear-lr0.003 s4-lr0.01 | w1-joint w3-joint
 text_demo: rotary-f0.05 | scratch lr0.0003-scratch lr0.003-scratch spt lr0.0003-spt lr0.003-spt
 text_demo: s4-f0.05 | scratch lr0.001-scratch lr0.003-scratch spt lr0.001-spt lr0.003-spt
 pathfinder_demo: transformer transformer-runs3 transformer-patches | spt lr0.001-spt lr0.01-spt
+text_demo: rotary rotary-runs10 | spt lr0.01-spt
 1 SPT, joint training or scratch at equal passes?
 text256: rotary linear s4 | scratch spt joint
 pathfinder_demo: transformer s4 | scratch spt joint
