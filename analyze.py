@@ -29,11 +29,9 @@ from pathlib import Path
 
 import numpy as np
 
+from data import Parser, UserError
+
 ROOT = Path(__file__).parent
-
-
-class UserError(Exception):
-    """A user's mistake: one line, exit code 2."""
 
 
 # ---- cells: which runs make one number -------------------------------------------------------------------------------
@@ -749,7 +747,7 @@ def spread(models, arms):
 
 
 def demo(args):
-    """A grid without the paper's numbers, of what is finished: table and caption, printed, and a figure."""
+    """Prints the demo's table and caption for the finished runs, and draws its figure."""
     runs = [run for run in read_runs(args.runs) if run["task"] in DEMOS]
     if not any("start" in run for run in runs):
         raise UserError(f"no finished finetuning run of a demo in {args.runs}; run: bash run_all.sh demo")
@@ -963,13 +961,6 @@ def forecast(args):
 FIGURES = {1: figure1, 2: figure2, 3: figure3, 4: figure4, 5: figure5}
 COMMANDS = {"table": one, "figure": one, "all": everything, "report": report, "keep": keep, "readme": readme,
             "demo": demo, "own": own, "status": status, "forecast": forecast}
-
-
-class Parser(argparse.ArgumentParser):
-    """A wrong flag is one line, like every mistake."""
-
-    def error(self, message):
-        raise UserError(message)
 
 
 def main(argv=None):

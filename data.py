@@ -301,8 +301,8 @@ def tuples(record):
 
 
 def stratified(labels, seed):
-    """An order of examples with these labels (n,) -> int64 (n,). In every beginning of it the classes have their
-    shares, rounded up, so that each occurs as soon as there is room."""
+    """An order of examples with these labels (n,) -> int64 (n,). Every prefix keeps the class
+    proportions (rounded up), so even a short one has every class."""
     shuffled, place = np.random.default_rng([4242, seed]).permutation(len(labels)), np.empty(len(labels))
     for label in np.unique(labels):
         mine = shuffled[labels[shuffled] == label]

@@ -3,7 +3,6 @@
     python finetune.py --task listops_demo --model transformer                               from scratch
     python finetune.py --init runs/listops_demo-transformer-masked-pretrain-s0               task and model: the run's
     python finetune.py --task pathx --model s4 --init runs/pathx-s4-masked-pretrain-s0       the paper's run
-    python finetune.py --task text --model pythia                                            from a language model
     python finetune.py --task listops_demo --model s4 --joint 1                              both losses at once
 
 What differs from pretrain.py: a fresh head on a pooled sequence, the labels, and where the weights come from
@@ -21,8 +20,9 @@ import torch
 import torch.nn.functional as F
 
 from data import UserError, open_task, read_json
-from models import Backbone, Classifier, Joint, config, guide, param_groups
-from pretrain import Run, arguments, guarded, learning_rate, pretext, read_checkpoint, spt_loss
+from models import HELPERS, MODELS, Backbone, Classifier, Joint, config, param_groups
+from pretrain import pretext, spt_loss
+from run import Run, arguments, guarded, learning_rate, read_checkpoint
 
 # ---- Loss and score --------------------------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ def load_backbone(model, args, say):
     directory = args.init
     checkpoint = read_checkpoint(directory / "best.pt")
     pretrained = {k: v for k, v in checkpoint["model"].items() if k.startswith("backbone.")}
-    pretrained = {k: v for k, v in pretrained.items() if not k.endswith(".guide")}
+    pretrained = {k: v for k, v in pretrained.items() if k.split(".")[-1] not in HELPERS}
     ours = model.state_dict()
     encoder = "backbone.encoder.weight"
     dropped = ""
@@ -96,10 +96,11 @@ def inherit(flags):
     examples, unless --train-fraction differs."""
     if flags.label_fraction is not None and flags.train_fraction is not None:
         raise UserError("choose one of --label-fraction and --train-fraction, both of which choose training examples")
-    if flags.joint is not None and flags.model == "pythia":
-        raise UserError("--joint has no meaning for pythia, which starts from a language model; try pythia_rand")
+    trained = flags.model in MODELS and MODELS[flags.model].weights is not None
+    if flags.joint is not None and trained:
+        raise UserError(f"--joint has no meaning for {flags.model}, which is trained already and not from scratch")
     if flags.init is None:
-        return dict(start="corpus" if flags.model == "pythia" else "scratch" if flags.joint is None else "joint")
+        return dict(start="corpus" if trained else "scratch" if flags.joint is None else "joint")
     if flags.joint is not None:
         raise UserError(f"--joint {flags.joint:g} is training from scratch; it has no meaning with --init")
     if not flags.init.is_dir():
@@ -114,9 +115,7 @@ def inherit(flags):
                             f"{saved[name]}; leave that flag out, or choose another --init")
     if flags.arch is not None:
         raise UserError(f"--arch has no meaning with --init: sizes are those of {flags.init}")
-    fixed = {name: saved[name] for name in ("task", "model", "objective")}
-    # Guides belong to the stage that trains them.
-    fixed["arch"] = {key: value for key, value in saved["arch"].items() if key != "guided"}
+    fixed = {name: saved[name] for name in ("task", "model", "objective", "arch")}
     return fixed | dict(start="spt", init=Path(os.path.relpath(flags.init)), pretraining=saved,
                         train_fraction=flags.train_fraction or saved["train_fraction"])
 
@@ -132,7 +131,7 @@ def parse_args(argv=None):
 
 
 def make_model(args, task, run):
-    """The model: from a pretraining run, from Pythia's weights or from scratch. `run.start` restores a resumed one."""
+    """The model: from a pretraining run, from trained weights or from scratch. `run.start` restores a resumed one."""
     if args.init is not None and args.pretraining["data"] != task.data:
         raise UserError(f"{args.init} was pretrained on {args.pretraining['data']}, and {args.task} in {args.data_dir} "
                         f"holds {task.data}; its test split may hold what was pretrained on")
@@ -145,12 +144,11 @@ def make_model(args, task, run):
     if args.start == "spt" and not run.resumes:
         load_backbone(model, args, run.say)
     elif args.start == "corpus" and not run.resumes:
-        from pythia import load_pythia            # the one user of safetensors
-        load_pythia(model, task, args, run.say)
+        MODELS[args.model].weights(model, task, args, run.say)
     return model
 
 
-class Part(NamedTuple):
+class Labelled(NamedTuple):
     """Examples of a batch that pass through the model together: a Batch and, with --joint, what pretraining makes of
     it (`pretext`). A causal model has no corrupted inputs."""
     symbols: "torch.Tensor | None"
@@ -177,7 +175,7 @@ def main(argv=None):
         """The parts of a step's batch, on the CPU, while the step before runs."""
         rows, mine = run.rows(step)               # examples of the whole batch; the slice of them for this process
         batch = train.batch(rows[mine])
-        parts = [Part(*batch.part(some)) for some in run.slices(rows, mine)]
+        parts = [Labelled(*batch.part(some)) for some in run.slices(rows, mine)]
         if args.joint is None:
             return parts
         corrupted, targets, hidden = pretext(args, task, batch, rows, mine, args.seed, step)
@@ -196,7 +194,6 @@ def main(argv=None):
 
         for group in optimizer.param_groups:      # scales each group's own rate: SSM parameters keep theirs
             group["lr"] = group["initial_lr"] * learning_rate(step, run.steps, args)
-        guide(model, step, run.steps)             # nothing, but with --arch guided=
         parts = run.begin(step, prepare)
         if args.joint is not None:                # as in pretrain.py: in the whole batch, on all processes
             n = sum(len(part.hidden) for part in parts)

@@ -3,8 +3,8 @@
 "Kernel" here means the convolution kernel K of a linear recurrence, not a GPU kernel. Everything is a pure function
 of tensors; there is no nn.Module in this file, and it imports nothing from the others.
 
-    python kernels.py            benchmark: fast form beside naive form (time, peak memory, error against float64), a
-                                 layer beside what this machine could do, and the time to generate a position
+A fast form stands below its textbook form. The written-out `backward` methods may be skipped: they compute what
+autograd would, with half the transforms and a fraction of the memory. `python results/speed.py` measures both forms.
 
 The story, in the order of the file
     1  A linear recurrence  x[k] = Abar x[k-1] + Bbar u[k],  y[k] = C x[k]         (paper, eq. 1)
@@ -16,11 +16,7 @@ The story, in the order of the file
        Its kernel is known on the roots of unity through four Cauchy sums: `s4_kernel_naive`.
        Under the bilinear map each Cauchy sum is the spectrum of a diagonal kernel, so part 2 computes it: `s4_kernel`.
        To generate, the recurrence itself takes O(n) a step: `s4_step`.
-    4  Beyond the paper: S4D and MEGA's averages are part 2 with other poles; S5 and LRU share one state among channels,
-       so they scan; SGConv needs no recurrence, it joins short learned pieces, stretched and weighted.
-    5  Attention, whole or in blocks, and rotary positions.
-    6  Beyond the paper: attention in a band, between some blocks, among vectors hashed alike, and without softmax.
-    7  Beyond the paper: matrices that are products of two cheaper ones.
+    4  Attention, whole or in blocks, and rotary positions.
 
 Glossary (sizes lower-case, matrices upper-case as in the paper)
     b batch   l length   d channels   h heads   e width of a head   c kernels per channel (2 when bidirectional)
@@ -33,8 +29,7 @@ Glossary (sizes lower-case, matrices upper-case as in the paper)
 
 References: Amos et al. 2024, "Never Train from Scratch" (the paper); [1] Gu et al. 2022, "Efficiently Modeling Long
 Sequences with Structured State Spaces" (S4); [2] Gupta et al. 2022, "Simplifying and Understanding State Space
-Models with Diagonal Linear RNNs" (DLR); [3] Su et al. 2021, "RoFormer"; [4] Li et al. 2023, "What Makes Convolutional
-Models Great on Long Sequence Modeling?" (SGConv).
+Models with Diagonal Linear RNNs" (DLR); [3] Su et al. 2021, "RoFormer".
 
 Precision. Whatever autocast says, kernels and convolutions run in float32, because poles near the unit circle raised
 to the power l do not survive bfloat16. Exponents are formed in float64: a phase of 10^4 radians has lost three of
@@ -355,8 +350,8 @@ def s4_kernel(A, P, B, C, dt, l, precise=None):
     Accuracy, relative to the largest |K|, against a float64 recurrence: below 1e-4 (typically 1e-6) for dt in
     [1e-4, 10], any l, Re A <= -1e-4. Gradients alike, except that of dt, which is good to 1e-3 at l in the thousands.
     A state that forgets next to nothing in l steps may have its pole on a root of unity, where sums in float32 are off
-    by about 1e-6 / |1 - p^l|: `precise` takes them in float64, at twice the time. None looks whether that is needed, a
-    read-back that makes a GPU wait; `S4` in models.py keeps its states from it instead.
+    by about 1e-6 / |1 - p^l|: `precise` takes them in float64, at twice the time. With None the function checks whether
+    float64 is needed, which makes a GPU wait; `S4` in models.py keeps its states from it instead.
     """
     A, P, B, C = (v.to(torch.complex128) for v in (A, P, B, C))
     dt = dt.double()[:, None]                                                            # (d, 1)
@@ -404,102 +399,7 @@ def s4_step(A, P, B, C, dt, x, u):
     return (2 * (C * x).real.sum(-1)).float(), x.to(torch.complex64)
 
 
-# ---- 4  Other recurrences, and a kernel without one ------------------------------------------------------------------
-
-@torch.amp.autocast("cpu", enabled=False)
-@torch.amp.autocast("cuda", enabled=False)
-def s4d_kernel(A, B, C, dt, l, rule="zoh"):
-    """Kernel of S4D, a diagonal state space (Gu et al. 2022, arXiv 2206.11893): A, B complex (d, n) or (1, n), one of
-    each conjugate pair; C complex (c, d, n); dt (d,) -> float32 (c, d, l).
-
-    With x = dt A, K[k] = 2 Re sum_n C B Bbar p^k: zoh, p = e^x and Bbar = (e^x - 1) / A; bilinear,
-    p = (1 + x/2) / (1 - x/2) and Bbar = dt / (1 - x/2).
-    """
-    return diagonal_kernel(*s4d_poles(A, B, C, dt, rule), l)
-
-
-def s4d_poles(A, B, C, dt, rule="zoh"):
-    """W (c, d, n) and Lambda (d, n), complex128, with which S4D is the sum of `diagonal_kernel`."""
-    A, B, C = (v.to(torch.complex128) for v in (A, B, C))
-    dt = dt.double()[:, None]                                                            # (d, 1)
-    x = dt * A                                                                           # (d, n)
-    if rule == "zoh":
-        return 2 * C * B * torch.expm1(x) / A, x
-    return 2 * C * B * dt / (1 - x / 2), torch.log((1 + x / 2) / (1 - x / 2))
-
-
-@torch.amp.autocast("cpu", enabled=False)
-@torch.amp.autocast("cuda", enabled=False)
-def ema_kernel(delta, alpha, beta, gamma, l):
-    """Kernel of MEGA's damped exponential moving averages (Ma et al. 2023): each (c, d, h) -> float32 (c, d, l).
-
-    p = sigmoid(delta), q = 1 - p sigmoid(alpha); s[t] = q s[t-1] + p beta u[t], y = sum_h gamma s / sqrt(h). A sum of
-    geometric sequences with real poles q, each direction its own.
-    """
-    c, d, h = delta.shape
-    p = delta.double().sigmoid()                                                         # (c, d, h)
-    log_q = torch.log1p(-p * alpha.double().sigmoid())
-    W = gamma * p * beta / math.sqrt(h)
-    return geometric_sums(W.flatten(0, 1)[:, None], log_q.flatten(0, 1), l).view(c, d, l)
-
-
-@torch.amp.autocast("cpu", enabled=False)
-@torch.amp.autocast("cuda", enabled=False)
-def diagonal_scan(log_lambda, v):
-    """x[t] = lambda x[t-1] + v[t]: complex (n,), complex (b, l, n) -> complex (b, l, n).
-
-    By doubling: after log2(l) passes, each position has the sum over all before it. Powers of lambda are taken from its
-    logarithm in float64; repeated squaring in float32 would lose two digits.
-    """
-    return DiagonalScan.apply(log_lambda, v)
-
-
-class DiagonalScan(torch.autograd.Function):
-    """Keeps x alone for the backward pass, where autograd would keep every one of the log2(l) passes."""
-
-    @staticmethod
-    def forward(ctx, log_lambda, v):
-        x, shift = v, 1
-        while shift < v.shape[1]:
-            power = torch.exp(shift * log_lambda.to(torch.complex128)).to(v.dtype)       # (n,)
-            x = torch.cat((x[:, :shift], x[:, shift:] + power * x[:, :-shift]), 1)
-            shift *= 2
-        ctx.save_for_backward(log_lambda, x)
-        return x
-
-    @staticmethod
-    def backward(ctx, grad):
-        """v's gradient is the same scan from the end. log lambda's: that, times the derivative of lambda x[t-1]."""
-        log_lambda, x = ctx.saved_tensors
-        grad = DiagonalScan.apply(log_lambda.conj(), grad.flip(1)).flip(1)               # (b, l, n)
-        return (grad[:, 1:] * (log_lambda.exp() * x[:, :-1]).conj()).sum((0, 1)), grad
-
-
-def sgconv_kernel(w, l, multiplier, power=None, init_scale=0):
-    """Kernel of SGConv ([4]): S short learned pieces, the later ones stretched longer and weighted less.
-
-    w (S, c, d, d0) pieces of d0 values, the first nearest to lag 0; multiplier (d,); power (d,) or None
-    -> float32 (c, d, l). Piece i is stretched s = 2^(max(0, i-1) + init_scale) times by linear interpolation (lag t of
-    it reads the piece at (t + 1/2) / s - 1/2, clamped), so pieces are d0, d0, 2 d0, 4 d0, ... lags long, times
-    2^init_scale, and S d0 parameters reach T = d0 2^(S-1 + init_scale) lags. Piece i is weighted by
-    multiplier^(S-1-i): at 2, each piece weighs half as much as the one before. With power, lag t is also weighted by
-    (t + 1)^-power. The result is cut to l lags or continued with zeros.
-    The layer, not this function, divides by the norm that the kernel has over all T lags at initialisation.
-    """
-    multiplier = multiplier.float()[:, None]                                             # (d, 1)
-    pieces = []
-    for i, piece in enumerate(w.float()):
-        stretch = 2 ** (max(0, i - 1) + init_scale)
-        piece = piece * multiplier ** (len(w) - 1 - i)                                   # (c, d, d0)
-        pieces.append(F.interpolate(piece, scale_factor=stretch, mode="linear"))         # (c, d, d0 stretch)
-    K = torch.cat(pieces, -1)                                                            # (c, d, T)
-    if power is not None:
-        lag = torch.arange(K.shape[-1], device=K.device)
-        K = K * (lag + 1) ** -power.float()[:, None]
-    return F.pad(K, (0, l - K.shape[-1]))                        # (c, d, l)  a negative pad cuts
-
-
-# ---- 5  Attention and rotary positions -------------------------------------------------------------------------------
+# ---- 4  Attention and rotary positions -------------------------------------------------------------------------------
 
 @functools.lru_cache(maxsize=8)
 def rotary_phases(l, e, device):
@@ -534,6 +434,11 @@ def flash_attn_works():
         return True
     except Exception:
         return False
+
+
+def true_lengths(lengths, b, l, device):
+    """True lengths (b,); where they are None, all of l."""
+    return torch.full((b,), l, device=device) if lengths is None else lengths
 
 
 @functools.lru_cache(maxsize=4)                                          # all layers and norms ask for the same
@@ -592,338 +497,6 @@ def attention(q, k, v, causal=False, block=None, lengths=None):
     return torch.cat(out, -2)
 
 
-# ---- 6  Cheaper attention --------------------------------------------------------------------------------------------
-
-def split_blocks(x, size, n):
-    """(..., l, e) -> (..., n, size, e), filled up with zeros."""
-    return F.pad(x, (0, 0, 0, n * size - x.shape[-2])).unflatten(-2, (n, size))
-
-
-def real_keys(positions, l, lengths):
-    """Which key positions hold a real element: positions (...) -> bool (1 or b, ...)."""
-    ends = torch.full((1,), l, device=positions.device) if lengths is None else lengths
-    return (positions >= 0) & (positions < ends.view(-1, *[1] * positions.ndim))
-
-
-def longformer_attention(q, k, v, window, causal=False, lengths=None):
-    """Attention in a band, |j - i| <= window // 2, without global tokens (Beltagy et al. 2020): (b, h, l, e) thrice ->
-    (b, h, l, e). lengths as in `attention`.
-
-    Blocks of half a window: each attends to itself and its two neighbours, with the band as the mask. O(l window).
-    """
-    b, h, l, e = q.shape
-    size = max(1, min(window // 2, l))
-    n = ceil_div(l, size)
-    q = split_blocks(q, size, n)                                                         # (b, h, n, size, e)
-    k, v = (F.pad(x, (0, 0, size, (n + 1) * size - l)).unfold(2, 3 * size, size).transpose(-1, -2) for x in (k, v))
-    i = torch.arange(n * size, device=q.device).view(n, size, 1)
-    j = torch.arange(-size, 2 * size, device=q.device) + size * torch.arange(n, device=q.device)[:, None, None]
-    seen = ((i - j).abs() <= window // 2) & real_keys(j, l, lengths)                     # (1 or b, n, size, 3 size)
-    if causal:
-        seen = seen & (j <= i)
-    seen = seen | ~seen.any(-1, keepdim=True)                # padded queries may see no key; softmax needs one
-    seen = seen.expand(b, -1, -1, -1).flatten(0, 1)[:, None]                             # (b n, 1, size, 3 size)
-    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))                       # (b n, h, size or 3 size, e)
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)                          # (b n, h, size, e)
-    return y.unflatten(0, (b, n)).transpose(1, 2).flatten(2, 3)[:, :, :l]                # (b, h, l, e)
-
-
-def bigbird_attention(q, k, v, block, random, causal=False, lengths=None):
-    """Block-sparse attention (Zaheer et al. 2020): (b, h, l, e) thrice -> (b, h, l, e). lengths as in `attention`.
-
-    Of n blocks, the first and the last attend to everything; row block i between them attends to itself, its
-    neighbours, the two end blocks, and the blocks that `random` (h, n-2, r) int64 names. A key counts once, however
-    often it is named.
-    """
-    b, h, l, e = q.shape
-    n = ceil_div(l, block)
-    if n < 3:                                                # end blocks only
-        return attention(q, k, v, causal, lengths=lengths)
-    q, k, v = (split_blocks(x, block, n) for x in (q, k, v))                             # (b, h, n, block, e)
-    place = torch.arange(n * block, device=q.device).view(n, block)
-    row = torch.arange(1, n - 1, device=q.device)
-    fixed = torch.stack((row * 0, row - 1, row, row + 1, row * 0 + n - 1), -1)           # (n-2, 5)
-    read = torch.cat((fixed.expand(h, -1, -1), random), -1)                              # (h, n-2, 5 + r)
-    again = (read[..., :, None] == read[..., None, :]).tril(-1).any(-1)                  # named before in this row
-    head = torch.arange(h, device=q.device)[:, None, None]
-    near_k, near_v = (x[:, head, read].flatten(3, 4) for x in (k, v))                    # (b, h, n-2, (5+r) block, e)
-
-    def attend(q, k, v, i, j, allowed):
-        """Queries at positions i (..., m), keys at j (..., s): (b, x, h, m, e) -> the same, one call for all x."""
-        seen = real_keys(j, l, lengths)[..., None, :] & allowed[..., None, :]
-        if causal:
-            seen = seen & (j[..., None, :] <= i[..., None])
-        seen = seen | ~seen.any(-1, keepdim=True)            # as above
-        seen = seen.expand(b, *seen.shape[1:]).flatten(0, 1)
-        y = F.scaled_dot_product_attention(*(x.flatten(0, 1) for x in (q, k, v)), attn_mask=seen)
-        return y.unflatten(0, (b, -1))
-
-    inner, near_k, near_v = (x.transpose(1, 2) for x in (q[:, :, 1:-1], near_k, near_v)) # (b, n-2, h, ., e)
-    keys = place[read].flatten(2).transpose(0, 1)                                        # (n-2, h, (5+r) block)
-    allowed = ~again.repeat_interleave(block, -1).transpose(0, 1)
-    inner = attend(inner, near_k, near_v, place[1:-1, None], keys, allowed).transpose(1, 2)   # (b, h, n-2, block, e)
-    ends, every = (x.flatten(2, 3)[:, None] for x in (q[:, :, [0, -1]], k))              # (b, 1, h, 2 block or l, e)
-    i, j = place[[0, -1]].view(1, 1, -1), place.view(1, 1, -1)
-    ends = attend(ends, every, v.flatten(2, 3)[:, None], i, j, torch.ones_like(j, dtype=torch.bool))
-    first, last = ends[:, 0].unflatten(2, (2, block)).split(1, 2)                        # (b, h, 1, block, e)
-    return torch.cat((first, inner, last), 2).flatten(2, 3)[:, :, :l]                    # (b, h, l, e)
-
-
-def lsh_attention(q, v, rotations, chunk, lengths=None):
-    """Reformer's attention (Kitaev et al. 2020): shared queries and keys q, v (b, h, l, e) -> (b, h, l, e).
-
-    In each round, vectors with the same bucket are likely neighbours: bucket = the largest of [x R, -x R] for that
-    round's random rotation, `rotations` (h or 1, e, rounds, buckets / 2). Sorted by bucket and cut into chunks,
-    the positions of a chunk attend to it and to the chunk before (the first one: to the last). Keys have length 1,
-    there is no scale, and a position attends to itself only where nothing else is left. The rounds are averaged,
-    each weighted by its share of the softmax's denominator. O(rounds l chunk). There is no causal form: where a chunk
-    ends depends on the future.
-    """
-    b, h, l, e = q.shape
-    n = ceil_div(l, chunk)
-    size, ends = n * chunk, torch.full((b,), l, device=q.device) if lengths is None else lengths
-    q, v = (F.pad(x, (0, 0, 0, size - l)) for x in (q, v))                               # (b, h, size, e)
-    rounds, half = rotations.shape[2:]
-    place = torch.arange(size, device=q.device)
-    real = place < ends[:, None]                                                         # (b, size)
-    with torch.no_grad():
-        turned = torch.einsum("bhle,hert->bhrlt", q, rotations.to(q.dtype).expand(h, -1, -1, -1))
-        bucket = torch.cat((turned, -turned), -1).argmax(-1)                             # (b, h, r, size)
-        bucket = bucket.where(real[:, None, None], 2 * half)                             # padding after all buckets
-        bucket = bucket + (2 * half + 1) * torch.arange(rounds, device=q.device)[:, None]
-        order = (bucket * size + place).flatten(2).argsort(-1)                           # (b, h, r size)
-    position = order % size
-
-    def sort(x):
-        x = x.take_along_dim(position[..., None], 2)                                     # (b, h, r size, e)
-        return x.unflatten(2, (-1, chunk))                                               # (b, h, chunks, chunk, e)
-
-    def with_previous(x):
-        return torch.cat((x.roll(1, 2), x), 3)                                           # (b, h, chunks, 2 chunk, ...)
-
-    i = position.unflatten(2, (-1, chunk))                                               # (b, h, chunks, chunk)
-    j = with_previous(i)
-    logits = sort(q) @ with_previous(sort(F.normalize(q, dim=-1))).transpose(-1, -2)
-    logits = logits.masked_fill(i[..., :, None] == j[..., None, :], -1e5)
-    logits = logits.masked_fill(j[..., None, :] >= ends.view(b, 1, 1, 1, 1), -1e9)
-    share = logits.logsumexp(-1, keepdim=True)                                           # (b, h, chunks, chunk, 1)
-    y = (logits - share).exp() @ with_previous(sort(v))                                  # (b, h, chunks, chunk, e)
-    back = order.argsort(-1)[..., None]
-    y, share = (x.flatten(2, 3).take_along_dim(back, 2).unflatten(2, (rounds, size)) for x in (y, share))
-    return (y * share.softmax(2)).sum(2)[:, :, :l]                                       # (b, h, l, e)
-
-
-def elu_features(x):
-    """Features of the Linear Transformer (Katharopoulos et al. 2020): elu(x) + 1, same shape."""
-    return F.elu(x) + 1
-
-
-def relu_features(x):
-    """Features of the generalised Performer: relu(x) + 0.001, same shape."""
-    return F.relu(x) + 1e-3
-
-
-def favor_features(x, W, query, eps=1e-6, causal=False, lengths=None):
-    """Performer's positive random features, (b, h, l, e) -> (b, h, l, m): their dot products estimate
-    exp(q.k / sqrt(e)) (Choromanski et al. 2021). W (m, e): random directions.
-
-    So that exp does not overflow, each query's largest exponent is subtracted, and one largest exponent of all keys;
-    both cancel in the quotient of `linear_attention`, but for eps. Causal: nothing is subtracted for keys, as it would
-    leak the future; the exponent is at most |w|^2 / 2, which float32 holds for e up to 64.
-    """
-    m, e = W.shape
-    x = x * e ** -0.25
-    exponent = x @ W.to(x.dtype).T                                                       # (b, h, l, m)
-    largest = exponent.detach()
-    if query:
-        largest = largest.amax(-1, keepdim=True)                                         # (b, h, l, 1)
-    elif causal:
-        largest = 0
-    else:
-        real = real_keys(torch.arange(x.shape[-2], device=x.device), x.shape[-2], lengths)[:, None, :, None]
-        largest = largest.masked_fill(~real, -math.inf).amax((-2, -1), keepdim=True)     # (b, h, 1, 1)
-    return m ** -0.5 * (torch.exp(exponent - x.square().sum(-1, keepdim=True) / 2 - largest) + eps)
-
-
-def linear_attention(q, k, v, causal=False, lengths=None, eps=1e-6):
-    """q (k^T v) / (q . sum of k + eps), the products taken in this order: O(l) (Katharopoulos et al. 2020).
-
-    q, k (b, h, l, m): features, not negative; v (b, h, l, e) -> (b, h, l, e). Causal: sums over j <= i, exactly, by
-    chunks: earlier ones as a running sum of k^T v, the query's own as a masked matrix.
-    """
-    l, size = q.shape[-2], 64
-    if lengths is not None and not causal:
-        k = k * real_keys(torch.arange(l, device=k.device), l, lengths)[:, None, :, None]
-    v = F.pad(v, (0, 1), value=1.0)                          # the denominator is one more column of values
-    if causal:
-        q, k, v = (split_blocks(x, size, ceil_div(l, size)) for x in (q, k, v))          # (b, h, n, size, .)
-        state = (k.transpose(-1, -2) @ v).cumsum(2)                                      # (b, h, n, m, e + 1)
-        before = F.pad(state, (0, 0, 0, 0, 1, 0))[:, :, :-1]
-        y = (q @ before + (q @ k.transpose(-1, -2)).tril() @ v).flatten(2, 3)[:, :, :l]
-    else:
-        y = q @ (k.transpose(-1, -2) @ v)                                                # (b, h, l, e + 1)
-    return y[..., :-1] / (y[..., -1:] + eps)
-
-
-# ---- 7  Structured matrices ------------------------------------------------------------------------------------------
-
-def structured_linear(x, first, second, bias, kind):
-    """x W^T + bias with W a product of two cheaper matrices (Wei et al. 2024): (..., N) -> (..., M).
-
-    lowrank       first (R, N), second (M, R)
-    blockdense    first (B, R/B, N/B), one matrix for each slice of x; second (M, R)
-    blockshuffle  first (B, Q, N/B), second (B, M/B, Q), Q = min(N, M) / B: block diagonal both. Between them the values
-                  are read as a (Q, B) matrix and transposed, after them as (B, M/B)
-    """
-    if kind == "lowrank":
-        return F.linear(F.linear(x, first), second, bias)
-    blocks = len(first)
-    x = torch.einsum("...bn,bqn->...bq", x.unflatten(-1, (blocks, -1)), first)           # (..., B, R/B or Q)
-    if kind == "blockdense":
-        return F.linear(x.flatten(-2), second, bias)
-    x = x.flatten(-2).unflatten(-1, (-1, blocks)).transpose(-1, -2)                      # (..., B, Q) shuffled
-    x = torch.einsum("...bq,bmq->...bm", x, second)                                      # (..., B, M/B)
-    return x.transpose(-1, -2).flatten(-2) + bias                                        # (..., M)
-
-
-# ---- Benchmark -------------------------------------------------------------------------------------------------------
-
-def random_s4(d, N, c, l, dt_min=1e-3, dt_max=0.1, dtype=torch.complex64, seed=0):
-    """HiPPO-initialised arguments of `s4_kernel` (A, P, B, C~, dt) with random C and log-uniform dt."""
-    generator = torch.Generator().manual_seed(seed)
-    A, P, B = (v.expand(d, -1).contiguous() for v in hippo_nplr(N))                      # (d, n)
-    C = torch.randn(c, d, N // 2, dtype=torch.complex128, generator=generator)
-    dt = torch.exp(torch.rand(d, generator=generator, dtype=torch.float64) * math.log(dt_max / dt_min)) * dt_min
-    C = truncation_correction(A, P, C, dt, l)
-    return [v.to(dtype) for v in (A, P, B, C)] + [dt.to(dtype.to_real())]
-
-
-def random_dlr(d, n, c, l, dt_min=1e-4, dt_max=1e-3, dtype=torch.complex64, seed=0):
-    """Arguments of `diagonal_kernel` (W, Lambda) as DLR initialises them. l is unused; `random_s4` needs it."""
-    generator = torch.Generator().manual_seed(seed)
-    dt = torch.exp(torch.rand(n, generator=generator, dtype=torch.float64) * math.log(dt_max / dt_min)) * dt_min
-    Lambda = torch.complex(-dt / 2, 2 * math.pi * torch.arange(n, dtype=torch.float64) / n)
-    W = torch.randn(c, d, n, 2, generator=generator, dtype=torch.float64) / n
-    return [torch.view_as_complex(W).to(dtype), Lambda.to(dtype)]
-
-
-def measure(kernel, naive, make, sizes, device):
-    """Forward + backward of `kernel`, in a new process: (seconds, peak MiB, error against `naive` in float64)."""
-    import resource
-    import time
-
-    kernel(*(v.to(device) for v in make(2, 4, 1, 16)), 16).sum()                         # warm up
-    arguments, l, seconds = make(*sizes), sizes[-1], []
-    leaves = [v.detach().to(device).requires_grad_() for v in arguments]
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(1 if kernel is naive else 3):
-        start = time.perf_counter()
-        K = kernel(*leaves, l)                                                           # (c, d, l)
-        torch.autograd.grad(K.square().sum(), leaves)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    on_cpu = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    peak = torch.cuda.max_memory_allocated() if device == "cuda" else on_cpu
-    # Four channels are enough for the error: rows of A, P, B, C and W, elements of dt; DLR's Lambda has none.
-    few = [v[..., :4, :] if v.ndim > 1 else v if v.is_complex() else v[:4] for v in arguments]
-    exact = naive(*(v.to(torch.promote_types(v.dtype, torch.float64)) for v in few), l)  # (c, 4, l)
-    return min(seconds), peak / 2**20, ((K[:, :4].cpu() - exact).abs().max() / exact.abs().max()).item()
-
-
-def benchmark(fast, naive, make, n, lengths, naive_up_to, d=256, c=2):
-    """Prints seconds and peak memory of forward + backward, and the largest error over the largest |K|, by length."""
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    print(f"{fast.__name__}, forward + backward, d={d} N={n} directions={c}, {device}, "
-          f"{torch.get_num_threads()} threads, torch {torch.__version__}\n")
-    print("| l | form | s | MiB | error |\n|---|---|---|---|---|")
-    for l in lengths:
-        for kernel in (naive, fast) if l <= naive_up_to else (fast,):
-            # A new process inherits the peak of its parent, so this one computes nothing.
-            with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-                seconds, peak, error = pool.submit(measure, kernel, naive, make, (d, n, c, l), device).result()
-            print(f"| {l} | {'naive' if kernel is naive else 'fast'} | {seconds:.3f} | {peak:.0f} | {error:.1e} |",
-                  flush=True)
-    print()
-
-
-def benchmark_steps(lengths, d=256, N=64, h=4):
-    """Prints milliseconds to generate position l of one sequence in one layer, without its projections: S4 by its
-    recurrence, S4 by the convolution of all positions so far, attention with cached keys and values."""
-    import time
-
-    print(f"milliseconds per generated position of one layer, d={d} N={N} heads={h}, cpu, "
-          f"{torch.get_num_threads()} threads, torch {torch.__version__}\n")
-    print("| position | S4, one step | S4, whole convolution | attention, cached |\n|---|---|---|---|")
-    for l in lengths:
-        A, P, B, C, dt = random_s4(d, N, 1, l)
-        C_raw = s4_recover_C(A, P, C, dt, l)[0].to(A.dtype)                              # (d, n)
-        K, u = s4_kernel(A, P, B, C, dt, l)[0], torch.randn(1, d, l)
-        x, q = torch.zeros(1, d, N // 2, dtype=A.dtype), torch.randn(1, h, 1, d // h)
-        cache = torch.randn(1, h, l - 1, d // h)
-
-        def attend():
-            k = torch.cat((cache, q), 2)                                                 # (1, h, l, e)
-            return F.scaled_dot_product_attention(q, k, torch.cat((cache, q), 2))
-
-        cells = []
-        for step in (lambda: s4_step(A, P, B, C_raw, dt, x, u[:, :, -1]), lambda: fft_conv(u, K), attend):
-            step()
-            start, n = time.perf_counter(), 0
-            while time.perf_counter() - start < 0.5:
-                step()
-                n += 1
-            cells.append(f"{1000 * (time.perf_counter() - start) / n:.3f}")
-        print(f"| {l} | {' | '.join(cells)} |", flush=True)
-
-
-def machine_speed():
-    """What this machine reaches on what it does best -> operations a second of a float32 matrix product, bytes a second
-    of a copy."""
-    a, b, copy = torch.randn(1024, 1024), torch.randn(2**25), torch.zeros(2**25)
-    return 2 * 1024**3 / least_seconds(lambda: a @ a), 2 * b.nbytes / least_seconds(lambda: copy.copy_(b))
-
-
-def least_seconds(f, times=10):
-    import time
-
-    took = []
-    for _ in range(times):
-        start = time.perf_counter()
-        f()
-        took.append(time.perf_counter() - start)
-    return min(took)
-
-
-def benchmark_layer(sizes):
-    """Prints milliseconds, forward + backward, of the three parts of a bidirectional S4 layer, beside a bound: the time
-    that their arithmetic takes at the speed of a matrix product or, if longer, their operands' at that of a copy."""
-    speed, bandwidth = machine_speed()
-    print(f"one S4 layer, forward + backward, ms (bound), cpu, {torch.get_num_threads()} threads: "
-          f"{speed / 1e9:.0f} GFLOP/s, {bandwidth / 1e9:.1f} GB/s\n")
-    print("| d, N, l, batch | kernel | convolution | GELU, linear, GLU |\n|---|---|---|---|")
-    for d, N, l, b in sizes:
-        arguments = [v.requires_grad_() for v in random_s4(d, N, 2, l)]
-        K, u = s4_kernel(*arguments, l).detach().requires_grad_(), torch.randn(b, d, l, requires_grad=True)
-        W = torch.randn(2 * d, d, requires_grad=True)
-        fft = 2.5 * 2 * l * math.log2(2 * l)                                             # of one sequence and channel
-        parts = ((lambda: s4_kernel(*arguments, l, precise=False), arguments,
-                  3 * 2 * 6 * N * d * l, 6 * 2 * d * l),                                 # 6 sums, 3 products of each
-                 (lambda: fft_conv(u, K), (u, K), 5 * b * d * fft, 5 * b * d * l),
-                 (lambda: F.glu(W @ F.gelu(u), dim=1), (u, W), 3 * 2 * b * l * 2 * d * d, 5 * b * d * l))
-        cells = []
-        for part, leaves, flops, numbers in parts:
-            took = least_seconds(lambda: torch.autograd.grad(part().sum(), leaves))
-            cells.append(f"{1000 * took:.1f} ({1000 * max(flops / speed, 4 * numbers / bandwidth):.1f})")
-        print(f"| {d}, {N}, {l}, {b} | {' | '.join(cells)} |", flush=True)
-    print()
-
 
 if __name__ == "__main__":
-    benchmark(s4_kernel, s4_kernel_naive, random_s4, 64, (1024, 4096, 16384, 65536), naive_up_to=4096)
-    benchmark(diagonal_kernel, diagonal_kernel_naive, random_dlr, 1024, (256, 1024, 4096, 16384), naive_up_to=256)
-    benchmark_layer(((64, 16, 256, 16), (256, 64, 1024, 4), (512, 64, 1024, 4)))
-    benchmark_steps((1024, 4096, 16384))
+    print("the benchmark: python results/speed.py")

@@ -1,32 +1,22 @@
-"""Models: a table of sizes, thin layers over kernels.py, one line a model, one backbone with two heads.
-
-    python models.py [TASK] [LENGTH]     what each architecture costs, in its sizes on a task: parameters, memory, FLOPs
-    python models.py TASK LENGTH --cost  of a training step: operations, FLOPs, bytes, a bound on its time on a GPU
+"""Models: S4, DLR and Transformers as the paper compares them; one backbone with two heads.
 
     Backbone      symbols (b, l) or samples (b, l, channels) -> features (b, l, d)
     Denoiser      backbone + a linear head on the positions to be predicted         stage 1, pretrain.py
     Classifier    backbone + pooling over the sequence + a head                     stage 2, finetune.py
 
 The sections follow the paper's argument: a linear recurrence is a convolution (`SSM`); diagonal (`DLR`) and diagonal
-plus low rank (`S4`); nothing set by hand (`randomise`); the other way to mix positions (`Attention`). The architectures
-that it compares itself with, and later ones, stand below a ruler: a first reading may skip from there to `MODELS`.
+plus low rank (`S4`); nothing set by hand (`randomise`); the other way to mix positions (`Attention`). A first reading
+may skip `MaskedNorm` and all that is called `step`, which generates. Sizes are in recipes.py, other architectures in
+zoo/. `MODELS`, at the end, has a line for each --model; a new one is a file of its own in zoo/.
 
-A new mixer is one class and one line of `MODELS`. Every class takes one object `c`, all that is known about the model:
-its sizes, the extras of its line in `MODELS`, what the task says (length, vocab, channels), whether it is causal, and
-the number of the layer.
-
-Sizes are b batch, l length, d width, h heads, e width of a head, n stored states (of S4 one in each conjugate pair, of
-DLR all), c kernels per channel (2 when bidirectional); matrices are upper-case and explained in kernels.py. "Paper" is
-Amos et al. 2024, "Never Train from Scratch". Its table 4 fixes the Transformers' sizes below; S4's are those of Gu et
-al. 2022 as the paper's official configurations spell them out, and DLR's are S4's (appendix C.1.3).
+Every class takes one object `c`, all that is known about the model: its sizes, the extras of its line, what the task
+says (length, vocab, channels), whether it is causal, and the number of the layer. Sizes are b batch, l length, d width,
+h heads, e width of a head, n stored states (of S4 one in each conjugate pair, of DLR all), c kernels per channel (2
+when bidirectional); matrices are upper-case and explained in kernels.py. "Paper" is Amos et al. 2024.
 """
-import argparse
-import contextlib
-import fnmatch
-import itertools
 import math
-import signal
 from collections import namedtuple
+from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 
@@ -34,224 +24,18 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
-import torch.utils.flop_counter
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from kernels import (attention, bigbird_attention, ceil_div, diagonal_kernel, diagonal_scan, elu_features, ema_kernel,
-                     favor_features, fft_conv, hippo_nplr, inside, linear_attention, longformer_attention,
-                     lsh_attention, relu_features, rotary, rotary_phases, s4_kernel, s4_recover_C, s4_step, s4d_kernel,
-                     s4d_poles, sgconv_kernel, structured_linear, truncation_correction, two_levels)
+from kernels import (attention, diagonal_kernel, fft_conv, hippo_nplr, inside, rotary, s4_kernel, s4_recover_C,
+                     s4_step, true_lengths, truncation_correction)
 
-# ---- Sizes -----------------------------------------------------------------------------------------------------------
-
-# Tasks are shell patterns, a|b stands for two rows, and the first row that matches counts. A dash means "not part of
-# this architecture". A model without rows of its own uses those of the model that it is `like` (see `MODELS`).
-#   transformer  paper table 4, rows marked with a dagger: the sizes of Tay et al. 2020, sinusoidal positions
-#   rotary       paper table 4, "Transformer + Rotary"; on sCIFAR Image's (appendix C.1.6)
-#   pythia       GPT-NeoX as Pythia-70M has it (Biderman et al. 2023)
-# block: attention is cut into blocks of that many positions. Transformers have LayerNorm before attention and FF, and
-# no dropout.
-ATTENTION_ARCH = """
-task                 model                     layers   d heads   ff block
-listops|text         transformer|rotary             6 512     8 1024     -
-retrieval            transformer                    4 128     4  512     -
-retrieval|pathfinder rotary                         6 128     4  512     -
-image                transformer                    3  64     4  128     -
-image|scifar         rotary                         6 256     4  512     -
-pathfinder           transformer                    4 128     8  128     -
-pathx|pathx256       transformer                    4 128     8  128  4096
-pathx|pathx256       rotary                         5 128     4  512  4096
-sc                   rotary                         4 128     4  128  4000
-bidmc_*              rotary                         4 128     4  128     -
-text256|text_demo    transformer|rotary             3  64     2  128     -
-listops_demo         transformer|rotary             3  64     4  128     -
-pathfinder_demo      transformer|rotary             3  32     2   64     -
-image_mini           transformer|rotary             3  28     2   56     -
-scifar_mini          transformer|rotary             3  28     2   56     -
-*_mini               transformer|rotary|pythia      3  32     2   64     -
-file:*|ucr:*         transformer|rotary             3  64     2  128     -
-*                    rotary                         4 128     4  256     -
-*                    pythia                         6 512     8 2048     -
-"""
-
-#   s4           Gu et al. 2022, table 11. n_ssm: how many copies of (A, P, B) there are for the d channels to share
-#   dlr          S4's depth and width, more states, LayerNorm (appendix C.1.3). dt_min, dt_max: twice its smallest and
-#                largest decay rate
-#   s5           Smith et al. 2023: state values, of which half are stored, in n_ssm blocks
-#   lru          Orvieto et al. 2023; ssm_lr is a share of the main rate
-# norm, place: which norm, before (pre) or after (post) the residual sum. dt_lr, ssm_lr: learning rates of the step size
-# and of A, P, B (DLR: of all three parameters of its kernel); "main" follows the rest of the model. dropout: inside the
-# layer and on the residual branch, whole channels of a sequence. The official S4 for Speech Commands pretrains with
-# LayerNorm and finetunes with BatchNorm, an accident: here it has BatchNorm in both.
-# Rows of demos, of *_mini (the stand-ins of `run_all.sh --preset mini`), of file:* and ucr:* (your own data, for a
-# width of 64; `fit` in pretrain.py widens or narrows them) and of * (any other task) are not the paper's.
-SSM_ARCH = """
-task                   model layers   d state n_ssm norm  place dt_min dt_max  dt_lr ssm_lr dropout
-listops                s4         8 128    64   128 batch post   0.001    0.1   main  0.001       -
-listops                dlr        8 128  1024     - layer post  0.0001  0.001      - 0.0001       -
-text|retrieval         s4         6 256    64   256 batch pre    0.001    0.1   main  0.001       -
-text|pathx             dlr        6 256  1024     - layer pre   0.0001  0.001      - 0.0001       -
-image                  s4         6 512    64     2 layer post   0.001    0.1   main  0.001     0.1
-image                  dlr        6 512  1024     - layer pre   0.0001  0.001      - 0.0001       -
-pathfinder             s4         6 256    64   256 batch pre    0.001    0.1  0.001  0.001       -
-pathx|pathx256         s4         6 256    64   256 batch pre   0.0001    0.1 0.0005 0.0005       -
-sc                     s4         6 128    64    64 batch pre    0.001    0.1  0.001  0.001       -
-scifar                 s4         6 512    64     2 layer post   0.001    0.1  0.001  0.001     0.1
-bidmc_*                s4         6 128   256     2 layer pre    0.001    0.1  0.001  0.001       -
-listops                s5         8 128    16     8 batch pre    0.001    0.1  0.001  0.001       -
-text                   s5         6 256   192    12 batch pre    0.001    0.1   main  0.001     0.1
-retrieval              s5         6 128   256    16 batch pre    0.001    0.1   main  0.001       -
-image|scifar           s5         6 512   384     3 batch pre    0.001    0.1  0.001  0.001     0.1
-pathfinder             s5         6 192   256     8 batch pre    0.001    0.1 0.0009 0.0009    0.05
-pathx|pathx256         s5         6 128   256    16 batch pre   0.0001    0.1 0.0006 0.0006       -
-listops                lru        6 128   256     - batch pre        -      -      -    0.5       -
-text                   lru        6 256   192     - batch pre        -      -      -    0.1     0.1
-retrieval              lru        6 128   256     - batch pre        -      -      -    0.5     0.1
-image|scifar           lru        6 512   384     - batch pre        -      -      -   0.25     0.1
-pathfinder             lru        6 192   256     - batch pre        -      -      -   0.25       -
-pathx|pathx256         lru        6 128   256     - batch pre        -      -      -   0.25       -
-pathfinder_demo        s5         3  32    32     1 batch pre    0.001    0.1  0.001  0.001       -
-*_demo|text256         s5         3  64    64     1 batch pre    0.001    0.1  0.001  0.001       -
-*_mini                 s5         3  48    48     1 batch pre    0.001    0.1  0.001  0.001       -
-file:*|ucr:*           s5         3  64    64     1 batch pre    0.001    0.1  0.001  0.001       -
-file:*|ucr:*           lru        3  64    64     - batch pre        -      -      -   0.25       -
-*                      s5         4 128   128     1 batch pre    0.001    0.1  0.001  0.001       -
-pathfinder_demo        lru        3  32    32     - batch pre        -      -      -   0.25       -
-*_demo|text256         lru        3  64    64     - batch pre        -      -      -   0.25       -
-*_mini                 lru        3  48    48     - batch pre        -      -      -   0.25       -
-*                      lru        4 128   128     - batch pre        -      -      -   0.25       -
-pathfinder_demo        s4         3  32    16    32 batch pre    0.001    0.1  0.001  0.001       -
-pathfinder_demo        dlr        3  32   128     - layer pre    0.001    0.1      -  0.001       -
-*_demo|text256         s4         3  64    16    64 batch pre    0.001    0.1  0.001  0.001       -
-*_demo|text256         dlr        3  64   128     - layer pre    0.001    0.1      -  0.001       -
-image_mini|scifar_mini s4         3  48    16     2 batch pre    0.001    0.1  0.001  0.001       -
-*_mini                 s4         3  48    16    48 batch pre    0.001    0.1  0.001  0.001       -
-*_mini                 dlr        3  48   128     - layer pre    0.001    0.1      -  0.001       -
-file:*|ucr:*           s4         3  64    32     2 batch pre    0.001    0.1  0.001  0.001       -
-file:*|ucr:*           dlr        3  64   128     - layer pre    0.001    0.1      -  0.001       -
-*                      s4         4 128    64     2 layer pre    0.001    0.1  0.001  0.001       -
-*                      dlr        4 128   256     - layer pre    0.001    0.1      -  0.001       -
-"""
-
-#   mega         Ma et al. 2023. v: width of values and of the feed-forward part; z: of queries and keys
-MEGA_ARCH = """
-task                  model layers   d   v  z norm  place activation dropout
-listops               mega       6  80 160 64 layer post  softmax        0.1
-text                  mega       4 128 256 64 scale post  softmax        0.1
-retrieval             mega       6 128 256 64 scale post  softmax        0.1
-image|scifar          mega       8 160 320 96 batch pre   laplace          -
-pathfinder            mega       6 128 256 64 batch pre   laplace          -
-pathx|pathx256        mega       4  64 128 32 batch pre   laplace          -
-text256|text_demo     mega       3  64 128 32 layer pre   softmax          -
-*_demo|*_mini         mega       3  32  64 16 layer pre   softmax          -
-file:*|ucr:*          mega       3  64 128 32 layer pre   softmax          -
-*                     mega       4 128 256 64 layer pre   softmax          -
-"""
-
-# What a model has besides, where it is not as its line in MODELS says: the sizes of short sequences, and those that its
-# authors changed from task to task.
-OWN_SIZES = """
-task                   model            sizes
-*_demo|*_mini|text256  local            block=8
-*_demo|*_mini|text256  longformer       window=32
-*_demo|*_mini|text256  reformer         chunk=8
-*_demo|*_mini|text256  bigbird          block=8,random=2
-*_demo|*_mini|text256  performer        features=16
-*_demo|*_mini|text256  mega_chunk|spade chunk=16
-pathx|pathx256         mega_chunk|spade chunk=4096
-listops|retrieval      sgconv           piece=1
-text                   sgconv           piece=2
-image                  sgconv           decay=1,power=1,dropout=0.2
-pathfinder             sgconv           dropout=0.2
-pathx|pathx256         sgconv           piece=64,stretch=1,decay=1,decay_spread=2,cosine=1
-*_demo|*_mini|text256  lru              r_min=0.9,r_max=0.999
-pathx|pathx256         lru              r_min=0.999,r_max=0.9999,angle=0.314
-listops                s5               fast_B=1,C_scale=0.088
-text                   s5               C_scale=0.0625
-image|scifar           s5               fast_B=1,C_scale=0.044
-pathx|pathx256         s5               C_scale=11.3
-pathx256               dfout            state=128
-"""
-
-
-def read_table(text):
-    """A whitespace table as a list of {column: string} in row order. Cells that are a dash are left out, and a line
-    with a|b in a cell stands for a row with a and one with b."""
-    head, *lines = [line.split() for line in text.strip().splitlines()]
-    for line in lines:
-        assert len(line) == len(head), f"table row has {len(line)} cells, the head {len(head)}: {' '.join(line)}"
-    return [{key: cell for key, cell in zip(head, row) if cell != "-"}
-            for line in lines for row in itertools.product(*(cell.split("|") for cell in line))]
-
-
-def find(rows, model, **wanted):
-    """The first of `rows` for this model whose patterns match everything wanted, or None. A model's own rows go before
-    those of the model that it is `like`."""
-    while model is not None:
-        for row in rows:
-            if all(fnmatch.fnmatchcase(value, row[key]) for key, value in (wanted | {"model": model}).items()):
-                return row
-        model = MODELS[model].like
-    return None
-
-
-def number(text):
-    """'64' -> 64, '1e-3' -> 0.001, 'batch' -> 'batch'."""
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            return kind(text)
-    return text
-
-
-def assignments(text):
-    """'d=64,layers=3' -> {"d": 64, "layers": 3}. ValueError for anything else."""
-    pairs = [pair.strip().partition("=") for pair in text.split(",")]
-    if not all(key and value for key, _, value in pairs):
-        raise ValueError(f"wants key=value,key=value, got {text}")
-    return {key: number(value) for key, _, value in pairs}
+# What --arch may change, declared as `keys` where it is read. kind: int (a whole number of at least 1), float, or the
+# values to choose from. default: ... where a table of sizes must say. shown: whether it is among the sizes of a model
+# for which nobody sets it. inherited: whether finetuning takes it over from pretraining.
+Key = namedtuple("Key", "kind default least most shown inherited", defaults=(..., None, None, True, True))
 
 
 class SizeError(ValueError):
     """Sizes that do not fit each other or the task, in one line."""
-
-
-def arch(task, model, /, **overrides):
-    """Sizes of a model on a task: its row above and the numbers among its extras, changed by `overrides` -> plain dict,
-    saved in config.json and in checkpoints. None where there is no row; SizeError for an override without meaning."""
-    row = find(read_table(ATTENTION_ARCH) + read_table(SSM_ARCH) + read_table(MEGA_ARCH), model, task=task)
-    if row is None:
-        return None
-    sizes = dict(block=None, norm="layer") if "heads" in row else dict(dropout=0.0)
-    sizes |= {key: number(cell) for key, cell in row.items() if key != "task"} | {"model": model}
-    sizes |= {key: value for key, value in MODELS[model].extras.items() if type(value) in (int, float)}
-    own = [row["sizes"] for row in read_table(OWN_SIZES)
-           if row["model"] == model and fnmatch.fnmatchcase(task, row["task"])]
-    sizes |= assignments(own[0]) if own else {}
-    known = FEED_FORWARD | sizes if "heads" in row else sizes
-    for key, value in overrides.items():
-        if key not in known or key == "model":
-            names = " ".join(name for name in known if name != "model")
-            raise SizeError(f"--arch {key}={value}: {model} on {task} has no {key}; it has: {names}")
-        default = MODELS[model].extras.get(key, known[key])            # a row may write 1 where the default is 1.0
-        if key in CHOICES:
-            fits, wanted = value in CHOICES[key], "one of: " + " ".join(map(str, CHOICES[key]))
-        elif type(default) is int or key == "block":
-            least = 0 if key in MAY_BE_ZERO else 1
-            fits, wanted = type(value) is int and value >= least, f"a whole number of at least {least}"
-        else:
-            most = 1 if key in ("guided", "ffn_share") else 1e9
-            fits = type(value) in (int, float) and 0 <= value <= most or (key, value) == ("dt_lr", "main")
-            wanted = f"a number from 0 to {most:g}"
-        if not fits:
-            raise SizeError(f"--arch {key}={value}: {key} must be {wanted}; on {task} it is {known[key]}")
-    if overrides.keys() & {"ffn_share", "ffn_blocks", "guided"} and overrides.get("ffn", "dense") == "dense":
-        raise SizeError("--arch ffn_share, ffn_blocks and guided need ffn=lowrank, blockdense or blockshuffle")
-    sizes |= overrides
-    if "dt_min" in sizes and not 0 < sizes["dt_min"] <= sizes["dt_max"]:
-        raise SizeError(f"dt_min={sizes['dt_min']}, dt_max={sizes['dt_max']}: wants 0 < dt_min <= dt_max")
-    return sizes
 
 
 # ---- A linear recurrence is a convolution ----------------------------------------------------------------------------
@@ -267,8 +51,10 @@ class SSM(nn.Module):
 
     A kernel is a module Kernel(c); called with the length l, it returns (directions, d, l) or longer. Its `rates` name
     the parameters that do not follow the main learning rate and weight decay: {name: (learning rate, decayed or not)},
-    with None for the main rate. Only such a module may be called `kernel` in a mixer: Figure 4 draws it.
+    with None for the main rate. Name an attribute `kernel` only if it is such a module: Figure 4 finds it by this name.
     """
+
+    keys = dict(dropout=Key(float, 0.0))
 
     def __init__(self, kernel, c):
         super().__init__()
@@ -316,8 +102,8 @@ class Kernel(nn.Module):
 
 
 def make_kernels(kernels, l):
-    """The kernels of modules of one shape, (c, d, l) each, in one call. Where they are large, calls cost little and
-    memory much, so then in several calls."""
+    """The kernels of modules of one shape, (c, d, l) each, in one call. Large kernels are made in several calls, to
+    save memory."""
     names = [*kernels[0]._parameters, *kernels[0]._buffers]
     many, made = max(1, 2**22 // (kernels[0].d * getattr(kernels[0], "length", l))), []
     for i in range(0, len(kernels), many):
@@ -356,26 +142,23 @@ class DLR(Diagonal):
 
     At the start: decay rates log-uniform in [dt_min / 2, dt_max / 2], one full turn of frequencies 2 pi n / N, and W
     complex normal over N. All three parameters have a small learning rate of their own and no weight decay.
-
-    c.own_poles: each channel has its own. The frequencies of channel i are shifted by i/d of the spacing 2 pi/N, so
-    that all channels together fill the circle evenly. (DFouT, arXiv 2508.20441)
     """
+
+    keys = dict(state=Key(int), dt_min=Key(float), dt_max=Key(float), ssm_lr=Key(float))
 
     def __init__(self, c):
         super().__init__()
-        channels = c.d if c.own_poles else 1
-        decay = c.dt_min / 2 * (c.dt_max / c.dt_min) ** torch.rand(channels, c.state)
-        turn = (torch.arange(c.state) + torch.arange(channels)[:, None] / channels) * (2 * math.pi / c.state)
+        decay = c.dt_min / 2 * (c.dt_max / c.dt_min) ** torch.rand(c.state)
         self.d = c.d
-        self.theta = nn.Parameter(decay.sqrt().squeeze(0))                                    # (n,) or (d, n)
-        self.Lambda_im = nn.Parameter(turn.squeeze(0))                                        # (n,) or (d, n)
+        self.theta = nn.Parameter(decay.sqrt())                                               # (n,)
+        self.Lambda_im = nn.Parameter(torch.arange(c.state) * (2 * math.pi / c.state))        # (n,)
         # Complex parameters are stored as real pairs, so that Adam keeps moments per component.
         self.W = nn.Parameter(torch.randn(c.directions, c.d, c.state, 2) / c.state)           # (c, d, n, 2)
         self.rates = {name: (c.ssm_lr, False) for name in ("theta", "Lambda_im", "W")}
 
     def arguments(self, p):
-        Lambda = torch.complex(-p.theta.float().square(), p.Lambda_im.float())                # (n,) or (d, n)
-        return torch.view_as_complex(p.W.float()), Lambda if self.theta.ndim == 2 else Lambda[..., None, :]
+        Lambda = torch.complex(-p.theta.float().square(), p.Lambda_im.float())                # (n,)
+        return torch.view_as_complex(p.W.float()), Lambda[..., None, :]                       # (c, d, n), (1, n)
 
 
 # ---- Diagonal plus low rank: S4 --------------------------------------------------------------------------------------
@@ -401,6 +184,9 @@ class S4(Kernel):
     A, P, B and log dt have learning rates of their own and no weight decay: they set time scales, where a step that is
     small for a weight makes a kernel many times longer or shorter.
     """
+
+    keys = dict(state=Key(int), n_ssm=Key(int), dt_min=Key(float), dt_max=Key(float), dt_lr=Key((float, "main")),
+                ssm_lr=Key(float))
 
     def __init__(self, c):
         super().__init__()
@@ -481,6 +267,8 @@ class Attention(nn.Module):
     makes every position attend to itself at the start.)
     """
 
+    keys = dict(heads=Key(int), block=Key(int, None), rotary=Key(float, 0.0, most=1, shown=False))
+
     def __init__(self, c):
         super().__init__()
         if c.d % c.heads:
@@ -493,7 +281,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(c.d, c.d)
 
     def project(self, x, start=0):
-        """x (b, l, d) at positions from `start` on -> queries, keys, values, each (b, h, l, e); `Reformer`: no keys."""
+        """x (b, l, d) at positions from `start` on -> queries, keys, values, each (b, h, l, e)."""
         y = self.qkv(x).unflatten(-1, (-1, self.e))                                           # (b, l, 3 h, e)
         if r := self.rotary_dims:                                    # queries and keys in one product
             qk, v = y.split((y.shape[2] - self.heads, self.heads), 2)
@@ -605,43 +393,47 @@ class LayerNorm(nn.LayerNorm):
         return super().forward(x)
 
 
-class ScaleNorm(nn.Module):
-    """x / its root mean square over d, times one learned scalar (MEGA's norm on the text tasks)."""
-
-    def __init__(self, d):
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(1))
-
-    def forward(self, x, lengths=None):
-        y = x.float()
-        return (self.gain * y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+NORMS = {"layer": LayerNorm, "batch": BatchNorm}
 
 
-NORMS = {"layer": LayerNorm, "batch": BatchNorm, "scale": ScaleNorm}
+class FeedForward(nn.Sequential):
+    """Linear, GELU, Linear: (b, l, d) -> (b, l, d)."""
+
+    keys = {}
+
+    def __init__(self, c):
+        super().__init__(nn.Linear(c.d, c.ff), nn.GELU(), nn.Linear(c.ff, c.d))
+
+
+FEED_FORWARD = {"dense": FeedForward}                               # --arch ffn=...
 
 
 class TransformerBlock(nn.Module):
-    """x + mixer(norm(x)), then + ff(norm(x)) of that sum, or of x itself when c.parallel (GPT-NeoX). No dropout
-    (official configurations)."""
+    """x + mixer(norm(x)), then + ff(norm(x)) of that sum. No dropout (official configurations)."""
+
+    keys = dict(norm=Key(NORMS, "layer"), ff=Key(int), ffn=Key(FEED_FORWARD, "dense", shown=False))
+    pre = True
 
     def __init__(self, c, mixer):
         super().__init__()
-        self.norm1, self.norm2, self.parallel = NORMS[c.norm](c.d), NORMS[c.norm](c.d), c.parallel
+        self.norm1, self.norm2 = NORMS[c.norm](c.d), NORMS[c.norm](c.d)
         self.mixer = mixer
-        self.ff = feed_forward(c)
+        self.ff = FEED_FORWARD[c.ffn](c)
 
     def forward(self, x, lengths=None, *K):
-        y = x + self.mixer(self.norm1(x, lengths), lengths, *K)
-        return y + self.ff(self.norm2(x if self.parallel else y, lengths))
+        x = x + self.mixer(self.norm1(x, lengths), lengths, *K)
+        return x + self.ff(self.norm2(x, lengths))
 
     def step(self, x, state):
         y, state = self.mixer.step(self.norm1(x), state)
-        y = x + y                                                                             # (b, d)
-        return y + self.ff(self.norm2(x if self.parallel else y)), state
+        x = x + y                                                                             # (b, d)
+        return x + self.ff(self.norm2(x)), state
 
 
 class SSMBlock(nn.Module):
     """x + mixer(norm(x)), or norm(x + mixer(x)) where the norm comes after. The mixer's GLU replaces the FF."""
+
+    keys = dict(norm=Key(NORMS), place=Key(("pre", "post")), dropout=Key(float, 0.0))
 
     def __init__(self, c, mixer):
         super().__init__()
@@ -650,7 +442,7 @@ class SSMBlock(nn.Module):
 
     def forward(self, x, lengths=None, *K):
         y = self.mixer(self.norm(x, lengths) if self.pre else x, lengths, *K)                 # (b, l, d)
-        # One mask for the length. The sum lies in memory as its first term does, so from here on as (b, d, l).
+        # One mask for the length. Adding in this order keeps the (b, d, l) memory layout that the next layer wants.
         x = self.dropout(y.transpose(1, 2)).transpose(1, 2) + x
         return x if self.pre else self.norm(x, lengths)
 
@@ -664,21 +456,23 @@ class SSMBlock(nn.Module):
 class Backbone(nn.Module):
     """(b, l) symbols or (b, l, channels) samples -> (b, l, d). All that self-pretraining hands on to finetuning."""
 
+    keys = dict(layers=Key(int), d=Key(int))
+
     def __init__(self, c):
         super().__init__()
         model = MODELS[c.model]
-        self.d, self.reads_symbols, self.init_head = c.d, c.vocab is not None, c.init_head
+        self.d, self.reads_symbols, self.init_head = c.d, c.vocab is not None, model.init_head
         self.mask_channel = c.mask_channel
         self.encoder = nn.Embedding(c.vocab, c.d) if self.reads_symbols else nn.Linear(c.channels, c.d)
-        self.register_buffer("positions", c.positions and c.positions(c.length, c.d), persistent=False)
+        self.register_buffer("positions", model.positions and model.positions(c.length, c.d), persistent=False)
         try:
             numbered = (SimpleNamespace(**vars(c), layer=i) for i in range(c.layers))
             self.layers = nn.ModuleList(model.block(c, model.mixer(c)) for c in numbered)
         except ValueError as error:                                    # an odd state, say
             raise SizeError(str(error)) from None
         # A residual stream that is normalised only on its way into each layer leaves the last sum unnormalised.
-        self.norm = NORMS[c.norm](c.d) if c.place == "pre" else None
-        c.init(self)
+        self.norm = NORMS[c.norm](c.d) if self.layers[0].pre else None
+        model.init(self)
 
     def inputs(self, batch):
         """The view of a batch that this backbone reads, with nothing hidden."""
@@ -709,8 +503,8 @@ class Backbone(nn.Module):
 
     def can_step(self):
         """Whether all layers have a recurrent form; those that have none generate by computing everything anew."""
-        return all(hasattr(layer, "step") and hasattr(getattr(layer.mixer, "kernel", layer), "step")
-                   for layer in self.layers)
+        return all(hasattr(part, "step") for layer in self.layers
+                   for part in (layer, layer.mixer, getattr(layer.mixer, "kernel", layer)))
 
     def step(self, x, t, states):
         """Position t of a causal backbone in eval mode: x (b,) symbols or (b, channels) samples, states: of the layers
@@ -769,8 +563,7 @@ class Classifier(nn.Module):
 
     def classify(self, x, lengths):
         """What the backbone gives, (b, l, d) -> (b, outputs)."""
-        if lengths is None:
-            lengths = torch.full(x.shape[:1], x.shape[1], device=x.device)
+        lengths = true_lengths(lengths, *x.shape[:2], x.device)                               # (b,)
         real = inside(lengths, x.shape[1])[..., None]                                         # (b, l, 1)
         if self.pool == "mean":
             x = (x * real).sum(1) / lengths[:, None]                                          # (b, d)
@@ -814,20 +607,19 @@ class Joint(Classifier):
 
 # ---- Optimiser groups ------------------------------------------------------------------------------------------------
 
-class Share(float):
-    """A learning rate as a share of the main one."""
+HELPERS = set()    # names of parameters that help to train others, and neither count as the model's nor outlive the run
 
 
 def param_groups(model, lr, weight_decay):
     """Groups for AdamW. Parameters that a module's `rates` name keep their own learning rate, and are decayed only
-    where it says so; everything else, biases and norm gains included, takes the recipe's (as in the official code). A
-    schedule must scale each `initial_lr`."""
+    where it says so; everything else, biases and norm gains included, takes the recipe's (as in the official code). An
+    own rate may be a function of the main one. A schedule must scale each `initial_lr`."""
     own = {id(getattr(module, name)): rate for module in model.modules()
            for name, rate in getattr(module, "rates", {}).items()}
     groups = {}
     for parameter in model.parameters():
         rate, decayed = own.get(id(parameter), (None, True))
-        rate = lr * rate if isinstance(rate, Share) else rate
+        rate = rate(lr) if callable(rate) else rate
         name = "own" if id(parameter) in own else "main"
         group = groups.setdefault((name, rate, decayed), dict(
             params=[], weight_decay=weight_decay if decayed else 0.0, name=name))
@@ -837,721 +629,64 @@ def param_groups(model, lr, weight_decay):
 
 
 def count(model):
-    return sum(p.numel() for name, p in model.named_parameters() if not name.endswith(".guide"))
-
-
-# =====================================================================================================================
-# Beyond the paper: the architectures that it compares itself with, and later ones. A first reading may skip to MODELS.
-# =====================================================================================================================
-
-# ---- State spaces ----------------------------------------------------------------------------------------------------
-
-class S4D(Diagonal):
-    """Kernels of S4D (Gu et al. 2022, arXiv 2206.11893): S4 without the low-rank term, zero-order hold, poles from
-    c.start.
-
-    lin    Im A = pi n, the frequencies of a Fourier basis
-    inv    Im A = N/pi (N / (2n + 1) - 1), dense at 0 and few that are fast
-    legs   HiPPO's, its low-rank term dropped
-    In all three Re A = -1/2 and B = 1. Copies, rates and log dt are those of `S4`.
-    """
-
-    make = staticmethod(s4d_kernel)
-
-    def __init__(self, c):
-        super().__init__()
-        if c.d % c.n_ssm:
-            raise SizeError(f"d={c.d} is not a multiple of n_ssm={c.n_ssm}")
-        self.d, n = c.d, torch.arange(c.state // 2)
-        imag = {"lin": math.pi * n, "inv": c.state / math.pi * (c.state / (2 * n + 1) - 1),
-                "legs": hippo_nplr(c.state)[0].imag.float()}[c.start]                         # (n,)
-        self.log_dt = nn.Parameter(log_uniform(c, c.d))
-        self.A_log_re = nn.Parameter(torch.full((c.n_ssm, len(n)), math.log(0.5)))
-        self.A_im = nn.Parameter(imag.repeat(c.n_ssm, 1))                                     # (n_ssm, n)
-        self.B = nn.Parameter(torch.tensor([1.0, 0.0]).repeat(c.n_ssm, len(n), 1))            # (n_ssm, n, 2)
-        C = torch.randn(c.directions, c.d, len(n), dtype=torch.complex64)
-        self.C = nn.Parameter(torch.view_as_real(C).clone())                                  # (c, d, n, 2)
-        self.rates = {name: (c.ssm_lr, False) for name in ("A_log_re", "A_im", "B")}
-        self.rates["log_dt"] = (None if c.dt_lr == "main" else c.dt_lr, False)
-
-    def arguments(self, p):
-        A = torch.complex(-p.A_log_re.float().exp().clamp(min=1e-4), p.A_im.float())          # (n_ssm, n)
-        B, C = (torch.view_as_complex(v.float()) for v in (p.B, p.C))
-        A, B = (v.tile((self.d // v.shape[-2], 1)) for v in (A, B))                           # (d, n)
-        return A, B, C, p.log_dt.float().exp()
-
-    def poles(self):
-        return s4d_poles(*self.arguments(self))
-
-
-class SGConv(Kernel):
-    """Kernels of SGConv (Li et al. 2023): a long convolution without a state space behind it.
-
-    A kernel is pieces of c.piece learned values, laid end to end. From the third on, each is stretched twice as long as
-    the one before. Each piece weighs 1 / decay of the one before, with decay rising over the channels from c.decay by
-    c.decay_spread; and lag t weighs (t + 1)^-c.power. About log2(length / piece) pieces reach over the whole length,
-    and distant lags are coarse and weak by construction. The kernel is divided by its norm at initialisation, a
-    constant from then on that is saved with the weights. Pieces have a learning rate of their own and the usual weight
-    decay. c.stretch: all pieces are 2^stretch times as long. c.cosine: pieces begin as cosines, whose frequencies are
-    dealt out to the channels.
-    """
-
-    def __init__(self, c):
-        super().__init__()
-        self.d, self.stretch = c.d, c.stretch
-        pieces = 1 + max(0, math.ceil(math.log2(c.length / c.piece)) - c.stretch)
-        w = torch.randn(pieces, c.directions, c.d, c.piece)                                   # (S, c, d, d0)
-        if c.cosine:
-            turn = torch.linspace(0, 2 * math.pi, c.piece)                                    # (d0,)
-            w = torch.stack([(torch.randperm(c.d)[:, None] * turn).cos().expand(c.directions, -1, -1) for _ in w])
-        self.w = nn.Parameter(w)
-        self.register_buffer("multiplier", torch.linspace(c.decay, c.decay + c.decay_spread, c.d))      # (d,)
-        self.register_buffer("power", torch.full((c.d,), float(c.power)), persistent=False)
-        reach = c.piece * 2 ** (pieces - 1 + c.stretch)                                       # at least the length
-        K = sgconv_kernel(w, reach, self.multiplier, self.power, c.stretch)                   # (c, d, reach)
-        self.register_buffer("norm", K.norm(dim=-1, keepdim=True))
-        self.rates = {"w": (c.piece_lr, True)}
-
-    def arguments(self, p):
-        return p.w, p.multiplier, p.power, p.norm
-
-    def make(self, w, multiplier, power, norm, l):
-        return sgconv_kernel(w, l, multiplier, power, self.stretch) / norm
-
-
-class SharedState(nn.Module):
-    """A linear recurrence whose n states all channels share, (b, l, d) -> (b, l, d): `S5` and `LRU` below.
-
-    x[t] = lambda x[t-1] + Bbar u[t] with lambda (n,), Bbar (n, d); y = factor Re C x + D u with C (d, n). Each state
-    reads all channels, so there is a scan over time and no kernel per channel. Bidirectional: a second C reads the scan
-    of the reversed sequence; u[t] is in both. `recurrence` makes lambda and Bbar. Then GELU and a
-    gate.
-    """
-
-    factor = 1
-
-    def __init__(self, c, n):
-        super().__init__()
-        C = c.C_scale * torch.randn(c.directions, c.d, n, 2) / math.sqrt(c.state)
-        self.C = nn.Parameter(C)                                                              # (c, d, n, 2)
-        self.D = nn.Parameter(torch.randn(c.d))
-
-    def scan(self, u):
-        """(b, l, d), float32 -> the same."""
-        log_lambda, B = self.recurrence()
-        v, y = torch.complex(u @ B.real.T, u @ B.imag.T), 0                                   # (b, l, n)
-        for direction, C in enumerate(self.C.float()):
-            x = diagonal_scan(log_lambda, v.flip(1)).flip(1) if direction else diagonal_scan(log_lambda, v)
-            y = y + x.real @ C[..., 0].T - x.imag @ C[..., 1].T                               # (b, l, d) Re C x
-        return self.factor * y + self.D * u
-
-    def forward(self, x, lengths=None):
-        u = x if lengths is None else x * inside(lengths, x.shape[1])[..., None]
-        with torch.autocast(x.device.type, enabled=False):
-            y = self.scan(u.float())                                                          # (b, l, d)
-        return self.gate(F.gelu(y, approximate="tanh"))
-
-    def step(self, x, state):
-        """One position of a causal layer: x (b, d), state (b, n) or None -> y (b, d), state."""
-        log_lambda, B = self.recurrence()
-        state = x.to(B.dtype) @ B.T + (0 if state is None else log_lambda.exp() * state)      # (b, n)
-        y = self.factor * (state @ torch.view_as_complex(self.C.float())[0].T).real + self.D * x
-        return self.gate(F.gelu(y, approximate="tanh")), state
-
-
-class S5(SharedState):
-    """S5 (Smith et al. 2023): HiPPO's diagonal in c.n_ssm blocks of c.state / n_ssm states, one of each conjugate pair
-    stored; zero-order hold with a step size per state.
-
-    The authors draw B and C in HiPPO's basis and turn them with its unitary V. A turned Gaussian is a Gaussian, so they
-    are drawn here where they are needed. c.C_scale: how large C is; c.fast_B: B has the main learning rate and decay.
-    Both change from task to task.
-    """
-
-    factor = 2                                                           # y = 2 Re C x: the other half of each pair
-
-    def __init__(self, c):
-        if c.state % (2 * c.n_ssm):
-            raise SizeError(f"state={c.state} is not a multiple of 2 n_ssm, {2 * c.n_ssm}")
-        super().__init__(c, c.state // 2)
-        A = hippo_nplr(c.state // c.n_ssm)[0].repeat(c.n_ssm)                                 # (n,)
-        self.A_log_re = nn.Parameter((-A.real).log().float())
-        self.A_im = nn.Parameter(A.imag.float())
-        self.B = nn.Parameter(torch.randn(len(A), c.d, 2) / math.sqrt(2 * c.state))           # (n, d, 2)
-        self.log_dt = nn.Parameter(log_uniform(c, len(A)))
-        self.out = nn.Linear(c.d, c.d)
-        self.rates = {name: (c.ssm_lr, False) for name in ("A_log_re", "A_im", "B", "log_dt")}
-        for name, main in (("log_dt", c.dt_lr == "main"), ("B", c.fast_B)):
-            if main:                                                     # of the main rate, and decayed
-                del self.rates[name]
-
-    def recurrence(self):
-        """log lambda (n,) and Bbar (n, d), complex64."""
-        A = torch.complex(-self.A_log_re.float().exp().clamp(min=1e-4), self.A_im.float())    # (n,)
-        log_lambda = A * self.log_dt.float().exp()
-        return log_lambda, (torch.expm1(log_lambda) / A)[:, None] * torch.view_as_complex(self.B.float())
-
-    def gate(self, y):
-        return y * self.out(y).sigmoid()
-
-
-class LRU(SharedState):
-    """The Linear Recurrent Unit (Orvieto et al. 2023): c.state poles drawn uniformly from a ring, c.r_min < |lambda| <
-    c.r_max and angles up to c.angle; no continuous time. Bbar is scaled, at the start by sqrt(1 - |lambda|^2), and the
-    scale is learned."""
-
-    def __init__(self, c):
-        super().__init__(c, c.state)
-        square = c.r_min ** 2 + torch.rand(c.state) * (c.r_max ** 2 - c.r_min ** 2)           # |lambda|^2
-        square = square.clamp(1e-6, 1 - 1e-6)
-        self.nu = nn.Parameter((-square.log() / 2).log())                                     # |lambda| = exp(-e^nu)
-        self.theta = nn.Parameter((torch.rand(c.state).clamp(min=1e-6) * c.angle).log())      # angle e^theta
-        self.gamma = nn.Parameter((1 - square).log() / 2)
-        self.B = nn.Parameter(torch.randn(c.state, c.d, 2) / math.sqrt(2 * c.d))              # (n, d, 2)
-        self.out = nn.Linear(c.d, 2 * c.d)
-        self.rates = {name: (Share(c.ssm_lr), False) for name in ("nu", "theta", "gamma", "B")}
-
-    def recurrence(self):
-        """log lambda (n,) and Bbar (n, d), complex64."""
-        log_lambda = torch.complex(-self.nu.float().exp(), self.theta.float().exp())
-        return log_lambda, self.gamma.float().exp()[:, None] * torch.view_as_complex(self.B.float())
-
-    def gate(self, y):
-        return F.glu(self.out(y), dim=-1)
-
-
-# ---- Cheaper attention -----------------------------------------------------------------------------------------------
-
-class Longformer(Attention):
-    """Attends to c.window positions around its own (Beltagy et al. 2020). As in the benchmark there are no global
-    tokens."""
-
-    def __init__(self, c):
-        super().__init__(c)
-        self.window = c.window
-
-    def attend(self, q, k, v, lengths):
-        return longformer_attention(q, k, v, self.window, self.causal, lengths)
-
-
-def fill_up(length, lengths, *heads):
-    """True lengths, and (b, h, l, e) tensors filled up to the task's length: for models whose function of a sequence
-    would otherwise depend on how long the batch is."""
-    b, l = heads[0].shape[0], heads[0].shape[2]
-    lengths = torch.full((b,), l, device=heads[0].device) if lengths is None else lengths
-    return lengths, *(F.pad(y, (0, 0, 0, length - l)) for y in heads)
-
-
-class BigBird(Attention):
-    """Attends to its block of c.block positions, the two beside it, the first, the last, and c.random others (Zaheer et
-    al. 2020). The others are drawn once for each layer, head and block, and saved with the weights; short sequences
-    have fewer. Blocks are those of the task's length, whatever the length of a batch."""
-
-    def __init__(self, c):
-        super().__init__(c)
-        self.length, inner = c.length, max(0, ceil_div(c.length, c.block) - 2)
-        i = torch.arange(inner)
-        near = (i[:, None] - i).abs() <= 1                                                    # (n-2, n-2)
-        drawn = torch.rand(c.heads, inner, inner).masked_fill(near, -1)
-        self.register_buffer("random", 1 + drawn.topk(max(0, min(c.random, inner - 3))).indices)      # (h, n-2, r)
-
-    def attend(self, q, k, v, lengths):
-        l = q.shape[2]
-        lengths, q, k, v = fill_up(self.length, lengths, q, k, v)                             # (b, h, length, e)
-        return bigbird_attention(q, k, v, self.block, self.random, self.causal, lengths)[:, :, :l]
-
-
-class Linformer(Attention):
-    """Attends to c.rank learned mixtures of all positions in place of the positions (Wang et al. 2020): O(l rank). All
-    heads, keys and values share them."""
-
-    def __init__(self, c):
-        super().__init__(c)
-        if c.causal:
-            raise SizeError("linformer mixes all positions before it attends: no causal form; use --objective masked")
-        bound = math.sqrt(6 / (c.length + c.rank))
-        self.mix = nn.Parameter(torch.empty(c.length, c.rank).uniform_(-bound, bound))          # (length, r)
-
-    def attend(self, q, k, v, lengths):
-        if lengths is not None:                                              # padding adds nothing to a mixture
-            real = inside(lengths, k.shape[2])[:, None, :, None]                              # (b, 1, l, 1)
-            k, v = k * real, v * real
-        k, v = (torch.einsum("bhle,lr->bhre", y, self.mix[: y.shape[2]]) for y in (k, v))       # (b, h, r, e)
-        return attention(q, k, v)
-
-
-class Reformer(Attention):
-    """Attends among positions whose queries, which are the keys as well, point the same way (Kitaev et al. 2020):
-    c.rounds hashes, chunks of c.chunk. Rotations are drawn once for each layer and head and saved with the weights (the
-    authors draw new ones at every step, and a prediction is then not a function of its input)."""
-
-    def __init__(self, c):
-        super().__init__(c)
-        if c.causal:
-            raise SizeError("reformer sorts all positions before it attends: no causal form; use --objective masked")
-        self.length, self.chunk = c.length, min(c.chunk, c.length)
-        self.qkv = nn.Linear(c.d, 2 * c.d)                                                    # queries and values
-        rotations = torch.randn(c.heads, c.d // c.heads, c.rounds, max(1, c.length // (2 * c.chunk)))
-        self.register_buffer("rotations", rotations)                                # (h, e, rounds, buckets / 2)
-
-    def attend(self, q, v, lengths):
-        l = q.shape[2]
-        lengths, q, v = fill_up(self.length, lengths, q.float(), v.float())                   # (b, h, length, e)
-        with torch.autocast(q.device.type, enabled=False):
-            return lsh_attention(q, v, self.rotations, self.chunk, lengths)[:, :, :l]
-
-
-class LinearAttention(Attention):
-    """Attention whose softmax is replaced by a product of c.phi of queries and keys: O(l) (Katharopoulos et al. 2020;
-    with relu_features the "generalised" Performer, which the benchmark ran on all tasks but ListOps)."""
-
-    def __init__(self, c):
-        super().__init__(c)
-        self.phi = c.phi
-
-    def attend(self, q, k, v, lengths):
-        with torch.autocast(q.device.type, enabled=False):                                    # sums over all positions
-            q, k, v = q.float(), k.float(), v.float()
-            return linear_attention(self.phi(q), self.phi(k), v, self.causal, lengths)
-
-
-class Performer(Attention):
-    """Linear attention whose c.features random features estimate softmax (Choromanski et al. 2021). Their directions,
-    orthogonal by groups of e and as long as Gaussian vectors, are drawn once and saved with the weights."""
-
-    def __init__(self, c):
-        super().__init__(c)
-        e = c.d // c.heads
-        if c.causal and e > 64:
-            raise SizeError(f"performer: features of heads with {e} dimensions may overflow when causal; at most 64")
-        groups = [torch.linalg.qr(torch.randn(e, e)).Q.T for _ in range(ceil_div(c.features, e))]
-        W = torch.cat(groups)[: c.features] * torch.randn(c.features, e).norm(dim=-1, keepdim=True)
-        self.register_buffer("W", W)                                                          # (m, e)
-
-    def attend(self, q, k, v, lengths):
-        with torch.autocast(q.device.type, enabled=False):
-            q = favor_features(q.float(), self.W, query=True)                                 # (b, h, l, m)
-            k = favor_features(k.float(), self.W, query=False, causal=self.causal, lengths=lengths)
-            return linear_attention(q, k, v.float(), self.causal, lengths, eps=1e-6 if self.causal else 0.0)
-
-
-# ---- Averages that prepare attention, MEGA ---------------------------------------------------------------------------
-
-class EMA(Kernel):
-    """Kernels of MEGA's moving averages: c.averages damped exponential ones per channel and direction. At the start all
-    fade within some 60 positions; long memory is learned."""
-
-    def __init__(self, c):
-        super().__init__()
-        self.d, shape = c.d, (c.directions, c.d, c.averages)
-        self.delta, self.alpha = (nn.Parameter(torch.randn(shape) * 0.2) for _ in range(2))
-        self.beta = nn.Parameter(torch.randn(shape) * 0.02 + (-1.0) ** torch.arange(c.averages))
-        self.gamma = nn.Parameter(torch.randn(shape))
-
-    def arguments(self, p):
-        return p.delta, p.alpha, p.beta, p.gamma
-
-    def make(self, delta, alpha, beta, gamma, l):
-        """(c, d, l), float32. Unlike the official code's, kernels are not cut after 1024 lags."""
-        K = ema_kernel(delta, alpha, beta, gamma, l)
-        if len(K) == 1:
-            return K
-        # The backward kernel of `fft_conv` starts at lag 1, MEGA's at lag 0: that value is added to the forward one.
-        return torch.stack((K[0] + F.pad(K[1, :, :1], (0, l - 1)), F.pad(K[1, :, 1:], (0, 1))))
-
-
-class Mega(nn.Module):
-    """Moving-average gated attention (Ma et al. 2023): what to add to the block's raw input, (b, l, d) -> (b, l, d).
-
-    Averages over the past (and future) prepare queries, keys and gates; values come from the input itself. One head of
-    attention, with a learned bias per distance, in disjoint chunks of c.chunk or over the whole length: averages carry
-    context across chunks. c.activation: softmax, or laplace, an error function of each score that is not normalised.
-    c.state: the bottom layer also has a bare S4, whose output joins the attention's. That is our reading of SPADE (Zuo
-    et al. 2022), whose Long Range Arena code is not public.
-    """
-
-    def __init__(self, c):
-        super().__init__()
-        self.d, self.v, self.z, self.causal, self.chunk = c.d, c.v, c.z, c.causal, c.chunk
-        self.laplace = c.activation == "laplace"
-        self.kernel = EMA(c)
-        self.omega = nn.Parameter(torch.randn(c.d))
-        self.values, self.gates = nn.Linear(c.d, c.v), nn.Linear(c.d, 2 * c.d + c.v + c.z)
-        self.out = nn.Linear(c.v, c.d)
-        self.scale = nn.Parameter(torch.randn(2, c.z) * 0.02)
-        self.shift = nn.Parameter(torch.zeros(2, c.z))
-        self.bias = nn.Parameter(torch.randn(2 * (c.chunk or c.length) - 1) * 0.02)           # by distance
-        self.dropout = nn.Dropout(c.dropout)
-        self.ssm = None
-        if c.state and c.layer == 0:                                     # SPADE
-            self.ssm, self.D = S4(SimpleNamespace(**vars(c) | dict(n_ssm=c.d))), nn.Parameter(torch.randn(c.d))
-            self.norm_ssm, self.norm_out = nn.LayerNorm(c.d), nn.LayerNorm(c.d)
-            self.join = nn.Linear(2 * c.d, c.d)
-
-    def convolve(self, x, K, lengths, D):
-        """x (b, l, d) with kernels K (c, d, l or longer), padding taken as 0, and D x -> (b, l, d)."""
-        u = x if lengths is None else x * inside(lengths, x.shape[1])[..., None]
-        return fft_conv(u.transpose(1, 2), K, D=D).transpose(1, 2)
-
-    def attend(self, q, k, v, lengths):
-        """q, k (b, l, z), v (b, l, v) -> (b, l, v)."""
-        b, l = q.shape[:2]
-        size = min(self.chunk or l, l)
-        n = ceil_div(l, size)
-        q, k, v = (F.pad(y, (0, 0, 0, n * size - l)).unflatten(1, (n, size)) for y in (q, k, v))     # (b, n, size, .)
-        i = torch.arange(size, device=q.device)
-        bias = self.bias[len(self.bias) // 2 + i - i[:, None]]                                # (size, size)
-        ends = torch.full((1,), l, device=q.device) if lengths is None else lengths
-        real = inside(ends, n * size).unflatten(1, (n, 1, size))                              # (b or 1, n, 1, size)
-        seen = real & (i <= i[:, None]) if self.causal else real.expand(-1, -1, size, -1)
-        if self.laplace:
-            keys = (i + 1.0)[:, None] if self.causal else real.sum(-1, keepdim=True).clamp(min=1)
-            scores = (q @ k.transpose(-1, -2)).float() / keys + bias                          # (b, n, size, size)
-            weights = 0.5 * (1 + torch.erf((scores - math.sqrt(0.5)) * math.sqrt(2 * math.pi)))
-            y = (weights * seen).to(v.dtype) @ v
-        else:
-            seen = seen | ~seen.any(-1, keepdim=True)                                         # a chunk of padding
-            mask = bias.masked_fill(~seen, -math.inf).to(q.dtype)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        return y.flatten(1, 2)[:, :l]
-
-    def averages(self, x, lengths, K):
-        """What queries, keys and gates are made from, (b, l, d)."""
-        return F.silu(self.convolve(x, K, lengths, self.omega))
-
-    def forward(self, x, lengths, raw, K=None):
-        K = self.kernel(x.shape[1]) if K is None else K
-        gates = self.gates(self.dropout(self.averages(x, lengths, K))).split((self.d, self.z, self.v, self.d), -1)
-        update, shared, reset, own = gates[0].sigmoid(), F.silu(gates[1]), F.silu(gates[2]), gates[3]
-        q, k = (shared * self.scale[i] + self.shift[i] for i in range(2))                     # (b, l, z)
-        y = self.attend(q, k, F.silu(self.values(x)), lengths)                                # (b, l, v)
-        y = self.dropout(F.silu(own + self.out(reset * y)))                                   # (b, l, d)
-        if self.ssm is not None:
-            state = self.convolve(x, self.ssm(x.shape[1]), lengths, self.D)
-            y = self.join(torch.cat((self.norm_ssm(state), self.norm_out(y)), -1))
-        return update * (y - raw)
-
-
-class MegaBlock(nn.Module):
-    """The mixer's gated change of x, then a feed-forward part, each with a norm before it or after its sum."""
-
-    def __init__(self, c, mixer):
-        super().__init__()
-        self.pre, self.norm1, self.norm2 = c.place == "pre", NORMS[c.norm](c.d), NORMS[c.norm](c.d)
-        self.mixer, self.dropout = mixer, nn.Dropout(c.dropout)
-        self.ff = nn.Sequential(nn.Linear(c.d, c.v), nn.SiLU(), nn.Linear(c.v, c.d))
-        for linear in (self.ff[0], self.ff[2], mixer.values, mixer.gates, mixer.out):
-            nn.init.normal_(linear.weight, std=0.02)
-            nn.init.zeros_(linear.bias)
-
-    def forward(self, x, lengths=None, *K):
-        if self.pre:
-            x = x + self.mixer(self.norm1(x, lengths), lengths, x, *K)
-            return x + self.dropout(self.ff(self.norm2(x, lengths)))
-        x = self.norm1(x + self.mixer(x, lengths, x, *K), lengths)
-        return self.norm2(x + self.dropout(self.ff(x)), lengths)
-
-
-# ---- Structured feed-forward -----------------------------------------------------------------------------------------
-
-def feed_forward(c):
-    """Linear, GELU, Linear; of structured matrices with --arch ffn=..., except in the first layer (as the authors)."""
-    linear = nn.Linear if c.ffn == "dense" or c.layer == 0 else partial(StructuredLinear, c=c)
-    return nn.Sequential(linear(c.d, c.ff), nn.GELU(), linear(c.ff, c.d))
-
-
-class StructuredLinear(nn.Module):
-    """A Linear whose matrix is a product of two cheaper ones, with c.ffn_share of its parameters (Wei et al. 2024).
-
-    c.ffn: the kind, see `structured_linear`. c.ffn_blocks: the number of blocks, which alone sets blockshuffle's share.
-    lowrank starts as the best approximation of a matrix drawn as nn.Linear draws it; in the other kinds each block
-    starts with singular values 1.
-
-    c.guided > 0: self-guided training. During that share of the run a dense matrix W, the product of the two at the
-    start, is trained with them: y = a W x + (1 - a) (second first) x, and `guide` lets a fall from 1 to 0. Only
-    training mixes. W is not part of the model: stage 2 starts without it. (The authors mix at a step with probability
-    a, which halves the cost.)
-    """
-
-    def __init__(self, n, m, c):
-        super().__init__()
-        self.kind, self.guided, share, blocks = c.ffn, c.guided, c.ffn_share, c.ffn_blocks
-        q = min(n, m) // blocks
-        if self.kind != "lowrank" and (n % blocks or m % blocks):
-            raise SizeError(f"ffn_blocks={blocks} does not divide {n} and {m}")
-        if self.kind == "blockshuffle" and q < blocks:                   # else some inputs never reach some outputs
-            raise SizeError(f"ffn_blocks={blocks}: blockshuffle of {n} and {m} wants {math.isqrt(min(n, m))} at most")
-        if self.kind == "lowrank":
-            rank = max(1, min(n, m, round(share * n * m / (n + m))))
-            P, S, Qh = torch.linalg.svd(nn.Linear(n, m, bias=False).weight.detach(), full_matrices=False)
-            first, second = S[:rank, None].sqrt() * Qh[:rank], P[:, :rank] * S[:rank].sqrt()
-        else:
-            rank = max(1, round(share * n * m / (m + n / blocks) / blocks)) * blocks
-            shapes = dict(blockdense=[(blocks, rank // blocks, n // blocks), (m, rank)],
-                          blockshuffle=[(blocks, q, n // blocks), (blocks, m // blocks, q)])[self.kind]
-            parts = (torch.linalg.svd(torch.randn(shape), full_matrices=False) for shape in shapes)
-            first, second = (P @ Qh for P, _, Qh in parts)
-        self.first, self.second = nn.Parameter(first.clone()), nn.Parameter(second.clone())
-        self.bias = nn.Parameter(torch.zeros(m))
-        self.guide, self.a = nn.Parameter(self.dense()) if c.guided else None, 0.0
-
-    @torch.no_grad()
-    def dense(self):
-        """The matrix (m, n) that the two factors stand for."""
-        n = self.first.shape[-1] * (1 if self.kind == "lowrank" else len(self.first))
-        eye = torch.eye(n).to(self.first)
-        return structured_linear(eye, self.first, self.second, 0 * self.bias, self.kind).T.clone()
-
-    def forward(self, x):
-        y = structured_linear(x, self.first, self.second, self.bias, self.kind)
-        if not self.training or self.guide is None:
-            return y
-        if not self.a:                     # over; DDP wants every parameter to take part
-            return y + 0 * self.guide.sum()
-        return self.a * F.linear(x, self.guide, self.bias) + (1 - self.a) * y
-
-
-def guide(model, step, steps):
-    """Sets how much of the guides counts at this step of a run: half a cosine from 1 to 0 over c.guided of the run."""
-    for module in model.modules():
-        if isinstance(module, StructuredLinear) and module.guide is not None:
-            progress = step / (module.guided * steps)
-            module.a = 0.5 * (1 + math.cos(math.pi * progress)) if progress < 1 else 0.0
+    return sum(p.numel() for name, p in model.named_parameters() if name.split(".")[-1] not in HELPERS)
 
 
 # ---- MODELS ----------------------------------------------------------------------------------------------------------
 
-@torch.no_grad()
-def init_mega(backbone):
-    """The authors' embedding of symbols, N(0, 1/d)."""
-    if backbone.reads_symbols:
-        backbone.encoder.weight.normal_(0, backbone.d ** -0.5)
+@dataclass(frozen=True)
+class Model:
+    """A line of `MODELS`: block(c, mixer(c)) is a layer. A block says in `pre` whether it normalises on the way in."""
+    block: type
+    mixer: object
+    like: str | None = None            # the model whose sizes and recipes it uses where it has none of its own
+    extras: dict = field(default_factory=dict)      # what else its classes find in `c`; --arch may change numbers
+    positions: object = None           # function (length, d) -> (length, d), added to the input; else the mixer's task
+    init: object = nn.Identity()       # sets the initial weights of a backbone (Identity: as torch draws them)
+    init_head: object = nn.Identity()  # the same, of the head on it
+    symbols: bool = False              # reads symbols (gray levels, say) wherever the task has them
+    weights: object = None             # function(classifier, task, args, say): loads trained ones; finetuned only
+    sizes: str = ""                    # tables as in recipes.py, without the column `model`: sizes, recipes, and
+    recipes: str = ""                  # what differs from these sizes on some tasks, key=value
+    changes: str = ""
 
 
-@torch.no_grad()
-def init_neox(backbone):
-    """N(0, 0.02^2) and zero biases: how the library that the official code uses starts a GPT-NeoX (the paper's "Pythia
-    70M (Rand Init)")."""
-    for module in backbone.modules():
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            module.weight.normal_(0, 0.02)
-        if isinstance(module, nn.Linear):
-            module.bias.zero_()
-
-
-# One line a --model. block(c, mixer(c)) is a layer; `like`: whose sizes and recipes it uses where it has none of its
-# own; extras: what else its classes find in `c` (those that are numbers can be changed by --arch). Among them
-#   positions  function (length, d) -> (length, d), added to the input; all other models know positions by their mixer
-#   init       sets the initial weights of the backbone; init_head: of the head on it
-#   symbols    True: reads symbols (gray levels, say) wherever the task has them, since it knows nothing but tokens
-Model = namedtuple("Model", "block mixer like extras")
-RANDOM = dict(init=randomise, init_head=randomise)
-NEOX = dict(rotary=0.25, parallel=True, symbols=True, init=init_neox)
 MODELS = {
-    "transformer": Model(TransformerBlock, Attention, "rotary", dict(positions=sinusoids)),
-    "rotary": Model(TransformerBlock, Attention, None, dict(rotary=1.0)),
-    "local": Model(TransformerBlock, Attention, "transformer", dict(positions=sinusoids, block=64)),
-    "longformer": Model(TransformerBlock, Longformer, "transformer", dict(positions=sinusoids, window=512)),
-    "linformer": Model(TransformerBlock, Linformer, "transformer", dict(positions=sinusoids, rank=16)),
-    "reformer": Model(TransformerBlock, Reformer, "transformer", dict(positions=sinusoids, chunk=64, rounds=2)),
-    "bigbird": Model(TransformerBlock, BigBird, "transformer", dict(positions=sinusoids, block=64, random=3)),
-    "linear": Model(TransformerBlock, LinearAttention, "transformer", dict(positions=sinusoids, phi=elu_features)),
-    "performer": Model(TransformerBlock, Performer, "transformer", dict(positions=sinusoids, features=256)),
-    "performer_relu": Model(TransformerBlock, LinearAttention, "transformer",
-                            dict(positions=sinusoids, phi=relu_features)),
-    "mega": Model(MegaBlock, Mega, "rotary", dict(averages=16, init=init_mega)),
-    "mega_chunk": Model(MegaBlock, Mega, "mega", dict(averages=16, chunk=128, init=init_mega)),
-    "spade": Model(MegaBlock, Mega, "mega", dict(averages=16, chunk=128, init=init_mega, state=64, dt_min=0.001,
-                                                 dt_max=0.1, dt_lr="main", ssm_lr=0.001)),
-    "s4": Model(SSMBlock, partial(SSM, S4), None, {}),
-    "s4_rand": Model(SSMBlock, partial(SSM, S4), "s4", RANDOM),
-    "dlr": Model(SSMBlock, partial(SSM, DLR), "s4", {}),
-    "dlr_rand": Model(SSMBlock, partial(SSM, DLR), "dlr", RANDOM),
-    "dfout": Model(SSMBlock, partial(SSM, DLR), "s4", dict(own_poles=True, dt_min=1e-4, dt_max=0.1)),
-    "s4d": Model(SSMBlock, partial(SSM, S4D), "s4", dict(start="lin")),
-    "s4d_inv": Model(SSMBlock, partial(SSM, S4D), "s4", dict(start="inv")),
-    "s4d_legs": Model(SSMBlock, partial(SSM, S4D), "s4", dict(start="legs")),
-    "s5": Model(SSMBlock, S5, "s4", dict(fast_B=0, C_scale=1.0)),
-    "lru": Model(SSMBlock, LRU, "s5", dict(r_min=0.0, r_max=1.0, angle=2 * math.pi, C_scale=1.0)),
-    "sgconv": Model(SSMBlock, partial(SSM, SGConv), "s4", dict(
-        piece=32, decay=2.0, decay_spread=0.0, power=0.0, stretch=0, cosine=0, piece_lr=1e-3)),
-    "pythia": Model(TransformerBlock, Attention, None, NEOX),
-    "pythia_rand": Model(TransformerBlock, Attention, "pythia", NEOX),
+    "transformer": Model(TransformerBlock, Attention, "rotary", positions=sinusoids),
+    "rotary": Model(TransformerBlock, Attention, extras=dict(rotary=1.0)),
+    "s4": Model(SSMBlock, partial(SSM, S4)),
+    "s4_rand": Model(SSMBlock, partial(SSM, S4), "s4", init=randomise, init_head=randomise),
+    "dlr": Model(SSMBlock, partial(SSM, DLR), "s4"),
+    "dlr_rand": Model(SSMBlock, partial(SSM, DLR), "dlr", init=randomise, init_head=randomise),
 }
-FEED_FORWARD = dict(ffn="dense", ffn_share=0.5, ffn_blocks=4, guided=0.0)                 # see StructuredLinear
-DEFAULTS = FEED_FORWARD | dict(
-    norm="layer", place="pre", rotary=0.0, parallel=False, symbols=False, positions=None, own_poles=False, state=None,
-    chunk=None, init=nn.Identity(), init_head=nn.Identity())           # Identity: weights stay as torch draws them
-CHOICES = dict(norm=NORMS.keys(), place=("pre", "post"), activation=("softmax", "laplace"), cosine=(0, 1),
-               fast_B=(0, 1), ffn=("dense", "lowrank", "blockdense", "blockshuffle"))
-MAY_BE_ZERO = ("random", "stretch")
+
+
+def keys_of(model, ffn="dense"):
+    """{name: Key} of all that the classes of a model declare, those of its feed-forward part included; and the columns
+    of the table of sizes that it shares with the model that it is `like`."""
+    model = MODELS[model]
+    mixer = [model.mixer.func, *model.mixer.args] if isinstance(model.mixer, partial) else [model.mixer]
+    keys = keys_of(model.like, ffn) if model.like else {}
+    keys = {name: key for name, key in keys.items() if key.default is ...}
+    for part in (*mixer, model.block, Backbone):
+        for base in reversed(part.__mro__):
+            keys |= vars(base).get("keys", {})
+    return keys | (FEED_FORWARD.get(ffn, FeedForward).keys if "ffn" in keys else {})
 
 
 def config(sizes, task, causal=False, mask_channel=False):
-    """The object `c` that all classes here take: sizes as `arch` gives them, extras, what `task` says (length, vocab,
-    channels) and causal. mask_channel: one more input channel that is 1 where the sample was masked out (masked
-    pretraining on samples only)."""
-    extras = DEFAULTS | MODELS[sizes["model"]].extras
-    reads_symbols = task.channels is None or extras["symbols"]
-    return SimpleNamespace(**extras | sizes, length=task.length, vocab=task.vocab if reads_symbols else None,
+    """The object `c` that all classes here take: sizes as `arch` in recipes.py gives them, extras, what `task` says
+    (length, vocab, channels) and causal. mask_channel: one more input channel that is 1 where the sample was masked out
+    (masked pretraining on samples only)."""
+    model, keys = MODELS[sizes["model"]], keys_of(sizes["model"], sizes.get("ffn", "dense"))
+    defaults = {name: key.default for name, key in keys.items() if key.default is not ...}
+    reads_symbols = task.channels is None or model.symbols
+    return SimpleNamespace(**defaults | model.extras | sizes, length=task.length,
+                           vocab=task.vocab if reads_symbols else None,
                            channels=None if reads_symbols else task.channels + mask_channel,
                            mask_channel=mask_channel and not reads_symbols,
                            causal=causal, directions=1 if causal else 2)
 
 
-# ---- The table -------------------------------------------------------------------------------------------------------
-
-# What its maker says of the GPU that costs are computed for: bytes, bytes a second, and operations a second of matrix
-# products, in bfloat16 and in float32.
-GPU = dict(name="H100 SXM", memory=80e9, bandwidth=3.35e12, bfloat16=989e12, float32=67e12)
-
-
-class Cost(TorchDispatchMode):
-    """Counts what runs under it, without autograd's views: operations; FLOPs of matrix products, attention and Fourier
-    transforms (2 a multiply-add, 2.5 n log2 n a real FFT); bytes read and written, each operation's operands once; and
-    the seconds that GPU needs at least, if each operation takes the larger of its arithmetic's and its memory's time.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.operations, self.flops, self.bytes, self.seconds = 0, 0, 0, 0.0
-        aten = torch.ops.aten
-        self.formulas = torch.utils.flop_counter.flop_registry | {
-            aten._fft_r2c: self.fft, aten._fft_c2r: self.fft,
-            aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, *_, **__: 4 * q.numel() * k.shape[-2],
-            aten._scaled_dot_product_flash_attention_for_cpu_backward:
-                lambda grad, q, k, *_, **__: 10 * q.numel() * k.shape[-2]}
-
-    @staticmethod
-    def fft(x, dim, *_, out_val=None, **__):
-        n = max(x.shape[dim[-1]], out_val.shape[dim[-1]])
-        return int(x.numel() // x.shape[dim[-1]] * 2.5 * n * math.log2(max(2, n)))
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **kwargs or {})
-        if function.namespace == "aten" and not function.is_view:
-            tensors = [v for v in tree_leaves((args, kwargs, result)) if isinstance(v, torch.Tensor)]
-            formula = self.formulas.get(function.overloadpacket)
-            flops = formula(*args, **kwargs or {}, out_val=result) if formula else 0
-            # what an expanded tensor repeats is read once
-            moved = sum(min(v.nbytes, v.untyped_storage().nbytes()) for v in tensors)
-            peak = GPU["bfloat16" if tensors and tensors[0].dtype == torch.bfloat16 else "float32"]
-            self.operations, self.flops, self.bytes = self.operations + 1, self.flops + flops, self.bytes + moved
-            self.seconds += max(flops / peak, moved / GPU["bandwidth"])
-        return result
-
-
-@contextlib.contextmanager
-def without_values():
-    """Tensors made here have shapes but no values: they must neither come from a cache nor stay in it."""
-    def clear():
-        rotary_phases.cache_clear()
-        two_levels.cache_clear()
-
-    clear()
-    try:
-        with FakeTensorMode():
-            yield
-    finally:
-        clear()
-
-
-def describe(c):
-    """Cost of a batch of one sequence of symbols, without input layer and head -> (parameters of the mixers, other
-    parameters, bytes that autograd keeps for the backward pass in float32, FLOPs per position of the forward pass).
-
-    The model runs on tensors that have shapes but no values. Not counted is element-wise work (S5's and LRU's scans),
-    nor making convolution kernels, which is done once a batch (`python kernels.py` measures that).
-    """
-    def no_kernels(l):
-        return [()] * c.layers                 # so that each layer calls its own, which the loop below replaces
-
-    with without_values():
-        backbone = Backbone(c)
-        mixers, rest = sum(count(layer.mixer) for layer in backbone.layers), count(backbone) - count(backbone.encoder)
-        for layer in backbone.layers:
-            for name in {"kernel", "ssm"} & set(dict(layer.mixer.named_children())):
-                getattr(layer.mixer, name).forward = partial(torch.empty, c.directions, c.d)          # (c, d, l)
-        backbone.kernels = no_kernels
-        x, lengths = torch.zeros(1, c.length, dtype=torch.int64), torch.full((1,), c.length)
-        kept, cost = run_without_values(backbone, x, lengths)
-    return mixers, rest - mixers, kept, cost.flops / c.length
-
-
-def cost_of_step(c, batch):
-    """Cost of a training step, forward, backward and AdamW, of `batch` sequences of symbols of which a quarter is
-    hidden, in bfloat16 where autocast takes it -> `Cost`, with the bytes that autograd keeps and those of weights,
-    gradients and AdamW's moments."""
-    with without_values():
-        model = Denoiser(Backbone(c), c.vocab)
-        optimizer = torch.optim.AdamW(param_groups(model, 1e-3, 0.0), fused=True)
-        for p in model.parameters():
-            p.grad = torch.zeros_like(p)
-        optimizer.step()                                             # makes the moments, off the count
-        optimizer.zero_grad()
-        x, lengths = torch.zeros(batch, c.length, dtype=torch.int64), torch.full((batch,), c.length)
-        hidden = torch.zeros(ceil_div(batch * c.length, 4), dtype=torch.int64)
-        kept, cost = run_without_values(model, x, lengths, hidden, optimizer=optimizer)
-    cost.kept, cost.weights = kept, 16 * count(model)
-    return cost
-
-
-def run_without_values(model, *inputs, optimizer=None):
-    """A forward pass and, with an optimiser, the rest of a step -> bytes kept for the backward pass, `Cost`."""
-    def keep(tensor):
-        saved[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
-        return tensor
-
-    saved = {}
-    with Cost() as cost:
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            with torch.autocast("cpu", torch.bfloat16, enabled=optimizer is not None):
-                y = model(*inputs)         # y keeps alive what is counted
-        for p in model.parameters():
-            saved.pop(p.untyped_storage()._cdata, None)
-        if optimizer is not None:
-            F.cross_entropy(y.float(), torch.zeros(len(y), dtype=torch.int64)).backward()
-            optimizer.step()
-    return sum(s.nbytes() for s in saved.values()), cost
-
-
-def print_models(task, length, batch=None):
-    """One line for each model, in the sizes that it has on a task: of a sequence or, with batch, of a training step."""
-    outside = SimpleNamespace(length=length, vocab=256, channels=None)
-    configs = {model: config(sizes, outside, causal="pythia" in model)
-               for model in MODELS if (sizes := arch(task, model)) is not None}
-    if batch is None:
-        print(f"Sizes as on {task}; a batch of one sequence of {length:,} symbols. Kept: by autograd for the backward "
-              "pass, float32.\n")
-        print("| model | parameters of mixers | other parameters | MiB kept | MFLOPs per position |")
-        print("|---|---|---|---|---|")
-        for model, c in configs.items():
-            mixers, rest, memory, flops = describe(c)
-            print(f"| {model} | {mixers:,} | {rest:,} | {memory / 2**20:,.1f} | {flops / 1e6:,.2f} |")
-        return
-    print(f"Sizes as on {task}; a training step on {batch} sequences of {length:,} symbols, bfloat16 but for kernels, "
-          f"convolutions and norms. Computed, not measured: the least time, if each operation took the larger of its "
-          f"arithmetic's and its memory's on one {GPU['name']} ({GPU['bandwidth'] / 1e12:g} TB/s, "
-          f"{GPU['bfloat16'] / 1e12:g} TFLOP/s in bfloat16, {GPU['float32'] / 1e12:g} in float32), and the sequences "
-          f"whose kept tensors fill {GPU['memory'] / 1e9:g} GB.\n")
-    print("| model | operations | TFLOP | GB moved | ms at least | GB kept | sequences at most |")
-    print("|---|---|---|---|---|---|---|")
-    for model, c in configs.items():
-        step, twice = cost_of_step(c, batch), cost_of_step(c, 2 * batch)
-        more = (GPU["memory"] - step.weights - step.kept) * batch / (twice.kept - step.kept)         # sequences
-        print(f"| {model} | {step.operations:,} | {step.flops / 1e12:.2f} | {step.bytes / 1e9:.1f} "
-              f"| {1000 * step.seconds:.1f} | {(step.kept + step.weights) / 1e9:.2f} "
-              f"| {int(batch + more):,} |")
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)                      # piped into head: ends quietly
-    parser = argparse.ArgumentParser(description="What each architecture costs, in its sizes on a task.")
-    parser.add_argument("task", nargs="?", default="text", help="default: text")
-    parser.add_argument("length", nargs="?", type=int, default=1024, help="of the sequence, default: 1024")
-    parser.add_argument("--cost", dest="batch", type=int, nargs="?", const=32, metavar="BATCH",
-                        help="of a training step instead, and the least time it takes on a GPU; default batch: 32")
-    args = parser.parse_args()
-    if args.length < 1 or (args.batch is not None and args.batch < 1):
-        parser.error("length and batch must be at least 1")
-    print_models(**vars(args))
+    print("what each model costs: python results/costs.py")

@@ -50,10 +50,14 @@ LABEL_FRACTION=${LABEL_FRACTION:+0.${LABEL_FRACTION#*.}}
 SEEDS=${SEEDS//,/ } GPUS=${GPUS//,/ }
 if [ "$TARGET" = own ]; then
     [ -n "$TASKS" ] || die "own wants --tasks file:PATH or --tasks ucr:NAME"
-    # The whole name of the task, and what data.py calls its folder.
+    # The whole name of the task, and what data.py calls its folder; the models must have a recipe for both stages.
     names=$(PYTHONPATH=$(dirname -- "$0") python -c 'import sys, data
 try: print(data.full_name(sys.argv[1]), data.folder_name(sys.argv[1]), sep="\n")
-except data.UserError as error: sys.exit(f"error: {error}")' "$TASKS") || exit 2
+except data.UserError as error: sys.exit(f"error: {error}")
+for model in filter(None, sys.argv[2].split(",")):
+    import zoo, recipes
+    try: recipes.recipe_line("file:", data.FILE, model, None, "pretrain")
+    except (KeyError, data.UserError): sys.exit(f"error: own has no model {model!r}")' "$TASKS" "$MODELS") || exit 2
     OWN=${names%$'\n'*} NAME=${names##*$'\n'} DEMO=own SHOW=own PRESET=paper
     [[ $OWN == file:* || $OWN == ucr:* ]] || die "own wants --tasks file:PATH or --tasks ucr:NAME; got '$TASKS'"
 elif [ -n "$LABEL_FRACTION$REGRESSION" ]; then
@@ -136,9 +140,6 @@ part() {          # TASK MODEL, share of the training examples
 own() {           # models; a smaller share of the labels takes the same pretraining
     local labels=${LABEL_FRACTION:+--label-fraction $LABEL_FRACTION} word=${LABEL_FRACTION:+l$LABEL_FRACTION} task model
     task=$(printf %q "$OWN")
-    for model in $1; do
-        grep -q "^    \"$model\": Model(" models.py && [[ $model != pythia* ]] || die "own has no model '$model'"
-    done
     for model in $1; do scratch "$task" "$model" "$word" "$labels"; done
     for model in $1; do after "$task" "$model" '' '' "$word" "$labels"; done
     for model in $1; do joint "$task" "$model" "$word" "$labels"; done

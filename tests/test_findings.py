@@ -1,4 +1,4 @@
-"""results/findings.md: each question's runs have a command, the patch of questions 6 and 8 does what it says, tables
+"""results/findings.md: each question's runs have a command, the patches of questions 6 and 8 do what they say, tables
 and verdicts are right."""
 import re
 import shutil
@@ -12,7 +12,7 @@ import torch
 import analyze
 from conftest import ROOT
 from data import TASKS
-from pretrain import recipe_line
+from recipes import recipe_line
 from test_analyze import finetuned, listed, put
 from test_readme import run
 
@@ -60,7 +60,8 @@ def test_validation_has_ten_checkpoints_of_each_arm_to_choose_from(number):
 def fork(tmp_path_factory):
     """runs/fork, as fork.sh makes it."""
     copy = tmp_path_factory.mktemp("findings")
-    for path in [*ROOT.glob("*.py"), *ROOT.glob("results/findings/fork.*")]:
+    for path in [*ROOT.glob("*.py"), *ROOT.glob("zoo/*.py"), *ROOT.glob("results/findings/fork.sh"),
+                 *ROOT.glob("results/findings/question*.patch")]:
         place = copy / path.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, place)
@@ -100,10 +101,10 @@ TAKEN = {"mixers": lambda name: ".mixer." in name, "others": lambda name: ".mixe
 def test_what_is_taken_over(fork, model, kinds):
     """A tensor is the pretrained one where it is to be taken over, and elsewhere the fresh one. Queries, keys and
     values share a tensor. S4's C is one of both, which its stored form, tied to A, only shows when it is taken back."""
-    run(fork, "-c", f"""import torch, finetune, kernels, models, data
+    run(fork, "-c", f"""import torch, finetune, kernels, models, data, recipes
 from types import SimpleNamespace
 from pathlib import Path
-sizes = models.config(models.arch("text_demo", "{model}"), data.replace(data.TASKS["text_demo"], vocab=50))
+sizes = models.config(recipes.arch("text_demo", "{model}"), data.replace(data.TASKS["text_demo"], vocab=50))
 
 def make(seed):
     torch.manual_seed(seed)
@@ -142,9 +143,9 @@ torch.save(found, "found.pt")""")
 @pytest.mark.skipif(not shutil.which("patch"), reason="patch makes the fork")
 def test_what_is_rewound_is_what_pretraining_began_from(fork):
     """On samples pretraining has a mask channel more, so that the same seed draws other weights."""
-    run(fork, "-c", """import torch, finetune, models, data
+    run(fork, "-c", """import torch, finetune, models, data, recipes
 from types import SimpleNamespace
-task, arch = data.TASKS["pathfinder_demo"], models.arch("pathfinder_demo", "transformer")
+task, arch = data.TASKS["pathfinder_demo"], recipes.arch("pathfinder_demo", "transformer")
 torch.manual_seed(3)
 start = models.Backbone(models.config(arch, task, mask_channel=True)).state_dict()
 torch.manual_seed(3)
@@ -227,8 +228,7 @@ def test_joint_training_takes_the_best_of_its_trials():
 def pages(tmp_path, monkeypatch):
     """A copy of what `keep` and `page` write."""
     shutil.copytree(ROOT / "results" / "findings", tmp_path / "results" / "findings")
-    for name in ("README.md", "results/findings.md"):
-        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "results" / "findings.md", tmp_path / "results")
     monkeypatch.setattr(tables, "ROOT", tmp_path)
     monkeypatch.setattr(tables, "HERE", tmp_path / "results" / "findings")
     monkeypatch.setattr(tables, "KEPT", tables.HERE / "runs.jsonl")
@@ -238,9 +238,8 @@ def pages(tmp_path, monkeypatch):
 def test_the_pages_are_those_of_the_kept_runs(pages, capsys):
     """A stale page is found, and mended."""
     assert tables.main(["page", "--check"]) == 0
-    for place in ("README.md findings", "results/findings.md question1", "results/findings.md claims"):
-        name, block = place.split()
-        page = pages / name
+    page = pages / "results" / "findings.md"
+    for block in ("question1", "claims"):
         whole = page.read_text()
         page.write_text(whole.replace(f"<!-- {block}:begin -->\n", f"<!-- {block}:begin -->\n?"))
         assert tables.main(["page", "--check"]) == 2 and "without --check" in capsys.readouterr().err

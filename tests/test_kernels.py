@@ -9,8 +9,10 @@ import torch
 
 import kernels
 from conftest import ROOT
-from kernels import (attention, diagonal_kernel, diagonal_kernel_naive, fft_conv, hippo_nplr, random_s4, rotary,
-                     s4_kernel, s4_kernel_naive, sgconv_kernel, ssm_scan)
+from kernels import (attention, diagonal_kernel, diagonal_kernel_naive, fft_conv, hippo_nplr, rotary, s4_kernel,
+                     s4_kernel_naive, ssm_scan)
+from speed import random_s4
+from zoo.sgconv import sgconv_kernel
 
 COMPLEX = torch.complex128
 
@@ -196,7 +198,8 @@ def test_fft_conv_and_its_gradients_are_those_of_the_direct_sum(l, directions):
 def test_memory_at_full_size(kernel, limit):
     """One layer of PathX-256 with S4, of PathX with DLR, both directions, forward and backward: KiB of the process. One
     tensor of directions, channels, states and lags would take 9 and 69 GB."""
-    program = (f"import resource, torch; from kernels import *\n{kernel}.square().sum().backward()\n"
+    program = (f"import resource, sys, torch; from kernels import *; sys.path.append('results'); from speed import *\n"
+               f"{kernel}.square().sum().backward()\n"
                "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert int(done.stdout) < limit, done.stderr

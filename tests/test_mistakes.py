@@ -62,6 +62,10 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("finetune pickle:best.pt " + INIT, "best.pt is missing, cut short, or not a checkpoint of this project"),
     ("pretrain other:last.pt " + RESUME, "last.pt does not fit: Error"),
     ("finetune other:best.pt " + INIT, "holds another architecture than this run"),
+    ("pretrain " + BASE + "--arch ffn_share=0.3", "s4 on listops has no ffn_share; it has: dropout"),
+    ("pretrain --task listops --model rotary --arch ffn_share=0.3", "it comes with ffn=lowrank or blockdense"),
+    ("pretrain --sample pt", "python predict.py pt"), ("predict nowhere", "nowhere is not the directory of a pretrai"),
+    ("predict pt", "pt has objective masked; predict.py wants"), ("predict pt --promt x", "unrecognized arguments"),
     ("finetune " + BASE + "--mask 0.2", "--mask 0.2 has no meaning without --joint"),
     ("finetune " + BASE + "--joint 0", "--joint: must be at least 1e-09, got 0"),
     ("finetune --task sc --model s4 --joint 1 --loss ce", "sc does not consist of; use --loss l1"),
@@ -173,8 +177,9 @@ def runs(tmp_path_factory):
             patch.setattr(stage, "open_task", opened)
             stage.main(flags(folder / out, model=model, log_every=None, warmup=None, steps=2, eval_every=2))
     own_files(folder / "own")
-    for name in ("run_all.sh", "data.py", "pathfinder.py", "models.py", "analyze.py"):
-        shutil.copy(ROOT / name, folder)
+    for path in (ROOT / "run_all.sh", *ROOT.glob("*.py")):
+        shutil.copy(path, folder)
+    shutil.copytree(ROOT / "zoo", folder / "zoo", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "data").mkdir()                             # before `contents` looks
     (folder / "afile").touch()
     return folder
@@ -182,7 +187,7 @@ def runs(tmp_path_factory):
 
 def outcome(script, words, mistake):
     """-> what a command prints to say what is wrong."""
-    if script in ("pretrain", "finetune"):
+    if script in ("pretrain", "finetune", "predict"):
         return mistake(script, words)
     if script == "run_all":
         done = run_all(*words, folder=Path.cwd())
@@ -199,7 +204,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(command, words, runs, m
                                                          tmp_path):
     shutil.copytree(runs, tmp_path, dirs_exist_ok=True)
     script, *rest = command.split()
-    argv = ["--data-dir", "."] if script in ("pretrain", "finetune") else []
+    argv = ["--data-dir", "."] if script in ("pretrain", "finetune", "predict") else []
     for word in rest:
         if re.match("[A-Z_]+=", word):
             monkeypatch.setenv(*word.split("="))

@@ -5,10 +5,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernels import (attention, bigbird_attention, diagonal_scan, elu_features, ema_kernel, favor_features, fft_conv,
-                     hippo_nplr, linear_attention, longformer_attention, lsh_attention, relu_features, s4_kernel,
-                     s4_recover_C, s4_step, s4d_kernel, structured_linear, truncation_correction)
-from models import (DEFAULTS, MODELS, Backbone, Mega, SizeError, StructuredLinear, arch, config, guide)
+from kernels import attention, fft_conv, hippo_nplr, s4_kernel, s4_recover_C, s4_step, truncation_correction
+from models import MODELS, Backbone, SizeError, config, keys_of
+from recipes import arch
+from zoo.bigbird import bigbird_attention, bigbird_attention_naive
+from zoo.ema import ema_kernel, ema_kernel_naive
+from zoo.linear import elu_features, favor_features, linear_attention, linear_attention_naive, relu_features
+from zoo.longformer import longformer_attention, longformer_attention_naive
+from zoo.mega import Mega
+from zoo.reformer import lsh_attention, lsh_attention_naive
+from zoo.s4d import s4d_kernel, s4d_kernel_naive
+from zoo.scan import diagonal_scan, diagonal_scan_naive
+from zoo.structured import StructuredLinear, dense_matrix, guide, structured_linear
 
 DOUBLE = torch.float64
 LENGTHS = [None, (1.0, 0.4)]               # shares of the length that are real, for each sequence of a batch
@@ -34,9 +42,9 @@ def weighted(scores, mask, v):
     return scores.masked_fill(~mask, -math.inf).softmax(-1) @ v
 
 
-def same(ours, exact, lengths, tolerance=1e-10):
-    """Equal at all real positions; finite elsewhere."""
-    assert torch.isfinite(ours).all()
+def same(ours, exact, lengths, tolerance=1e-10, padded=True):
+    """Equal at all real positions; finite elsewhere, if `padded` positions are to be."""
+    assert torch.isfinite(ours).all() or not padded
     for i, (a, b) in enumerate(zip(ours, exact)):
         end = None if lengths is None else lengths[i]
         torch.testing.assert_close(a[..., :end, :], b[..., :end, :], rtol=0, atol=tolerance)
@@ -51,8 +59,9 @@ def test_banded_block_sparse_and_linear_attention_are_their_dense_forms(l, share
     scores = q @ k.transpose(-1, -2) / 2                                              # 1 / sqrt(e)
     for window in (1, 2, 7, 200):
         band = (i[:, None] - i).abs() <= window // 2
-        ours = longformer_attention(q, k, v, window, causal, lengths)
-        same(ours, weighted(scores, allowed(band, lengths, causal), v), lengths)
+        exact = weighted(scores, allowed(band, lengths, causal), v)
+        same(longformer_attention(q, k, v, window, causal, lengths), exact, lengths)
+        same(longformer_attention_naive(q, k, v, window, causal, lengths), exact, lengths, padded=False)
     for block in (2, 4):
         n = -(-l // block)
         random = torch.randint(0, n, (3, max(0, n - 2), 2), generator=torch.Generator().manual_seed(1))
@@ -63,13 +72,15 @@ def test_banded_block_sparse_and_linear_attention_are_their_dense_forms(l, share
                 seen = {0, row - 1, row, row + 1, n - 1} | set(random[h, row - 1].tolist()) if inner else range(n)
                 pattern[h, row, [key for key in seen]] = True
         dense = pattern.repeat_interleave(block, 1).repeat_interleave(block, 2)[:, :l, :l]
-        ours = bigbird_attention(q, k, v, block, random, causal, lengths)
-        same(ours, weighted(scores, allowed(dense, lengths, causal), v), lengths)
+        exact = weighted(scores, allowed(dense, lengths, causal), v)
+        same(bigbird_attention(q, k, v, block, random, causal, lengths), exact, lengths)
+        same(bigbird_attention_naive(q, k, v, block, random, causal, lengths), exact, lengths, padded=False)
     for features in (elu_features, relu_features):
         q_, k_ = features(q), features(k)
         weights = q_ @ k_.transpose(-1, -2) * allowed(torch.ones(l, l, dtype=torch.bool), lengths, causal)
         exact = weights @ v / (weights.sum(-1, keepdim=True) + 1e-6)
         same(linear_attention(q_, k_, v, causal, lengths), exact, lengths)
+        same(linear_attention_naive(q_, k_, v, causal, lengths), exact, lengths)
 
 
 @pytest.mark.parametrize("shares", LENGTHS)
@@ -102,6 +113,7 @@ def test_lsh_attention_is_sorting_and_cutting(l, shares):
                 share = torch.stack([total for total, _ in parts]).softmax(0)
                 exact[b, h, i] = sum(weight * y for weight, (_, y) in zip(share, parts))
     same(lsh_attention(q, v, rotations, chunk, lengths), exact, lengths)
+    same(lsh_attention_naive(q, v, rotations, chunk, lengths), exact, lengths)
 
 
 def test_each_becomes_full_attention_at_its_limit():
@@ -149,6 +161,7 @@ def test_ema_and_s4d_kernels_are_their_recurrences():
         K.append((gamma * state).sum(-1) / n ** 0.5)
     ours = ema_kernel(*(v.float() for v in (delta, alpha, beta, gamma)), l)
     torch.testing.assert_close(ours.double(), torch.stack(K, -1), rtol=0, atol=1e-6)
+    torch.testing.assert_close(ema_kernel_naive(delta, alpha, beta, gamma, l), torch.stack(K, -1))
 
     A = torch.complex(-torch.rand(d, n) - 0.1, 5 * torch.randn(d, n))
     B, C, dt = torch.randn(d, n) + 0j, torch.randn(c, d, n, dtype=torch.complex64), torch.rand(d) * 0.1 + 1e-3
@@ -165,6 +178,7 @@ def test_ema_and_s4d_kernels_are_their_recurrences():
         exact = torch.stack(K, -1)
         ours = s4d_kernel(A, B, C, dt, l, rule).double()
         assert (ours - exact).abs().max() < 1e-5 * exact.abs().max()
+        assert (s4d_kernel_naive(A, B, C, dt, l, rule) - exact).abs().max() < 1e-6 * exact.abs().max()
 
 
 def test_scan_by_doubling_is_the_loop():
@@ -175,6 +189,8 @@ def test_scan_by_doubling_is_the_loop():
         x = log_lambda.to(torch.complex128).exp() * x + v[:, t]
         exact.append(x)
     exact = torch.stack(exact, 1)
+    for form in (diagonal_scan, diagonal_scan_naive):
+        assert (form(log_lambda, v) - exact).abs().max() < 1e-5 * exact.abs().max()
     assert (diagonal_scan(log_lambda, v) - exact).abs().max() < 1e-6 * exact.abs().max()
     small = [x.to(torch.complex128).requires_grad_() for x in (log_lambda, v[:, :9])]
     assert torch.autograd.gradcheck(diagonal_scan, small)
@@ -246,12 +262,14 @@ def test_structured_matrices_are_the_dense_ones_that_they_stand_for(n, m):
             W = back @ torch.block_diag(*second) @ shuffle @ torch.block_diag(*first)
         ours = structured_linear(x, first, second, bias, kind)
         torch.testing.assert_close(ours, x @ W.T + bias, rtol=0, atol=1e-10)
+        torch.testing.assert_close(dense_matrix(first, second, kind), W, rtol=0, atol=1e-10)
 
     for kind in shapes:
         c = SimpleNamespace(ffn=kind, ffn_share=0.5, ffn_blocks=4, guided=0.5)
         layer = StructuredLinear(64, 128, c).train()
         x = torch.randn(3, 64)
-        torch.testing.assert_close(layer(x), x @ layer.dense().T + layer.bias, atol=1e-5, rtol=0)
+        dense = dense_matrix(layer.first, layer.second, kind)
+        torch.testing.assert_close(layer(x), x @ dense.T + layer.bias, atol=1e-5, rtol=0)
         weights = layer.first.numel() + layer.second.numel()
         formulas = {"lowrank": 21 * (64 + 128), "blockdense": 28 * (128 + 16), "blockshuffle": 16 * (64 + 128)}
         assert weights == formulas[kind]
@@ -312,7 +330,7 @@ def test_mega_is_its_formula(chunk, attend, causal):
     torch.manual_seed(0)
     sizes = dict(d=6, v=10, z=4, averages=3, length=13, chunk=chunk, activation=attend, causal=causal, dropout=0.0,
                  layer=0)
-    c = SimpleNamespace(**DEFAULTS | sizes, directions=1 if causal else 2)
+    c = SimpleNamespace(**sizes, directions=1 if causal else 2)
     layer = Mega(c)
     for parameter in layer.parameters():                                              # at the start much is nearly 0
         parameter.data = torch.randn_like(parameter)
@@ -329,7 +347,8 @@ def test_shared_states_are_their_recurrence(name):
     torch.manual_seed(0)
     sizes = dict(d=6, state=8, n_ssm=2, dt_min=1e-2, dt_max=0.1, dt_lr="main", ssm_lr=1e-3, directions=2)
     sizes |= dict(r_min=0.9, r_max=0.99) if name == "lru" else {}
-    layer = MODELS[name].mixer(SimpleNamespace(**DEFAULTS | MODELS[name].extras | sizes))
+    defaults = {key: declared.default for key, declared in keys_of(name).items()}
+    layer = MODELS[name].mixer(SimpleNamespace(**defaults | sizes))
     w = {key: p.detach().double() for key, p in layer.named_parameters()}
     B, C = (torch.view_as_complex(w[key].contiguous()) for key in ("B", "C"))
     if name == "s5":

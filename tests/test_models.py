@@ -15,13 +15,17 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import models
+from costs import describe
 from data import SPECIAL, TASKS
 from kernels import hippo_nplr, s4_kernel_naive
-from models import (DLR, MODELS, S4, SSM, Attention, Backbone, BatchNorm, Classifier, Denoiser, Joint, Linformer,
-                    SGConv, SizeError, arch, config, count, describe, find, param_groups, read_table)
+from models import (DLR, MODELS, S4, SSM, Attention, Backbone, BatchNorm, Classifier, Denoiser, Joint, SizeError,
+                    config, count, keys_of, param_groups)
 from pretrain import spt_loss
-from pythia import neox_weights, pythia_tokens
+from recipes import ATTENTION_SIZES, SSM_SIZES, arch, matching, read_table, rows
 from test_kernels import dense_s4, relative, uncorrected
+from zoo.linformer import Linformer
+from zoo.pythia import neox_weights, pythia_tokens
+from zoo.sgconv import SGConv
 
 TASK = replace(TASKS["listops_mini"], length=40)
 # The laws hold for every model, and for a few variants that have code of their own.
@@ -166,8 +170,8 @@ def test_a_step_reads_nothing_back(name):
 
 @every
 def test_compiled_is_eager_in_one_graph(name):
-    """What --compile compiles, but for the generated code and the backward pass, which `tests/speed.py compiled` tries
-    too. What cannot be in the graph is an error."""
+    """What --compile compiles, but for the generated code and the backward pass, which `results/speed.py compiled`
+    tries too. What cannot be in the graph is an error."""
     torch._dynamo.reset()
     backbone, (x, lengths) = small(name, layers=1).train(), sequences(40, 11, 33)
     eager = backbone(x, lengths)
@@ -253,9 +257,23 @@ def test_described_costs_are_those_of_a_real_pass(name):
 
 
 def test_every_row_of_sizes_counts_somewhere():
-    for rows in map(read_table, (models.ATTENTION_ARCH, models.SSM_ARCH, models.MEGA_ARCH, models.OWN_SIZES)):
-        used = [find(rows, model, task=task) for task in [*TASKS, "file:x", "ucr:X"] for model in MODELS]
-        assert all(any(row is some for some in used) for row in rows)
+    for table in (rows("sizes", ATTENTION_SIZES), rows("sizes", SSM_SIZES), rows("changes")):
+        used = [matching(table, model, task=task) for task in [*TASKS, "file:x", "ucr:X"] for model in MODELS]
+        assert all(any(row is some for some in used) for row in table)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_size_is_declared_where_it_is_read(model):
+    """Each is a key of a class with a kind, which its own value fits; --arch takes it back, and nothing else."""
+    for task in ("listops", "image_mini", "pathx"):
+        sizes, keys = arch(task, model), keys_of(model)
+        assert sizes.keys() - {"model"} <= keys.keys()
+        for name in sizes.keys() - {"model"} - ({"block"} if sizes.get("block", 1) is None else set()):
+            assert arch(task, model, **{name: sizes[name]}) == sizes
+            with pytest.raises(SizeError):
+                arch(task, model, **{name: "nothing"})
+        with pytest.raises(SizeError, match="has no nothing; it has: "):
+            arch(task, model, nothing=1)
 
 
 def test_sizes_are_those_of_the_first_own_row_or_of_the_model_it_is_like():
@@ -400,8 +418,7 @@ def test_masked_norm_has_the_gradients_of_its_formula():
 
 
 def mixer_settings(**sizes):
-    return SimpleNamespace(**models.DEFAULTS | dict(causal=False, directions=2, dropout=0.0, ssm_lr=1e-3, dt_lr=1e-3)
-                           | sizes)
+    return SimpleNamespace(**dict(causal=False, directions=2, dropout=0.0, ssm_lr=1e-3, dt_lr=1e-3) | sizes)
 
 
 def test_s4_is_exact_for_states_that_last_and_resonate():
@@ -509,7 +526,7 @@ def test_what_initial_kernels_remember_and_tell_apart():
     assert 0.05 < low["dlr"] < 0.25 and low["dlr_rand"] > 0.99
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if MODELS[name].extras.get("init") is models.randomise])
+@pytest.mark.parametrize("name", [name for name in MODELS if MODELS[name].init is models.randomise])
 def test_random_initialisation_takes_every_parameter(name):
     torch.manual_seed(0)
     c = settings(name, d=64, **dict(n_ssm=64) if name == "s4_rand" else {})

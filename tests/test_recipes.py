@@ -10,8 +10,10 @@ import pytest
 
 import finetune
 import pretrain
+import run
 from data import FILE, TASKS, UserError
-from models import MODELS, arch, read_table
+from models import MODELS
+from recipes import RECIPES, SMALL_RECIPES, arch, read_table, rows
 
 # ---- the paper's numbers, typed from its tables 4, 5 and 6 and not from the code -------------------------------------
 
@@ -106,6 +108,11 @@ OWN = replace(FILE, length=100, classes=2, sizes=(3_000, 500, 500), mask=0.5, ch
 # ---- the lines -------------------------------------------------------------------------------------------------------
 
 
+def task_of(name):
+    """A task as its prepared data would fill it in."""
+    return TASKS[name] if name in TASKS and TASKS[name].length else OWN
+
+
 def words(task, model, objective=None):
     return ["--task", task, "--model", model] + (["--objective", objective] if objective else [])
 
@@ -124,7 +131,7 @@ def recipes(tmp_path_factory):
     """(task, model, objective, start) -> parsed flags, for all that there are."""
     folder, parsed = tmp_path_factory.mktemp("runs"), {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrain, "look_up", lambda name, _: TASKS.get(name, OWN))
+        patch.setattr(run, "look_up", lambda name, _: task_of(name))
         for i, key in enumerate(itertools.product([*TASKS, "file:/my.npz", "ucr:Mine"], MODELS, ("masked", "causal"))):
             with contextlib.suppress(UserError):                      # no such recipe
                 args = finetune.parse_args(words(*key))
@@ -136,13 +143,12 @@ def recipes(tmp_path_factory):
 
 def test_every_line_counts_somewhere_and_fits_its_task(recipes):
     lines = ["/".join(line[column] for column in ("task", "model", "objective"))
-             for text in (pretrain.RECIPES, pretrain.SCRATCH_RECIPES, pretrain.SMALL_RECIPES)
-             for line in read_table(text)]
+             for line in rows("recipes", RECIPES, SMALL_RECIPES)]
     assert set(lines) == {args.recipe for args in recipes.values()}, "a line is hidden by another"
     wanted = itertools.product(TASKS, set(MODELS) - {"pythia", "pythia_rand"}, ("masked", "causal"))
     assert set(wanted) <= {key[:3] for key in recipes if key[3] == "pretrain"}, "a pair has no recipe"
     for (name, model, objective, start), args in recipes.items():
-        task = TASKS.get(name, OWN)
+        task = task_of(name)
         assert (args.start, args.changed, args.arch) == (start, {}, arch(name, model))
         if start == "pretrain":
             assert args.mask == (task.mask if objective == "masked" else None)
@@ -245,7 +251,7 @@ def test_learning_rate_schedules():
     """Linear warm-up, then constant, half a cosine down to 0, or halved after each fifth of the run."""
     def rates(schedule, warmup, steps, at):
         args = SimpleNamespace(schedule=schedule, warmup=warmup)
-        return pytest.approx([pretrain.learning_rate(step, steps, args) for step in at])
+        return pytest.approx([run.learning_rate(step, steps, args) for step in at])
 
     for schedule in ("constant", "cosine", "step"):
         assert [0.1, 0.5, 1] == rates(schedule, 10, 1000, (0, 4, 9))

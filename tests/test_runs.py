@@ -26,11 +26,14 @@ from safetensors.torch import save_file
 
 import data
 import finetune
+import predict
 import pretrain
+import run as run_py
 from conftest import ROOT
 from data import Split, UserError
-from models import CHOICES, MODELS, Backbone, Classifier, Denoiser, arch, config, param_groups
-from pretrain import Run, overrides
+from models import FEED_FORWARD, MODELS, Backbone, Classifier, Denoiser, config, param_groups
+from recipes import arch
+from run import Run, guarded, overrides
 from test_models import VOCABULARY, made_neox
 from test_objective import noise
 
@@ -62,9 +65,9 @@ def flags(out, task="listops", model="s4", more="", **settings):
 def elsewhere(monkeypatch, tmp_path):
     """Every test in an empty folder. This process plays many, so it does not lock run directories."""
     monkeypatch.chdir(tmp_path)
-    for stage in STAGES.values():
-        monkeypatch.setattr(stage, "open_task", opened)
-    monkeypatch.setattr(pretrain, "locked", lambda *arguments, **more: contextlib.nullcontext())
+    for script in (*STAGES.values(), predict):
+        monkeypatch.setattr(script, "open_task", opened)
+    monkeypatch.setattr(run_py, "locked", lambda *arguments, **more: contextlib.nullcontext())
     monkeypatch.setattr(Run, "current", None)
 
 
@@ -91,7 +94,7 @@ def child(stage, words, before, environment):
     pretrain.open_task = finetune.open_task = opened
     if before:
         before()
-    pretrain.guarded(lambda: STAGES[stage].main(words))
+    guarded(lambda: STAGES[stage].main(words))
 
 
 @pytest.fixture
@@ -100,7 +103,7 @@ def mistake(capsys):
     def make(stage, words, code=2):
         Run.current = None
         with pytest.raises(SystemExit) as end:
-            pretrain.guarded(lambda: STAGES[stage].main(words))
+            guarded(lambda: (STAGES | dict(predict=predict))[stage].main(words))
         line = capsys.readouterr().err
         assert end.value.code == code and line.startswith("error: ") and line.count("\n") == 1 and line.endswith("\n")
         return line
@@ -236,7 +239,7 @@ def test_what_ends_a_run_is_its_last_record_until_it_resumes(stage, ending, code
         patch.setattr(Run, "backward", breaks)
         if code is None:                                              # a defect of ours comes with its traceback
             with pytest.raises(ZeroDivisionError):
-                pretrain.guarded(lambda: STAGES[stage].main(flags(out)))
+                guarded(lambda: STAGES[stage].main(flags(out)))
         else:
             line = mistake(stage, flags(out), code)
     record = log_of(out)[-1]
@@ -278,7 +281,7 @@ def test_running_and_finished_runs_are_left_alone(start, mistake, capsys, monkey
     process = start("pretrain", flags("run", steps=1000))
     while not (tmp_path / "run" / "log.jsonl").exists():
         time.sleep(0.01)
-    monkeypatch.setattr(pretrain, "locked", data.locked)
+    monkeypatch.setattr(run_py, "locked", data.locked)
     assert "run is in use by another process" in mistake("pretrain", flags("run", steps=1000, resume=True))
     process.kill()
     pretrain.main(flags("finished"))
@@ -431,7 +434,7 @@ def begun(monkeypatch):
     *(("text_demo", model, "", "masked") for model in OTHERS),        # with padding
     *(("pathfinder_demo", model, "", "masked") for model in OTHERS),
     *(("listops", model, "", "causal") for model in OTHERS if model not in ("linformer", "reformer")),
-    *(("text_demo", "rotary", f",ffn={kind},guided=1", "masked") for kind in CHOICES["ffn"][1:])])
+    *(("text_demo", "rotary", f",ffn={kind},guided=1", "masked") for kind in FEED_FORWARD if kind != "dense")])
 def test_both_stages_from_end_to_end(task, model, more, objective, begun, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "")                                    # a machine without git
     reads, batch = Counter(), Split.batch
@@ -518,7 +521,7 @@ def test_a_causal_run_generates(monkeypatch, capsys, tmp_path):
         texts = []
         for seed in (0, 0, 1):
             capsys.readouterr()
-            pretrain.main(["--sample", model, "--prompt", "[MAX 3 4", "--seed", str(seed)])
+            predict.main([model, "--prompt", "[MAX 3 4", "--seed", str(seed)])
             texts.append(capsys.readouterr().out)
         assert texts[0] == texts[1] != texts[2] and all(text.startswith("[MAX 3 4") for text in texts)
         assert all(3 <= len(text.split()) <= 40 and "<" not in text for text in texts)
@@ -530,18 +533,19 @@ def test_a_causal_run_generates(monkeypatch, capsys, tmp_path):
     pretrain.main(flags("masked", "listops", "s4", steps=2))
     with monkeypatch.context() as patch:
         patch.setattr(pretrain, "open_task", square)
+        patch.setattr(predict, "open_task", square)
         pretrain.main(flags("image", "image", "s4", objective="causal", loss="ce", steps=2))
-        pretrain.main(["--sample", "image"])
+        predict.main(["image"])
         with pytest.raises(UserError, match="--prompt has no meaning for the images"):
-            pretrain.main(["--sample", "image", "--prompt", "0"])
+            predict.main(["image", "--prompt", "0"])
     pixels, given = np.asarray(Image.open("image/sample.png"))[::4, ::4], square("image", ".")[2].batch(np.arange(8))
     given = np.hstack(given.symbols.view(8, 6, 6).numpy())
     assert np.array_equal(pixels[:3], given[:3]) and not np.array_equal(pixels[3:], given[3:])
-    for words, line in ((["masked"], "masked has objective masked; --sample wants"),
+    for words, line in ((["masked"], "masked has objective masked; predict.py wants"),
                         (["nowhere"], "nowhere is not the directory of a pretraining run"),
                         (["s4", "--prompt", "[MAX q"], "--prompt '[MAX q': listops has no symbol 'q'")):
         with pytest.raises(UserError, match=re.escape(line)):
-            pretrain.main(["--sample", *words])
+            predict.main(words)
 
 
 def test_bfloat16_is_for_matrix_products_only(begun, monkeypatch, tmp_path):

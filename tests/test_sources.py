@@ -21,9 +21,9 @@ import torch
 from PIL import Image
 
 import data
-import pythia
 from conftest import ROOT
 from test_data import calculator, check_batch, digest, fails, sequences, wait_for
+from zoo import pythia
 
 SAMPLES = ROOT.parent / "shared" / "data"
 real = pytest.mark.skipif(not SAMPLES.is_dir(), reason="the real samples are not here")

@@ -2,7 +2,7 @@
 
     python results/findings/tables.py 1      a question's table, printed, and figure; without number: all, and claims
     python results/findings/tables.py keep   finished runs of runs/findings into runs.jsonl; then the same as `page`
-    python results/findings/tables.py page   what kept runs say, into results/findings.md, README.md and the figures
+    python results/findings/tables.py page   what kept runs say, into results/findings.md and the figures
 
 Reads runs/findings; where there is none, runs.jsonl and kernels.npz beside this file; --runs names another. `page
 --check` writes nothing.
@@ -21,9 +21,10 @@ HERE = Path(__file__).resolve().parent
 ROOT, KEPT = HERE.parents[1], HERE / "runs.jsonl"
 sys.path.insert(0, str(ROOT))
 
-from analyze import (OWN_ARMS, UserError, dots, draw, evaluations, grid, half_lag, half_width, kernels_of,
-                     kernels_to_keep, line_to_keep, markdown, mean_std, minus, provenance, read_runs, replace_block,
-                     signed, with_pretraining, write)
+from analyze import (OWN_ARMS, dots, draw, evaluations, grid, half_lag, half_width, kernels_of, kernels_to_keep,
+                     line_to_keep, markdown, mean_std, minus, provenance, read_runs, replace_block, signed,
+                     with_pretraining, write)
+from data import UserError
 
 # A question, then TASK: rows | columns of its tables. Together they name runs, TASK-ROW-COLUMN-sSEED, which runs.sh
 # makes. Gains are over the first column.
@@ -289,8 +290,7 @@ def keep(args):
 
 
 def page(args):
-    """What the kept runs say, into results/findings.md and README.md. A figure is drawn once each cell of its question
-    has runs."""
+    """What the kept runs say, into results/findings.md. A figure is drawn once each cell of its question has runs."""
     found = by_name(read_runs(KEPT))
     path = ROOT / "results" / "findings.md"
     for number, (_, tables) in questions().items():
@@ -302,8 +302,6 @@ def page(args):
         replace_block(path, f"question{number}", text, args.check)
     head, rows = verdicts(found)
     replace_block(path, "claims", markdown(head, rows), args.check)
-    short = markdown([*head[:3], head[4]], [[*row[:3], row[4]] for row in rows])
-    replace_block(ROOT / "README.md", "findings", short, args.check)
 
 
 def main(argv=None):

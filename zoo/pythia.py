@@ -1,23 +1,27 @@
-"""A language model as the start of stage 2 (paper, section 3.5): Pythia-70M, finetuned on a task's own symbols.
+"""Pythia: a language model as the start of stage 2 (paper, section 3.5), finetuned on a task's own symbols.
 
-    python finetune.py --task text --model pythia
+    python finetune.py --task text --model pythia          from the weights of Pythia-70M, which are downloaded
+    python finetune.py --task text --model pythia_rand     the same architecture from a random start
 
-Each symbol becomes one of the model's tokens, and no position is added or lost. Its architecture, GPT-NeoX, is
-`MODELS["pythia"]` in models.py; here are the download, the tokens and the names and order of the weights.
+Each symbol becomes one of the model's tokens, and no position is added or lost. The architecture is GPT-NeoX (Biderman
+et al. 2023); it is finetuned only. Then come the download, the tokens, and the names and order of the weights.
 """
 import json
 from pathlib import Path
 
-import safetensors.torch
 import torch
+import torch.nn as nn
 
 from data import UserError, fetch
+from models import MODELS, Attention, Model, TransformerBlock
 
 PYTHIA = "https://huggingface.co/EleutherAI/pythia-70m-deduped/resolve/main"
 
 
 def load_pythia(model, task, args, say):
     """Puts the weights of Pythia-70M into a Classifier, downloading them on first use."""
+    import safetensors.torch                   # nothing else reads that format
+
     path, tokenizer = fetch_pythia(args.data_dir)
     try:
         tokens, without = pythia_tokens(task.symbols, tokenizer)
@@ -87,3 +91,47 @@ def neox_weights(tensors, sizes, tokens):
                                ("ff.2", "mlp.dense_4h_to_h")):
                 weights[f"{ours}.{name}.{part}"] = tensors[f"{theirs}.{same}.{part}"].float()
     return weights
+
+
+class NeoXBlock(TransformerBlock):
+    """x + mixer(norm(x)) + ff(norm(x)): both parts read the block's input."""
+
+    def forward(self, x, lengths=None, *K):
+        return x + self.mixer(self.norm1(x, lengths), lengths, *K) + self.ff(self.norm2(x, lengths))
+
+    def step(self, x, state):
+        y, state = self.mixer.step(self.norm1(x), state)
+        return x + y + self.ff(self.norm2(x)), state                                          # (b, d)
+
+
+@torch.no_grad()
+def init_neox(backbone):
+    """N(0, 0.02^2) and zero biases: how the library that the official code uses starts a GPT-NeoX (the paper's "Pythia
+    70M (Rand Init)")."""
+    for module in backbone.modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            module.weight.normal_(0, 0.02)
+        if isinstance(module, nn.Linear):
+            module.bias.zero_()
+
+
+SIZES = """
+task   layers   d heads   ff block
+*_mini      3  32     2   64     -
+*           6 512     8 2048     -
+"""
+RECIPES = """
+task            objective loss pool head   lr     wd batch length warmup schedule eval
+listops         causal    -    mean linear -/5e-5 0  64    200e   200    cos      -
+text            causal    -    last linear -/5e-4 0  16    32e    5000   const    -
+retrieval       causal    -    mean pair   -/1e-4 0  256   20e    2500   const    -
+image           causal    -    mean linear -/7e-5 0  64    200e   2000   const    -
+pathfinder      causal    -    last linear -/1e-4 0  1024  200e   2500   const    -
+listops_mini    causal    -    last linear -/1e-3 0  16    2000   50     cos      200
+pathfinder_mini causal    -    last linear -/1e-3 0  16    1000   50     cos      200
+*_mini          causal    -    last linear -/1e-3 0  16    700    50     cos      200
+"""
+NEOX = dict(extras=dict(rotary=0.25), symbols=True, init=init_neox)
+MODELS |= {
+    "pythia": Model(NeoXBlock, Attention, weights=load_pythia, sizes=SIZES, recipes=RECIPES, **NEOX),
+    "pythia_rand": Model(NeoXBlock, Attention, "pythia", **NEOX)}

@@ -1,0 +1,312 @@
+"""The paper's tables 4 to 6: the size and the recipe of each model on each task, and how a run finds its line.
+
+    --task pathx --model s4 --help     shows the line of a pair
+    --arch d=64,layers=3               changes sizes; every other flag changes the recipe
+
+What one learns here is how much a result on these benchmarks is worth without its settings. A first reading may skip
+the lower half, which looks lines up. An architecture of zoo/ brings tables of its own, without the column `model`.
+
+In all tables tasks and models are shell patterns, a|b stands for two rows, and the first row that matches counts. A
+dash means "not part of this". A model without rows of its own uses those of the model that it is `like` (models.py).
+"""
+import contextlib
+import fnmatch
+import functools
+import itertools
+
+from data import UserError
+from models import FEED_FORWARD, MODELS, Attention, SizeError, keys_of
+
+# ---- Sizes -----------------------------------------------------------------------------------------------------------
+
+#   transformer  paper table 4, rows marked with a dagger: the sizes of Tay et al. 2020, sinusoidal positions
+#   rotary       paper table 4, "Transformer + Rotary"; on sCIFAR Image's (appendix C.1.6)
+# block: attention is cut into blocks of that many positions. Transformers have LayerNorm before attention and FF, and
+# no dropout. Rows of demos, of *_mini (the stand-ins of `run_all.sh --preset mini`), of file:* and ucr:* (your own
+# data, for a width of 64; `fit` widens or narrows them) and of * (any other task) are not the paper's.
+ATTENTION_SIZES = """
+task                 model                     layers   d heads   ff block
+listops|text         transformer|rotary             6 512     8 1024     -
+retrieval            transformer                    4 128     4  512     -
+retrieval|pathfinder rotary                         6 128     4  512     -
+image                transformer                    3  64     4  128     -
+image|scifar         rotary                         6 256     4  512     -
+pathfinder           transformer                    4 128     8  128     -
+pathx|pathx256       transformer                    4 128     8  128  4096
+pathx|pathx256       rotary                         5 128     4  512  4096
+sc                   rotary                         4 128     4  128  4000
+bidmc_*              rotary                         4 128     4  128     -
+text256|text_demo    transformer|rotary             3  64     2  128     -
+listops_demo         transformer|rotary             3  64     4  128     -
+pathfinder_demo      transformer|rotary             3  32     2   64     -
+image_mini           transformer|rotary             3  28     2   56     -
+scifar_mini          transformer|rotary             3  28     2   56     -
+*_mini               transformer|rotary             3  32     2   64     -
+file:*|ucr:*         transformer|rotary             3  64     2  128     -
+*                    rotary                         4 128     4  256     -
+"""
+
+#   s4           Gu et al. 2022, table 11, as the paper's official configurations spell them out. n_ssm: how many copies
+#                of (A, P, B) there are for the d channels to share
+#   dlr          S4's depth and width, more states, LayerNorm (appendix C.1.3). dt_min, dt_max: twice its smallest and
+#                largest decay rate
+# norm, place: which norm, before (pre) or after (post) the residual sum. dt_lr, ssm_lr: learning rates of the step size
+# and of A, P, B (DLR: of all three parameters of its kernel); "main" follows the rest of the model. dropout: inside the
+# layer and on the residual branch, whole channels of a sequence. The official S4 for Speech Commands pretrains with
+# LayerNorm and finetunes with BatchNorm, an accident: here it has BatchNorm in both.
+SSM_SIZES = """
+task                   model layers   d state n_ssm norm  place dt_min dt_max  dt_lr ssm_lr dropout
+listops                s4         8 128    64   128 batch post   0.001    0.1   main  0.001       -
+listops                dlr        8 128  1024     - layer post  0.0001  0.001      - 0.0001       -
+text|retrieval         s4         6 256    64   256 batch pre    0.001    0.1   main  0.001       -
+text|pathx             dlr        6 256  1024     - layer pre   0.0001  0.001      - 0.0001       -
+image                  s4         6 512    64     2 layer post   0.001    0.1   main  0.001     0.1
+image                  dlr        6 512  1024     - layer pre   0.0001  0.001      - 0.0001       -
+pathfinder             s4         6 256    64   256 batch pre    0.001    0.1  0.001  0.001       -
+pathx|pathx256         s4         6 256    64   256 batch pre   0.0001    0.1 0.0005 0.0005       -
+sc                     s4         6 128    64    64 batch pre    0.001    0.1  0.001  0.001       -
+scifar                 s4         6 512    64     2 layer post   0.001    0.1  0.001  0.001     0.1
+bidmc_*                s4         6 128   256     2 layer pre    0.001    0.1  0.001  0.001       -
+pathfinder_demo        s4         3  32    16    32 batch pre    0.001    0.1  0.001  0.001       -
+pathfinder_demo        dlr        3  32   128     - layer pre    0.001    0.1      -  0.001       -
+*_demo|text256         s4         3  64    16    64 batch pre    0.001    0.1  0.001  0.001       -
+*_demo|text256         dlr        3  64   128     - layer pre    0.001    0.1      -  0.001       -
+image_mini|scifar_mini s4         3  48    16     2 batch pre    0.001    0.1  0.001  0.001       -
+*_mini                 s4         3  48    16    48 batch pre    0.001    0.1  0.001  0.001       -
+*_mini                 dlr        3  48   128     - layer pre    0.001    0.1      -  0.001       -
+file:*|ucr:*           s4         3  64    32     2 batch pre    0.001    0.1  0.001  0.001       -
+file:*|ucr:*           dlr        3  64   128     - layer pre    0.001    0.1      -  0.001       -
+*                      s4         4 128    64     2 layer pre    0.001    0.1  0.001  0.001       -
+*                      dlr        4 128   256     - layer pre    0.001    0.1      -  0.001       -
+"""
+
+# ---- Recipes ---------------------------------------------------------------------------------------------------------
+
+# One line per (task, model, objective), for both stages, as the paper's tables 4 to 6 print it. A cell is
+# pretraining/finetuning/from scratch; with fewer values the last one serves the rest. A line whose lr is a dash there
+# does not count for that start. length: of the run, in epochs (50e) or steps (1300); the best checkpoint counts.
+# eval: steps between evaluations, by default an epoch. The masking ratio is the task's (data.py). Retrieval: a batch
+# counts pairs. Sources: the paper's tables 4 to 6 and appendix C.1; the official configurations where it is silent; Gu
+# et al. 2022 for S4 from scratch. Which cell comes from where, and the paper's gaps and misprints: results/recipes.md.
+RECIPES = """
+task       model       objective loss pool head   lr             wd   batch     length   warmup     schedule
+listops    transformer masked    ce   mean linear 1e-3/1e-4      0.1  128/64    100e     2000       const
+listops    transformer causal    ce   last linear 5e-4           0.1  32/128    100e     2000       const
+listops    rotary      masked    ce   mean linear 1e-3/1e-4      0.05 256/64    100e     2000       const
+listops    s4          masked    ce   mean linear 1e-3/1e-3/1e-2 0.05 128/16/50 100e/40e 2000       const/const/cos
+listops    s4_rand     masked    ce   mean linear 1e-3/1e-3/5e-4 0.05 32/16     100e/40e 2000       const
+listops    dlr         masked    ce   mean linear 1e-3/5e-4      0.05 128/16    100e/40e 2000       const
+listops    dlr_rand    masked    ce   mean linear 5e-4/5e-4/1e-4 0.05 32/64/16  100e/40e 2000       const
+text       transformer masked    ce   mean mlp    5e-4/1e-4      0.1  32/64     32e/65e  5000/2000  const
+text       transformer causal    ce   mean mlp    1e-3/1e-4      0.1  32/64     32e/65e  5000/2000  const
+text       rotary      masked    ce   mean mlp    5e-4           0.1  8/64      32e/65e  5000/2000  const
+text       s4          masked    ce   mean linear 5e-4/5e-4/1e-2 0.05 8/16      32e      1000/5000  const/cos
+text       s4_rand     masked    ce   mean linear 1e-3           0.05 32/16     32e      1000/5000  const/cos
+text       dlr         masked    ce   mean linear 5e-4/1e-3/5e-4 0.05 8/16      32e      1000/2000  const
+text       dlr_rand    masked    ce   mean linear 5e-4/5e-4/1e-3 0.05 8/16      32e      1000/2000  const
+retrieval  transformer masked    ce   mean pair   5e-3/5e-4      0    32/16     32e      2000/5000  const
+retrieval  transformer causal    ce   mean pair   5e-3/1e-3      0    32/48     32e      2000/5000  const
+retrieval  rotary      masked    ce   mean pair   5e-3/5e-4      0    32/16     32e      2000/5000  const
+retrieval  s4          masked    ce   mean pair   5e-4/5e-4/1e-2 0.05 8/256/64  20e      2500       const/const/cos
+image      transformer masked    l1   max  mlp    1e-3           0    32/16     50e/200e 2500/2000  const
+image      transformer causal    l1   max  mlp    5e-3/1e-3      0    32        50e/200e 2500/2000  const
+image      rotary      masked    l1   mean mlp    1e-3           0    32/64     200e     2000       const
+image      s4          masked    l1   mean linear 1e-3/1e-3/1e-2 0.05 32/512/50 200e     1000       const/cos
+image      s4_rand     masked    l1   mean linear 1e-3/5e-4/1e-4 0.05 32/64/128 200e     1000       const/cos
+image      dlr         masked    l1   mean linear 1e-3/1e-3/5e-4 0.05 32/64     200e     1000       const
+image      dlr_rand    masked    l1   mean linear 1e-3           0.05 32/64/16  200e     1000       const
+pathfinder transformer masked    ce   mean linear 1e-3/5e-4      0    16        50e/200e 2500/5000  const
+pathfinder transformer causal    ce   mean linear 1e-3           0    128/256   50e/200e 2500/5000  const
+pathfinder rotary      masked    ce   mean linear 1e-3/5e-4      0    32/64     50e/200e 2500/5000  const
+pathfinder s4          masked    ce   last linear 1e-3/1e-3/4e-3 0.03 8/64      200e     2500       const/const/cos
+pathx      transformer masked    ce   max  linear 5e-4           0    8/32      200e     5000       const
+pathx      transformer causal    ce   max  linear 1e-3/5e-4      0    8/256     200e     5000       const
+pathx      rotary      masked    ce   max  linear 1e-3/5e-4      0    8/32      200e     5000       const
+pathx      s4          masked    ce   max  linear 1e-3/1e-3/5e-4 0.05 8/64/16   50e      5000/10000 const/cos
+pathx      s4_rand     masked    ce   max  linear 1e-3/5e-4      0.05 4/16      50e      5000/10000 const/cos
+pathx      dlr         masked    ce   max  linear 5e-4           0.05 8/64      50e      5000       const/cos
+pathx      dlr_rand    masked    ce   max  linear 5e-4           0.05 8/16/64   50e      5000       const/cos
+pathx256   s4          masked    ce   max  linear 1e-3/1e-3/1e-4 0.05 8/64/16   50e      5000/10000 const/cos
+sc         rotary      masked    l1   max  linear 1e-3           0    8/256     200e     2000       const/cos
+sc         rotary      causal    l1   max  linear 1e-3           0    32/256    200e     2000       const/cos
+sc         s4          masked    l1   max  linear 1e-3/5e-3/1e-2 0.05 32/16     40e      1000       cos
+sc         s4          causal    l1   max  linear 1e-3/5e-4/1e-2 0.05 32/16     40e      1000       cos
+scifar     rotary      masked    l1   mean mlp    1e-3           0    32/64     200e     2000       const
+scifar     s4          masked    l1   mean linear 1e-3/5e-4/1e-2 0.05 32/64/50  200e     2000/1000  const/cos
+bidmc_spo2 rotary      masked    l1   max  linear 5e-4/1e-4      0    16/8      500e     500/0      const/step
+bidmc_*    rotary      masked    l1   max  linear 5e-4           0    16/32     500e     500/0      const/step
+bidmc_hr   s4          masked    l1   mean linear 1e-3           0.05 64/64/32  500e     500/0      const/step
+bidmc_*    s4          masked    l1   mean linear 1e-3/1e-3/1e-2 0.05 64/64/32  500e     500/0      const/step
+"""
+
+# Not the paper's: attention on PathX-256, with PathX's numbers; the demos; *_mini, the stand-ins of `run_all.sh
+# --preset mini`; your own data (`fit` says what an epoch is); a start for other tasks (*, where no other line of the
+# model is for the task). From scratch, demos and your own data train for as many steps as both stages together; the
+# others, like the paper, for finetuning's only.
+SMALL_RECIPES = """
+task            model              objective     loss pool head   lr        wd batch length         warmup schedule eval
+pathx256        transformer|rotary masked|causal ce   max  linear 1e-3/5e-4 0  8/32  200e           5000   const    -
+text256         transformer|rotary masked        ce   max  linear 3e-3/1e-3 0  16    4000/2000/6000 50     cos      -
+text256         s4|dlr             masked        ce   max  linear 4e-3      0  16    4000/2000/6000 50     cos      -
+text_demo       transformer|rotary masked        ce   max  linear 3e-3/1e-3 0  32    1300/700/2000  50     cos      -
+text_demo       s4|dlr             masked        ce   max  linear 4e-3      0  32    1300/700/2000  50     cos      -
+listops_demo    transformer|rotary masked        ce   mean linear 2e-3/1e-3 0  32    700/1000/1700  50     cos      -
+listops_demo    s4|dlr             masked        ce   mean linear 4e-3      0  32    700/1000/1700  50     cos      -
+pathfinder_demo transformer|rotary masked        ce   mean linear 3e-3/1e-3 0  16    1300/1400/2700 50     cos      500
+pathfinder_demo s4|dlr             masked        ce   mean linear 1e-2      0  16    1000/900/1900  50     cos      500
+listops_mini    transformer|rotary masked|causal ce   mean linear 3e-3      0  16    2000           50     cos      200
+text_mini       transformer|rotary masked|causal ce   max  linear 3e-3      0  16    2000/700       50     cos      200
+image_mini      transformer|rotary masked|causal l1   mean linear 3e-3      0  16    1000/700       50     cos      200
+scifar_mini     transformer|rotary masked|causal l1   mean linear 3e-3      0  16    1000/700       50     cos      200
+pathfinder_mini transformer|rotary masked|causal ce   mean linear 3e-3/1e-3 0  16    1200/1000      50     cos      200
+pathx*_mini     transformer|rotary masked|causal ce   mean linear 3e-3/1e-3 0  16    1300/1400      50     cos      200
+listops_mini    s4|dlr             masked        ce   mean linear 4e-3/1e-2 0  16    2000           50     cos      200
+text_mini       s4|dlr             masked        ce   max  linear 4e-3/1e-2 0  16    2000/700       50     cos      200
+image_mini      s4|dlr             masked        l1   mean linear 4e-3/1e-2 0  16    1000/700       50     cos      200
+scifar_mini     s4|dlr             masked        l1   mean linear 4e-3/1e-2 0  16    1000/700       50     cos      200
+pathfinder_mini s4|dlr             masked        ce   mean linear 1e-2      0  16    1200/1000      50     cos      200
+pathx*_mini     s4|dlr             masked        ce   mean linear 1e-2      0  16    1000           50     cos      200
+file:*|ucr:*    transformer|rotary masked|causal -    mean -      3e-3/1e-3 0  16    5e/5e/10e      50     cos      -
+file:*|ucr:*    s4|dlr             masked|causal -    mean -      4e-3      0  16    5e/5e/10e      50     cos      -
+*               transformer|rotary masked|causal -    mean -      1e-3      0  32    50e            500    cos      -
+*               s4|dlr             masked|causal -    mean -      4e-3      0  32    50e            500    cos      -
+"""
+
+# ---- Reading tables --------------------------------------------------------------------------------------------------
+
+@functools.cache
+def read_table(text):
+    """A whitespace table as a list of {column: string} in row order. Cells that are a dash are left out, and a line
+    with a|b in a cell stands for a row with a and one with b."""
+    head, *lines = [line.split() for line in text.strip().splitlines() or [""]]
+    for line in lines:
+        assert len(line) == len(head), f"table row has {len(line)} cells, the head {len(head)}: {' '.join(line)}"
+    return [{key: cell for key, cell in zip(head, row) if cell != "-"}
+            for line in lines for row in itertools.product(*(cell.split("|") for cell in line))]
+
+
+def rows(kind, *tables):
+    """The rows of these tables, then those of the tables of that kind (sizes, changes, recipes) that models bring."""
+    own = [row | {"model": name} for name, model in MODELS.items() for row in read_table(getattr(model, kind))]
+    return [row for text in tables for row in read_table(text)] + own
+
+
+def matching(rows, model, **wanted):
+    """The first of `rows` for this model whose patterns match everything wanted, or None. A model's own rows go before
+    those of the model that it is `like`."""
+    while model is not None:
+        for row in rows:
+            if all(fnmatch.fnmatchcase(value, row[key]) for key, value in (wanted | {"model": model}).items()):
+                return row
+        model = MODELS[model].like
+    return None
+
+
+def number(text):
+    """'64' -> 64, '1e-3' -> 0.001, 'batch' -> 'batch'."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def assignments(text):
+    """'d=64,layers=3' -> {"d": 64, "layers": 3}. ValueError for anything else."""
+    pairs = [pair.strip().partition("=") for pair in text.split(",")]
+    if not all(key and value for key, _, value in pairs):
+        raise ValueError(f"wants key=value,key=value, got {text}")
+    return {key: number(value) for key, _, value in pairs}
+
+
+# ---- How a run finds its line ----------------------------------------------------------------------------------------
+
+def arch(task, model, /, **overrides):
+    """Sizes of a model on a task: the defaults of its keys, its row above, the numbers among its extras and its own
+    changes, then `overrides` -> plain dict, saved in config.json and in checkpoints. None where there is no row;
+    SizeError for an override without meaning."""
+    row = matching(rows("sizes", ATTENTION_SIZES, SSM_SIZES), model, task=task)
+    if row is None:
+        return None
+    keys = keys_of(model, overrides.get("ffn", "dense"))
+    defaults = {name: key.default for name, key in keys.items() if key.default is not ...}
+    sizes = {name: value for name, value in defaults.items() if keys[name].shown}
+    sizes |= {key: number(cell) for key, cell in row.items() if key != "task"} | {"model": model}
+    sizes |= {key: value for key, value in MODELS[model].extras.items() if type(value) in (int, float)}
+    own = [row["sizes"] for row in read_table(MODELS[model].changes) if fnmatch.fnmatchcase(task, row["task"])]
+    sizes |= assignments(own[0]) if own else {}
+    known = defaults | sizes
+    for name, value in overrides.items():
+        if name not in known or name == "model":
+            parts = [ffn for ffn, part in FEED_FORWARD.items() if "ffn" in known and name in part.keys]
+            names = " ".join(key for key in known if key != "model")
+            there = f"it comes with ffn={' or '.join(parts)}" if parts else f"it has: {names}"
+            raise SizeError(f"--arch {name}={value}: {model} on {task} has no {name}; {there}")
+        if wanted := lacking(keys[name], value):
+            raise SizeError(f"--arch {name}={value}: {name} must be {wanted}; on {task} it is {known[name]}")
+    sizes |= overrides
+    if "dt_min" in sizes and not 0 < sizes["dt_min"] <= sizes["dt_max"]:
+        raise SizeError(f"dt_min={sizes['dt_min']}, dt_max={sizes['dt_max']}: wants 0 < dt_min <= dt_max")
+    return sizes
+
+
+def lacking(key, value):
+    """What a value of a `Key` must be, where this one is not; None where it fits."""
+    if key.kind is int:
+        least = 1 if key.least is None else key.least
+        return None if type(value) is int and value >= least else f"a whole number of at least {least}"
+    if key.kind is float or float in key.kind:
+        words, most = () if key.kind is float else key.kind, 1e9 if key.most is None else key.most
+        fits = value in words or type(value) in (int, float) and 0 <= value <= most
+        return None if fits else f"a number from 0 to {most:g}"
+    return None if value in key.kind else "one of: " + " ".join(map(str, key.kind))
+
+
+COLUMNS = dict(pretrain=0, spt=1, corpus=1, scratch=2, joint=2)       # of a cell; how a run starts
+
+
+def cell(line, flag, start):
+    """A flag's value in a line of RECIPES, for how a run starts."""
+    choices = line[flag].split("/")
+    return choices[min(COLUMNS[start], len(choices) - 1)]
+
+
+def recipe_line(name, task, model, objective, start):
+    """The line of RECIPES for a run -> its name, its objective, {flag: value} for the stage that `start` names."""
+    lines = [line for line in rows("recipes", RECIPES, SMALL_RECIPES)
+             if fnmatch.fnmatchcase(name, line["task"]) and cell(line, "lr", start) != "-"]
+    named = [line for line in lines if line["task"] != "*"]
+    line = None
+    for some in (named, lines):
+        line = line or matching(some, model, **{"objective": objective} if objective else {})
+        if line is None and objective == "causal":                     # the paper has none: the masked one's numbers
+            line = matching(some, model, objective="masked")
+    if line is None:
+        there = {f"{line['model']}/{line['objective']}" for line in named or lines}
+        raise UserError(f"no recipe to {'finetune' if COLUMNS[start] else 'pretrain'} {name}/{model}/"
+                        f"{objective or 'masked'}; there is, for these and models like them: {' '.join(sorted(there))}")
+    values = {flag: number(cell(line, flag, start)) for flag in line}
+    name = "/".join(values.pop(column) for column in ("task", "model", "objective"))
+    length, objective = str(values.pop("length")), objective or line["objective"]
+    passes = 2 if (start, objective) == ("joint", "masked") else 1
+    values["epochs" if length.endswith("e") else "steps"] = int(length.removesuffix("e")) // passes
+    values["schedule"] = {"const": "constant", "cos": "cosine", "step": "step"}[values["schedule"]]
+    values["eval_every"] = values.pop("eval", None)
+    values["mask"] = task.mask if objective == "masked" else None
+    values.setdefault("loss", "ce" if task.channels is None else "l1")
+    values.setdefault("head", "pair" if task.documents == 2 else "linear")
+    return name, objective, values
+
+
+def fit(task, examples, recipe, sizes):
+    """Your own data: changes a recipe by how many examples there are and how long they are -> sizes to change, and a
+    sentence that says so."""
+    width = 32 if examples < 1_000 else 64 if examples < 10_000 else 128
+    epoch = min(max(examples // recipe["batch"], 200), 1_000)          # in steps
+    blocks = task.length > 2_048 and MODELS[sizes["model"]].mixer is Attention and sizes["block"] is None
+
+    recipe |= dict(batch=min(recipe["batch"], examples), steps=recipe.pop("epochs") * epoch, eval_every=epoch // 2)
+    changed = {key: sizes[key] * width // 64 for key in ("d", "ff", "v", "z") if key in sizes}
+    changed |= dict(block=1_024) if blocks else {}
+    return changed, (f"{examples:,} examples: width {width} (32 below 1,000, 64 below 10,000, then 128) and {epoch} "
+                     f"steps an epoch (200 at least, 1,000 at most)"
+                     f"{'; attention in blocks of 1,024 (above 2,048 positions)' if blocks else ''}")

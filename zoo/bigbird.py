@@ -1,0 +1,92 @@
+"""BigBird: attention to neighbouring blocks, the two ends, and random blocks (Zaheer et al. 2020).
+
+Sizes and recipes are the Transformer's. The random blocks are drawn once and saved with the weights.
+"""
+import torch
+import torch.nn.functional as F
+
+from kernels import attention, ceil_div
+from models import MODELS, Attention, Key, Model, TransformerBlock, sinusoids
+from zoo.shared import dense_attention, fill_up, real_keys, split_blocks
+
+
+def bigbird_attention_naive(q, k, v, block, random, causal=False, lengths=None):
+    """`bigbird_attention` as a mask over all pairs, block by block."""
+    h, l = q.shape[1:3]
+    n = ceil_div(l, block)
+    seen = torch.zeros(h, n, n, dtype=torch.bool, device=q.device)
+    seen[:, [0, -1]] = True                                  # the end blocks see everything,
+    seen[:, :, [0, -1]] = True                               # and everything sees them
+    for row in range(1, n - 1):
+        seen[:, row, row - 1:row + 2] = True
+        seen[:, row].scatter_(1, random[:, row - 1], True)
+    seen = seen.repeat_interleave(block, 1).repeat_interleave(block, 2)[:, :l, :l]            # (h, l, l)
+    return dense_attention(q, k, v, seen, causal, lengths)
+
+
+def bigbird_attention(q, k, v, block, random, causal=False, lengths=None):
+    """Block-sparse attention (Zaheer et al. 2020): (b, h, l, e) thrice -> (b, h, l, e). lengths as in `attention`.
+
+    Of n blocks, the first and the last attend to everything; row block i between them attends to itself, its
+    neighbours, the two end blocks, and the blocks that `random` (h, n-2, r) int64 names. A key counts once, however
+    often it is named.
+    """
+    b, h, l, e = q.shape
+    n = ceil_div(l, block)
+    if n < 3:                                                # end blocks only
+        return attention(q, k, v, causal, lengths=lengths)
+    q, k, v = (split_blocks(x, block, n) for x in (q, k, v))                             # (b, h, n, block, e)
+    place = torch.arange(n * block, device=q.device).view(n, block)
+    row = torch.arange(1, n - 1, device=q.device)
+    fixed = torch.stack((row * 0, row - 1, row, row + 1, row * 0 + n - 1), -1)           # (n-2, 5)
+    read = torch.cat((fixed.expand(h, -1, -1), random), -1)                              # (h, n-2, 5 + r)
+    again = (read[..., :, None] == read[..., None, :]).tril(-1).any(-1)                  # named before in this row
+    head = torch.arange(h, device=q.device)[:, None, None]
+    near_k, near_v = (x[:, head, read].flatten(3, 4) for x in (k, v))                    # (b, h, n-2, (5+r) block, e)
+
+    def attend(q, k, v, i, j, allowed):
+        """Queries at positions i (..., m), keys at j (..., s): (b, x, h, m, e) -> the same, one call for all x."""
+        seen = real_keys(j, l, lengths)[..., None, :] & allowed[..., None, :]
+        if causal:
+            seen = seen & (j[..., None, :] <= i[..., None])
+        seen = seen | ~seen.any(-1, keepdim=True)            # as above
+        seen = seen.expand(b, *seen.shape[1:]).flatten(0, 1)
+        y = F.scaled_dot_product_attention(*(x.flatten(0, 1) for x in (q, k, v)), attn_mask=seen)
+        return y.unflatten(0, (b, -1))
+
+    inner, near_k, near_v = (x.transpose(1, 2) for x in (q[:, :, 1:-1], near_k, near_v)) # (b, n-2, h, ., e)
+    keys = place[read].flatten(2).transpose(0, 1)                                        # (n-2, h, (5+r) block)
+    allowed = ~again.repeat_interleave(block, -1).transpose(0, 1)
+    inner = attend(inner, near_k, near_v, place[1:-1, None], keys, allowed).transpose(1, 2)   # (b, h, n-2, block, e)
+    ends, every = (x.flatten(2, 3)[:, None] for x in (q[:, :, [0, -1]], k))              # (b, 1, h, 2 block or l, e)
+    i, j = place[[0, -1]].view(1, 1, -1), place.view(1, 1, -1)
+    ends = attend(ends, every, v.flatten(2, 3)[:, None], i, j, torch.ones_like(j, dtype=torch.bool))
+    first, last = ends[:, 0].unflatten(2, (2, block)).split(1, 2)                        # (b, h, 1, block, e)
+    return torch.cat((first, inner, last), 2).flatten(2, 3)[:, :, :l]                    # (b, h, l, e)
+
+
+class BigBird(Attention):
+    """Attends to its block of c.block positions, the two beside it, the first, the last, and c.random others (Zaheer et
+    al. 2020). The others are drawn once for each layer, head and block, and saved with the weights; short sequences
+    have fewer. Blocks are those of the task's length, whatever the length of a batch."""
+
+    keys = dict(random=Key(int, 3, least=0))
+
+    def __init__(self, c):
+        super().__init__(c)
+        self.length, inner = c.length, max(0, ceil_div(c.length, c.block) - 2)
+        i = torch.arange(inner)
+        near = (i[:, None] - i).abs() <= 1                                                    # (n-2, n-2)
+        drawn = torch.rand(c.heads, inner, inner).masked_fill(near, -1)
+        self.register_buffer("random", 1 + drawn.topk(max(0, min(c.random, inner - 3))).indices)      # (h, n-2, r)
+
+    def attend(self, q, k, v, lengths):
+        l = q.shape[2]
+        lengths, q, k, v = fill_up(self.length, lengths, q, k, v)                             # (b, h, length, e)
+        return bigbird_attention(q, k, v, self.block, self.random, self.causal, lengths)[:, :, :l]
+
+
+MODELS |= {
+    "bigbird": Model(TransformerBlock, BigBird, "transformer", dict(block=64), positions=sinusoids, changes="""
+        task                  sizes
+        *_demo|*_mini|text256 block=8,random=2""")}

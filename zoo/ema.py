@@ -1,0 +1,61 @@
+"""MEGA's moving averages, a convolution (Ma et al. 2023). No model of its own: zoo/mega.py and zoo/spade.py use it.
+
+A sum of geometric sequences with real poles, which `geometric_sums` of kernels.py computes. Unlike the official code's,
+kernels are not cut after 1,024 lags.
+"""
+import math
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from kernels import geometric_sums
+from models import Kernel
+
+
+def ema_kernel_naive(delta, alpha, beta, gamma, l):
+    """`ema_kernel` as its recurrence, fed with a 1 and then zeros; in the dtype of its inputs."""
+    p, K = delta.sigmoid(), []
+    state = p * beta                                                                          # (c, d, h)
+    for _ in range(l):
+        K.append((gamma * state).sum(-1) / math.sqrt(delta.shape[-1]))
+        state = (1 - p * alpha.sigmoid()) * state
+    return torch.stack(K, -1)                                                                 # (c, d, l)
+
+
+@torch.amp.autocast("cpu", enabled=False)
+@torch.amp.autocast("cuda", enabled=False)
+def ema_kernel(delta, alpha, beta, gamma, l):
+    """Kernel of MEGA's damped exponential moving averages (Ma et al. 2023): each (c, d, h) -> float32 (c, d, l).
+
+    p = sigmoid(delta), q = 1 - p sigmoid(alpha); s[t] = q s[t-1] + p beta u[t], y = sum_h gamma s / sqrt(h). A sum of
+    geometric sequences with real poles q, each direction its own.
+    """
+    c, d, h = delta.shape
+    p = delta.double().sigmoid()                                                         # (c, d, h)
+    log_q = torch.log1p(-p * alpha.double().sigmoid())
+    W = gamma * p * beta / math.sqrt(h)
+    return geometric_sums(W.flatten(0, 1)[:, None], log_q.flatten(0, 1), l).view(c, d, l)
+
+
+class EMA(Kernel):
+    """Kernels of MEGA's moving averages: c.averages damped exponential ones per channel and direction. At the start all
+    fade within some 60 positions; long memory is learned."""
+
+    def __init__(self, c):
+        super().__init__()
+        self.d, shape = c.d, (c.directions, c.d, c.averages)
+        self.delta, self.alpha = (nn.Parameter(torch.randn(shape) * 0.2) for _ in range(2))
+        self.beta = nn.Parameter(torch.randn(shape) * 0.02 + (-1.0) ** torch.arange(c.averages))
+        self.gamma = nn.Parameter(torch.randn(shape))
+
+    def arguments(self, p):
+        return p.delta, p.alpha, p.beta, p.gamma
+
+    def make(self, delta, alpha, beta, gamma, l):
+        """(c, d, l), float32."""
+        K = ema_kernel(delta, alpha, beta, gamma, l)
+        if len(K) == 1:
+            return K
+        # The backward kernel of `fft_conv` starts at lag 1, MEGA's at lag 0: that value is added to the forward one.
+        return torch.stack((K[0] + F.pad(K[1, :, :1], (0, l - 1)), F.pad(K[1, :, 1:], (0, 1))))

@@ -1,0 +1,120 @@
+"""Attention without softmax: a product of non-negative features, taken in the order that costs O(l).
+
+`linear` (Katharopoulos et al. 2020), `performer` with random features that estimate softmax (Choromanski et al. 2021),
+`performer_relu`, the "generalised" Performer, which the benchmark ran on all tasks but ListOps. Sizes and recipes are
+the Transformer's.
+"""
+import math
+
+import torch
+import torch.nn.functional as F
+
+from kernels import ceil_div
+from models import MODELS, Attention, Key, Model, SizeError, TransformerBlock, sinusoids
+from zoo.shared import real_keys, split_blocks
+
+
+def linear_attention_naive(q, k, v, causal=False, lengths=None, eps=1e-6):
+    """`linear_attention` in the order of softmax attention: all pairs first, O(l^2)."""
+    l = q.shape[-2]
+    weights = q @ k.transpose(-1, -2)                                                         # (b, h, l, l)
+    weights = weights.tril() if causal else weights
+    weights = weights * real_keys(torch.arange(l, device=q.device), l, lengths)[:, None, None]
+    return weights @ v / (weights.sum(-1, keepdim=True) + eps)
+
+
+def linear_attention(q, k, v, causal=False, lengths=None, eps=1e-6):
+    """q (k^T v) / (q . sum of k + eps), the products taken in this order: O(l) (Katharopoulos et al. 2020).
+
+    q, k (b, h, l, m): features, not negative; v (b, h, l, e) -> (b, h, l, e). Causal: sums over j <= i, exactly, by
+    chunks: earlier ones as a running sum of k^T v, the query's own as a masked matrix.
+    """
+    l, size = q.shape[-2], 64
+    if lengths is not None and not causal:
+        k = k * real_keys(torch.arange(l, device=k.device), l, lengths)[:, None, :, None]
+    v = F.pad(v, (0, 1), value=1.0)                          # the denominator is one more column of values
+    if causal:
+        q, k, v = (split_blocks(x, size, ceil_div(l, size)) for x in (q, k, v))          # (b, h, n, size, .)
+        state = (k.transpose(-1, -2) @ v).cumsum(2)                                      # (b, h, n, m, e + 1)
+        before = F.pad(state, (0, 0, 0, 0, 1, 0))[:, :, :-1]
+        y = (q @ before + (q @ k.transpose(-1, -2)).tril() @ v).flatten(2, 3)[:, :, :l]
+    else:
+        y = q @ (k.transpose(-1, -2) @ v)                                                # (b, h, l, e + 1)
+    return y[..., :-1] / (y[..., -1:] + eps)
+
+
+def elu_features(x):
+    """Features of the Linear Transformer (Katharopoulos et al. 2020): elu(x) + 1, same shape."""
+    return F.elu(x) + 1
+
+
+def relu_features(x):
+    """Features of the generalised Performer: relu(x) + 0.001, same shape."""
+    return F.relu(x) + 1e-3
+
+
+def favor_features(x, W, query, eps=1e-6, causal=False, lengths=None):
+    """Performer's positive random features, (b, h, l, e) -> (b, h, l, m): their dot products estimate
+    exp(q.k / sqrt(e)) (Choromanski et al. 2021). W (m, e): random directions.
+
+    So that exp does not overflow, each query's largest exponent is subtracted, and one largest exponent of all keys;
+    both cancel in the quotient of `linear_attention`, but for eps. Causal: nothing is subtracted for keys, as it would
+    leak the future; the exponent is at most |w|^2 / 2, which float32 holds for e up to 64.
+    """
+    m, e = W.shape
+    x = x * e ** -0.25
+    exponent = x @ W.to(x.dtype).T                                                       # (b, h, l, m)
+    largest = exponent.detach()
+    if query:
+        largest = largest.amax(-1, keepdim=True)                                         # (b, h, l, 1)
+    elif causal:
+        largest = 0
+    else:
+        real = real_keys(torch.arange(x.shape[-2], device=x.device), x.shape[-2], lengths)[:, None, :, None]
+        largest = largest.masked_fill(~real, -math.inf).amax((-2, -1), keepdim=True)     # (b, h, 1, 1)
+    return m ** -0.5 * (torch.exp(exponent - x.square().sum(-1, keepdim=True) / 2 - largest) + eps)
+
+
+class LinearAttention(Attention):
+    """Attention whose softmax is replaced by a product of c.phi of queries and keys: O(l) (Katharopoulos et al. 2020;
+    with relu_features the "generalised" Performer, which the benchmark ran on all tasks but ListOps)."""
+
+    def __init__(self, c):
+        super().__init__(c)
+        self.phi = c.phi
+
+    def attend(self, q, k, v, lengths):
+        with torch.autocast(q.device.type, enabled=False):                                    # sums over all positions
+            q, k, v = q.float(), k.float(), v.float()
+            return linear_attention(self.phi(q), self.phi(k), v, self.causal, lengths)
+
+
+class Performer(Attention):
+    """Linear attention whose c.features random features estimate softmax (Choromanski et al. 2021). Their directions,
+    orthogonal by groups of e and as long as Gaussian vectors, are drawn once and saved with the weights."""
+
+    keys = dict(features=Key(int, 256))
+
+    def __init__(self, c):
+        super().__init__(c)
+        e = c.d // c.heads
+        if c.causal and e > 64:
+            raise SizeError(f"performer: features of heads with {e} dimensions may overflow when causal; at most 64")
+        groups = [torch.linalg.qr(torch.randn(e, e)).Q.T for _ in range(ceil_div(c.features, e))]
+        W = torch.cat(groups)[: c.features] * torch.randn(c.features, e).norm(dim=-1, keepdim=True)
+        self.register_buffer("W", W)                                                          # (m, e)
+
+    def attend(self, q, k, v, lengths):
+        with torch.autocast(q.device.type, enabled=False):
+            q = favor_features(q.float(), self.W, query=True)                                 # (b, h, l, m)
+            k = favor_features(k.float(), self.W, query=False, causal=self.causal, lengths=lengths)
+            return linear_attention(q, k, v.float(), self.causal, lengths, eps=1e-6 if self.causal else 0.0)
+
+
+MODELS |= {
+    "linear": Model(TransformerBlock, LinearAttention, "transformer", dict(phi=elu_features), positions=sinusoids),
+    "performer": Model(TransformerBlock, Performer, "transformer", positions=sinusoids, changes="""
+        task                  sizes
+        *_demo|*_mini|text256 features=16"""),
+    "performer_relu": Model(TransformerBlock, LinearAttention, "transformer", dict(phi=relu_features),
+                            positions=sinusoids)}

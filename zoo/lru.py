@@ -1,0 +1,64 @@
+"""LRU: the linear recurrent unit, a diagonal recurrence with poles drawn from a ring (Orvieto et al. 2023).
+
+The scan and what surrounds it are S5's. Sizes are the authors'; from scratch it takes S5's recipes. ssm_lr is a share
+of the main rate.
+"""
+import math
+import operator
+from functools import partial
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from models import MODELS, Key, Model, SSMBlock
+from zoo.scan import SharedState
+
+
+class LRU(SharedState):
+    """c.state poles drawn uniformly from a ring, c.r_min < |lambda| < c.r_max and angles up to c.angle; no continuous
+    time. Bbar is scaled, at the start by sqrt(1 - |lambda|^2), and the scale is learned."""
+
+    keys = dict(state=Key(int), ssm_lr=Key(float), r_min=Key(float, 0.0), r_max=Key(float, 1.0),
+                angle=Key(float, 2 * math.pi))
+
+    def __init__(self, c):
+        super().__init__(c, c.state)
+        square = c.r_min ** 2 + torch.rand(c.state) * (c.r_max ** 2 - c.r_min ** 2)           # |lambda|^2
+        square = square.clamp(1e-6, 1 - 1e-6)
+        self.nu = nn.Parameter((-square.log() / 2).log())                                     # |lambda| = exp(-e^nu)
+        self.theta = nn.Parameter((torch.rand(c.state).clamp(min=1e-6) * c.angle).log())      # angle e^theta
+        self.gamma = nn.Parameter((1 - square).log() / 2)
+        self.B = nn.Parameter(torch.randn(c.state, c.d, 2) / math.sqrt(2 * c.d))              # (n, d, 2)
+        self.out = nn.Linear(c.d, 2 * c.d)
+        share = partial(operator.mul, c.ssm_lr)                              # of the main rate
+        self.rates = {name: (share, False) for name in ("nu", "theta", "gamma", "B")}
+
+    def recurrence(self):
+        """log lambda (n,) and Bbar (n, d), complex64."""
+        log_lambda = torch.complex(-self.nu.float().exp(), self.theta.float().exp())
+        return log_lambda, self.gamma.float().exp()[:, None] * torch.view_as_complex(self.B.float())
+
+    def gate(self, y):
+        return F.glu(self.out(y), dim=-1)
+
+
+SIZES = """
+task            layers   d state norm  place ssm_lr dropout
+listops              6 128   256 batch pre      0.5       -
+text                 6 256   192 batch pre      0.1     0.1
+retrieval            6 128   256 batch pre      0.5     0.1
+image|scifar         6 512   384 batch pre     0.25     0.1
+pathfinder           6 192   256 batch pre     0.25       -
+pathx|pathx256       6 128   256 batch pre     0.25       -
+pathfinder_demo      3  32    32 batch pre     0.25       -
+*_demo|text256       3  64    64 batch pre     0.25       -
+*_mini               3  48    48 batch pre     0.25       -
+file:*|ucr:*         3  64    64 batch pre     0.25       -
+*                    4 128   128 batch pre     0.25       -
+"""
+MODELS |= {
+    "lru": Model(SSMBlock, LRU, "s5", sizes=SIZES, changes="""
+        task                  sizes
+        *_demo|*_mini|text256 r_min=0.9,r_max=0.999
+        pathx|pathx256        r_min=0.999,r_max=0.9999,angle=0.314""")}

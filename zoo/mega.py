@@ -1,0 +1,158 @@
+"""MEGA: moving averages prepare one gated head of attention (Ma et al. 2023).
+
+`mega` attends over the whole length, `mega_chunk` in chunks of 128. Sizes and recipes from scratch are the authors',
+their schedules approximated by ours. The averages are in zoo/ema.py.
+"""
+import math
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from kernels import ceil_div, fft_conv, inside, true_lengths
+from models import MODELS, NORMS, Key, Model
+from zoo.ema import EMA
+
+
+class ScaleNorm(nn.Module):
+    """x / its root mean square over d, times one learned scalar: the norm on the text tasks."""
+
+    def __init__(self, d):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(1))
+
+    def forward(self, x, lengths=None):
+        y = x.float()
+        return (self.gain * y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+
+NORMS |= {"scale": ScaleNorm}
+
+
+class Mega(nn.Module):
+    """Moving-average gated attention (Ma et al. 2023): what to add to the block's raw input, (b, l, d) -> (b, l, d).
+
+    Averages over the past (and future) prepare queries, keys and gates; values come from the input itself. One head of
+    attention, with a learned bias per distance, in disjoint chunks of c.chunk or over the whole length: averages carry
+    context across chunks. c.activation: softmax, or laplace, an error function of each score that is not normalised.
+    """
+
+    keys = dict(v=Key(int), z=Key(int), averages=Key(int, 16), chunk=Key(int, None, shown=False),
+                activation=Key(("softmax", "laplace")), dropout=Key(float, 0.0))
+
+    def __init__(self, c):
+        super().__init__()
+        self.d, self.v, self.z, self.causal, self.chunk = c.d, c.v, c.z, c.causal, c.chunk
+        self.laplace = c.activation == "laplace"
+        self.kernel = EMA(c)
+        self.omega = nn.Parameter(torch.randn(c.d))
+        self.values, self.gates = nn.Linear(c.d, c.v), nn.Linear(c.d, 2 * c.d + c.v + c.z)
+        self.out = nn.Linear(c.v, c.d)
+        self.scale = nn.Parameter(torch.randn(2, c.z) * 0.02)
+        self.shift = nn.Parameter(torch.zeros(2, c.z))
+        self.bias = nn.Parameter(torch.randn(2 * (c.chunk or c.length) - 1) * 0.02)           # by distance
+        self.dropout = nn.Dropout(c.dropout)
+
+    def convolve(self, x, K, lengths, D):
+        """x (b, l, d) with kernels K (c, d, l or longer), padding taken as 0, and D x -> (b, l, d)."""
+        u = x if lengths is None else x * inside(lengths, x.shape[1])[..., None]
+        return fft_conv(u.transpose(1, 2), K, D=D).transpose(1, 2)
+
+    def attend(self, q, k, v, lengths):
+        """q, k (b, l, z), v (b, l, v) -> (b, l, v)."""
+        b, l = q.shape[:2]
+        size = min(self.chunk or l, l)
+        n = ceil_div(l, size)
+        q, k, v = (F.pad(y, (0, 0, 0, n * size - l)).unflatten(1, (n, size)) for y in (q, k, v))     # (b, n, size, .)
+        i = torch.arange(size, device=q.device)
+        bias = self.bias[len(self.bias) // 2 + i - i[:, None]]                                # (size, size)
+        real = inside(true_lengths(lengths, 1, l, q.device), n * size)                        # (b or 1, n size)
+        real = real.unflatten(1, (n, 1, size))                                                # (b or 1, n, 1, size)
+        seen = real & (i <= i[:, None]) if self.causal else real.expand(-1, -1, size, -1)
+        if self.laplace:
+            keys = (i + 1.0)[:, None] if self.causal else real.sum(-1, keepdim=True).clamp(min=1)
+            scores = (q @ k.transpose(-1, -2)).float() / keys + bias                          # (b, n, size, size)
+            weights = 0.5 * (1 + torch.erf((scores - math.sqrt(0.5)) * math.sqrt(2 * math.pi)))
+            y = (weights * seen).to(v.dtype) @ v
+        else:
+            seen = seen | ~seen.any(-1, keepdim=True)                                         # a chunk of padding
+            mask = bias.masked_fill(~seen, -math.inf).to(q.dtype)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return y.flatten(1, 2)[:, :l]
+
+    def averages(self, x, lengths, K):
+        """What queries, keys and gates are made from, (b, l, d)."""
+        return F.silu(self.convolve(x, K, lengths, self.omega))
+
+    def forward(self, x, lengths, raw, K=None):
+        K = self.kernel(x.shape[1]) if K is None else K
+        gates = self.gates(self.dropout(self.averages(x, lengths, K))).split((self.d, self.z, self.v, self.d), -1)
+        update, shared, reset, own = gates[0].sigmoid(), F.silu(gates[1]), F.silu(gates[2]), gates[3]
+        q, k = (shared * self.scale[i] + self.shift[i] for i in range(2))                     # (b, l, z)
+        y = self.attend(q, k, F.silu(self.values(x)), lengths)                                # (b, l, v)
+        y = self.dropout(F.silu(own + self.out(reset * y)))                                   # (b, l, d)
+        return update * (self.joined(y, x, lengths) - raw)
+
+    def joined(self, y, x, lengths):
+        """What the attention gave, y (b, l, d), with what else a model makes of x (zoo/spade.py); here nothing."""
+        return y
+
+
+class MegaBlock(nn.Module):
+    """The mixer's gated change of x, then a feed-forward part, each with a norm before it or after its sum."""
+
+    keys = dict(norm=Key(NORMS), place=Key(("pre", "post")))
+
+    def __init__(self, c, mixer):
+        super().__init__()
+        self.pre, self.norm1, self.norm2 = c.place == "pre", NORMS[c.norm](c.d), NORMS[c.norm](c.d)
+        self.mixer, self.dropout = mixer, nn.Dropout(c.dropout)
+        self.ff = nn.Sequential(nn.Linear(c.d, c.v), nn.SiLU(), nn.Linear(c.v, c.d))
+        for linear in (self.ff[0], self.ff[2], mixer.values, mixer.gates, mixer.out):
+            nn.init.normal_(linear.weight, std=0.02)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, x, lengths=None, *K):
+        if self.pre:
+            x = x + self.mixer(self.norm1(x, lengths), lengths, x, *K)
+            return x + self.dropout(self.ff(self.norm2(x, lengths)))
+        x = self.norm1(x + self.mixer(x, lengths, x, *K), lengths)
+        return self.norm2(x + self.dropout(self.ff(x)), lengths)
+
+
+@torch.no_grad()
+def init_mega(backbone):
+    """The authors' embedding of symbols, N(0, 1/d)."""
+    if backbone.reads_symbols:
+        backbone.encoder.weight.normal_(0, backbone.d ** -0.5)
+
+
+# v: width of values and of the feed-forward part; z: of queries and keys.
+SIZES = """
+task                  layers   d   v  z norm  place activation dropout
+listops                    6  80 160 64 layer post  softmax        0.1
+text                       4 128 256 64 scale post  softmax        0.1
+retrieval                  6 128 256 64 scale post  softmax        0.1
+image|scifar               8 160 320 96 batch pre   laplace          -
+pathfinder                 6 128 256 64 batch pre   laplace          -
+pathx|pathx256             4  64 128 32 batch pre   laplace          -
+text256|text_demo          3  64 128 32 layer pre   softmax          -
+*_demo|*_mini              3  32  64 16 layer pre   softmax          -
+file:*|ucr:*               3  64 128 32 layer pre   softmax          -
+*                          4 128 256 64 layer pre   softmax          -
+"""
+RECIPES = """
+task       objective loss pool head   lr       wd   batch length warmup schedule
+listops    masked    ce   mean mlp    -/-/1e-3 0.01 64    60e    3000   cos
+text       masked    ce   mean mlp    -/-/4e-3 0.01 50    50e    10000  cos
+retrieval  masked    ce   mean pair   -/-/3e-3 0.04 64    40e    10000  cos
+image      masked    l1   mean mlp    -/-/1e-2 0.02 50    200e   9000   cos
+pathfinder masked    ce   mean linear -/-/1e-2 0.01 128   200e   50000  cos
+pathx      masked    ce   mean linear -/-/1e-2 0.01 128   100e   25000  cos
+"""
+MODELS |= {
+    "mega": Model(MegaBlock, Mega, "rotary", init=init_mega, sizes=SIZES, recipes=RECIPES),
+    "mega_chunk": Model(MegaBlock, Mega, "mega", dict(chunk=128), init=init_mega, changes="""
+        task                  sizes
+        *_demo|*_mini|text256 chunk=16
+        pathx|pathx256        chunk=4096""")}

@@ -1,0 +1,111 @@
+"""Reformer: attention among positions that hash alike (Kitaev et al. 2020).
+
+Sizes and recipes are the Transformer's. Not here: the authors' reversible layers, which save memory and change no
+number. Rotations are drawn once and saved with the weights; theirs are new at every step.
+"""
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from kernels import ceil_div, true_lengths
+from models import MODELS, Attention, Key, Model, SizeError, TransformerBlock, sinusoids
+from zoo.shared import fill_up
+
+
+def lsh_attention_naive(q, v, rotations, chunk, lengths=None):
+    """`lsh_attention` one query after another: buckets, sorting, chunks, softmax over what a chunk sees."""
+    b, h, l, _ = q.shape
+    rounds, size, out = rotations.shape[2], ceil_div(l, chunk) * chunk, torch.zeros_like(v)
+    for item, end in enumerate(true_lengths(lengths, b, l, q.device).tolist()):
+        for head in range(h):
+            x, order = q[item, head], []
+            for r in range(rounds):
+                turned = x @ rotations[head % len(rotations), :, r]                           # (l, buckets / 2)
+                bucket = torch.cat((turned, -turned), -1).argmax(-1).tolist()
+                bucket = [bucket[t] if t < end else 2 * turned.shape[-1] for t in range(size)]    # padding is last
+                order += sorted(range(size), key=lambda t: (bucket[t], t))
+            found = {t: [] for t in range(end)}                      # (denominator, mean of values) of each round
+            chunks = [order[i:i + chunk] for i in range(0, len(order), chunk)]
+            for number, own in enumerate(chunks):
+                keys = [j for j in chunks[number - 1] + own if j < end]      # before the first chunk comes the last
+                for i in (i for i in own if i < end):
+                    scores = F.normalize(x[keys], dim=-1) @ x[i]                              # (keys,)
+                    scores[[n for n, j in enumerate(keys) if j == i]] = -1e5                  # itself, if alone
+                    found[i].append((scores.logsumexp(0), scores.softmax(0) @ v[item, head, keys]))
+            for i, parts in found.items():
+                share = torch.stack([total for total, _ in parts]).softmax(0)
+                out[item, head, i] = sum(weight * y for weight, (_, y) in zip(share, parts))
+    return out
+
+
+def lsh_attention(q, v, rotations, chunk, lengths=None):
+    """Reformer's attention (Kitaev et al. 2020): shared queries and keys q, v (b, h, l, e) -> (b, h, l, e).
+
+    In each round, vectors with the same bucket are likely neighbours: bucket = the largest of [x R, -x R] for that
+    round's random rotation, `rotations` (h or 1, e, rounds, buckets / 2). Sorted by bucket and cut into chunks,
+    the positions of a chunk attend to it and to the chunk before (the first one: to the last). Keys have length 1,
+    there is no scale, and a position attends to itself only where nothing else is left. The rounds are averaged,
+    each weighted by its share of the softmax's denominator. O(rounds l chunk). There is no causal form: where a chunk
+    ends depends on the future.
+    """
+    b, h, l, e = q.shape
+    n = ceil_div(l, chunk)
+    size, ends = n * chunk, torch.full((b,), l, device=q.device) if lengths is None else lengths
+    q, v = (F.pad(x, (0, 0, 0, size - l)) for x in (q, v))                               # (b, h, size, e)
+    rounds, half = rotations.shape[2:]
+    place = torch.arange(size, device=q.device)
+    real = place < ends[:, None]                                                         # (b, size)
+    with torch.no_grad():
+        turned = torch.einsum("bhle,hert->bhrlt", q, rotations.to(q.dtype).expand(h, -1, -1, -1))
+        bucket = torch.cat((turned, -turned), -1).argmax(-1)                             # (b, h, r, size)
+        bucket = bucket.where(real[:, None, None], 2 * half)                             # padding after all buckets
+        bucket = bucket + (2 * half + 1) * torch.arange(rounds, device=q.device)[:, None]
+        order = (bucket * size + place).flatten(2).argsort(-1)                           # (b, h, r size)
+    position = order % size
+
+    def sort(x):
+        x = x.take_along_dim(position[..., None], 2)                                     # (b, h, r size, e)
+        return x.unflatten(2, (-1, chunk))                                               # (b, h, chunks, chunk, e)
+
+    def with_previous(x):
+        return torch.cat((x.roll(1, 2), x), 3)                                           # (b, h, chunks, 2 chunk, ...)
+
+    i = position.unflatten(2, (-1, chunk))                                               # (b, h, chunks, chunk)
+    j = with_previous(i)
+    logits = sort(q) @ with_previous(sort(F.normalize(q, dim=-1))).transpose(-1, -2)
+    logits = logits.masked_fill(i[..., :, None] == j[..., None, :], -1e5)
+    logits = logits.masked_fill(j[..., None, :] >= ends.view(b, 1, 1, 1, 1), -1e9)
+    share = logits.logsumexp(-1, keepdim=True)                                           # (b, h, chunks, chunk, 1)
+    y = (logits - share).exp() @ with_previous(sort(v))                                  # (b, h, chunks, chunk, e)
+    back = order.argsort(-1)[..., None]
+    y, share = (x.flatten(2, 3).take_along_dim(back, 2).unflatten(2, (rounds, size)) for x in (y, share))
+    return (y * share.softmax(2)).sum(2)[:, :, :l]                                       # (b, h, l, e)
+
+
+class Reformer(Attention):
+    """Attends among positions whose queries, which are the keys as well, point the same way (Kitaev et al. 2020):
+    c.rounds hashes, chunks of c.chunk. Rotations are drawn once for each layer and head and saved with the weights (the
+    authors draw new ones at every step, and a prediction is then not a function of its input)."""
+
+    keys = dict(chunk=Key(int, 64), rounds=Key(int, 2))
+
+    def __init__(self, c):
+        super().__init__(c)
+        if c.causal:
+            raise SizeError("reformer sorts all positions before it attends: no causal form; use --objective masked")
+        self.length, self.chunk = c.length, min(c.chunk, c.length)
+        self.qkv = nn.Linear(c.d, 2 * c.d)                                                    # queries and values
+        rotations = torch.randn(c.heads, c.d // c.heads, c.rounds, max(1, c.length // (2 * c.chunk)))
+        self.register_buffer("rotations", rotations)                                # (h, e, rounds, buckets / 2)
+
+    def attend(self, q, v, lengths):
+        l = q.shape[2]
+        lengths, q, v = fill_up(self.length, lengths, q.float(), v.float())                   # (b, h, length, e)
+        with torch.autocast(q.device.type, enabled=False):
+            return lsh_attention(q, v, self.rotations, self.chunk, lengths)[:, :, :l]
+
+
+MODELS |= {
+    "reformer": Model(TransformerBlock, Reformer, "transformer", positions=sinusoids, changes="""
+        task                  sizes
+        *_demo|*_mini|text256 chunk=8""")}

@@ -1,0 +1,84 @@
+"""S4D: S4 without its low-rank term, from three starts (Gu et al. 2022, arXiv 2206.11893).
+
+`s4d` (Lin), `s4d_inv` and `s4d_legs`. Sizes and recipes are S4's.
+"""
+import math
+from functools import partial
+
+import torch
+import torch.nn as nn
+
+from kernels import diagonal_kernel, diagonal_kernel_naive, hippo_nplr
+from models import MODELS, SSM, Diagonal, Key, Model, SizeError, SSMBlock, log_uniform
+
+
+def s4d_kernel_naive(A, B, C, dt, l, rule="zoh"):
+    """`s4d_kernel` as it is written, a (c, d, n, l) tensor summed over n; float64."""
+    return diagonal_kernel_naive(*s4d_poles(A, B, C, dt, rule), l)
+
+
+@torch.amp.autocast("cpu", enabled=False)
+@torch.amp.autocast("cuda", enabled=False)
+def s4d_kernel(A, B, C, dt, l, rule="zoh"):
+    """Kernel of S4D, a diagonal state space (Gu et al. 2022, arXiv 2206.11893): A, B complex (d, n) or (1, n), one of
+    each conjugate pair; C complex (c, d, n); dt (d,) -> float32 (c, d, l).
+
+    With x = dt A, K[k] = 2 Re sum_n C B Bbar p^k: zoh, p = e^x and Bbar = (e^x - 1) / A; bilinear,
+    p = (1 + x/2) / (1 - x/2) and Bbar = dt / (1 - x/2).
+    """
+    return diagonal_kernel(*s4d_poles(A, B, C, dt, rule), l)
+
+
+def s4d_poles(A, B, C, dt, rule="zoh"):
+    """W (c, d, n) and Lambda (d, n), complex128, with which S4D is the sum of `diagonal_kernel`."""
+    A, B, C = (v.to(torch.complex128) for v in (A, B, C))
+    dt = dt.double()[:, None]                                                            # (d, 1)
+    x = dt * A                                                                           # (d, n)
+    if rule == "zoh":
+        return 2 * C * B * torch.expm1(x) / A, x
+    return 2 * C * B * dt / (1 - x / 2), torch.log((1 + x / 2) / (1 - x / 2))
+
+
+class S4D(Diagonal):
+    """Kernels of S4D (Gu et al. 2022, arXiv 2206.11893): S4 without the low-rank term, zero-order hold, poles from
+    c.start.
+
+    lin    Im A = pi n, the frequencies of a Fourier basis
+    inv    Im A = N/pi (N / (2n + 1) - 1), dense at 0 and few that are fast
+    legs   HiPPO's, its low-rank term dropped
+    In all three Re A = -1/2 and B = 1. Copies, rates and log dt are those of `S4`.
+    """
+
+    keys = dict(state=Key(int), n_ssm=Key(int), dt_min=Key(float), dt_max=Key(float), dt_lr=Key((float, "main")),
+                ssm_lr=Key(float))
+
+    make = staticmethod(s4d_kernel)
+
+    def __init__(self, c):
+        super().__init__()
+        if c.d % c.n_ssm:
+            raise SizeError(f"d={c.d} is not a multiple of n_ssm={c.n_ssm}")
+        self.d, n = c.d, torch.arange(c.state // 2)
+        imag = {"lin": math.pi * n, "inv": c.state / math.pi * (c.state / (2 * n + 1) - 1),
+                "legs": hippo_nplr(c.state)[0].imag.float()}[c.start]                         # (n,)
+        self.log_dt = nn.Parameter(log_uniform(c, c.d))
+        self.A_log_re = nn.Parameter(torch.full((c.n_ssm, len(n)), math.log(0.5)))
+        self.A_im = nn.Parameter(imag.repeat(c.n_ssm, 1))                                     # (n_ssm, n)
+        self.B = nn.Parameter(torch.tensor([1.0, 0.0]).repeat(c.n_ssm, len(n), 1))            # (n_ssm, n, 2)
+        C = torch.randn(c.directions, c.d, len(n), dtype=torch.complex64)
+        self.C = nn.Parameter(torch.view_as_real(C).clone())                                  # (c, d, n, 2)
+        self.rates = {name: (c.ssm_lr, False) for name in ("A_log_re", "A_im", "B")}
+        self.rates["log_dt"] = (None if c.dt_lr == "main" else c.dt_lr, False)
+
+    def arguments(self, p):
+        A = torch.complex(-p.A_log_re.float().exp().clamp(min=1e-4), p.A_im.float())          # (n_ssm, n)
+        B, C = (torch.view_as_complex(v.float()) for v in (p.B, p.C))
+        A, B = (v.tile((self.d // v.shape[-2], 1)) for v in (A, B))                           # (d, n)
+        return A, B, C, p.log_dt.float().exp()
+
+    def poles(self):
+        return s4d_poles(*self.arguments(self))
+
+
+MODELS |= {f"s4d{name}": Model(SSMBlock, partial(SSM, S4D), "s4", dict(start=start))
+           for name, start in (("", "lin"), ("_inv", "inv"), ("_legs", "legs"))}

@@ -1,0 +1,39 @@
+"""SPADE: MEGA in chunks, with a bare S4 beside the attention of the bottom layer (Zuo et al. 2022).
+
+This is our reading: the authors' Long Range Arena code is not public. Sizes and recipes are MEGA's.
+"""
+from types import SimpleNamespace
+
+import torch
+import torch.nn as nn
+
+from models import MODELS, S4, Key, Model
+from zoo.mega import Mega, MegaBlock, init_mega
+
+
+class Spade(Mega):
+    """The bottom layer's S4 reads what the averages read; both outputs are normalised and joined by a Linear."""
+
+    keys = dict(state=Key(int, 64), dt_min=Key(float, 0.001), dt_max=Key(float, 0.1), ssm_lr=Key(float, 0.001),
+                dt_lr=Key((float, "main"), "main", shown=False))
+
+    def __init__(self, c):
+        super().__init__(c)
+        self.ssm = None
+        if c.layer == 0:
+            self.ssm, self.D = S4(SimpleNamespace(**vars(c) | dict(n_ssm=c.d))), nn.Parameter(torch.randn(c.d))
+            self.norm_ssm, self.norm_out = nn.LayerNorm(c.d), nn.LayerNorm(c.d)
+            self.join = nn.Linear(2 * c.d, c.d)
+
+    def joined(self, y, x, lengths):
+        if self.ssm is None:
+            return y
+        state = self.convolve(x, self.ssm(x.shape[1]), lengths, self.D)                       # (b, l, d)
+        return self.join(torch.cat((self.norm_ssm(state), self.norm_out(y)), -1))
+
+
+MODELS |= {
+    "spade": Model(MegaBlock, Spade, "mega", dict(chunk=128), init=init_mega, changes="""
+        task                  sizes
+        *_demo|*_mini|text256 chunk=16
+        pathx|pathx256        chunk=4096""")}

@@ -1,0 +1,105 @@
+"""Structured feed-forward parts, and self-guided training (Wei et al. 2024): --arch ffn=lowrank,ffn_share=0.3.
+
+Not a model of its own: any Transformer's feed-forward part can be one. As with the authors, the first layer's stays
+dense.
+"""
+import math
+from functools import partial
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from models import FEED_FORWARD, HELPERS, Key, SizeError
+
+
+def structured_linear(x, first, second, bias, kind):
+    """x W^T + bias with W a product of two cheaper matrices (Wei et al. 2024): (..., N) -> (..., M).
+
+    lowrank       first (R, N), second (M, R)
+    blockdense    first (B, R/B, N/B), one matrix for each slice of x; second (M, R)
+    blockshuffle  first (B, Q, N/B), second (B, M/B, Q), Q = min(N, M) / B: block diagonal both. Between them the values
+                  are read as a (Q, B) matrix and transposed, after them as (B, M/B)
+    """
+    if kind == "lowrank":
+        return F.linear(F.linear(x, first), second, bias)
+    blocks = len(first)
+    x = torch.einsum("...bn,bqn->...bq", x.unflatten(-1, (blocks, -1)), first)           # (..., B, R/B or Q)
+    if kind == "blockdense":
+        return F.linear(x.flatten(-2), second, bias)
+    x = x.flatten(-2).unflatten(-1, (-1, blocks)).transpose(-1, -2)                      # (..., B, Q) shuffled
+    x = torch.einsum("...bq,bmq->...bm", x, second)                                      # (..., B, M/B)
+    return x.transpose(-1, -2).flatten(-2) + bias                                        # (..., M)
+
+
+def dense_matrix(first, second, kind):
+    """The matrix (M, N) that the two factors of `structured_linear` stand for; its plain form is x dense_matrix^T."""
+    n = first.shape[-1] * (1 if kind == "lowrank" else len(first))
+    return structured_linear(torch.eye(n).to(first), first, second, torch.zeros(1).to(first), kind).T.clone()
+
+
+class StructuredLinear(nn.Module):
+    """A Linear whose matrix is a product of two cheaper ones, with c.ffn_share of its parameters (Wei et al. 2024).
+
+    c.ffn: the kind, see `structured_linear`. c.ffn_blocks: the number of blocks, which alone sets blockshuffle's share.
+    lowrank starts as the best approximation of a matrix drawn as nn.Linear draws it; in the other kinds each block
+    starts with singular values 1.
+
+    c.guided > 0: self-guided training. During that share of the run a dense matrix W, the product of the two at the
+    start, is trained with them: y = a W x + (1 - a) (second first) x, and `guide` lets a fall from 1 to 0. Only
+    training mixes. W is not part of the model: stage 2 starts without it. (The authors mix at a step with probability
+    a, which halves the cost.)
+    """
+
+    def __init__(self, n, m, c):
+        super().__init__()
+        self.kind, self.guided, share, blocks = c.ffn, c.guided, c.ffn_share, c.ffn_blocks
+        q = min(n, m) // blocks
+        if self.kind != "lowrank" and (n % blocks or m % blocks):
+            raise SizeError(f"ffn_blocks={blocks} does not divide {n} and {m}")
+        if self.kind == "blockshuffle" and q < blocks:                   # else some inputs never reach some outputs
+            raise SizeError(f"ffn_blocks={blocks}: blockshuffle of {n} and {m} wants {math.isqrt(min(n, m))} at most")
+        if self.kind == "lowrank":
+            rank = max(1, min(n, m, round(share * n * m / (n + m))))
+            P, S, Qh = torch.linalg.svd(nn.Linear(n, m, bias=False).weight.detach(), full_matrices=False)
+            first, second = S[:rank, None].sqrt() * Qh[:rank], P[:, :rank] * S[:rank].sqrt()
+        else:
+            rank = max(1, round(share * n * m / (m + n / blocks) / blocks)) * blocks
+            shapes = dict(blockdense=[(blocks, rank // blocks, n // blocks), (m, rank)],
+                          blockshuffle=[(blocks, q, n // blocks), (blocks, m // blocks, q)])[self.kind]
+            parts = (torch.linalg.svd(torch.randn(shape), full_matrices=False) for shape in shapes)
+            first, second = (P @ Qh for P, _, Qh in parts)
+        self.first, self.second = nn.Parameter(first.clone()), nn.Parameter(second.clone())
+        self.bias = nn.Parameter(torch.zeros(m))
+        self.guide, self.a = nn.Parameter(dense_matrix(first, second, c.ffn)) if c.guided else None, 0.0
+
+    def forward(self, x):
+        y = structured_linear(x, self.first, self.second, self.bias, self.kind)
+        if not self.training or self.guide is None:
+            return y
+        if not self.a:                     # over; DDP wants every parameter to take part
+            return y + 0 * self.guide.sum()
+        return self.a * F.linear(x, self.guide, self.bias) + (1 - self.a) * y
+
+
+class StructuredFeedForward(nn.Sequential):
+    """Linear, GELU, Linear of structured matrices, but for the first layer."""
+
+    keys = dict(ffn_share=Key(float, 0.5, most=1, shown=False), ffn_blocks=Key(int, 4, shown=False),
+                guided=Key(float, 0.0, most=1, shown=False, inherited=False))      # guides stay in their stage
+
+    def __init__(self, c):
+        linear = nn.Linear if c.layer == 0 else partial(StructuredLinear, c=c)
+        super().__init__(linear(c.d, c.ff), nn.GELU(), linear(c.ff, c.d))
+
+
+def guide(model, step, steps):
+    """Sets how much of the guides counts at this step of a run: half a cosine from 1 to 0 over c.guided of the run."""
+    for module in model.modules():
+        if isinstance(module, StructuredLinear) and module.guide is not None:
+            progress = step / (module.guided * steps)
+            module.a = 0.5 * (1 + math.cos(math.pi * progress)) if progress < 1 else 0.0
+
+
+FEED_FORWARD |= dict.fromkeys(("lowrank", "blockdense", "blockshuffle"), StructuredFeedForward)
+HELPERS.add("guide")
