@@ -28,9 +28,9 @@ import torch.nn.functional as F
 from kernels import (attention, diagonal_kernel, fft_conv, hippo_nplr, inside, rotary, s4_kernel, s4_recover_C,
                      s4_step, true_lengths, truncation_correction)
 
-# What --arch may change, declared as `keys` where it is read. kind: int (a whole number of at least 1), float, or the
-# values to choose from. default: ... where a table of sizes must say. shown: whether it is among the sizes of a model
-# for which nobody sets it. inherited: whether finetuning takes it over from pretraining.
+# What --arch may change: each class declares what it reads of `c` as `keys`. kind: int (a whole number of at least 1),
+# float, or the values to choose from. default: an ellipsis where a table of sizes must say. not shown: among a model's
+# sizes only where it is set. inherited: whether finetuning takes it over from pretraining.
 Key = namedtuple("Key", "kind default least most shown inherited", defaults=(..., None, None, True, True))
 
 
@@ -412,7 +412,6 @@ class TransformerBlock(nn.Module):
     """x + mixer(norm(x)), then + ff(norm(x)) of that sum. No dropout (official configurations)."""
 
     keys = dict(norm=Key(NORMS, "layer"), ff=Key(int), ffn=Key(FEED_FORWARD, "dense", shown=False))
-    pre = True
 
     def __init__(self, c, mixer):
         super().__init__()
@@ -471,7 +470,7 @@ class Backbone(nn.Module):
         except ValueError as error:                                    # an odd state, say
             raise SizeError(str(error)) from None
         # A residual stream that is normalised only on its way into each layer leaves the last sum unnormalised.
-        self.norm = NORMS[c.norm](c.d) if self.layers[0].pre else None
+        self.norm = NORMS[c.norm](c.d) if getattr(self.layers[0], "pre", True) else None
         model.init(self)
 
     def inputs(self, batch):
@@ -636,7 +635,7 @@ def count(model):
 
 @dataclass(frozen=True)
 class Model:
-    """A line of `MODELS`: block(c, mixer(c)) is a layer. A block says in `pre` whether it normalises on the way in."""
+    """A line of `MODELS`: block(c, mixer(c)) is a layer. A block that normalises the sum of its layer has `pre` False."""
     block: type
     mixer: object
     like: str | None = None            # the model whose sizes and recipes it uses where it has none of its own

@@ -92,9 +92,9 @@ LINE = "error: zoo/mine.py: {}; mend it, or take it out of zoo/\n"
 
 @pytest.mark.parametrize("words, text, line", [
     ("pretrain.py --task listops_demo --model s4", "import models\n\nclass Mine(models.Nothing): pass\n",
-     "AttributeError, line 3: module 'models' has no .*"),
-    ("finetune.py --help", "def broken(:\n", "SyntaxError: invalid syntax .*"),
-    ("predict.py runs/x", "import not_installed\n", "ModuleNotFoundError, line 1: .*"),
+     "line 3: AttributeError: module 'models' has no .*"),
+    ("finetune.py --help", "def broken(:\n", "line 1: SyntaxError: invalid syntax .*"),
+    ("predict.py runs/x", "import not_installed\n", "line 1: ModuleNotFoundError: .*"),
     ("results/costs.py", "from models import *\nMODELS |= {'s4': Model(SSMBlock, SSM)}\n",
      "there is a --model s4 already")])
 def test_a_file_of_zoo_that_does_not_load_is_one_line(copy, words, text, line):

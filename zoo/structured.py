@@ -32,10 +32,16 @@ def structured_linear(x, first, second, bias, kind):
     return x.transpose(-1, -2).flatten(-2) + bias                                        # (..., M)
 
 
-def dense_matrix(first, second, kind):
-    """The matrix (M, N) that the two factors of `structured_linear` stand for; its plain form is x dense_matrix^T."""
-    n = first.shape[-1] * (1 if kind == "lowrank" else len(first))
-    return structured_linear(torch.eye(n).to(first), first, second, torch.zeros(1).to(first), kind).T.clone()
+def structured_linear_naive(x, first, second, bias, kind):
+    """`structured_linear` with the dense matrix W (M, N) that the two factors stand for."""
+    m, W = len(bias), first if kind == "lowrank" else torch.block_diag(*first)
+    if kind == "blockshuffle":
+        shuffle = torch.arange(len(W)).view(-1, len(first)).T.flatten()
+        back = torch.arange(m).view(len(second), -1).T.flatten()
+        W = (torch.block_diag(*second) @ W[shuffle])[back]
+    else:
+        W = second @ W
+    return F.linear(x, W, bias)
 
 
 class StructuredLinear(nn.Module):
@@ -71,7 +77,8 @@ class StructuredLinear(nn.Module):
             first, second = (P @ Qh for P, _, Qh in parts)
         self.first, self.second = nn.Parameter(first.clone()), nn.Parameter(second.clone())
         self.bias = nn.Parameter(torch.zeros(m))
-        self.guide, self.a = nn.Parameter(dense_matrix(first, second, c.ffn)) if c.guided else None, 0.0
+        product = structured_linear(torch.eye(n), first, second, torch.zeros(1), self.kind).T.clone()         # (m, n)
+        self.guide, self.a = nn.Parameter(product) if c.guided else None, 0.0
 
     def forward(self, x):
         y = structured_linear(x, self.first, self.second, self.bias, self.kind)
