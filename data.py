@@ -1242,7 +1242,8 @@ def read_json(path):
     try:
         return dict(json.loads(Path(path).read_text()))
     except (OSError, ValueError, TypeError) as error:                 # TypeError: JSON, and no object
-        raise UserError(f"{path} is missing or damaged ({error}); restore it, or remove {Path(path).parent}") from None
+        raise UserError(f"{path} is missing or damaged ({error}); restore it, or, if {Path(path).parent} is one data set or"
+                        " one run, remove that") from None
 
 
 def locked(path, busy, wait=True):

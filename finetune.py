@@ -1,9 +1,9 @@
 """Stage 2, supervised training: classify sequences (BIDMC: a number each), from a self-pretrained run or from scratch.
 
-    python finetune.py --task listops_demo --model transformer                               from scratch
-    python finetune.py --init runs/listops_demo-transformer-masked-pretrain-s0               task and model: the run's
+    python finetune.py --task pathfinder_demo --model transformer                            from scratch
+    python finetune.py --init runs/pathfinder_demo-transformer-masked-pretrain-s0            task and model: the run's
     python finetune.py --task pathx --model s4 --init runs/pathx-s4-masked-pretrain-s0       the paper's run
-    python finetune.py --task listops_demo --model s4 --joint 1                              both losses at once
+    python finetune.py --task pathfinder_demo --model transformer --joint 1                  both losses at once
 
 What differs from pretrain.py: a fresh head on a pooled sequence, the labels, and where the weights come from
 (`load_backbone`). With --joint there is no stage 1; each step adds its loss to the labels'. The score is accuracy, and

@@ -3,8 +3,8 @@
 "Kernel" here means the convolution kernel K of a linear recurrence, not a GPU kernel. Everything is a pure function
 of tensors; there is no nn.Module in this file, and it imports nothing from the others.
 
-A fast form stands below its textbook form. The written-out `backward` methods may be skipped: they compute what
-autograd would, with half the transforms and a fraction of the memory. `python results/speed.py` measures both forms.
+Each fast form stands beside its textbook form, called `_naive`. The written-out `backward` methods may be skipped: they
+compute what autograd would, with half the transforms and a fraction of the memory.
 
 The story, in the order of the file
     1  A linear recurrence  x[k] = Abar x[k-1] + Bbar u[k],  y[k] = C x[k]         (paper, eq. 1)
@@ -20,8 +20,8 @@ The story, in the order of the file
 
 Glossary (sizes lower-case, matrices upper-case as in the paper)
     b batch   l length   d channels   h heads   e width of a head   c kernels per channel (2 when bidirectional)
-    N state size   n = N/2 stored states: A is real up to a change of basis, so its complex eigenvalues come in
-      conjugate pairs and one of each pair is enough
+    N state size   n stored states: of DLR all, of S4 N/2, since its A is real up to a change of basis, so that its
+      complex eigenvalues come in conjugate pairs and one of each pair is enough
     A   (d, n) diagonal part of S4's continuous state matrix
     Lambda  (n,) DLR: logarithms of the poles, Abar = diag(e^Lambda)      W  (c, d, n) its output map
     P   (d, n) low-rank part: A_full = diag(A) - P P*      B  (d, n) input map      C  (c, d, n) output map
@@ -495,7 +495,6 @@ def attention(q, k, v, causal=False, block=None, lengths=None):
             some_mask = some_mask.masked_fill(some_mask.amax(-1, keepdim=True) < 0, 0.0)
         out.append(_attend(some, keys, values, causal, some_mask))
     return torch.cat(out, -2)
-
 
 
 if __name__ == "__main__":

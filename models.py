@@ -11,8 +11,8 @@ zoo/. `MODELS`, at the end, has a line for each --model; a new one is a file of 
 
 Every class takes one object `c`, all that is known about the model: its sizes, the extras of its line, what the task
 says (length, vocab, channels), whether it is causal, and the number of the layer. Sizes are b batch, l length, d width,
-h heads, e width of a head, n stored states (of S4 one in each conjugate pair, of DLR all), c kernels per channel (2
-when bidirectional); matrices are upper-case and explained in kernels.py. "Paper" is Amos et al. 2024.
+h heads, e width of a head, n stored states (of S4 one in each conjugate pair, of DLR all), in shapes c kernels per
+channel (2 when bidirectional); matrices are upper-case and explained in kernels.py. "Paper" is Amos et al. 2024.
 """
 import math
 from collections import namedtuple
@@ -28,10 +28,10 @@ import torch.nn.functional as F
 from kernels import (attention, diagonal_kernel, fft_conv, hippo_nplr, inside, rotary, s4_kernel, s4_recover_C,
                      s4_step, true_lengths, truncation_correction)
 
-# What --arch may change: each class declares what it reads of `c` as `keys`. kind: int (a whole number of at least 1),
-# float, or the values to choose from. default: an ellipsis where a table of sizes must say. not shown: among a model's
-# sizes only where it is set. inherited: whether finetuning takes it over from pretraining.
-Key = namedtuple("Key", "kind default least most shown inherited", defaults=(..., None, None, True, True))
+# What --arch may change, declared as `keys` by the classes that read it. kind: int, float, or the values to choose
+# from. default: an ellipsis where a table of sizes must say. A number lies from least (1 if whole, else 0) to most. not
+# shown: among a model's sizes only where it is set. inherited: whether finetuning takes it over from pretraining.
+Key = namedtuple("Key", "kind default least most shown inherited", defaults=(..., None, 10**9, True, True))
 
 
 class SizeError(ValueError):
@@ -54,7 +54,7 @@ class SSM(nn.Module):
     with None for the main rate. Name an attribute `kernel` only if it is such a module: Figure 4 finds it by this name.
     """
 
-    keys = dict(dropout=Key(float, 0.0))
+    keys = dict(dropout=Key(float, 0.0, most=1))
 
     def __init__(self, kernel, c):
         super().__init__()
@@ -94,7 +94,7 @@ class Kernel(nn.Module):
 
     Kernels depend on parameters alone, so the layers of a backbone make theirs together, in as few calls as one layer
     would need. `arguments(p)` prepares parameters, p.A and the like: of this module, or of many, stacked in front.
-    `make(*arguments, l)` makes kernels, channel by channel. An argument is (..., d, n) or (d,).
+    `make(*arguments, l)` makes kernels, channel by channel. An argument is (..., d, n) or (d,). A kernel sets self.d.
     """
 
     def forward(self, l):
@@ -298,7 +298,7 @@ class Attention(nn.Module):
         return self.merge(self.attend(*self.project(x), lengths))
 
     def attend(self, q, k, v, lengths):
-        """Who attends to whom, which the models below replace: (b, h, l, e) three times -> (b, h, l, e)."""
+        """Who attends to whom, which subclasses replace: (b, h, l, e) three times -> (b, h, l, e)."""
         return attention(q, k, v, causal=self.causal, block=self.block, lengths=lengths)
 
     def step(self, x, state):
@@ -411,7 +411,7 @@ FEED_FORWARD = {"dense": FeedForward}                               # --arch ffn
 class TransformerBlock(nn.Module):
     """x + mixer(norm(x)), then + ff(norm(x)) of that sum. No dropout (official configurations)."""
 
-    keys = dict(norm=Key(NORMS, "layer"), ff=Key(int), ffn=Key(FEED_FORWARD, "dense", shown=False))
+    keys = dict(ff=Key(int), ffn=Key(FEED_FORWARD, "dense", shown=False))
 
     def __init__(self, c, mixer):
         super().__init__()
@@ -432,7 +432,7 @@ class TransformerBlock(nn.Module):
 class SSMBlock(nn.Module):
     """x + mixer(norm(x)), or norm(x + mixer(x)) where the norm comes after. The mixer's GLU replaces the FF."""
 
-    keys = dict(norm=Key(NORMS), place=Key(("pre", "post")), dropout=Key(float, 0.0))
+    keys = dict(norm=Key(NORMS), place=Key(("pre", "post")), dropout=Key(float, 0.0, most=1))
 
     def __init__(self, c, mixer):
         super().__init__()
@@ -455,7 +455,7 @@ class SSMBlock(nn.Module):
 class Backbone(nn.Module):
     """(b, l) symbols or (b, l, channels) samples -> (b, l, d). All that self-pretraining hands on to finetuning."""
 
-    keys = dict(layers=Key(int), d=Key(int))
+    keys = dict(layers=Key(int), d=Key(int), norm=Key(NORMS, "layer"))
 
     def __init__(self, c):
         super().__init__()
@@ -502,7 +502,12 @@ class Backbone(nn.Module):
 
     def can_step(self):
         """Whether all layers have a recurrent form; those that have none generate by computing everything anew."""
-        return all(hasattr(part, "step") for layer in self.layers
+        def steps(part):               # and not a step of a class whose forward pass it has replaced
+            of = [next((i for i, base in enumerate(type(part).__mro__) if name in vars(base)), math.inf)
+                  for name in ("step", "forward")]
+            return of[0] <= of[1] and hasattr(part, "step")
+
+        return all(steps(part) for layer in self.layers
                    for part in (layer, layer.mixer, getattr(layer.mixer, "kernel", layer)))
 
     def step(self, x, t, states):
@@ -606,7 +611,7 @@ class Joint(Classifier):
 
 # ---- Optimiser groups ------------------------------------------------------------------------------------------------
 
-HELPERS = set()    # names of parameters that help to train others, and neither count as the model's nor outlive the run
+HELPERS = set()    # of parameters that only help to train others: not counted, not taken over (zoo/ adds names)
 
 
 def param_groups(model, lr, weight_decay):
@@ -635,11 +640,11 @@ def count(model):
 
 @dataclass(frozen=True)
 class Model:
-    """A line of `MODELS`: block(c, mixer(c)) is a layer. A block that normalises the sum of its layer has `pre` False."""
+    """A line of `MODELS`: block(c, mixer(c)) is a layer. A block that normalises what it returns has `pre` False."""
     block: type
-    mixer: object
+    mixer: object                      # a class, or a partial of classes
     like: str | None = None            # the model whose sizes and recipes it uses where it has none of its own
-    extras: dict = field(default_factory=dict)      # what else its classes find in `c`; --arch may change numbers
+    extras: dict = field(default_factory=dict)      # other defaults of its keys, and what else its classes find in `c`
     positions: object = None           # function (length, d) -> (length, d), added to the input; else the mixer's task
     init: object = nn.Identity()       # sets the initial weights of a backbone (Identity: as torch draws them)
     init_head: object = nn.Identity()  # the same, of the head on it
@@ -661,13 +666,10 @@ MODELS = {
 
 
 def keys_of(model, ffn="dense"):
-    """{name: Key} of all that the classes of a model declare, those of its feed-forward part included; and the columns
-    of the table of sizes that it shares with the model that it is `like`."""
-    model = MODELS[model]
+    """{name: Key} of all that the classes of a model declare, those of its feed-forward part included."""
+    model, keys = MODELS[model], {}
     mixer = [model.mixer.func, *model.mixer.args] if isinstance(model.mixer, partial) else [model.mixer]
-    keys = keys_of(model.like, ffn) if model.like else {}
-    keys = {name: key for name, key in keys.items() if key.default is ...}
-    for part in (*mixer, model.block, Backbone):
+    for part in (*mixer, Backbone, model.block):
         for base in reversed(part.__mro__):
             keys |= vars(base).get("keys", {})
     return keys | (FEED_FORWARD.get(ffn, FeedForward).keys if "ffn" in keys else {})

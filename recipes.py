@@ -3,8 +3,8 @@
     --task pathx --model s4 --help     shows the line of a pair
     --arch d=64,layers=3               changes sizes; every other flag changes the recipe
 
-What one learns here is how much a result on these benchmarks is worth without its settings. A first reading may skip
-the lower half, which looks lines up. An architecture of zoo/ brings tables of its own, without the column `model`.
+These are the settings behind the paper's numbers. A first reading may skip the lower half, which looks lines up. An
+architecture of zoo/ brings tables of its own, without the column `model`.
 
 In all tables tasks and models are shell patterns, a|b stands for two rows, and the first row that matches counts. A
 dash means "not part of this". A model without rows of its own uses those of the model that it is `like` (models.py).
@@ -224,22 +224,25 @@ def arch(task, model, /, **overrides):
     """Sizes of a model on a task: the defaults of its keys, its row above, the numbers among its extras and its own
     changes, then `overrides` -> plain dict, saved in config.json and in checkpoints. None where there is no row;
     SizeError for an override without meaning."""
+    if model not in MODELS:
+        raise SizeError(f"no model {model}; there is: {' '.join(MODELS)} (those of zoo/ after: import zoo)")
     row = matching(rows("sizes", ATTENTION_SIZES, SSM_SIZES), model, task=task)
     if row is None:
         return None
     keys = keys_of(model, overrides.get("ffn", "dense"))
     defaults = {name: key.default for name, key in keys.items() if key.default is not ...}
-    sizes = {name: value for name, value in defaults.items() if keys[name].shown}
+    shown = {name: value for name, value in defaults.items() if keys[name].shown}
+    sizes = {name: shown[name] for name in shown if name in ("block", "norm", "dropout")}     # the order in runs' names
     sizes |= {key: number(cell) for key, cell in row.items() if key != "task"} | {"model": model}
+    sizes |= {name: value for name, value in shown.items() if name not in sizes}
     sizes |= {key: value for key, value in MODELS[model].extras.items() if type(value) in (int, float)}
     own = [row["sizes"] for row in read_table(MODELS[model].changes) if fnmatch.fnmatchcase(task, row["task"])]
     sizes |= assignments(own[0]) if own else {}
-    known = defaults | sizes
+    known = {name: value for name, value in (defaults | sizes).items() if name in keys}
     for name, value in overrides.items():
-        if name not in known or name == "model":
+        if name not in known:                                          # nothing would read it, whatever the row says
             parts = [ffn for ffn, part in FEED_FORWARD.items() if "ffn" in known and name in part.keys]
-            names = " ".join(key for key in known if key != "model")
-            there = f"it comes with ffn={' or '.join(parts)}" if parts else f"it has: {names}"
+            there = f"it comes with ffn={' or '.join(parts)}" if parts else f"it has: {' '.join(known)}"
             raise SizeError(f"--arch {name}={value}: {model} on {task} has no {name}; {there}")
         if wanted := lacking(keys[name], value):
             raise SizeError(f"--arch {name}={value}: {name} must be {wanted}; on {task} it is {known[name]}")
@@ -251,23 +254,24 @@ def arch(task, model, /, **overrides):
 
 def lacking(key, value):
     """What a value of a `Key` must be, where this one is not; None where it fits."""
-    if key.kind is int:
-        least = 1 if key.least is None else key.least
-        return None if type(value) is int and value >= least else f"a whole number of at least {least}"
-    if key.kind is float or float in key.kind:
-        words, most = () if key.kind is float else key.kind, 1e9 if key.most is None else key.most
-        fits = value in words or type(value) in (int, float) and 0 <= value <= most
-        return None if fits else f"a number from 0 to {most:g}"
-    return None if value in key.kind else "one of: " + " ".join(map(str, key.kind))
+    if key.kind not in (int, float) and float not in key.kind:
+        return None if value in key.kind else "one of: " + " ".join(map(str, key.kind))
+    whole, words = key.kind is int, [] if key.kind in (int, float) else [word for word in key.kind if word is not float]
+    least = (1 if whole else 0) if key.least is None else key.least
+    if value in words or type(value) in ((int,) if whole else (int, float)) and least <= value <= key.most:
+        return None
+    if whole:
+        return f"a whole number of at least {least}" + (f" and at most {key.most}" if key.most < 10**9 else "")
+    return " or ".join([f"a number from {least:g} to {key.most:g}", *words])
 
 
-COLUMNS = dict(pretrain=0, spt=1, corpus=1, scratch=2, joint=2)       # of a cell; how a run starts
+STAGES = dict(pretrain=0, spt=1, corpus=1, scratch=2, joint=2)       # of a cell; how a run starts
 
 
 def cell(line, flag, start):
     """A flag's value in a line of RECIPES, for how a run starts."""
     choices = line[flag].split("/")
-    return choices[min(COLUMNS[start], len(choices) - 1)]
+    return choices[min(STAGES[start], len(choices) - 1)]
 
 
 def recipe_line(name, task, model, objective, start):
@@ -282,7 +286,7 @@ def recipe_line(name, task, model, objective, start):
             line = matching(some, model, objective="masked")
     if line is None:
         there = {f"{line['model']}/{line['objective']}" for line in named or lines}
-        raise UserError(f"no recipe to {'finetune' if COLUMNS[start] else 'pretrain'} {name}/{model}/"
+        raise UserError(f"no recipe to {'finetune' if STAGES[start] else 'pretrain'} {name}/{model}/"
                         f"{objective or 'masked'}; there is, for these and models like them: {' '.join(sorted(there))}")
     values = {flag: number(cell(line, flag, start)) for flag in line}
     name = "/".join(values.pop(column) for column in ("task", "model", "objective"))
@@ -305,7 +309,8 @@ def fit(task, examples, recipe, sizes):
     blocks = task.length > 2_048 and MODELS[sizes["model"]].mixer is Attention and sizes["block"] is None
 
     recipe |= dict(batch=min(recipe["batch"], examples), steps=recipe.pop("epochs") * epoch, eval_every=epoch // 2)
-    changed = {key: sizes[key] * width // 64 for key in ("d", "ff", "v", "z") if key in sizes}
+    widths = {"d", "ff", "v", "z"} & keys_of(sizes["model"]).keys() & sizes.keys()
+    changed = {key: sizes[key] * width // 64 for key in sizes if key in widths}
     changed |= dict(block=1_024) if blocks else {}
     return changed, (f"{examples:,} examples: width {width} (32 below 1,000, 64 below 10,000, then 128) and {epoch} "
                      f"steps an epoch (200 at least, 1,000 at most)"

@@ -1,8 +1,8 @@
 """Everything of a training run that is not the method: flags, processes, files, log, clock. A first reading skips it.
 
-`learning_rate` is the one thing here that a training loop needs to be understood. `arguments` fills in a stage's flags
-from the recipe; `Run` is what both stages do around their loops, and what makes them resumable; `guarded` turns a
-user's mistake into one line.
+To understand a training loop, read `learning_rate`, and skip the rest. `arguments` fills in a stage's flags from the
+recipe; `Run` is what both stages do around their loops, and what makes them resumable; `guarded` turns a user's mistake
+into one line.
 """
 import argparse
 import contextlib
@@ -90,7 +90,7 @@ def flags(stage):
     add("--resume", action="store_true", help="continue exactly where the run in --out was stopped")
     if stage == "finetune":
         add("--init", type=Path, help="pretraining run, which also gives task, model, sizes and training examples; "
-            "default: from scratch (pythia: from the weights of the language model)")
+            "default: from scratch, or from trained weights where --model has some")
         add("--joint", type=between(float, 1e-9), metavar="W", help="from scratch, with W times pretraining's loss on "
             "the same batch added in each step; half as many steps, since each has two passes")
         add("--label-fraction", type=between(float, 1e-9, 1), help="share of all training examples (whatever was "
@@ -152,13 +152,17 @@ def arguments(stage, argv, inherit=None):
     unused = () if args.start in ("pretrain", "joint") else ("mask", "loss")
     values = {flag: value for flag, value in values.items() if flag in vars(args) and flag not in unused}
     sizes = arch(args.task, args.model, **fitted)
+    if sizes is None:
+        raise UserError(f"--model {args.model} has no sizes for {args.task}")
     if args.start == "spt":
         keys = keys_of(args.model, args.arch.get("ffn", "dense"))
         args.arch = {name: value for name, value in args.arch.items() if name not in keys or keys[name].inherited}
     else:
         args.arch = arch(args.task, args.model, **fitted | (args.arch or {}))
     if args.help:
-        recipe, sizes = (" ".join(f"{k}={v}" for k, v in some.items() if v is not None) for some in (values, args.arch))
+        keys = keys_of(args.model, args.arch.get("ffn", "dense"))
+        read = {name: value for name, value in args.arch.items() if name in keys}     # not a row's other columns
+        recipe, sizes = (" ".join(f"{k}={v}" for k, v in some.items() if v is not None) for some in (values, read))
         rule = f" {args.fitted}." if args.fitted else ""
         parser.description = f"Recipe {args.recipe}: {recipe}. Sizes: {sizes}.{rule}"
         parser.print_help()
@@ -353,7 +357,7 @@ class Run:
             self.say(f"  note: there is no {args.objective} recipe for {args.model} here; these numbers are our choice")
         if args.warmup >= self.steps:
             self.say(f"  note: the run ends before its warm-up of {args.warmup} steps does; --warmup sets it")
-        if args.micro_batch and args.arch["norm"] == "batch":
+        if args.micro_batch and args.arch.get("norm") == "batch":
             self.say("  note: BatchNorm takes its statistics per micro-batch, so --micro-batch changes the results")
 
     # ---- one step --------------------------------------------------------------------------------------------------

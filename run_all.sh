@@ -55,9 +55,9 @@ if [ "$TARGET" = own ]; then
 try: print(data.full_name(sys.argv[1]), data.folder_name(sys.argv[1]), sep="\n")
 except data.UserError as error: sys.exit(f"error: {error}")
 for model in filter(None, sys.argv[2].split(",")):
-    import zoo, recipes
-    try: recipes.recipe_line("file:", data.FILE, model, None, "pretrain")
-    except (KeyError, data.UserError): sys.exit(f"error: own has no model {model!r}")' "$TASKS" "$MODELS") || exit 2
+    import models, recipes, zoo
+    try: assert model in models.MODELS and recipes.recipe_line("file:", data.FILE, model, None, "pretrain")
+    except (AssertionError, data.UserError): sys.exit(f"error: own has no model {model!r}")' "$TASKS" "$MODELS") || exit 2
     OWN=${names%$'\n'*} NAME=${names##*$'\n'} DEMO=own SHOW=own PRESET=paper
     [[ $OWN == file:* || $OWN == ucr:* ]] || die "own wants --tasks file:PATH or --tasks ucr:NAME; got '$TASKS'"
 elif [ -n "$LABEL_FRACTION$REGRESSION" ]; then

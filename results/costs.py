@@ -5,7 +5,6 @@
 
 Models run on tensors that have shapes but no values, so nothing here takes a GPU's memory or time.
 """
-import argparse
 import contextlib
 import math
 import signal
@@ -23,10 +22,11 @@ from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import zoo  # noqa: F401, fills MODELS
 from kernels import ceil_div, rotary_phases, two_levels
+from data import TASKS, Parser, UserError
 from models import MODELS, Backbone, Denoiser, config, count, param_groups
 from recipes import arch
+from run import guarded
 
 # What its maker says of the GPU that costs are computed for: bytes, bytes a second, and operations a second of matrix
 # products, in bfloat16 and in float32.
@@ -173,16 +173,18 @@ def print_models(task, length, batch=None):
 
 def main():
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)                      # piped into head: ends quietly
-    parser = argparse.ArgumentParser(description="What each architecture costs, in its sizes on a task.")
+    parser = Parser(description="What each architecture costs, in its sizes on a task.")
     parser.add_argument("task", nargs="?", default="text", help="default: text")
     parser.add_argument("length", nargs="?", type=int, default=1024, help="of the sequence, default: 1024")
     parser.add_argument("--cost", dest="batch", type=int, nargs="?", const=32, metavar="BATCH",
                         help="of a training step instead, and the least time it takes on a GPU; default batch: 32")
     args = parser.parse_args()
+    if args.task not in TASKS:
+        raise UserError(f"no task {args.task!r}; one of: {' '.join(TASKS)}")
     if args.length < 1 or (args.batch is not None and args.batch < 1):
-        parser.error("length and batch must be at least 1")
+        raise UserError("length and batch must be at least 1")
     print_models(**vars(args))
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main)

@@ -27,9 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from kernels import (diagonal_kernel, diagonal_kernel_naive, fft_conv, hippo_nplr, s4_kernel, s4_kernel_naive,
                      s4_recover_C, s4_step, truncation_correction)
+from data import Parser, UserError
 from models import MODELS, Backbone, Denoiser, config, param_groups
 from pretrain import spt_loss
 from recipes import arch
+from run import guarded
 
 # ---- Kernels, a layer, a position ------------------------------------------------------------------------------------
 
@@ -175,8 +177,8 @@ class Count(TorchDispatchMode):
 def benchmark_operations(models):
     """Prints how many tensor operations a training step of `text` has that are not views, and how many of them read a
     value back to the host. Small widths: the number does not depend on them."""
-    print("operations of a training step of text that are not views, 6 layers, padded batch; waits: values read back to "
-          "the host\n\n| model | operations | waits |\n|---|---|---|")
+    print("operations of a training step of text that are not views, 6 layers, padded batch; waits: values read back "
+          "to the host\n\n| model | operations | waits |\n|---|---|---|")
     for model in models:
         sizes = dict(arch("text", model), d=32)
         sizes |= {key: value for key, value in dict(n_ssm=2, state=8, ff=32, heads=2).items() if key in sizes}
@@ -229,11 +231,12 @@ def benchmark_compiled(models):
 
 def main():
     tables = ("kernels", "layer", "positions", "operations", "compiled")
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {' '.join(tables)}; or all but the last")
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", metavar="TABLE",
+                        help=f"of {' '.join(tables)}; default: all but compiled")
     args = parser.parse_args()
     if wrong := set(args.tables) - set(tables):
-        parser.error(f"no table {' '.join(sorted(wrong))}; there are: {' '.join(tables)}")
+        raise UserError(f"no table {' '.join(sorted(wrong))}; there are: {' '.join(tables)}")
     for table in args.tables or tables[:-1]:
         if table == "kernels":
             benchmark(s4_kernel, s4_kernel_naive, random_s4, 64, (1024, 4096, 16384, 65536), naive_up_to=4096)
@@ -251,4 +254,4 @@ def main():
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)                      # piped into head: ends quietly
-    main()
+    guarded(main)

@@ -21,7 +21,7 @@ from kernels import hippo_nplr, s4_kernel_naive
 from models import (DLR, MODELS, S4, SSM, Attention, Backbone, BatchNorm, Classifier, Denoiser, Joint, SizeError,
                     config, count, keys_of, param_groups)
 from pretrain import spt_loss
-from recipes import ATTENTION_SIZES, SSM_SIZES, arch, matching, read_table, rows
+from recipes import ATTENTION_SIZES, SSM_SIZES, arch, matching, rows
 from test_kernels import dense_s4, relative, uncorrected
 from zoo.linformer import Linformer
 from zoo.pythia import neox_weights, pythia_tokens
@@ -264,14 +264,19 @@ def test_every_row_of_sizes_counts_somewhere():
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_size_is_declared_where_it_is_read(model):
-    """Each is a key of a class with a kind, which its own value fits; --arch takes it back, and nothing else."""
+    """A key of a class has a kind, which the model's own value fits; --arch takes it back. What no class reads, a
+    column of the model that it is `like`, or nothing at all, is refused."""
     for task in ("listops", "image_mini", "pathx"):
         sizes, keys = arch(task, model), keys_of(model)
-        assert sizes.keys() - {"model"} <= keys.keys()
-        for name in sizes.keys() - {"model"} - ({"block"} if sizes.get("block", 1) is None else set()):
-            assert arch(task, model, **{name: sizes[name]}) == sizes
-            with pytest.raises(SizeError):
-                arch(task, model, **{name: "nothing"})
+        assert {name for name, key in keys.items() if key.default is ...} <= sizes.keys()
+        for name in sizes.keys() - {"model"}:
+            if name in keys and sizes[name] is not None:
+                assert arch(task, model, **{name: sizes[name]}) == sizes
+            key = keys.get(name)
+            bounds = [(key.least or 0) - 1, key.most + 1] if key and key.kind in (int, float) else []
+            for wrong in ("nothing", *bounds):
+                with pytest.raises(SizeError, match=f"{name} must be" if key else f"has no {name}; it has: "):
+                    arch(task, model, **{name: wrong})
         with pytest.raises(SizeError, match="has no nothing; it has: "):
             arch(task, model, nothing=1)
 

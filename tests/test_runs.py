@@ -31,7 +31,7 @@ import pretrain
 import run as run_py
 from conftest import ROOT
 from data import Split, UserError
-from models import FEED_FORWARD, MODELS, Backbone, Classifier, Denoiser, config, param_groups
+from models import FEED_FORWARD, MODELS, Backbone, Classifier, Denoiser, config, keys_of, param_groups
 from recipes import arch
 from run import Run, guarded, overrides
 from test_models import VOCABULARY, made_neox
@@ -39,8 +39,8 @@ from test_objective import noise
 
 STAGES = dict(pretrain=pretrain, finetune=finetune, joint=finetune)        # joint: with --joint
 SMALL = dict(d=16, layers=2, heads=2, ff=32, state=8, n_ssm=4, v=24, z=8)
-SIZES = {model: ",".join(f"{key}={value}" for key, value in SMALL.items() if key in arch("listops", model))
-         for model in MODELS}
+SIZES = {model: ",".join(f"{key}={value}" for key, value in SMALL.items()
+                         if key in keys_of(model) and key in arch("listops", model)) for model in MODELS}
 THE_PAPERS = {"transformer", "rotary", "s4", "s4_rand", "dlr", "dlr_rand", "pythia", "pythia_rand"}
 OTHERS = [model for model in MODELS if model not in THE_PAPERS]
 

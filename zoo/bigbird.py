@@ -49,7 +49,7 @@ def bigbird_attention(q, k, v, block, random, causal=False, lengths=None):
         seen = real_keys(j, l, lengths)[..., None, :] & allowed[..., None, :]
         if causal:
             seen = seen & (j[..., None, :] <= i[..., None])
-        seen = seen | ~seen.any(-1, keepdim=True)            # as above
+        seen = seen | ~seen.any(-1, keepdim=True)            # padding; softmax needs one
         seen = seen.expand(b, *seen.shape[1:]).flatten(0, 1)
         y = F.scaled_dot_product_attention(*(x.flatten(0, 1) for x in (q, k, v)), attn_mask=seen)
         return y.unflatten(0, (b, -1))

@@ -1,8 +1,8 @@
 """Attention without softmax: a product of non-negative features, taken in the order that costs O(l).
 
 `linear` (Katharopoulos et al. 2020), `performer` with random features that estimate softmax (Choromanski et al. 2021),
-`performer_relu`, the "generalised" Performer, which the benchmark ran on all tasks but ListOps. Sizes and recipes are
-the Transformer's.
+`performer_relu`, the "generalised" Performer, which Long Range Arena's authors (Tay et al. 2020) ran on all tasks but
+ListOps. Sizes and recipes are the Transformer's.
 """
 import math
 
@@ -76,8 +76,7 @@ def favor_features(x, W, query, eps=1e-6, causal=False, lengths=None):
 
 
 class LinearAttention(Attention):
-    """Attention whose softmax is replaced by a product of c.phi of queries and keys: O(l) (Katharopoulos et al. 2020;
-    with relu_features the "generalised" Performer, which the benchmark ran on all tasks but ListOps)."""
+    """Attention whose softmax is replaced by a product of c.phi of queries and keys: O(l)."""
 
     def __init__(self, c):
         super().__init__(c)

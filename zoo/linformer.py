@@ -1,8 +1,8 @@
 """Linformer: attention to learned mixtures of all positions (Wang et al. 2020).
 
 With E (l, r), softmax(q (E^T k)^T / sqrt(e)) E^T v: O(l r). There is no faster form than the formula. Heads, keys and
-values share one E, as in the benchmark; k and v are zero at padding, so that it adds nothing. Sizes and recipes are the
-Transformer's.
+values share one E, as in Long Range Arena (Tay et al. 2020); k and v are zero at padding, so that it adds nothing.
+Sizes and recipes are the Transformer's.
 """
 import math
 

@@ -1,6 +1,7 @@
-"""Attention to the neighbourhood: `longformer`, in a band (Beltagy et al. 2020), and `local`, in blocks (Tay et al.
-2020). As in the benchmark, Longformer has no global tokens. `local` is `attention` of kernels.py with blocks of 64.
-Sizes and recipes are the Transformer's; the widths on short sequences are ours.
+"""Attention to the neighbourhood: `longformer`, in a band (Beltagy et al. 2020), and `local`, in blocks.
+
+As in Long Range Arena (Tay et al. 2020), Longformer has no global tokens. `local` is `attention` of kernels.py with
+blocks of 64. Sizes and recipes are the Transformer's; the widths on short sequences are ours.
 """
 import torch
 import torch.nn.functional as F

@@ -20,7 +20,7 @@ class LRU(SharedState):
     time. Bbar is scaled, at the start by sqrt(1 - |lambda|^2), and the scale is learned."""
 
     keys = dict(state=Key(int), ssm_lr=Key(float), r_min=Key(float, 0.0), r_max=Key(float, 1.0),
-                angle=Key(float, 2 * math.pi))
+                angle=Key(float, 2 * math.pi), C_scale=Key(float, 1.0))
 
     def __init__(self, c):
         super().__init__(c, c.state)

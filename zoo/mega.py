@@ -34,7 +34,10 @@ class Mega(nn.Module):
 
     Averages over the past (and future) prepare queries, keys and gates; values come from the input itself. One head of
     attention, with a learned bias per distance, in disjoint chunks of c.chunk or over the whole length: averages carry
-    context across chunks. c.activation: softmax, or laplace, an error function of each score that is not normalised.
+    context across chunks. With averages a of x, v = silu(W x) and u, z, r, h the parts of one Linear of a,
+        y = softmax(q k^T / sqrt(z) + bias) v,   q, k = silu(z) scale + shift, each its own
+        x <- x + sigmoid(u) (silu(h + W_out (silu(r) y)) - x)
+    c.activation: softmax, or laplace, an error function of each score that is not normalised.
     """
 
     keys = dict(v=Key(int), z=Key(int), averages=Key(int, 16), chunk=Key(int, None, shown=False),
@@ -150,9 +153,11 @@ image      masked    l1   mean mlp    -/-/1e-2 0.02 50    200e   9000   cos
 pathfinder masked    ce   mean linear -/-/1e-2 0.01 128   200e   50000  cos
 pathx      masked    ce   mean linear -/-/1e-2 0.01 128   100e   25000  cos
 """
+CHUNKS = """
+task                  sizes
+*_demo|*_mini|text256 chunk=16
+pathx|pathx256        chunk=4096
+"""
 MODELS |= {
     "mega": Model(MegaBlock, Mega, "rotary", init=init_mega, sizes=SIZES, recipes=RECIPES),
-    "mega_chunk": Model(MegaBlock, Mega, "mega", dict(chunk=128), init=init_mega, changes="""
-        task                  sizes
-        *_demo|*_mini|text256 chunk=16
-        pathx|pathx256        chunk=4096""")}
+    "mega_chunk": Model(MegaBlock, Mega, "mega", dict(chunk=128), init=init_mega, changes=CHUNKS)}

@@ -50,7 +50,7 @@ def lsh_attention(q, v, rotations, chunk, lengths=None):
     """
     b, h, l, e = q.shape
     n = ceil_div(l, chunk)
-    size, ends = n * chunk, torch.full((b,), l, device=q.device) if lengths is None else lengths
+    size, ends = n * chunk, true_lengths(lengths, b, l, q.device)
     q, v = (F.pad(x, (0, 0, 0, size - l)) for x in (q, v))                               # (b, h, size, e)
     rounds, half = rotations.shape[2:]
     place = torch.arange(size, device=q.device)

@@ -9,7 +9,7 @@ import torch
 import torch.nn as nn
 
 from kernels import diagonal_kernel, diagonal_kernel_naive, hippo_nplr
-from models import MODELS, SSM, Diagonal, Key, Model, SizeError, SSMBlock, log_uniform
+from models import MODELS, S4, SSM, Diagonal, Model, SizeError, SSMBlock, log_uniform
 
 
 def s4d_kernel_naive(A, B, C, dt, l, rule="zoh"):
@@ -49,8 +49,7 @@ class S4D(Diagonal):
     In all three Re A = -1/2 and B = 1. Copies, rates and log dt are those of `S4`.
     """
 
-    keys = dict(state=Key(int), n_ssm=Key(int), dt_min=Key(float), dt_max=Key(float), dt_lr=Key((float, "main")),
-                ssm_lr=Key(float))
+    keys = S4.keys
 
     make = staticmethod(s4d_kernel)
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 
 from kernels import hippo_nplr
-from models import MODELS, Key, Model, SizeError, SSMBlock, log_uniform
+from models import MODELS, S4, Key, Model, SizeError, SSMBlock, log_uniform
 from zoo.scan import SharedState
 
 
@@ -21,8 +21,7 @@ class S5(SharedState):
     Both change from task to task.
     """
 
-    keys = dict(state=Key(int), n_ssm=Key(int), dt_min=Key(float), dt_max=Key(float), dt_lr=Key((float, "main")),
-                ssm_lr=Key(float), fast_B=Key((0, 1), 0))
+    keys = S4.keys | dict(fast_B=Key((0, 1), 0), C_scale=Key(float, 1.0))
 
     factor = 2                                                           # y = 2 Re C x: the other half of each pair
 

@@ -1,5 +1,4 @@
-"""A diagonal recurrence whose state all channels share, by a scan. No model of its own: S5 and LRU use it.
-"""
+"""A diagonal recurrence whose state all channels share, by a scan. No model of its own: S5 and LRU use it."""
 import math
 
 import torch
@@ -7,8 +6,6 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from kernels import inside
-from models import Key
-
 
 def diagonal_scan_naive(log_lambda, v):
     """`diagonal_scan` one step after another."""
@@ -56,10 +53,9 @@ class SharedState(nn.Module):
 
     x[t] = lambda x[t-1] + Bbar u[t] with lambda (n,), Bbar (n, d); y = factor Re C x + D u with C (d, n). Each state
     reads all channels, so there is a scan over time and no kernel per channel. Bidirectional: a second C reads the scan
-    of the reversed sequence; u[t] is in both. `recurrence` makes lambda and Bbar. Then GELU and a gate.
+    of the reversed sequence; u[t] is in both. `recurrence` makes lambda and Bbar. Then GELU and a gate. c.C_scale: how
+    large C is at the start.
     """
-
-    keys = dict(C_scale=Key(float, 1.0))
 
     factor = 1
 

@@ -8,14 +8,14 @@ import torch
 import torch.nn as nn
 
 from models import MODELS, S4, Key, Model
-from zoo.mega import Mega, MegaBlock, init_mega
+from zoo.mega import CHUNKS, Mega, MegaBlock, init_mega
 
 
 class Spade(Mega):
     """The bottom layer's S4 reads what the averages read; both outputs are normalised and joined by a Linear."""
 
-    keys = dict(state=Key(int, 64), dt_min=Key(float, 0.001), dt_max=Key(float, 0.1), ssm_lr=Key(float, 0.001),
-                dt_lr=Key((float, "main"), "main", shown=False))
+    keys = dict(chunk=Key(int, 128), state=Key(int, 64), dt_min=Key(float, 0.001), dt_max=Key(float, 0.1),
+                ssm_lr=Key(float, 0.001), dt_lr=Key((float, "main"), "main", shown=False))
 
     def __init__(self, c):
         super().__init__(c)
@@ -33,7 +33,4 @@ class Spade(Mega):
 
 
 MODELS |= {
-    "spade": Model(MegaBlock, Spade, "mega", dict(chunk=128), init=init_mega, changes="""
-        task                  sizes
-        *_demo|*_mini|text256 chunk=16
-        pathx|pathx256        chunk=4096""")}
+    "spade": Model(MegaBlock, Spade, "mega", init=init_mega, changes=CHUNKS)}

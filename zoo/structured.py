@@ -109,4 +109,4 @@ def guide(model, step, steps):
 
 
 FEED_FORWARD |= dict.fromkeys(("lowrank", "blockdense", "blockshuffle"), StructuredFeedForward)
-HELPERS.add("guide")
+HELPERS |= {"guide"}

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 from analyze import (OWN_ARMS, dots, draw, evaluations, grid, half_lag, half_width, kernels_of, kernels_to_keep,
                      line_to_keep, markdown, mean_std, minus, provenance, read_runs, replace_block, signed,
                      with_pretraining, write)
-from data import UserError
+from data import Parser, UserError
 
 # A question, then TASK: rows | columns of its tables. Together they name runs, TASK-ROW-COLUMN-sSEED, which runs.sh
 # makes. Gains are over the first column.
@@ -305,17 +305,17 @@ def page(args):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", default="", choices=["", "keep", "page", *map(str, questions())],
                         metavar="WHAT", help="number of a question, keep or page")
     parser.add_argument("--runs", type=Path, help="folder of runs or runs.jsonl")
     parser.add_argument("--check", action="store_true", help="page: write nothing; an error where it is stale")
-    args = parser.parse_args(argv)
-    if args.check and args.what != "page":
-        parser.error("--check is for: page")
     own = Path("runs", "findings")
-    args.runs = args.runs or (own if own.exists() or args.what == "keep" else KEPT)
     try:
+        args = parser.parse_args(argv)
+        if args.check and args.what != "page":
+            raise UserError("--check is for: page")
+        args.runs = args.runs or (own if own.exists() or args.what == "keep" else KEPT)
         {"keep": keep, "page": page}.get(args.what, tell)(args)
     except (UserError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
