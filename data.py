@@ -1242,8 +1242,9 @@ def read_json(path):
     try:
         return dict(json.loads(Path(path).read_text()))
     except (OSError, ValueError, TypeError) as error:                 # TypeError: JSON, and no object
-        raise UserError(f"{path} is missing or damaged ({error}); restore it, or, if {Path(path).parent} is one data set or"
-                        " one run, remove that") from None
+        place = Path(path).parent
+        raise UserError(f"{path} is missing or damaged ({error}); restore it, or, if {place} is one data set or run, "
+                        "remove that") from None
 
 
 def locked(path, busy, wait=True):
