@@ -31,8 +31,8 @@ from run import Run, arguments, guarded, kernel_maxima, learning_rate
 
 def hide(shape, ratio, *key):
     """Which positions to hide: bool of `shape`, each by itself with probability `ratio` (an exact count would tell the
-    model how many are left). A pure function of `key`, so that there is no sampler state to save. Change this function
-    to try another masking."""
+    model how many are left). A pure function of `key`, so that there is no sampler state to save; 1717 keeps it apart
+    from other draws with that key. Change this function to try another masking."""
     return np.random.default_rng((1717, *key)).random(shape, dtype=np.float32) < ratio
 
 

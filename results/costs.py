@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from kernels import ceil_div, rotary_phases, two_levels
 from data import TASKS, Parser, UserError
-from models import MODELS, Backbone, Denoiser, config, count, param_groups
+from models import MODELS, Backbone, Denoiser, SizeError, config, count, param_groups
 from recipes import arch
 from run import guarded
 
@@ -153,8 +153,11 @@ def print_models(task, length, batch=None):
         print("| model | parameters of mixers | other parameters | MiB kept | MFLOPs per position |")
         print("|---|---|---|---|---|")
         for model, c in configs.items():
-            mixers, rest, memory, flops = describe(c)
-            print(f"| {model} | {mixers:,} | {rest:,} | {memory / 2**20:,.1f} | {flops / 1e6:,.2f} |")
+            try:
+                mixers, rest, memory, flops = describe(c)
+                print(f"| {model} | {mixers:,} | {rest:,} | {memory / 2**20:,.1f} | {flops / 1e6:,.2f} |")
+            except SizeError as error:         # no such form
+                print(f"| {model} | {error} | | | |")
         return
     print(f"Sizes as on {task}; a training step on {batch} sequences of {length:,} symbols, bfloat16 but for kernels, "
           f"convolutions and norms. Computed, not measured: the least time, if each operation took the larger of its "

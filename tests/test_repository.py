@@ -136,7 +136,7 @@ def shell(command, folder):
 def copy(tmp_path_factory):
     """The tracked files in an empty folder, with a small prepared demo set and a few PathX images."""
     folder = tmp_path_factory.mktemp("copy")
-    for name in [*(f"{name}.py" for name in FILES), "run_all.sh", "README.md", ".gitignore", "results/costs.py"]:
+    for name in [*(f"{name}.py" for name in FILES), "run_all.sh", "README.md", ".gitignore"]:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes((ROOT / name).read_bytes())
     for task, sizes in (("pathfinder_demo", (64, 16, 16)), ("pathx", (2, 1, 1))):
@@ -180,6 +180,19 @@ def test_the_pages_show_what_costs_prints(copy):
         names, memory = re.findall("`(.+?)`", names), [int(cell.replace(",", "")) for cell in memory.split(", ")]
         shown |= dict(zip(names, memory * len(names) if len(memory) == 1 else memory, strict=True))
     assert shown == {model: round(kept[model]) for model in analyze.MODEL_NAMES.keys() | {"pythia"}}
+
+
+def test_speed_counts_what_a_step_launches(copy):
+    """682 operations of S4 stand on results/speed.md; none makes a GPU wait."""
+    printed = shell("python results/speed.py operations", copy)
+    found = {row[0]: row[1:] for row in (line.strip("| ").split(" | ") for line in printed.splitlines()) if len(row) == 3}
+    page = (ROOT / "results" / "speed.md").read_text()
+    for model in ("s4", "dlr", "rotary", "transformer"):
+        count, waits = found[model]
+        assert re.search(rf"^\| {model} \| [\d.]+ \| {count} \| \d+ \| {waits} \|$", page, re.M) and waits == "0"
+    command = [sys.executable, "results/speed.py", "nothing"]
+    done = subprocess.run(command, cwd=copy, env=ENVIRONMENT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and done.stderr.startswith("error: no table nothing")
 
 
 def test_kernels_and_models_name_the_commands_that_measure_them(copy):

@@ -35,6 +35,8 @@ def check(name):
         if like not in MODELS or like in chain:
             raise ValueError(f"{chain[-1]} is like {like}, which is {'itself' if like in chain else 'no model'}")
         chain.append(like)
+    if wrong := [key for key in keys if isinstance(keys[key].kind, type) and keys[key].kind not in (int, float)]:
+        raise ValueError(f"the kind of {wrong[0]} must be int, float or values to choose from")
     own, changes, _ = tables_of(name)
     unknown = {key for row in own for key in row} | {key for row in changes for key in assignments(row["sizes"])}
     if unknown := unknown - keys.keys() - {"task"}:

@@ -13,8 +13,8 @@ from zoo.scan import SharedState
 
 
 class S5(SharedState):
-    """HiPPO's diagonal in c.n_ssm blocks of c.state / n_ssm states, one of each conjugate pair
-    stored; zero-order hold with a step size per state.
+    """HiPPO's diagonal in c.n_ssm blocks of c.state / n_ssm states, one of each conjugate pair stored; zero-order hold
+    with a step size per state.
 
     The authors draw B and C in HiPPO's basis and turn them with its unitary V. A turned Gaussian is a Gaussian, so they
     are drawn here where they are needed. c.C_scale: how large C is; c.fast_B: B has the main learning rate and decay.
