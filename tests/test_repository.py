@@ -91,30 +91,45 @@ def test_the_four_files_name_nothing_of_zoo():
 
 
 HEAD = "from models import *\nMODELS |= {'two': Model(TransformerBlock, Attention"
-LINE = "error: zoo/mine.py: {}; mend it, or take it out of zoo/\n"
+UNLOADABLE = [                                                   # a file of zoo/, and what is said of it
+    ("import models\n\nclass Mine(models.Nothing): pass\n", "line 3: AttributeError: module 'models' has no .*"),
+    ("def broken(:\n", "line 1: SyntaxError: invalid syntax .*"),
+    ("import not_installed\n", "line 1: ModuleNotFoundError: .*"),
+    ("from models import *\nMODELS |= {'s4': Model(SSMBlock, SSM)}\n", "--model s4 is that of models.py already"),
+    ("from models import *\nMODELS |= {'s5': Model(SSMBlock, SSM)}\n", "--model s5 is that of zoo/mine.py already"),
+    (f"{HEAD}, 'three')}}\n", "two is like three, which is no model"),
+    (f"{HEAD}, 'two')}}\n", "two is like two, which is itself"),
+    (f"{HEAD}, 'rotary', recipes='task lr\\n* 1')}}\n", "recipes of two lack .*"),
+    (f"{HEAD}, sizes='task d q\\n* 1 2')}}\n", "no class of two declares q in its keys"),
+    (f"{HEAD}, sizes='task d\\n* 1 2')}}\n", "table row has 3 cells, the head 2: .*"),
+    (f"{HEAD}, sizes='task d\\n* 1')}}\n", "sizes of two lack ff heads layers, .*")]
+# Loads zoo/ once for each of these, in one process, since torch takes its time.
+LOADS = """import contextlib, io, json, pathlib, sys, torch
+said = []
+for text in json.load(sys.stdin):
+    pathlib.Path("zoo/mine.py").write_text(text)
+    for name in [name for name in sys.modules if name.split(".")[0] in ("models", "recipes", "zoo")]:
+        del sys.modules[name]
+    with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.suppress(SystemExit):
+        import zoo
+    said.append(err.getvalue())
+print(json.dumps(said))"""
 
 
-@pytest.mark.parametrize("words, text, line", [
-    ("pretrain.py --task listops_demo --model s4", "import models\n\nclass Mine(models.Nothing): pass\n",
-     "line 3: AttributeError: module 'models' has no .*"),
-    ("finetune.py --help", f"{HEAD}, 'three')}}\n", "two is like three, which is no model"),
-    ("finetune.py --help", f"{HEAD}, 'two')}}\n", "two is like two, which is itself"),
-    ("pretrain.py --help", f"{HEAD}, 'rotary', recipes='task lr\\n* 1')}}\n", "recipes of two lack .*"),
-    ("pretrain.py --help", f"{HEAD}, sizes='task d q\\n* 1 2')}}\n", "no class of two declares q in its keys"),
-    ("pretrain.py --help", f"{HEAD}, sizes='task d\\n* 1 2')}}\n", "table row has 3 cells, the head 2: .*"),
-    ("pretrain.py --help", f"{HEAD}, sizes='task d\\n* 1')}}\n", "sizes of two lack ff heads layers, .*"),
-    ("finetune.py --help", "def broken(:\n", "line 1: SyntaxError: invalid syntax .*"),
-    ("predict.py runs/x", "import not_installed\n", "line 1: ModuleNotFoundError: .*"),
-    ("results/costs.py", "from models import *\nMODELS |= {'s4': Model(SSMBlock, SSM)}\n",
-     "--model s4 is that of models.py already")])
-def test_a_file_of_zoo_that_does_not_load_is_one_line(copy, words, text, line):
-    """In every script, whatever model it was asked for."""
-    path = copy / "zoo" / "mine.py"
-    path.write_text(text)
+def test_a_file_of_zoo_that_does_not_load_is_one_line(copy):
+    """Which names it, or what is loaded after it and clashes; in every script, whatever model it was asked for."""
+    path, environment = copy / "zoo" / "mine.py", ENVIRONMENT | {"PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        command = [sys.executable, *words.split()]
-        done = subprocess.run(command, cwd=copy, env=ENVIRONMENT, capture_output=True, text=True)
-        assert done.returncode == 2 and done.stdout == "" and re.fullmatch(LINE.format(line), done.stderr), done.stderr
+        texts = json.dumps([text for text, _ in UNLOADABLE])
+        command = [sys.executable, "-c", LOADS]
+        done = subprocess.run(command, input=texts, cwd=copy, env=environment, capture_output=True, text=True)
+        for (_, line), said in zip(UNLOADABLE, json.loads(done.stdout), strict=True):
+            assert re.fullmatch(rf"error: zoo/\w+.py: {line}; mend it, or take it out of zoo/\n", said), said
+        for words in ("pretrain.py --task listops_demo --model s4", "predict.py runs/x"):
+            command = [sys.executable, *words.split()]
+            done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
+            assert (done.returncode, done.stdout) == (2, "")
+            assert done.stderr.startswith("error: zoo/mine.py: sizes of two") and done.stderr.count("\n") == 1
     finally:
         path.unlink()
 
@@ -185,7 +200,8 @@ def test_the_pages_show_what_costs_prints(copy):
 def test_speed_counts_what_a_step_launches(copy):
     """682 operations of S4 stand on results/speed.md; none makes a GPU wait."""
     printed = shell("python results/speed.py operations", copy)
-    found = {row[0]: row[1:] for row in (line.strip("| ").split(" | ") for line in printed.splitlines()) if len(row) == 3}
+    rows = [line.strip("| ").split(" | ") for line in printed.splitlines()]
+    found = {row[0]: row[1:] for row in rows if len(row) == 3}
     page = (ROOT / "results" / "speed.md").read_text()
     for model in ("s4", "dlr", "rotary", "transformer"):
         count, waits = found[model]
