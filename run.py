@@ -125,6 +125,7 @@ def flags(stage):
 
 MACHINE_FLAGS = {"help", "sample", "resume", "device", "dtype", "compile", "log_every", "out", "data_dir",
                  "fitted"}                                             # do not define the run
+RECORDED = {"task", "model", "objective", "arch", "seed", "init", "joint"}       # by themselves, not among what changed
 
 
 def arguments(stage, argv, inherit=None):
@@ -133,6 +134,7 @@ def arguments(stage, argv, inherit=None):
     `fit` did; changed, {flag: value} of all that differs from it."""
     parser = flags(stage)
     args = parser.parse_args(argv)
+    named = vars(args).keys() - MACHINE_FLAGS - RECORDED
     if args.help and None in (args.task, args.model) and not getattr(args, "init", None):
         parser.print_help()
         parser.exit()
@@ -169,8 +171,8 @@ def arguments(stage, argv, inherit=None):
         parser.exit()
     other_sizes = {key: value for key, value in args.arch.items() if sizes.get(key) != value}
     args.changed = {"arch": other_sizes} if other_sizes else {}
-    for flag in (*values, *unused, "epochs", "steps", "train_fraction", "label_fraction", "micro_batch"):
-        if getattr(args, flag, None) not in (None, values.get(flag)):
+    for flag in sorted(named):                                         # a new flag, too
+        if getattr(args, flag) not in (None, values.get(flag), parser.get_default(flag)):
             args.changed[flag] = getattr(args, flag)
     if "epochs" in args.changed:
         values.pop("steps", None)                                      # --epochs was asked for in place of steps

@@ -233,6 +233,20 @@ def test_explicit_flags_win_and_are_recorded():
     assert names == ["runs/pathx-s4-masked-pretrain-s0", "runs/pathx-s4-d=64-n_ssm=64-masked-pretrain-f0.1-s2"]
 
 
+@pytest.mark.parametrize("stage", [pretrain, finetune])
+def test_a_flag_of_ones_own_is_recorded_where_it_is_not_at_its_default(stage, monkeypatch):
+    def more(name, flags=run.flags):
+        parser = flags(name)
+        parser.add_argument("--spans", type=int, default=1)
+        parser.add_argument("--sgd", action="store_true")
+        return parser
+
+    monkeypatch.setattr(run, "flags", more)
+    argv = words("image", "s4")
+    assert stage.parse_args(argv).changed == stage.parse_args([*argv, "--spans", "1"]).changed == {}
+    assert stage.parse_args([*argv, "--spans", "3", "--sgd"]).changed == {"spans": 3, "sgd": True}
+
+
 def test_finetuning_inherits_what_was_pretrained(tmp_path):
     argv = words("image", "s4", "masked") + "--arch d=64 --train-fraction 0.5 --lr 0.3 --seed 5".split()
     init = pretrained(tmp_path / "run", argv)
