@@ -26,6 +26,7 @@ Glossary (sizes lower-case, matrices upper-case as in the paper)
     Lambda  (n,) DLR: logarithms of the poles, Abar = diag(e^Lambda)      W  (c, d, n) its output map
     P   (d, n) low-rank part: A_full = diag(A) - P P*      B  (d, n) input map      C  (c, d, n) output map
     dt  (d,)   step size Delta of the discretisation       K  (c, d, l) convolution kernel
+Every file uses `true_lengths` and `inside` (which positions are real, and which are padding) and `ceil_div`.
 
 References: Amos et al. 2024, "Never Train from Scratch" (the paper); [1] Gu et al. 2022, "Efficiently Modeling Long
 Sequences with Structured State Spaces" (S4); [2] Gupta et al. 2022, "Simplifying and Understanding State Space
@@ -69,6 +70,20 @@ def fft_length(l):
     return ceil_div(l, step) * step
 
 
+@torch.amp.autocast("cpu", enabled=False)
+@torch.amp.autocast("cuda", enabled=False)
+def fft_conv(u, K, K_back=None, D=None):
+    """Causal convolution y[t] = sum_j K[j] u[t-j], plus sum_j K_back[j] u[t+1+j] and D u[t] where these are given.
+
+    u (b, d, l), K and K_back (d, l), or K (1 or 2, d, l), D (d,) -> (b, d, l) in u's dtype. The backward kernel
+    starts at lag 1, so that position t itself is counted once. Zero padding to twice the length makes the circular
+    convolution of the FFT a linear one.
+    """
+    if K.ndim == 2:
+        K = K[None] if K_back is None else torch.stack((K, K_back))
+    return CircularConvolution.apply(u.float(), K[..., : u.shape[-1]].float(), D).to(u.dtype)    # (b, d, l)
+
+
 class CircularConvolution(torch.autograd.Function):
     """`fft_conv`. Written out because autograd's own backward of rfft is a complex FFT of twice the work, and because
     it would keep the spectrum of u, twice the size of u, for the backward pass; transforming u again is cheaper than
@@ -103,38 +118,43 @@ class CircularConvolution(torch.autograd.Function):
         return of_u, of_K, circle[:, 0] if context.needs_input_grad[2] else None
 
 
-@torch.amp.autocast("cpu", enabled=False)
-@torch.amp.autocast("cuda", enabled=False)
-def fft_conv(u, K, K_back=None, D=None):
-    """Causal convolution y[t] = sum_j K[j] u[t-j], plus sum_j K_back[j] u[t+1+j] and D u[t] where these are given.
-
-    u (b, d, l), K and K_back (d, l), or K (1 or 2, d, l), D (d,) -> (b, d, l) in u's dtype. The backward kernel
-    starts at lag 1, so that position t itself is counted once. Zero padding to twice the length makes the circular
-    convolution of the FFT a linear one.
-    """
-    if K.ndim == 2:
-        K = K[None] if K_back is None else torch.stack((K, K_back))
-    return CircularConvolution.apply(u.float(), K[..., : u.shape[-1]].float(), D).to(u.dtype)    # (b, d, l)
-
-
 # ---- 2  Diagonal recurrences: sums of geometric sequences ------------------------------------------------------------
 
-@functools.lru_cache(maxsize=16)
-def two_levels(count, device):
-    """0 .. f-1, then every f-th number up to count, float64, and f: each k < count is a sum of one of either kind."""
-    fine = 2 ** (count.bit_length() // 2)
-    ranges = torch.arange(fine, device=device), torch.arange(0, count, fine, device=device)
-    return torch.cat(ranges).double(), fine
+def diagonal_kernel_naive(W, Lambda, l):
+    """The diagonal kernel as it is written (paper, eq. 3): same arguments and result as `diagonal_kernel`.
+
+    Builds (c, d, n, l) tensors. Precision follows the inputs: give complex128 for an oracle.
+    """
+    k = torch.arange(l, device=W.device, dtype=W.real.dtype)
+    return (W[..., None] * torch.exp(Lambda[..., None] * k)).sum(-2).real                # (c, d, l)
 
 
-def powers(log_p, count, number):
-    """p^k for k < count: log p (d, n) -> (d, count, n) of complex type `number`, as products of about 2 sqrt(count)
-    powers. Those are taken in float64, by real functions: complex exponentials run at a third of their speed."""
-    index, fine = two_levels(count, log_p.device)                                        # (f + count / f,)
-    size = torch.exp(log_p.real[:, None] * index[:, None])                               # (d, f + count / f, n)
-    angle = log_p.imag[:, None] * index[:, None]
-    p = torch.complex(torch.cos(angle).mul_(size), torch.sin(angle).mul_(size)).to(number)
-    return (p[:, fine:, None] * p[:, None, :fine]).flatten(1, 2)[:, :count]
+@torch.amp.autocast("cpu", enabled=False)
+@torch.amp.autocast("cuda", enabled=False)
+def diagonal_kernel(W, Lambda, l):
+    """Kernel of the diagonal linear RNN (paper, eq. 3; [2]): K[c, d, k] = Re sum_n W[c, d, n] exp(Lambda[n] k).
+
+    W complex (c, d, n), Lambda complex (n,) shared by all channels, (d, n), or (g, n) for g groups of d/g channels
+    -> float32 (c, d, l). There is no step size, no B, no factor 2 and no conjugate pairing. The caller must ensure
+    Re Lambda <= 0; growing sums are right as long as e^(Re Lambda l) fits into float32.
+    """
+    c, d, n = W.shape
+    Lambda = Lambda.view(-1, n)                                                          # (g, n)
+    W = W.unflatten(1, (len(Lambda), -1)).transpose(0, 1)                                # (g, c, d/g, n)
+    # A group is one (c d/g l/m x 2n)(2n x m) product. Neither a (d, n, l) nor an (n, l) tensor exists.
+    K = geometric_sums(W.flatten(1, 2), Lambda, l)                                       # (g, c d/g, l)
+    return K.unflatten(1, (c, -1)).transpose(0, 1).flatten(1, 2)                         # (c, d, l)
+
+
+def geometric_sums(V, log_p, l, dtype=torch.float32):
+    """Re sum_n V[d, r, n] exp(log_p[d, n] k) for k = 0 .. l-1: V (d, r, n), log_p (d, n) -> (d, r, l).
+
+    Write k = i m + j with m ~ sqrt(l). Then p^k = p^(i m) p^j, and the sum over n becomes a product of an
+    (l/m x n) and an (n x m) matrix for each set of poles, whose r rows share the right one. n (m + l/m) powers are
+    needed instead of n l, and the (d, n, l) tensor of the textbook never exists.
+    """
+    number = torch.complex64 if dtype == torch.float32 else torch.complex128
+    return GeometricSums.apply(V.to(torch.complex128), log_p.to(torch.complex128), l, number)
 
 
 class GeometricSums(torch.autograd.Function):
@@ -171,41 +191,22 @@ class GeometricSums(torch.autograd.Function):
         return sums(grad), (sums(k * grad) * V.conj()).sum(1), None, None
 
 
-def geometric_sums(V, log_p, l, dtype=torch.float32):
-    """Re sum_n V[d, r, n] exp(log_p[d, n] k) for k = 0 .. l-1: V (d, r, n), log_p (d, n) -> (d, r, l).
-
-    Write k = i m + j with m ~ sqrt(l). Then p^k = p^(i m) p^j, and the sum over n becomes a product of an
-    (l/m x n) and an (n x m) matrix for each set of poles, whose r rows share the right one. n (m + l/m) powers are
-    needed instead of n l, and the (d, n, l) tensor of the textbook never exists.
-    """
-    number = torch.complex64 if dtype == torch.float32 else torch.complex128
-    return GeometricSums.apply(V.to(torch.complex128), log_p.to(torch.complex128), l, number)
-
-
-def diagonal_kernel_naive(W, Lambda, l):
-    """The diagonal kernel as it is written (paper, eq. 3): same arguments and result as `diagonal_kernel`.
-
-    Builds (c, d, n, l) tensors. Precision follows the inputs: give complex128 for an oracle.
-    """
-    k = torch.arange(l, device=W.device, dtype=W.real.dtype)
-    return (W[..., None] * torch.exp(Lambda[..., None] * k)).sum(-2).real                # (c, d, l)
+def powers(log_p, count, number):
+    """p^k for k < count: log p (d, n) -> (d, count, n) of complex type `number`, as products of about 2 sqrt(count)
+    powers. Those are taken in float64, by real functions: complex exponentials run at a third of their speed."""
+    index, fine = two_levels(count, log_p.device)                                        # (f + count / f,)
+    size = torch.exp(log_p.real[:, None] * index[:, None])                               # (d, f + count / f, n)
+    angle = log_p.imag[:, None] * index[:, None]
+    p = torch.complex(torch.cos(angle).mul_(size), torch.sin(angle).mul_(size)).to(number)
+    return (p[:, fine:, None] * p[:, None, :fine]).flatten(1, 2)[:, :count]
 
 
-@torch.amp.autocast("cpu", enabled=False)
-@torch.amp.autocast("cuda", enabled=False)
-def diagonal_kernel(W, Lambda, l):
-    """Kernel of the diagonal linear RNN (paper, eq. 3; [2]): K[c, d, k] = Re sum_n W[c, d, n] exp(Lambda[n] k).
-
-    W complex (c, d, n), Lambda complex (n,) shared by all channels, (d, n), or (g, n) for g groups of d/g channels
-    -> float32 (c, d, l). There is no step size, no B, no factor 2 and no conjugate pairing. The caller must ensure
-    Re Lambda <= 0; growing sums are right as long as e^(Re Lambda l) fits into float32.
-    """
-    c, d, n = W.shape
-    Lambda = Lambda.view(-1, n)                                                          # (g, n)
-    W = W.unflatten(1, (len(Lambda), -1)).transpose(0, 1)                                # (g, c, d/g, n)
-    # A group is one (c d/g l/m x 2n)(2n x m) product. Neither a (d, n, l) nor an (n, l) tensor exists.
-    K = geometric_sums(W.flatten(1, 2), Lambda, l)                                       # (g, c d/g, l)
-    return K.unflatten(1, (c, -1)).transpose(0, 1).flatten(1, 2)                         # (c, d, l)
+@functools.lru_cache(maxsize=16)
+def two_levels(count, device):
+    """0 .. f-1, then every f-th number up to count, float64, and f: each k < count is a sum of one of either kind."""
+    fine = 2 ** (count.bit_length() // 2)
+    ranges = torch.arange(fine, device=device), torch.arange(0, count, fine, device=device)
+    return torch.cat(ranges).double(), fine
 
 
 # ---- 3  S4: diagonal plus low rank, bilinear discretisation ----------------------------------------------------------
@@ -296,36 +297,6 @@ def s4_kernel_naive(A, P, B, C, dt, l):
     return torch.fft.irfft(spectrum, n=l)                                                # (c, d, l)
 
 
-# Where some |1 - x| |1 - p^l| falls below this, float32 is not enough.
-NEAR_ROOT_OF_UNITY = 0.02
-
-
-class WoodburyKernel(torch.autograd.Function):
-    """irfft(CB + CP (first[0] - PB) / (first[1] + PP)) of the rfft of `sums` (d, c+1, 2, l), whose rows are CB, CP for
-    each C, then PB, PP; first (d, 2) -> (d, c, l). Written out because autograd's backward passes of rfft and irfft are
-    complex transforms of twice the work: each is the other's adjoint, but for factors that cancel here."""
-
-    @staticmethod
-    def forward(context, sums, first):
-        CB_PB, CP_PP = torch.fft.rfft(sums).unbind(2)                                    # (d, c+1, l/2+1)
-        below = first[:, 1:, None] + CP_PP[:, -1:]
-        ratio = (first[:, :1, None] - CB_PB[:, -1:]) / below                             # (d, 1, l/2+1)
-        context.save_for_backward(CP_PP[:, :-1].clone(), below, ratio)     # a view would keep all that it is a view of
-        return torch.fft.irfft(torch.addcmul(CB_PB[:, :-1], CP_PP[:, :-1], ratio), n=sums.shape[-1])
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(context, grad):
-        CP, below, ratio = context.saved_tensors
-        of_CB = torch.fft.rfft(grad)                                                     # (d, c, l/2+1)
-        of_PB = (of_CB * CP.conj()).sum(1, keepdim=True) / -below.conj()
-        of_CB_PB = torch.cat((of_CB, of_PB), 1)
-        both = torch.stack((of_CB_PB, of_CB_PB * ratio.conj()), 2)                       # (d, c+1, 2, l/2+1)
-        both = torch.fft.irfft(both, n=grad.shape[-1])
-        PB, PP = both[:, -1, :, :1].unbind(1)              # a constant in all frequencies is a value at k = 0
-        return both, torch.cat((-PB, PP), 1)
-
-
 @torch.amp.autocast("cpu", enabled=False)
 @torch.amp.autocast("cuda", enabled=False)
 def s4_kernel(A, P, B, C, dt, l, precise=None):
@@ -374,6 +345,36 @@ def s4_kernel(A, P, B, C, dt, l, precise=None):
     return WoodburyKernel.apply(sums, first.to(dtype)).float().transpose(0, 1)           # (c, d, l)
 
 
+# Where some |1 - x| |1 - p^l| falls below this, float32 is not enough.
+NEAR_ROOT_OF_UNITY = 0.02
+
+
+class WoodburyKernel(torch.autograd.Function):
+    """irfft(CB + CP (first[0] - PB) / (first[1] + PP)) of the rfft of `sums` (d, c+1, 2, l), whose rows are CB, CP for
+    each C, then PB, PP; first (d, 2) -> (d, c, l). Written out because autograd's backward passes of rfft and irfft are
+    complex transforms of twice the work: each is the other's adjoint, but for factors that cancel here."""
+
+    @staticmethod
+    def forward(context, sums, first):
+        CB_PB, CP_PP = torch.fft.rfft(sums).unbind(2)                                    # (d, c+1, l/2+1)
+        below = first[:, 1:, None] + CP_PP[:, -1:]
+        ratio = (first[:, :1, None] - CB_PB[:, -1:]) / below                             # (d, 1, l/2+1)
+        context.save_for_backward(CP_PP[:, :-1].clone(), below, ratio)     # a view would keep all that it is a view of
+        return torch.fft.irfft(torch.addcmul(CB_PB[:, :-1], CP_PP[:, :-1], ratio), n=sums.shape[-1])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(context, grad):
+        CP, below, ratio = context.saved_tensors
+        of_CB = torch.fft.rfft(grad)                                                     # (d, c, l/2+1)
+        of_PB = (of_CB * CP.conj()).sum(1, keepdim=True) / -below.conj()
+        of_CB_PB = torch.cat((of_CB, of_PB), 1)
+        both = torch.stack((of_CB_PB, of_CB_PB * ratio.conj()), 2)                       # (d, c+1, 2, l/2+1)
+        both = torch.fft.irfft(both, n=grad.shape[-1])
+        PB, PP = both[:, -1, :, :1].unbind(1)              # a constant in all frequencies is a value at k = 0
+        return both, torch.cat((-PB, PP), 1)
+
+
 def s4_recover_C(A, P, C, dt, l):
     """C from the trained C~ = C (I - Abar^l), which a step needs: complex (c, d, n) -> (c, d, n), complex128."""
     power = transition_power(A, P, dt, l)                                                # (d, N, N)
@@ -401,15 +402,6 @@ def s4_step(A, P, B, C, dt, x, u):
 
 # ---- 4  Attention and rotary positions -------------------------------------------------------------------------------
 
-@functools.lru_cache(maxsize=8)
-def rotary_phases(l, e, device):
-    """exp(i t 10000^(-2m/e)) for position t and pair m, (l, e/2). Angles are float64: at l = 65536 a float32 angle is
-    off by thousandths of a radian."""
-    frequency = 10000.0 ** (-torch.arange(0, e, 2, device=device, dtype=torch.float64) / e)
-    angle = torch.arange(l, device=device, dtype=torch.float64)[:, None] * frequency
-    return torch.polar(torch.ones_like(angle), angle).to(torch.complex64)
-
-
 def rotary(x, start=0, dim=-2):
     """Rotary position embedding ([3]): rotates the pair (x[2m], x[2m+1]) at position t by t * 10000^(-2m/e).
 
@@ -422,6 +414,15 @@ def rotary(x, start=0, dim=-2):
     phases = phases.unflatten(0, (l,) + (1,) * (x.ndim - 2 - dim % x.ndim))              # (l, 1, ..., e/2)
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))                      # (..., l, e/2)
     return torch.view_as_real(pairs * phases).flatten(-2).to(x.dtype)
+
+
+@functools.lru_cache(maxsize=8)
+def rotary_phases(l, e, device):
+    """exp(i t 10000^(-2m/e)) for position t and pair m, (l, e/2). Angles are float64: at l = 65536 a float32 angle is
+    off by thousandths of a radian."""
+    frequency = 10000.0 ** (-torch.arange(0, e, 2, device=device, dtype=torch.float64) / e)
+    angle = torch.arange(l, device=device, dtype=torch.float64)[:, None] * frequency
+    return torch.polar(torch.ones_like(angle), angle).to(torch.complex64)
 
 
 @functools.lru_cache(maxsize=None)

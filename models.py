@@ -323,11 +323,29 @@ def sinusoids(l, d):
 
 # ---- Norms and residual blocks ---------------------------------------------------------------------------------------
 
-def total(value, many):
-    """Sum over processes, if there are many."""
-    if many:
-        dist.all_reduce(value)
-    return value
+class BatchNorm(nn.BatchNorm1d):
+    """Batch normalisation of (b, l, d) over all real positions of the whole batch.
+
+    Two things that nn.BatchNorm1d does not do: padded positions do not count, and under torchrun the statistics are
+    those of all processes together (nn.SyncBatchNorm does the latter, but only on GPUs). Both keep one optimiser step
+    the same however the batch is padded or divided.
+    """
+
+    def forward(self, x, lengths=None):
+        many = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if x.ndim == 2:                                                                       # (b, d), one step
+            return super().forward(x)
+        if not self.training or (lengths is None and not many):
+            return super().forward(x.transpose(1, 2)).transpose(1, 2)
+        real = torch.ones(x.shape[:2], device=x.device) if lengths is None else inside(lengths, x.shape[1], torch.float)
+        with torch.autocast(x.device.type, enabled=False):
+            y, mean, variance, count = MaskedNorm.apply(x.transpose(1, 2).float(), real[..., None], self.weight,
+                                                        self.bias, self.eps, many)
+        with torch.no_grad():
+            self.running_mean.lerp_(mean[:, 0], self.momentum)
+            self.running_var.lerp_((variance * count / (count - 1).clamp(min=1))[:, 0], self.momentum)
+            self.num_batches_tracked += 1
+        return y.to(x.dtype).transpose(1, 2)
 
 
 class MaskedNorm(torch.autograd.Function):
@@ -361,29 +379,11 @@ class MaskedNorm(torch.autograd.Function):
         return (grad - shift).mul_(rate * gain[:, None]), None, of_gain[:, 0], of_bias[:, 0], None, None
 
 
-class BatchNorm(nn.BatchNorm1d):
-    """Batch normalisation of (b, l, d) over all real positions of the whole batch.
-
-    Two things that nn.BatchNorm1d does not do: padded positions do not count, and under torchrun the statistics are
-    those of all processes together (nn.SyncBatchNorm does the latter, but only on GPUs). Both keep one optimiser step
-    the same however the batch is padded or divided.
-    """
-
-    def forward(self, x, lengths=None):
-        many = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        if x.ndim == 2:                                                                       # (b, d), one step
-            return super().forward(x)
-        if not self.training or (lengths is None and not many):
-            return super().forward(x.transpose(1, 2)).transpose(1, 2)
-        real = torch.ones(x.shape[:2], device=x.device) if lengths is None else inside(lengths, x.shape[1], torch.float)
-        with torch.autocast(x.device.type, enabled=False):
-            y, mean, variance, count = MaskedNorm.apply(x.transpose(1, 2).float(), real[..., None], self.weight,
-                                                        self.bias, self.eps, many)
-        with torch.no_grad():
-            self.running_mean.lerp_(mean[:, 0], self.momentum)
-            self.running_var.lerp_((variance * count / (count - 1).clamp(min=1))[:, 0], self.momentum)
-            self.num_batches_tracked += 1
-        return y.to(x.dtype).transpose(1, 2)
+def total(value, many):
+    """Sum over processes, if there are many."""
+    if many:
+        dist.all_reduce(value)
+    return value
 
 
 class LayerNorm(nn.LayerNorm):
@@ -419,7 +419,7 @@ class TransformerBlock(nn.Module):
         self.mixer = mixer
         self.ff = FEED_FORWARD[c.ffn](c)
 
-    def forward(self, x, lengths=None, *K):
+    def forward(self, x, lengths=None, *K):      # K: the mixer's kernels, where `Backbone` makes them
         x = x + self.mixer(self.norm1(x, lengths), lengths, *K)
         return x + self.ff(self.norm2(x, lengths))
 

@@ -73,14 +73,6 @@ def pretext(args, task, batch, rows, mine, *key):
     return corrupt(batch, torch.from_numpy(hidden).to(batch.y.device), args.loss)
 
 
-class Denoising(NamedTuple):
-    """Sequences of a batch that pass through the model together."""
-    inputs: torch.Tensor
-    lengths: "torch.Tensor | None"
-    hidden: torch.Tensor                # (m,) positions to predict, in b l
-    targets: torch.Tensor
-
-
 def spt_loss(prediction, targets, hidden, loss):
     """Summed loss and summed score over the hidden positions: prediction (m, outputs), targets (b, l) or
     (b, l, channels), hidden as in `at`.
@@ -119,6 +111,14 @@ def validate(model, task, split, args, run):
     if n == 0:
         raise UserError(f"no position of the validation split is hidden with --mask {args.mask}")
     return loss / n, score / n
+
+
+class Denoising(NamedTuple):
+    """Sequences of a batch that pass through the model together."""
+    inputs: torch.Tensor
+    lengths: "torch.Tensor | None"
+    hidden: torch.Tensor                # (m,) positions to predict, in b l
+    targets: torch.Tensor
 
 
 def parse_args(argv=None):

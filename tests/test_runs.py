@@ -29,9 +29,10 @@ import finetune
 import predict
 import pretrain
 import run as run_py
+from analyze import MODEL_NAMES
 from conftest import ROOT
 from data import Split, UserError
-from models import FEED_FORWARD, MODELS, Backbone, Classifier, Denoiser, config, keys_of, param_groups
+from models import FEED_FORWARD, MODELS, Backbone, Classifier, Denoiser, SizeError, config, keys_of, param_groups
 from recipes import arch
 from run import Run, guarded, overrides
 from test_models import VOCABULARY, made_neox
@@ -444,7 +445,11 @@ def test_both_stages_from_end_to_end(task, model, more, objective, begun, monkey
         return batch(split, indices, device)
     pt, ft = tmp_path / "pt", tmp_path / "ft"
     few = dict(steps=3, batch=5, micro_batch=3, eval_every=1, warmup=1)             # 5 and 3 divide no split
-    pretrain.main(flags(pt, task, model, more, objective=objective, train_fraction=0.5, **few))
+    try:
+        pretrain.main(flags(pt, task, model, more, objective=objective, train_fraction=0.5, **few))
+    except SizeError as error:                                        # only of a model that the tests do not know
+        assert "no causal form" in str(error) and objective == "causal" and model not in MODEL_NAMES
+        return
     with monkeypatch.context() as patch:
         patch.setattr(Split, "batch", counted)
         finetune.main(flags(ft, None, None, init=pt, **few))
