@@ -3,6 +3,8 @@
     python results/speed.py                   # kernels layer positions operations: some minutes
     python results/speed.py compiled          # --compile against eager, every model of zoo/ too: an hour on a CPU
 
+Times want a quiet machine: beside other work compiled code took seven times as long as eager, alone no longer.
+
     kernels      each fast form beside its naive form: time, peak memory, error against float64
     layer        the parts of an S4 layer beside what this machine could do at best
     positions    the time to generate a position

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from kernels import inside
 
+
 def diagonal_scan_naive(log_lambda, v):
     """`diagonal_scan` one step after another."""
     x, states = 0, []
@@ -53,8 +54,7 @@ class SharedState(nn.Module):
 
     x[t] = lambda x[t-1] + Bbar u[t] with lambda (n,), Bbar (n, d); y = factor Re C x + D u with C (d, n). Each state
     reads all channels, so there is a scan over time and no kernel per channel. Bidirectional: a second C reads the scan
-    of the reversed sequence; u[t] is in both. `recurrence` makes lambda and Bbar. Then GELU and a gate. c.C_scale: how
-    large C is at the start.
+    of the reversed sequence; u[t] is in both. `recurrence` makes lambda and Bbar. Then GELU and a gate.
     """
 
     factor = 1
