@@ -1,9 +1,10 @@
 """Where the time goes: the tables of results/speed.md that need no other commit beside this one.
 
     python results/speed.py                   # kernels layer positions operations: some minutes
-    python results/speed.py compiled          # --compile against eager, every model of zoo/ too: an hour on a CPU
+    python results/speed.py compiled          # --compile against eager, every model of zoo/ too: long
 
-Times want a quiet machine: beside other work compiled code took seven times as long as eager, alone no longer.
+Times want a quiet machine: beside other work S4's compiled step once took seven times as long as its eager one, where
+alone both take the same.
 
     kernels      each fast form beside its naive form: time, peak memory, error against float64
     layer        the parts of an S4 layer beside what this machine could do at best
