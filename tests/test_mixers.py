@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from analyze import MODEL_NAMES
 from kernels import attention, fft_conv, hippo_nplr, s4_kernel, s4_recover_C, s4_step, truncation_correction
@@ -13,6 +14,7 @@ from zoo.bigbird import bigbird_attention, bigbird_attention_naive
 from zoo.ema import ema_kernel, ema_kernel_naive
 from zoo.linear import elu_features, favor_features, linear_attention, linear_attention_naive, relu_features
 from zoo.longformer import longformer_attention, longformer_attention_naive
+from zoo.mamba import selective_scan, selective_scan_naive
 from zoo.mega import Mega
 from zoo.reformer import lsh_attention, lsh_attention_naive
 from zoo.s4d import s4d_kernel, s4d_kernel_naive
@@ -195,6 +197,23 @@ def test_scan_by_doubling_is_the_loop():
     assert (diagonal_scan(log_lambda, v) - exact).abs().max() < 1e-6 * exact.abs().max()
     small = [x.to(torch.complex128).requires_grad_() for x in (log_lambda, v[:, :9])]
     assert torch.autograd.gradcheck(diagonal_scan, small)
+
+
+@pytest.mark.parametrize("l", [1, 4, 7, 37])                    # of one position, a chunk, chunks and a part of one
+def test_a_selective_scan_is_the_loop(l):
+    """Values, gradients of all inputs; in the dtype of the inputs."""
+    torch.manual_seed(l)
+    u, delta, B, C = (torch.randn(3, l, size, dtype=torch.float64) for size in (5, 5, 4, 4))
+    inputs = [u, F.softplus(delta - 2), -torch.rand(5, 4, dtype=torch.float64) * 4, B, C]
+    inputs = [value.detach().requires_grad_() for value in inputs]
+    fast, exact, weights = selective_scan(*inputs), selective_scan_naive(*inputs), torch.randn_like(u)
+    found, wanted = (torch.autograd.grad((weights * y).sum(), inputs) for y in (fast, exact))
+    assert all((a - b).abs().max() < 1e-10 for a, b in zip((fast, *found), (exact, *wanted)))
+    single = selective_scan(*(value.float() for value in inputs))
+    assert single.dtype == torch.float32 and (single - exact).abs().max() < 1e-5 * exact.abs().max()
+    if l == 7:
+        inputs = [value.detach().transpose(0, value.ndim - 2).contiguous().requires_grad_() for value in inputs]
+        torch.library.opcheck(torch.ops.zoo.mamba, inputs)             # what --compile sees of it
 
 
 def test_s4_steps_are_the_convolution_at_hippos_start():

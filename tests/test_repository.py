@@ -19,12 +19,12 @@ FOUR = {"kernels": set(), "models": {"kernels"}, "pretrain": {"data", "models", 
         "finetune": {"data", "models", "run", "pretrain"}}
 FILES = FOUR | {"pathfinder": set(), "data": {"pathfinder"}, "recipes": {"data", "models"},
                 "run": {"data", "models", "recipes", "zoo"}, "predict": {"data", "models", "run"}, "analyze": {"data"}}
-ZOO = """__init__ bigbird dfout ema linear linformer longformer lru mega pythia reformer s4d s5 scan sgconv shared spade
+ZOO = """__init__ bigbird dfout ema linear linformer longformer lru mamba mega pythia reformer s4d s5 scan sgconv shared spade
     structured""".split()
 FILES |= {f"zoo/{name}": {"data", "kernels", "models", "recipes", "zoo"} for name in ZOO}
 FILES |= dict.fromkeys(("results/costs", "results/speed"), {"data", "kernels", "models", "pretrain", "recipes", "run"})
 MODULES = {name.split("/")[0] for name in FILES}
-LONGEST = {"zoo": 165}                                           # lines of a file there
+LONGEST = {"zoo": 175}                                           # lines of a file there
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"]}
 
 
@@ -56,7 +56,8 @@ def test_each_file_imports_one_way_does_nothing_at_import_and_is_short(name):
         if isinstance(node, ast.If):
             assert "__main__" in ast.unparse(node.test)
         elif isinstance(node, ast.Expr):                              # a docstring; results/ adds the root to the path
-            assert isinstance(node.value, ast.Constant) or "sys.path" in ast.unparse(node), "a call at import"
+            assert isinstance(node.value, ast.Constant) or any(
+                    word in ast.unparse(node) for word in ("sys.path", ".register_")), "a call at import"
         else:
             assert isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign,
                                      ast.AugAssign, ast.AnnAssign)), ast.dump(node)[:80]
