@@ -121,13 +121,7 @@ def inherit(flags):
 
 
 def parse_args(argv=None):
-    args = arguments("finetune", argv, inherit)
-    if args.init is not None:
-        # Changes to the pretraining are changes to this run too.
-        unfinished = {} if (args.init / "result.json").exists() else {"unfinished": True}
-        if before := args.pretraining["changed"] | unfinished:
-            args.changed["pretraining"] = before
-    return args
+    return arguments("finetune", argv, inherit)
 
 
 def make_model(args, task, run):

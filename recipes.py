@@ -218,6 +218,20 @@ def assignments(text):
     return {key: number(value) for key, _, value in pairs}
 
 
+def settings(changed):
+    """What differs from the recipe in either stage, as result.json has it in `changed`, without nesting: {"lr": 0.01,
+    "arch.d": 64, "pretraining.mask": 0.5}. What finetuning inherits stands there once."""
+    found = {}
+    for name, value in changed.items():
+        if name != "pretraining":
+            nested = value if isinstance(value, dict) else None
+            found |= {name: value} if nested is None else {f"{name}.{key}": each for key, each in nested.items()}
+    first = settings(changed["pretraining"]) if "pretraining" in changed else {}
+    inherited = {name for name in first if name.split(".")[0] in ("arch", "train_fraction")}
+    return found | {f"pretraining.{name}": value for name, value in first.items()
+                    if name not in inherited or found.get(name) != value}
+
+
 # ---- How a run finds its line ----------------------------------------------------------------------------------------
 
 def arch(task, model, /, **overrides):

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -28,7 +29,7 @@ import zoo                                     # noqa: F401, fills MODELS
 from data import (TASKS, Parser, UserError, folder_name, full_name, locked, look_up, order, read_json,
                   write_atomically, write_json)
 from models import MODELS, SizeError, count, keys_of
-from recipes import arch, assignments, fit, recipe_line
+from recipes import arch, assignments, fit, recipe_line, settings
 from zoo.structured import guide
 
 
@@ -86,7 +87,8 @@ def flags(stage):
         "lie within larger ones")
     add("--seed", type=natural, default=0, help="of weights, data order and hidden positions")
     add("--data-dir", default="data", help="where prepared data sets live")
-    add("--out", type=Path, help="run directory (default: runs/TASK-MODEL-OBJECTIVE-STAGE-sSEED)")
+    add("--out", type=Path, help="run directory (default: runs/TASK-MODEL-OBJECTIVE-STAGE-sSEED, and what differs from "
+        "the recipe)")
     add("--resume", action="store_true", help="continue exactly where the run in --out was stopped")
     if stage == "finetune":
         add("--init", type=Path, help="pretraining run, which also gives task, model, sizes and training examples; "
@@ -174,19 +176,36 @@ def arguments(stage, argv, inherit=None):
     for flag in sorted(named):                                         # a new flag, too
         if getattr(args, flag) not in (None, values.get(flag), parser.get_default(flag)):
             args.changed[flag] = getattr(args, flag)
+    if args.start == "spt":                                            # changes to the pretraining are this run's too
+        unfinished = {} if (args.init / "result.json").exists() else {"unfinished": True}
+        if before := args.pretraining["changed"] | unfinished:
+            args.changed["pretraining"] = before
     if "epochs" in args.changed:
         values.pop("steps", None)                                      # --epochs was asked for in place of steps
     for flag, value in values.items():
         if getattr(args, flag) is None:
             setattr(args, flag, value)
     check(args, task)
-    if args.out is None:
-        sizes = "".join(f"-{key}={value}" for key, value in other_sizes.items())
-        shares = {"f": args.train_fraction, "l": getattr(args, "label_fraction", None)}
-        shares = "".join(f"-{letter}{share:g}" for letter, share in shares.items() if share is not None)
-        name = f"{folder_name(args.task)}-{args.model}{sizes}-{args.objective}-{args.start}{shares}-s{args.seed}"
-        args.out = Path("runs") / name
+    args.out = args.out or Path("runs") / run_name(args)
     return args
+
+
+SHORT = {"train_fraction": "f", "label_fraction": "l", "pretraining": "pre", "arch": ""}         # in names of runs
+
+
+def run_name(args):
+    """TASK-MODEL-OBJECTIVE-START-sSEED, with all that differs from the recipe: the folder of a run without --out."""
+    found = settings(args.changed) | ({"joint": args.joint} if args.start == "joint" and args.joint != 1 else {})
+    sizes, words = "", ""
+    for name, value in found.items():
+        text = "-".join(filter(None, (SHORT.get(part, part.replace("_", "-")) for part in name.split("."))))
+        value = f"{value:g}" if isinstance(value, float) else str(value)
+        if name.startswith("arch."):
+            sizes += f"-{text}={value}"
+        else:
+            words += f"-{text}" if value == "True" else f"-{text}{value}"
+    name = f"{folder_name(args.task)}-{args.model}{sizes}-{args.objective}-{args.start}{words}-s{args.seed}"
+    return re.sub(r"[^\w.=-]", "_", name)
 
 
 def check(args, task):

@@ -9,51 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-import analyze
+from compare import markdown, read_runs
 from conftest import ROOT
-from data import TASKS
-from recipes import recipe_line
-from test_analyze import finetuned, listed, put
+from data import UserError
+from experiments import JOINT
+from recipes import read_table
+from test_analyze import finetuned, put
 from test_readme import run
 
 sys.path.insert(0, str(ROOT / "results" / "findings"))
 import tables
-
-
-def names(number):
-    return {f"{row}-{column}" for rows, columns in tables.questions()[number][1] for row in rows for column in columns}
-
-
-@pytest.mark.parametrize("number", tables.questions())
-def test_the_runs_of_a_question_are_those_of_its_command(number):
-    """What the tables show is what run_all.sh trains, and the other way round."""
-    shown = names(number)
-    chains = listed(f"findings{number}", "--seeds", "7")
-    made = set(re.findall(r"finetune.*?--out runs/findings/(\S+)-s7", "\n".join(chains).replace(" && ", "\n")))
-    assert made == shown
-    firsts = [re.findall(r"pretrain.*?--out (\S+)", chain) for chain in chains]
-    firsts = [first for found in firsts for first in found]
-    assert len(set(firsts)) == len(firsts), "two chains side by side would train one run"
-
-
-@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6, 7, 8])
-def test_validation_has_ten_checkpoints_of_each_arm_to_choose_from(number):
-    """By the recipe's steps or the flag's; but for the runs that `architectures` made. Few labels are soon known by
-    heart: there every arm has one after 50 steps already."""
-    checked = 0
-    for chain in listed(f"findings{number}", "--seeds", "7"):
-        flags = {}
-        for command in chain.split(" && "):
-            words = command.split()
-            flags |= {"start": "spt" if "--init" in words else "joint" if "--joint" in words else "scratch",
-                      "steps": None} | {word[2:]: value for word, value in zip(words, words[1:]) if word[:2] == "--"}
-            if words[1].endswith("finetune.py") and "-rated" not in flags["out"]:
-                recipe = recipe_line(flags["task"], TASKS[flags["task"]], flags["model"], "masked", flags["start"])[2]
-                steps = int(flags["steps"] or recipe["steps"])
-                wanted = 50 if re.search("-[lf]0", flags["out"]) else steps / 10
-                assert words.count("--eval-every") == 1 and int(flags["eval-every"]) == wanted, command
-                checked += 1
-    assert checked
 
 
 @pytest.fixture(scope="module")
@@ -187,14 +152,14 @@ def test_tables_and_verdicts_by_hand(tmp_path):
     claim is what its intervals say."""
     bed(tmp_path, "transformer", {0: .50, 1: .51}, {0: .70, 1: .712, 2: .9}, {0: .60, 1: .50})
     bed(tmp_path, "s4", {0: .80, 1: .81}, {0: .78, 1: .80}, {})
-    found = tables.by_name(analyze.read_runs(tmp_path))
+    found = tables.by_name(read_runs(tmp_path))
     rows = {line.split(" | ")[0]: line for line in tables.finding(1, found).splitlines()}
     row = rows["| `pathfinder_demo-transformer`"]
     assert "| 50.5 ± 0.7<br>2,700 passes, 1.0 min |" in row and "<br>+4.5 [-65.4, +74.4] (2)<br>2,700" in row
     assert "| 70.6 ± 0.8<br>+20.1 [+18.8, +21.4] (2)<br>hidden: 80.0 ± 0.0<br>2,700 passes, 3.0 min |" in row
     assert row.endswith("| +15.6 [-55.6, +86.8] (2) |") and rows["| `text256-s4`"].count("–") == 4
     assert "| 0 of 2 above 55<br>50.5 ± 0.7<br>" in tables.finding(4, found)
-    lines = {line[:5]: line for line in analyze.markdown(*tables.verdicts(found)).splitlines()}
+    lines = {line[:5]: line for line in markdown(*tables.verdicts(found)).splitlines()}
     assert ("transformer: +20.1 [+18.8, +21.4] (2)<br>pathfinder_demo transformer max: –<br>"
             "pathfinder_demo rotary: –<br>text256 s4: –<br>"
             "pathfinder_demo s4: -1.5 [-7.9, +4.9] (2)") in lines["| 6 |"]
@@ -210,18 +175,23 @@ def test_tables_and_verdicts_by_hand(tmp_path):
 
 
 def test_joint_training_takes_the_best_of_its_trials():
-    """By validation, of the kept runs of findings0: the setting of runs.sh is that of the best."""
-    kept = tables.by_name(analyze.read_runs(ROOT / "results" / "findings" / "runs.jsonl"))
-    script = (ROOT / "results" / "findings" / "runs.sh").read_text()
-    chosen = re.findall(r"\[(\w+-\w+)\]=\"(\S+) --lr (\S+)\"", script)
-    assert len(chosen) == 8
-    for bed_and_model, weight, rate in chosen:
-        trials = {}                                                # some were made again
-        for name, run in kept.items():
-            if trial := re.fullmatch(rf"{bed_and_model}-lr([\d.]+)-w([\d.]+)(-again)?-joint", name):
-                trials.setdefault(trial.groups()[:2], []).append(run[0]["val_accuracy"])
-        assert len(trials) == {"text256-s4": 4}.get(bed_and_model, 5 if "text256" in bed_and_model else 12)
-        assert max(trials, key=lambda trial: np.mean(trials[trial])) == (f"{float(rate):g}", weight), bed_and_model
+    """By validation, of the kept runs of findings0: the setting that experiments.py has for a bed is that of the best."""
+    runs = read_runs(ROOT / "results" / "findings" / "runs.jsonl")
+    trials = [run for run in runs if run.get("start") == "joint" and re.search(r"-lr[\d.]+-w[\d.]+", run["run"])]
+    for chosen in read_table(JOINT):
+        scores = {}                                                # some trials were made again
+        for run in trials:
+            if [run["task"], run["model"], run["seed"]] == [chosen["task"], chosen["model"], 0]:
+                setting = re.search(r"-lr([\d.]+)-w([\d.]+)", run["run"]).groups()
+                scores.setdefault(tuple(map(float, setting)), []).append(run["val_accuracy"])
+        assert len(scores) == {"text256 s4": 4}.get(" ".join([*chosen.values()][:2]), 5 if chosen["task"] == "text256" else 12)
+        assert max(scores, key=lambda setting: np.mean(scores[setting])) == (float(chosen["lr"]), float(chosen["joint"]))
+
+
+def test_a_run_that_is_not_what_its_name_says_is_an_error(tmp_path):
+    bed(tmp_path, "s4", {0: .5}, {}, {})
+    with pytest.raises(UserError, match="pathfinder_demo-s4-scratch-s0 is not what experiments.py says"):
+        tables.by_name(read_runs(tmp_path))
 
 
 @pytest.fixture
@@ -248,7 +218,7 @@ def test_the_pages_are_those_of_the_kept_runs(pages, capsys):
 
 def test_keeping_adds_runs_and_never_replaces_one(pages):
     """The first test score of a run counts. A run of another question, which is only kept, stays."""
-    old = {run["run"]: run for run in analyze.read_runs(tables.KEPT)}
+    old = {run["run"]: run for run in read_runs(tables.KEPT)}
     bed(pages / "new", "transformer", {0: .99, 77: .6}, {77: .7}, {})
     for folder in (pages / "new").iterdir():
         if "pretrain" in folder.name:                          # as those of S4 in question 3
@@ -256,7 +226,7 @@ def test_keeping_adds_runs_and_never_replaces_one(pages):
             folder = folder.rename(folder.with_name(name))
             np.savez(folder / "kernels.npz", before=np.ones((1, 2, 8)), after=np.ones((1, 2, 8)))
     assert tables.main(["keep", "--runs", str(pages / "new")]) == 0
-    new = {run["run"]: run for run in analyze.read_runs(tables.KEPT)}
+    new = {run["run"]: run for run in read_runs(tables.KEPT)}
     assert {name: run for name, run in new.items() if name in old} == old
     assert len(new) - len(old) == 3 and new["pathfinder_demo-transformer-scratch-s77"]["score"] == 60
     kernels, before = np.load(tables.HERE / "kernels.npz"), np.load(ROOT / "results" / "findings" / "kernels.npz")

@@ -21,93 +21,42 @@ HERE = Path(__file__).resolve().parent
 ROOT, KEPT = HERE.parents[1], HERE / "runs.jsonl"
 sys.path.insert(0, str(ROOT))
 
-from analyze import (OWN_ARMS, dots, draw, evaluations, grid, half_lag, half_width, kernels_of, kernels_to_keep,
-                     line_to_keep, markdown, mean_std, minus, provenance, read_runs, replace_block, signed,
-                     with_pretraining, write)
+from analyze import grid, half_lag, kernels_of, kernels_to_keep, line_to_keep
+from compare import (STARTS, dots, draw, evaluations, half_width_of, identity, markdown, mean_std, minus, provenance,
+                     read_runs, replace_block, signed, with_pretraining, write)
 from data import Parser, UserError
+from experiments import questions, record, trained
 
-# A question, then TASK: rows | columns of its tables. Together they name runs, TASK-ROW-COLUMN-sSEED, which runs.sh
-# makes. Gains are over the first column.
-QUESTIONS = """
-0 Trials by which settings were chosen: validation accuracy, seed 0
-pathfinder_demo: transformer rotary | scratch lr0.0003-scratch lr0.003-scratch
-pathfinder_demo: transformer-lr0.001 transformer-lr0.003 transformer-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
-pathfinder_demo: rotary-lr0.001 rotary-lr0.003 rotary-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
-text_demo: rotary-lr0.001 rotary-lr0.003 rotary-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
-text_demo: rotary-lr0.003 rotary-lr0.01 | w0.3-again-joint
-pathfinder_demo: s4-lr0.003 s4-lr0.01 s4-lr0.03 | w0.1-joint w0.3-joint w1-joint w3-joint
-text_demo: s4-lr0.001 s4-lr0.004 s4-lr0.01 | w0.1-joint w0.3-joint w1-joint w3-joint
-pathfinder_demo: s4 s4d dfout dlr s4_rand dlr_rand | scratch lr0.003-scratch spt lr0.003-spt
-text_demo: s4 | scratch lr0.004-scratch spt lr0.004-spt
-text256: s4 | scratch lr0.01-scratch spt lr0.01-spt
-text256: rotary-lr0.001 rotary-lr0.003 rotary-lr0.01 linear-lr0.001 linear-lr0.003 linear-lr0.01 | w0.3-joint
-text256: s4-lr0.004 s4-lr0.01 | w0.3-joint
-text256: rotary-lr0.003 linear-lr0.003 s4-lr0.01 | w1-joint w3-joint
-text_demo: rotary-f0.05 | scratch lr0.0003-scratch lr0.003-scratch spt lr0.0003-spt lr0.003-spt
-text_demo: s4-f0.05 | scratch lr0.001-scratch lr0.003-scratch spt lr0.001-spt lr0.003-spt
-pathfinder_demo: transformer transformer-runs3 transformer-patches | spt lr0.001-spt lr0.01-spt
-text_demo: rotary rotary-runs10 | spt lr0.01-spt
-1 SPT, joint training or scratch at equal passes?
-text256: rotary linear s4 | scratch spt joint
-pathfinder_demo: transformer s4 | scratch spt joint
-pathfinder_demo: s4 | s900-scratch
-2 Few labels: what does SPT gain with 1, 5, 25 and 100 % of them?
-text_demo: rotary-l0.01 rotary-l0.05 rotary-l0.25 rotary s4-l0.01 s4-l0.05 s4-l0.25 s4 | scratch spt joint
-text_demo: rotary-f0.05 rotary-f0.25 s4-f0.05 s4-f0.25 | scratch spt
-3 Does SPT make the initialisation redundant?
-pathfinder_demo: s4 s4d s4d-short dfout-lr0.003 dlr-lr0.003 | scratch spt
-pathfinder_demo: s4_rand-lr0.003 dlr_rand-lr0.003 s4_rand-lr0.003-long dlr_rand-lr0.003-long | scratch spt
-text_demo: s4-rated s4d-rated s4d-rated-short dfout-rated dlr-rated s4_rand-rated dlr_rand-rated | scratch spt
-4 Luck: how many of ten seeds leave chance?
-pathfinder_demo: transformer rotary transformer-max | scratch spt joint
-pathfinder_demo: transformer-lr0.003 | w0.1-joint
-5 How much pretraining, and on how much?
-pathfinder_demo: transformer | s1400-scratch p175-spt p350-spt p700-spt p1400-spt p2800-spt scratch s4200-scratch
-pathfinder_demo: transformer | n0.125-scratch n0.125-spt n0.25-spt n0.5-spt n1-spt
-pathfinder_demo: transformer | n0.125-scratch n0.25-scratch n0.5-scratch scratch
-6 What to hide?
-pathfinder_demo: transformer | spt m0.15-spt m0.5-spt runs3-spt runs10-spt patches-spt rows-spt
-pathfinder_demo: transformer | lr0.01-spt runs3-lr0.01-spt runs10-lr0.01-spt patches-lr0.01-spt rows-lr0.01-spt
-pathfinder_demo: transformer | p2800-spt runs3-p2800-spt patches-p2800-spt
-text_demo: rotary | spt m0.15-spt m0.5-spt runs3-spt runs10-spt
-7 Masked or causal?
-text_demo: rotary rotary-causal s4 s4-causal | scratch spt
-8 Where does the gain sit?
-text_demo: rotary | s700-scratch spt qk-spt v-spt mixers-spt others-spt
-text_demo: rotary | s700-scratch qk-rewind-spt v-rewind-spt mixers-rewind-spt others-rewind-spt
-text_demo: s4 | s700-scratch spt A-spt BC-spt mixers-spt others-spt
-text_demo: s4 | s700-scratch A-rewind-spt BC-rewind-spt mixers-rewind-spt others-rewind-spt
-pathfinder_demo: transformer | s1400-scratch spt qk-spt v-spt mixers-spt others-spt
-pathfinder_demo: transformer | s1400-scratch qk-rewind-spt v-rewind-spt mixers-rewind-spt others-rewind-spt
-9 One real row as far as a CPU carries it: Image, S4 with 100k parameters
-image: s4-100k | scratch e4-scratch spt lr0.01-spt
-"""
 KERNEL_ROWS = ("text_demo-s4-rated", "pathfinder_demo-s4")         # whose kernels the last claim is about
 
 
-def questions():
-    """{number: (title, [(rows, columns)])} of QUESTIONS."""
-    found = {}
-    for line in QUESTIONS.strip().splitlines():
-        if line[0].isdigit():
-            title, tables = line[2:], []
-            found[int(line[0])] = title, tables
+def tables(number):
+    """[(names of rows, names of columns)] of a question. A row and a column name the runs ROW-COLUMN-sSEED."""
+    found = []
+    for row in questions()[number].rows:
+        name = "-".join(filter(None, (row.task, row.model, row.word)))
+        columns = ["-".join(filter(None, (arm.word, arm.start))) for arm in row.arms]
+        if found and found[-1][1] == columns:                  # the same table goes on
+            found[-1][0].append(name)
         else:
-            task, names = line.split(": ")
-            names, columns = (part.split() for part in names.split(" | "))
-            rows = [f"{task}-{name}" for name in names]
-            if tables and tables[-1][1] == columns:                # the same table goes on
-                tables[-1][0].extend(rows)
-            else:
-                tables.append((rows, columns))
+            found.append(([name], columns))
     return found
 
 
 def by_name(runs):
-    """{name without seed: {seed: run}}, of both stages."""
-    found = {}
+    """{name without seed: {seed: run}}, of both stages. UserError for a run that is not what its entry says. Trials and
+    the runs that they led to share settings: here, and nowhere else, a name says which of them is meant."""
+    entries, found = {}, {}
+    for question in questions().values():
+        for run in (run for row in question.rows for run in trained(row)):
+            for each in filter(None, (run, run.first)):
+                name = "-".join(filter(None, (each.task, each.model, each.word, each.start)))
+                entries.setdefault(name, identity(record(each)))
     for run in [*with_pretraining(runs), *(run for run in runs if "start" not in run)]:
-        found.setdefault(run["run"].rsplit("-s", 1)[0], {})[run["seed"]] = run
+        name = run["run"].rsplit("-s", 1)[0]
+        if name in entries and identity(run) != entries[name]:
+            raise UserError(f"{run['run']} is not what experiments.py says: {identity(run)}, not {entries[name]}")
+        found.setdefault(name, {})[run["seed"]] = run
     return found
 
 
@@ -115,7 +64,7 @@ def finding(number, found):
     """The tables of a question in Markdown. Gains are over the first column; a row has the seeds that all of its arms
     have."""
     parts, used, field = [], {}, "score" if number else "val_accuracy"
-    for rows, columns in questions()[number][1]:
+    for rows, columns in tables(number):
         lines = []
         for row in rows:
             arms = [found.get(f"{row}-{column}", {}) for column in columns]
@@ -216,7 +165,7 @@ def decide(values, bound):
     """Where the interval of a mean lies -> confirmed, refuted or undecided; one seed has none."""
     if len(values) < 2:
         return "one seed" if values else "not run"
-    mean, half = statistics.mean(values.values()), half_width([*values.values()])
+    mean, half = statistics.mean(values.values()), half_width_of([*values.values()])
     if bound == "above 0":
         return "confirmed" if mean - half > 0 else "refuted" if mean + half < 0 else "undecided"
     if bound == "not 0":
@@ -227,9 +176,8 @@ def decide(values, bound):
 def figure_of_question(plt, number, found):
     """A panel a task, a line a model and variant: the test accuracy of every seed, and the mean. Of question 9 the
     validation curves."""
-    title, tables = questions()[number]
     panels = {}                                                # {task: {line: {start: runs}}}
-    for rows, columns in tables:
+    for rows, columns in tables(number):
         for name in [f"{row}-{column}" for row in rows for column in columns]:
             task, *words, start = name.split("-")
             runs = [*found.get(name, {}).values()]
@@ -239,7 +187,7 @@ def figure_of_question(plt, number, found):
     for axis, (task, lines) in zip(axes[0], panels.items()):
         (curves if number == 9 else dots)(axis, lines)
         axis.set_title(task, loc="left")
-    return figure, title
+    return figure, questions()[number].title
 
 
 def curves(axis, lines):
@@ -247,7 +195,7 @@ def curves(axis, lines):
     paper, first = {"scratch": "S4", "spt": "S4 + SPT"}, next(iter(lines))
     for words, style in zip(lines, ("-", "-.", "--"), strict=True):
         for start, runs in lines[words].items():
-            label, colour = OWN_ARMS[start]
+            label, colour = STARTS[start]
             axis.axhline(float(grid(9)[0][paper[start]]["100k"][1]), color=colour, linestyle=":",
                          label="the paper's test, 200 epochs")
             for run in runs:
@@ -263,9 +211,9 @@ def tell(args):
     found = by_name(read_runs(args.runs))
     folder = args.runs.parent if args.runs.is_file() else args.runs
     for number in questions() if args.what == "" else [int(args.what)]:
-        print(f"\n**{number}. {questions()[number][0]}**\n\n{finding(number, found)}\n")
+        print(f"\n**{number}. {questions()[number].title}**\n\n{finding(number, found)}\n")
         if number:                                             # trials have no figure
-            draw(lambda plt, cells: figure_of_question(plt, number, found), {}, folder / f"question{number}.png")
+            draw(lambda plt: figure_of_question(plt, number, found), folder / f"question{number}.png")
     if args.what == "":
         print(markdown(*verdicts(found)))
 
@@ -293,11 +241,12 @@ def page(args):
     """What the kept runs say, into results/findings.md. A figure is drawn once each cell of its question has runs."""
     found = by_name(read_runs(KEPT))
     path = ROOT / "results" / "findings.md"
-    for number, (_, tables) in questions().items():
+    for number in questions():
         text, figure = finding(number, found), HERE / f"question{number}.png"
-        if number and all(f"{row}-{column}" in found for rows, columns in tables for row in rows for column in columns):
+        names = [f"{row}-{column}" for rows, columns in tables(number) for row in rows for column in columns]
+        if number and all(name in found for name in names):
             if not args.check:
-                draw(lambda plt, cells: figure_of_question(plt, number, found), {}, figure)
+                draw(lambda plt: figure_of_question(plt, number, found), figure)
             text += f"\n\n![question {number}](findings/{figure.name})"
         replace_block(path, f"question{number}", text, args.check)
     head, rows = verdicts(found)

@@ -1,0 +1,697 @@
+"""Runs beside each other: what each of them did, how their scores differ, and how sure that is.
+
+    python analyze.py compare runs/*                         any runs, a row a setting; --baseline lr=1e-3
+    python analyze.py demo                                   the demo's table and figure, from runs/demo
+    python analyze.py own runs/own                           your own data: SPT and joint training against scratch
+
+A run is what result.json says that it did: task, model, objective, how it started, seed, and everything that differs
+from the recipe in either stage. Names of folders count for nothing.
+
+Intervals (95 %, Student's t) take one standard deviation for all arms of a table, pooled over their seeds: three seeds
+alone leave two degrees of freedom, which doubles an interval. An arm that scatters unlike the others keeps its own.
+With ten seeds or more, gains are paired by seed instead.
+"""
+import json
+import math
+import os
+import re
+import statistics
+import sys
+from collections import defaultdict, namedtuple
+from pathlib import Path
+
+import numpy as np
+from scipy.special import fdtrc, stdtrit
+
+import experiments
+from data import UserError, read_json
+from models import MODELS
+from recipes import number, settings
+
+SCRATCH, SPT, OTHER = "#9aa5b1", "#0072b2", "#d55e00"      # colour-blind safe, and apart in gray too
+# How a finetuning run started -> what it is called, its colour.
+STARTS = {"scratch": ("from scratch", SCRATCH), "spt": ("self-pretrained", SPT), "joint": ("joint", OTHER),
+          "corpus": ("pretrained elsewhere", "#009e73")}
+
+
+# ---- Reading ---------------------------------------------------------------------------------------------------------
+
+def read_runs(source):
+    """The record of every finished run in a folder of run directories or in a runs.jsonl. Damaged ones are named and
+    skipped. Added to a record: run, its name; folder, where its log.jsonl and kernels.npz are; score of a finetuning
+    run, in the paper's units."""
+    if not source.exists():
+        raise UserError(f"no runs in {source}; run_all.sh makes them, and --runs names another folder")
+    runs = []
+    for path in [source] if source.is_file() else sorted(source.glob("**/result.json")):
+        text = path.read_text(errors="replace")
+        for record in text.splitlines() if source.is_file() else [text]:
+            try:
+                run = {"run": path.parent.name} | json.loads(record)
+                if "start" in run:
+                    run["score"] = float(run["test_r2"] if "test_r2" in run else 100 * run["test_accuracy"])
+                settings(run["changed"])
+                runs.append(run | dict(seed=int(run["seed"]), seconds=float(run["seconds"]), folder=path.parent))
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                print(f"warning: a run in {path} is skipped: {error!r}", file=sys.stderr)
+    return runs
+
+
+def read_log(folder):
+    """The records of a run's log.jsonl, as far as it goes: the last line of a killed run may be torn."""
+    path = folder / "log.jsonl"
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def newest(folder):
+    """The newest value of each field in a run's log; `kind` is that of the last record."""
+    return {name: value for record in read_log(folder) for name, value in record.items()}
+
+
+def evaluations(run):
+    """The records of a run's evaluations, which a kept run holds as `evals`, and others from now on."""
+    if "evals" not in run:
+        run["evals"] = [record for record in read_log(run["folder"]) if record["kind"] == "eval"]
+    return run["evals"]
+
+
+def home(run):
+    """Where a run's folder lies; of a kept run, where runs.jsonl lies."""
+    return run["folder"].parent if run["folder"].name == run["run"] else run["folder"]
+
+
+def place(run):
+    return home(run) / run["run"]
+
+
+def with_pretraining(runs):
+    """Finetuning runs. Added to a run: first, that of its pretraining; passes, forward and backward, and minutes, both
+    with those of `first`."""
+    pretrained = {(home(run), run["run"]): run for run in runs if "start" not in run}
+    for run in runs:
+        if "start" not in run:
+            continue
+        first = dict(steps=0, seconds=0)
+        if init := run.get("init") and Path(run["init"]):
+            first = pretrained.get((home(run), init.name)) or next(iter(read_runs(init) if init.exists() else []), None)
+            if first is None:
+                print(f"warning: {run['run']} is left out: its pretraining run is not here", file=sys.stderr)
+                continue
+        each = 2 if run["start"] == "joint" and run["objective"] == "masked" else 1
+        yield run | dict(first=first, passes=each * run["steps"] + first["steps"],
+                         minutes=(run["seconds"] + first["seconds"]) / 60)
+
+
+# ---- What a run is ---------------------------------------------------------------------------------------------------
+
+def identity(run):
+    """Task, model, objective, start, and all that differs from the recipe: what makes runs seeds of one experiment."""
+    found = settings(run["changed"]) | ({"joint": run["joint"]} if run.get("joint") else {})
+    words = tuple(sorted((name, str(value) if isinstance(value, list) else value) for name, value in found.items()))
+    return run["task"], run["model"], run["objective"], run.get("start", "pretrain"), words
+
+
+APART = {"run", "folder", "evals", "first", "init"}              # of a record; where it lies, not what it is
+
+
+def by_identity(runs):
+    """{identity: {seed: run}}. UserError for two runs of one identity and seed, or two data sets of one name."""
+    found, sets = defaultdict(dict), {}
+    for run in runs:
+        there = found[identity(run)].setdefault(run["seed"], run)
+        names = [name for name in there if name not in APART and there[name] != run.get(name)]
+        if names:
+            differ = ", ".join(f"{name} {there[name]} and {run.get(name)}" for name in names[:3])
+            raise UserError(f"{place(there)} and {place(run)} are two runs of one setting and seed, which differ: "
+                            f"{differ}; leave one out, or make what was changed a flag")
+        other = sets.setdefault(run["task"], run)
+        if other.get("data") != run.get("data"):
+            raise UserError(f"{place(other)} and {place(run)} trained on two sets called {run['task']}: "
+                            f"{other['data']} and {run['data']}; compare them apart")
+    return dict(found)
+
+
+def scores(runs):
+    """{seed: run} -> {seed: score}."""
+    return {seed: run["score"] for seed, run in runs.items()}
+
+
+def values_of(runs, field):
+    """The different values that runs have in a field, as text."""
+    return ", ".join(sorted({str(run.get(field)) for run in runs}))
+
+
+def hours(runs):
+    return sum(run["seconds"] * run.get("processes", 1) for run in runs) / 3600
+
+
+def provenance(runs):
+    """How many runs, and where their numbers come from."""
+    spent = hours(runs)
+    time_spent = f"{spent:.1f} hours" if spent >= 1 else f"{60 * spent:.0f} minutes"
+    return (f"{len(runs)} runs, seeds {values_of(runs, 'seed')}; commit {values_of(runs, 'commit')}, "
+            f"{values_of(runs, 'device')}, torch {values_of(runs, 'torch')}; {time_spent} of training")
+
+
+# ---- Statistics ------------------------------------------------------------------------------------------------------
+
+MANY = 10                                  # seeds, from which on gains are paired
+UNLIKE = 0.001                             # probability below which an arm does not scatter as the others do
+Estimate = namedtuple("Estimate", "variance freedom")
+
+
+def pooled(arms):
+    """[[score]] -> the Estimate of their common variance around the mean of each arm."""
+    freedom = sum(len(arm) - 1 for arm in arms if arm)
+    squares = sum(float(np.var(arm, ddof=1)) * (len(arm) - 1) for arm in arms if len(arm) > 1)
+    return Estimate(squares / freedom if freedom else 0.0, freedom)
+
+
+def estimates(arms):
+    """{arm: {seed: score}} -> {arm: Estimate}: one for all, pooled; an arm that scatters far more than the others (F
+    test) has its own, and the others are pooled without it."""
+    each = {name: pooled([[*arm.values()]]) for name, arm in arms.items()}
+    alike, apart = dict(each), {}
+
+    def together():
+        freedom = sum(one.freedom for one in alike.values())
+        return Estimate(sum(one.variance * one.freedom for one in alike.values()) / max(freedom, 1), freedom)
+
+    def probability(name):                 # that an arm like the others scatters so much
+        all_of_them, own = together(), each[name]
+        freedom = all_of_them.freedom - own.freedom
+        if not own.variance or not freedom:
+            return 1.0
+        others = (all_of_them.variance * all_of_them.freedom - own.variance * own.freedom) / freedom
+        return float(fdtrc(own.freedom, freedom, own.variance / max(others, 1e-12)))
+
+    while alike and probability(most := max(alike, key=lambda name: each[name].variance)) < UNLIKE:
+        apart[most] = alike.pop(most)
+    return dict.fromkeys(alike, together()) | apart
+
+
+def half_width(*parts):
+    """Of the 95 % interval of a mean, or of a difference of means: for each mean its Estimate and the number of seeds.
+    Welch's degrees of freedom where the estimates are not one. 0 where there are none."""
+    shares = defaultdict(float)
+    for estimate, n in parts:
+        shares[estimate] += estimate.variance / n
+    if any(estimate.freedom < 1 for estimate in shares):
+        return 0.0
+    square = sum(shares.values())
+    freedom = square ** 2 / sum(share ** 2 / estimate.freedom for estimate, share in shares.items()) if square else 1
+    return float(stdtrit(freedom, 0.975)) * math.sqrt(square)
+
+
+def half_width_of(values):
+    """Of the mean of these values alone, differences paired by seed say."""
+    return half_width((pooled([values]), len(values)))
+
+
+def minus(after, before):
+    """{seed: after - before} of the seeds that both have."""
+    return {seed: after[seed] - before[seed] for seed in sorted(before.keys() & after.keys())}
+
+
+def mean_std(found, digits=1):
+    """{seed: score} as '61.2 ± 0.8', as the number alone where one seed gives no spread, or as a dash."""
+    if not found:
+        return "–"
+    mean = f"{statistics.mean(found.values()):.{digits}f}"
+    return mean if len(found) == 1 else f"{mean} ± {statistics.stdev(found.values()):.{digits}f}"
+
+
+def signed(found, digits=1, half=None):
+    """{seed: difference} as '+3.7 [+2.2, +5.2] (3)', mean, interval and number of seeds; '+3.7 (one seed)'; a dash.
+    half: of the interval, if it is not that of these differences alone."""
+    if not found:
+        return "–"
+    mean, half = statistics.mean(found.values()), half_width_of([*found.values()]) if half is None else half
+    if not half:                                                 # one seed, or seeds that all agree
+        return f"{mean:+.{digits}f} ({'one seed' if len(found) == 1 else len(found)})"
+    return f"{mean:+.{digits}f} [{mean - half:+.{digits}f}, {mean + half:+.{digits}f}] ({len(found)})"
+
+
+def gain(arms, one, other, found):
+    """Of arms {name: {seed: score}} with their estimates: one minus other -> {seed: difference}, half the interval."""
+    differences = minus(arms.get(one, {}), arms.get(other, {}))
+    n = len(differences)
+    if not n or n >= MANY:
+        return differences, half_width_of([*differences.values()]) if n else 0.0
+    return differences, half_width((found[one], n), (found[other], n))
+
+
+def how_sure(arms, found, digits=1, of=""):
+    """The sentences about a table's intervals."""
+    counts = {len(arm) for arm in arms.values() if arm}
+    common = [name for name in arms if arms[name] and found[name].freedom]
+    if not common:
+        return f"One seed{of} has no interval."
+    if min(counts) >= MANY:
+        return f"Intervals{of}: 95 %, of gains paired by seed, over {min(counts)} seeds on one test set."
+    if not any(estimate.variance for estimate in found.values()):
+        return f"Seeds{of} do not differ, so there are no intervals."
+    most = max(found.values(), key=lambda estimate: [*found.values()].count(estimate))
+    text = (f"Intervals{of}: 95 %, over seeds on one test set, with one standard deviation for all rows, "
+            f"{math.sqrt(most.variance):.{digits}f}, pooled with {most.freedom} degrees of freedom")
+    apart = [f"{name} {math.sqrt(found[name].variance):.{digits}f}" for name in common if found[name] != most]
+    return text + (f"; those that scatter more have their own: {', '.join(apart)}." if apart else ".")
+
+
+# ---- What is written -------------------------------------------------------------------------------------------------
+
+def write(path, save):
+    """save(temporary path), then rename: no reader ever sees half a file."""
+    temporary = path.with_name(f".tmp-{path.name}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(temporary)
+    temporary.replace(path)
+    print(f"{path}: written")
+
+
+def markdown(head, rows):
+    """A table, or nothing where there is no row."""
+    if not rows:
+        return ""
+    head, *rows = ["|" + "|".join(f" {cell} " if cell else " " for cell in row) + "|" for row in (head, *rows)]
+    return "\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows])
+
+
+def replace_block(path, name, text, check=False):
+    """Puts text between <!-- name:begin --> and <!-- name:end --> of a Markdown file, or checks that it is there."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    old = path.read_text()
+    new, found = re.subn(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{text}\n{end}", old, 1, re.S)
+    if not found:
+        raise UserError(f"{path} has no {begin} ... {end}")
+    if new == old:
+        return
+    if check:
+        raise UserError(f"{path} differs from the runs after {begin}; mend it: the same command without --check")
+    write(path, lambda temporary: temporary.write_text(new))
+
+
+def draw(make, path):
+    """Writes the figure that make(plt) -> figure, title draws, with one legend, each label once, as a PNG file."""
+    import matplotlib.pyplot as plt
+
+    plt.switch_backend("Agg")
+    plt.rcParams.update({"font.size": 8, "axes.titlesize": 8, "lines.linewidth": 1})
+    figure, title = make(plt)
+    entries = {label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels())}
+    figure.legend(entries.values(), entries.keys(), loc="lower center", ncols=5, frameon=False)
+    figure.suptitle(title, fontsize=10)
+    figure.tight_layout(rect=(0, 0.07, 1, 0.98))
+    write(path, lambda temporary: figure.savefig(temporary, dpi=150))
+    plt.close(figure)
+
+
+def bars(axis, names, arms, chance, papers=({}, {})):
+    """A pair of bars in percent for each name, a dot for each seed. arms: {name: {seed: score}} from scratch and after
+    SPT; papers: {name: the paper's number} of both; chance: {name: its level}."""
+    looks = (-0.19, SCRATCH, "from scratch"), (0.19, SPT, "self-pretrained (SPT)")
+    for i, name in enumerate(names):
+        for (shift, colour, label), arm, paper in zip(looks, arms, papers):
+            values = list(arm.get(name, {}).values())
+            if values:
+                axis.bar(i + shift, statistics.mean(values), 0.36, color=colour, label=label)
+                axis.scatter([i + shift] * len(values), values, s=10, color="black", zorder=3, label="one seed")
+                axis.text(i + shift, max(values) + 3, f"{statistics.mean(values):.1f}", ha="center")
+            else:
+                axis.text(i + shift, 1, "not run", rotation=90, ha="center", va="bottom", color="0.5")
+            if name in paper:
+                axis.scatter([i + shift], [paper[name]], s=30, marker="D", facecolors="none", edgecolors=OTHER,
+                             zorder=4, label="the paper")
+        if name in chance:
+            axis.hlines(chance[name], i - 0.4, i + 0.4, color="black", linestyle=":", label="chance")
+    axis.set_xticks(range(len(names)), names)
+    axis.set(ylabel="test accuracy, %", ylim=(0, 108))
+
+
+# ---- compare: any runs -----------------------------------------------------------------------------------------------
+
+Setting = namedtuple("Setting", "values own runs")               # {column: value}, {column: what differs}, {seed: run}
+FIELDS = "task", "model", "objective", "start", "joint"          # what else makes a run another one
+
+
+def value_of(run, name):
+    """What a run has in a column: its own value or the recipe's, from its config.json; None where it has no meaning."""
+    own = settings(run["changed"]) | {name: run.get(name) for name in FIELDS}
+    if name in own:
+        return str(own[name]) if isinstance(own[name], list) else own[name]
+    if name.startswith("pretraining."):
+        run, name = run["first"], name.removeprefix("pretraining.")
+        if "changed" not in run:                                 # there was none
+            return None
+    if home(run) == run["folder"]:                               # a kept run has no config.json
+        return "recipe"
+    config = read_json(run["folder"] / "config.json")
+    for part in name.split("."):
+        config = (config or {}).get(part)
+    return config
+
+
+def settings_of(found):
+    """{identity: {seed: run}} -> the columns, all in which they differ; [Setting]."""
+    firsts = [next(iter(runs.values())) for runs in found.values()]
+    owns = [settings(run["changed"]) for run in firsts]
+    names = dict.fromkeys([*FIELDS, *(name for own in owns for name in own)])
+    rows = [Setting({name: value_of(run, name) for name in names}, own, runs)
+            for run, own, runs in zip(firsts, owns, found.values())]
+    columns = [name for name in names if len({row.values[name] for row in rows} - {None}) > 1]
+    order = list(STARTS).index
+    rows.sort(key=lambda row: [(order(row.values[name]), "") if name == "start" else
+                               (row.values[name], "") if isinstance(row.values[name], (int, float)) else
+                               (math.inf, str(row.values[name])) for name in columns])
+    return columns or ["model", "start"], rows
+
+
+def baseline(row, rows, wanted):
+    """The row that a row's gain is over, or None: that with the `wanted` values and otherwise its own. By default that
+    from scratch, whatever pretraining or joint training had beside it."""
+    together = {f"pretraining.{name}": value for name, value in wanted.items()       # one flag for both stages
+                if row.values.get(name) == row.values.get(f"pretraining.{name}")}
+    wanted = together | wanted
+
+    def agree(other, name, exactly):
+        if name in wanted:
+            return other.values[name] == wanted[name]
+        if not wanted and name == "start":
+            return other.values[name] == "scratch"
+        if not wanted and (name == "joint" or name.startswith("pretraining.") or other.values[name] is None):
+            return True
+        return other.values[name] == row.values[name] or (
+            not exactly and name not in FIELDS and other.own.get(name) == row.own.get(name))
+
+    for exactly in (True, False):                                # recipes may differ between ways to start
+        for other in rows:
+            if other is not row and all(agree(other, name, exactly) for name in row.values):
+                return other
+    return None
+
+
+def shown(value):
+    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def chosen_by_validation(rows):
+    """Of the rows of a task, model, objective and start, that with the best mean validation score."""
+    def validation(row):
+        return statistics.mean(run.get("val_accuracy", run.get("val_r2")) for run in row.runs.values())
+
+    arms = defaultdict(list)
+    for row in rows:
+        arms[tuple(row.values[name] for name in ("task", "model", "objective", "start"))].append(row)
+    return [max(arm, key=validation) for arm in arms.values()]
+
+
+def compare(args):
+    """Runs in any folders: a row a setting, as a table and a figure."""
+    if not args.what:
+        raise UserError("compare wants folders of runs: python analyze.py compare runs/sweep")
+    columns, rows = settings_of(by_identity(with_pretraining([run for source in args.what for run in read_runs(
+        Path(source))])))
+    if not rows:
+        raise UserError(f"no finished finetuning run in {' '.join(args.what)}; python analyze.py status tells more")
+    wanted = dict(pair.partition("=")[::2] for pair in args.baseline.split(",")) if args.baseline else {}
+    wanted = {name.replace("-", "_"): number(value) for name, value in wanted.items()}
+    if unknown := [name for name in wanted if name not in columns]:
+        raise UserError(f"--baseline {unknown[0]}: these runs differ in {' '.join(columns)}")
+    text = "\n\n".join(tell(columns, rows, wanted, args.select))
+    print(f"\n{text}\n")
+    some = chosen_by_validation(rows) if args.select else rows
+    draw(lambda plt: (figure_of_settings(plt, columns, some), "Test scores: seeds, mean, 95 % interval"), args.figure)
+
+
+def label(columns, row):
+    return ", ".join(f"{name.split('.')[-1]} {shown(row.values[name])}" if name not in ("task", "model", "start") else
+                     STARTS[row.values[name]][0] if name == "start" else str(row.values[name])
+                     for name in columns if row.values[name] is not None)
+
+
+def tell(columns, rows, wanted, select):
+    """Table and caption. select: test scores of what validation chose alone."""
+    chosen, lines, notes, every = chosen_by_validation(rows) if select else rows, [], [], []
+    tasks = dict.fromkeys(row.values["task"] for row in rows)
+    for task in tasks:
+        some = [row for row in rows if row.values["task"] == task]
+        arms = {label(columns, row): scores(row.runs) for row in some}
+        found = estimates(arms)
+        for row in some:
+            runs, name = [*row.runs.values()], label(columns, row)
+            digits, factor = (3, 1) if "test_r2" in runs[0] else (1, 100)
+            mean, half = statistics.mean(arms[name].values()), half_width((found[name], len(runs)))
+            over = baseline(row, chosen, wanted)
+            interval = f"[{mean - half:.{digits}f}, {mean + half:.{digits}f}]" if half else "–"
+            test = [mean_std(arms[name], digits), interval, "–"]
+            if over:
+                differences, half = gain(arms, name, label(columns, over), found)
+                test[2] = signed(differences, digits, half).rsplit(" (", 1)[0]
+            if select:
+                score = {seed: run.get("val_accuracy", run.get("val_r2")) * factor for seed, run in row.runs.items()}
+                test = [mean_std(score, digits), *(test if row in chosen else [""] * 3)]
+                test[0] += " *" if row in chosen else ""
+            passes = "/".join(f"{n:,}" for n in sorted({run["passes"] for run in runs}))
+            lines.append([*(shown(row.values[name]) for name in columns), *test, str(len(runs)), passes,
+                          f"{statistics.mean(run['minutes'] for run in runs):.1f}"])
+            every += [*runs, *(run["first"] for run in runs if "changed" in run["first"])]
+        notes.append(how_sure(arms, found, digits, f" of {task}" if len(tasks) > 1 else ""))
+    over = ", ".join(f"{name}={shown(value)}" for name, value in wanted.items()) or "scratch"
+    head = [*(name.replace("arch.", "").replace(".", " ").replace("_", "-") for name in columns),
+            *["validation"] * bool(select), f"test {'R2' if digits == 3 else 'accuracy, %'}", "95 % interval",
+            f"gain over {over} [95 % interval]", "seeds", "passes", "minutes"]
+    alike = {name: value for name, value in rows[0].values.items() if name in ("task", "model") and name not in columns}
+    caption = [f"{', '.join(alike.values())}: mean ± standard deviation over seeds." if alike else
+               "Mean ± standard deviation over seeds.", *notes,
+               "" if wanted else "Gains are over the row from scratch that is otherwise the same.",
+               "*: chosen by validation; the test scores of no other are shown." if select else "",
+               f"Passes, forward and backward, and minutes: of both stages. {provenance(every)}."]
+    return [markdown(head, lines), " ".join(filter(None, caption))]
+
+
+def figure_of_settings(plt, columns, rows):
+    """A panel a task, a line a setting."""
+    tasks = dict.fromkeys(row.values["task"] for row in rows)
+    figure, axes = plt.subplots(len(tasks), 1, figsize=(7, 1 + 0.3 * len(rows) + 0.6 * len(tasks)), squeeze=False)
+    for axis, task in zip(axes[:, 0], tasks):
+        some = [row for row in rows if row.values["task"] == task]
+        found = estimates({i: scores(row.runs) for i, row in enumerate(some)})
+        for y, row in enumerate(some):
+            values, (name, colour) = [*scores(row.runs).values()], STARTS[row.values["start"]]
+            half = half_width((found[y], len(values)))
+            axis.scatter(values, [y] * len(values), s=7, color=colour, label=name)
+            axis.errorbar(statistics.mean(values), y, xerr=half, color=colour, marker="|", markersize=9, capsize=3)
+        axis.set_yticks(range(len(some)), [label([name for name in columns if name != "task"], row) for row in some])
+        r2 = "test_r2" in next(iter(row.runs.values()))
+        axis.set(ylim=(len(some) - 0.5, -0.5), xlabel="R2" if r2 else "accuracy, %")
+        axis.set_title(task, loc="left")
+        axis.grid(axis="x", color="0.9")
+    return figure
+
+
+# ---- demo: the entries of run_all.sh's demos -------------------------------------------------------------------------
+
+DEMO_TASKS = {"pathfinder_demo": "Pathfinder, scaled down", "text_demo": "Text (IMDb), 128 characters",
+         "text256": "Text (IMDb), 256 characters"}                                       # two classes all
+MODEL_NAMES = {
+    "transformer": "Transformer", "rotary": "Transformer (rotary)", "local": "Local attention",
+    "longformer": "Longformer", "linformer": "Linformer", "reformer": "Reformer", "bigbird": "BigBird",
+    "linear": "Linear Transformer", "performer": "Performer", "performer_relu": "Performer, ReLU", "mega": "MEGA",
+    "mega_chunk": "MEGA-chunk", "mamba": "Mamba", "spade": "SPADE (our reading)", "s4": "S4",
+    "s4_rand": "S4, random start", "dlr": "DLR", "dlr_rand": "DLR, random start", "dfout": "DFouT",
+    "s4d": "S4D-Lin", "s4d_inv": "S4D-Inv", "s4d_legs": "S4D-LegS", "s5": "S5", "lru": "LRU", "sgconv": "SGConv"}
+
+
+def dumbbells(axis, models, arms):
+    """A line a model, from its mean score from scratch to that after SPT."""
+    for y, name in enumerate(reversed(models)):
+        scratch, spt = (statistics.mean(arm[name].values()) if arm[name] else math.nan for arm in arms)
+        axis.plot([scratch, spt], [y, y], color="0.6", zorder=1)
+        axis.scatter(scratch, y, color=SCRATCH, label="from scratch")
+        axis.scatter(spt, y, color=SPT, label="self-pretrained (SPT)")
+    axis.set_yticks(range(len(models)), reversed(models))
+    axis.set(xlabel="test accuracy, %")
+
+
+def spread_over(models, arms):
+    """How far models are apart: does SPT level the field?"""
+    ends = [[statistics.mean(arm[name].values()) for name in models if arms[0][name] and arms[1][name]] for arm in arms]
+    if len(ends[0]) < 2:
+        return ""
+    scratch, spt = (f"{statistics.stdev(arm):.1f} (from {min(arm):.1f} to {max(arm):.1f})" for arm in ends)
+    return (f"Standard deviation over {len(ends[0])} models: {scratch} from scratch, {spt} after SPT. Hidden: percent "
+            "of the hidden symbols that pretraining predicts right. ")
+
+
+def demo(args):
+    """Prints a demo's table and caption for the finished runs that its entry in experiments.py names, of any model, and
+    draws its figure."""
+    target = args.what[0] if args.what else args.runs.stem if args.runs.stem in experiments.DEMOS else "demo"
+    if target not in experiments.DEMOS:
+        raise UserError(f"demo {target}: there is {' '.join(experiments.DEMOS)}")
+    task, usual = experiments.DEMOS[target]
+    runs = [run for run in read_runs(args.runs) if run["task"] == task]
+    others = dict.fromkeys(run["model"] for run in runs if run["model"] in MODELS.keys() - {*usual.split()})
+    entry, found = experiments.demo(target, *[" ".join([*usual.split(), *others])] * bool(others)), by_identity(runs)
+    used, arms, hidden = [], ({}, {}), {}
+    for row in entry:
+        name = ", ".join(filter(None, (MODEL_NAMES.get(row.model, row.model), row.word)))
+        for run in experiments.trained(row):
+            arm = found.get(identity(experiments.record(run)), {})
+            first = found.get(identity(experiments.record(run.first)), {}) if run.first else {}
+            arms[run.start == "spt"][name] = scores(arm)
+            hidden |= {name: {seed: 100 * each["val_score"] for seed, each in first.items()}} if run.first else {}
+            used += [*arm.values(), *first.values()]
+    models = [name for name in hidden if arms[0][name] or arms[1][name]]
+    if not models:
+        raise UserError(f"no finished finetuning run of {target} in {args.runs}; run: bash run_all.sh {target}")
+    rows, many = [], len(models) > 6                               # then sorted by the gain
+    both = {f"{name} {how}": arm[name] for arm, how in zip(arms, ("from scratch", "after SPT")) for name in models}
+    sure = estimates(both)
+    gains = {name: gain(both, f"{name} after SPT", f"{name} from scratch", sure) for name in models}
+    if many:
+        models.sort(key=lambda name: -statistics.mean([*gains[name][0].values()] or [-math.inf]))
+    for name in models:
+        points = signed(gains[name][0], 1, gains[name][1]).rsplit(" (", 1)[0]      # seeds have their own column
+        rows.append([DEMO_TASKS[task], name, *(mean_std(arm[name]) for arm in arms), points, str(len(gains[name][0]))])
+    head = ["task", "model", "from scratch", "self-pretrained", "gain [95 % interval]", "seeds"]
+    pair = [name for name in models if name == "S4" or name.startswith("Transformer")]
+    if len(pair) == 2 == len(models) and all(arm[name] for arm in arms for name in pair):
+        gaps = [statistics.mean(arm["S4"].values()) - statistics.mean(arm[pair[0]].values()) for arm in arms]
+        rows.append([DEMO_TASKS[task], "*gap, S4 minus Transformer*", *(f"{gap:+.1f}" for gap in gaps), "", ""])
+    caption = ""
+    if many:
+        caption, head = f"{DEMO_TASKS[task]}. {spread_over(models, arms)}", [*head[1:], "hidden"]
+        rows = [[*row[1:], mean_std(hidden[name])] for row, name in zip(rows, models)]
+    caption += ("Test accuracy in percent, mean ± standard deviation over seeds. "
+                f"{how_sure(both, sure)} Small models on small or shortened sets: not the paper's "
+                f"tasks; {provenance(used)}.")
+    text = f"{markdown(head, rows)}\n\n{caption}"
+    print(f"\n{text}\n")
+    if len(runs) > len(used):
+        print(f"{len(runs) - len(used)} other runs there have other settings: python analyze.py compare {args.runs}\n")
+
+    def figure_of_demo(plt):
+        if many:
+            figure, axis = plt.subplots(figsize=(6.4, 0.9 + 0.22 * len(models)))
+            dumbbells(axis, models, arms)
+        else:
+            figure, axis = plt.subplots(figsize=(max(6.4, 1.4 * len(models)), 3.6))
+            bars(axis, models, arms, dict.fromkeys(models, 50))
+        return figure, DEMO_TASKS[task]
+
+    draw(figure_of_demo, args.figure)
+    if args.readme:
+        replace_block(args.readme, args.figure.stem, f"{text}\n\n![{args.figure.stem}]({args.figure})")
+
+
+# ---- own: your own data ----------------------------------------------------------------------------------------------
+
+OWN = "scratch", "spt", "joint"
+
+
+def own_lines(runs):
+    """{(task, share of the labels): {model, and what differs from the recipe: {start: {seed: run}}}}."""
+    found = {}
+    for runs in by_identity(with_pretraining(runs)).values():
+        run = next(iter(runs.values()))
+        own = settings(run["changed"]) | ({"joint": run["joint"]} if run.get("joint") not in (None, 1) else {})
+        share = own.pop("label_fraction", None) or 1
+        line = ", ".join([run["model"], *(["causal"] if run["objective"] == "causal" else []), *(
+            f"{name.replace('arch.', '').replace('.', ' ')}={shown(value)}" for name, value in own.items())])
+        if run["start"] in OWN:
+            found.setdefault((run["task"], share), {}).setdefault(line, {})[run["start"]] = runs
+    return found
+
+
+def own_title(task, share):
+    return Path(task.removeprefix("file:")).name + (f" with {100 * share:g} % of the labels" if share < 1 else "")
+
+
+def scatter(lines):
+    """The lines of a share of the labels -> {line and start: {seed: score}}, and the `estimates` of these."""
+    each = {f"{line} {STARTS[start][0]}": scores(arm) for line, arms in lines.items() for start, arm in arms.items()}
+    return each, estimates(each)
+
+
+def own(args):
+    """Your own data, of what is finished: for each share of the labels a table and a sentence, printed; a figure."""
+    found = own_lines(read_runs(args.runs))
+    if not found:
+        raise UserError(f"no finished finetuning run in {args.runs}; run: bash run_all.sh own --tasks file:PATH")
+    head = ["model", *(STARTS[start][0] for start in OWN), "SPT - scratch [95 % interval] (seeds)", "joint - scratch",
+            "SPT - joint", "minutes a run"]
+    blocks = []
+    for key, lines in found.items():
+        runs = [run for arms in lines.values() for arm in arms.values() for run in arm.values()]
+        digits, score, unit = (3, "R2", "R2") if "test_r2" in runs[0] else (1, "accuracy in percent", "points")
+        each, sure, rows, gains = *scatter(lines), [], {}
+        for line, arms in lines.items():
+            scratch, spt, joint = (each.get(f"{line} {STARTS[start][0]}", {}) for start in OWN)
+            minutes = [mean_std({seed: run["minutes"] for seed, run in arms.get(start, {}).items()}).split(" ")[0]
+                       for start in OWN]
+            differences = [gain(each, *(f"{line} {STARTS[start][0]}" for start in pair), sure)
+                           for pair in (("spt", "scratch"), ("joint", "scratch"), ("spt", "joint"))]
+            rows.append([line, *(mean_std(arm, digits) for arm in (scratch, spt, joint)),
+                         *(signed(found, digits, half) for found, half in differences), " / ".join(minutes)])
+            if len(differences[0][0]) > 1:
+                gains[line] = differences[0]
+        passes = {run["passes"] for run in runs}
+        equal = f"{passes.pop():,} passes a run" if len(passes) == 1 else "unequal passes"
+        blocks += [f"**{own_title(*key)}**", markdown(head, rows),
+                   f"Test {score} on {values_of(runs, 'test_examples')} examples, mean ± standard deviation over "
+                   f"seeds. {how_sure(each, sure, digits)} "
+                   f"{'Joint training sees the labelled inputs only; ' if key[1] < 1 else ''}{equal}; "
+                   f"{provenance(runs + [run['first'] for run in runs if run['init']])}."]
+        if gains:
+            seeds = {len(found) for found, _ in gains.values()}
+            texts = [signed(found, digits, half) for found, half in gains.values()]
+            texts = [text.rsplit(" (", 1)[0] if len(seeds) == 1 else text for text in texts]
+            texts[0] = texts[0].replace(" [", f" {unit} [")            # the unit stands once
+            texts = " and ".join(f"{text} for {line}" for text, line in zip(texts, gains))
+            seeds = " or ".join(map(str, sorted(seeds)))
+            blocks.append(f"On {own_title(*key)} SPT gains {texts} over scratch ({seeds} seeds, "
+                          f"{'un' if 'unequal' in equal else ''}equal passes).")
+    print("\n" + "\n\n".join(blocks) + "\n")
+    draw(lambda plt: own_figure(plt, found), args.figure)
+    if args.readme:
+        figure = os.path.relpath(args.figure, args.readme.parent)
+        replace_block(args.readme, "own", "\n\n".join([*blocks, f"![gains of all seeds]({figure})"]))
+
+
+def dots(axis, lines):
+    """{line: {start: runs}} -> a dot a seed, a bar at the mean."""
+    for y, arms in enumerate(lines.values()):
+        for i, start in enumerate(start for start in OWN if start in arms):
+            runs, (label, colour) = arms[start], STARTS[start]
+            height = y + 0.2 * (i - (len(arms) - 1) / 2)
+            if runs:
+                scores = [run["score"] for run in runs]
+                heights = np.linspace(height - 0.04, height + 0.04, len(runs))                # equal scores stay apart
+                axis.scatter(scores, heights, s=7, color=colour, label=label)
+                axis.plot([statistics.mean(scores)] * 2, [height - 0.1, height + 0.1], color=colour)
+    axis.set_yticks(range(len(lines)), lines)
+    axis.set(ylim=(len(lines) - 0.5, -0.5), xlabel="test accuracy, %: seeds and mean")
+    axis.grid(axis="x", color="0.9")
+
+
+def own_figure(plt, found):
+    """For each share of the labels: scores of all seeds on the left, gains over scratch on the right."""
+    figure, axes = plt.subplots(len(found), 2, figsize=(9, 1.2 + 1.6 * len(found)), squeeze=False)
+    for (left, right), (key, lines) in zip(axes, found.items()):
+        each, sure = scatter(lines)
+        for y, (line, arms) in enumerate(lines.items()):
+            score = "R2" if any("test_r2" in run for arm in arms.values() for run in arm.values()) else "accuracy, %"
+            for height, start in ((y - 0.1, "spt"), (y + 0.1, "joint")):
+                points, half = gain(each, f"{line} {STARTS[start][0]}", f"{line} {STARTS['scratch'][0]}", sure)
+                if points:
+                    right.errorbar(statistics.mean(points.values()), height, xerr=half, color=STARTS[start][1],
+                                   marker="o", capsize=3)
+        dots(left, {line: {start: [*arm.values()] for start, arm in arms.items()} for line, arms in lines.items()})
+        right.axvline(0, color="black", linestyle=":")
+        right.set_yticks(range(len(lines)), lines)
+        right.set(xlabel="gain over scratch, 95 % interval", ylim=(len(lines) - 0.5, -0.5))
+        left.set_xlabel(f"test {score}: seeds and mean")
+        left.set_title(own_title(*key), loc="left")
+    return figure, "What self-pretraining and joint training gain"

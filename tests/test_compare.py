@@ -1,0 +1,228 @@
+"""compare.py: what a run is, intervals against simulation, tables of any runs and of demos."""
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import compare
+import experiments
+from conftest import ROOT
+from data import UserError
+from models import MODELS
+from test_analyze import finetuned, put, run
+
+
+# ---- intervals -------------------------------------------------------------------------------------------------------
+
+def coverage(deviations, seeds, pick, tables=3000):
+    """Share of simulated tables whose interval of arm `pick` minus arm 0 holds the truth, 1.5."""
+    random, hit = np.random.default_rng(0), 0
+    for _ in range(tables):
+        arms = {i: dict(enumerate((i == pick) * 1.5 + deviation * random.normal(size=seeds)))
+                for i, deviation in enumerate(deviations)}
+        found, half = compare.gain(arms, pick, 0, compare.estimates(arms))
+        hit += abs(np.mean([*found.values()]) - 1.5) <= half
+    return hit / tables
+
+
+@pytest.mark.parametrize("arms, seeds", [(2, 3), (4, 3), (12, 3), (4, 5), (2, 10), (4, 12)])
+def test_intervals_hold_the_truth_in_95_of_100(arms, seeds):
+    """Pooled over arms, and paired where seeds are many."""
+    assert abs(coverage([1.0] * arms, seeds, 1) - 0.95) < 0.01
+
+
+def test_an_arm_that_scatters_does_not_widen_the_others():
+    """Nor is its own interval too narrow: one arm of twelve has thirty times the standard deviation."""
+    deviations = [1.0] * 11 + [30.0]
+    assert abs(coverage(deviations, 3, 1) - 0.95) < 0.01 and coverage(deviations, 3, 11) > 0.93
+    arms = {"a": {0: 1.0, 1: 2.0, 2: 3.0}, "b": {0: 5.0, 1: 6.0, 2: 7.0}, "c": {0: 1.0, 1: 99.0, 2: 50.0}}
+    found = compare.estimates(arms)
+    assert found["a"] == found["b"] == (1.0, 4) and found["c"].freedom == 2
+    # t of 4 degrees of freedom, 2.776, times sqrt(1/3 + 1/3)
+    assert compare.gain(arms, "b", "a", found)[1] == pytest.approx(2.776 * (2 / 3) ** 0.5, 1e-3)
+    assert "1.0, pooled with 4 degrees of freedom; those that scatter more have their own: c 49.0" in compare.how_sure(
+        arms, found)
+
+
+# ---- what a run is ---------------------------------------------------------------------------------------------------
+
+def kept():
+    for name in ("architectures", "own", "findings/runs"):
+        yield from compare.read_runs(ROOT / "results" / f"{name}.jsonl")
+
+
+def test_kept_runs_are_what_their_entries_say():
+    """Each of findings and architectures did what experiments.py has for its name."""
+    rows = [row for question in experiments.questions().values() for row in question.rows]
+    entries = {}
+    for row in [*rows, *experiments.demo("architectures")]:
+        for made in experiments.trained(row):
+            for each in filter(None, (made, made.first)):
+                name = "-".join(filter(None, (each.task, each.model, each.word, each.start)))
+                entries.setdefault(name, set()).add(compare.identity(experiments.record(each)))
+    checked = 0
+    for record in kept():
+        if ":" not in record["task"]:
+            assert compare.identity(record) in entries[record["run"].rsplit("-s", 1)[0]], record["run"]
+            checked += 1
+    assert checked > 1100
+
+
+def test_two_runs_of_one_setting_are_an_error(tmp_path):
+    """And so are two data sets of one name; a copy of a run is the run. Names count for nothing."""
+    finetuned(tmp_path, "a", 0.5)
+    finetuned(tmp_path, "b", 0.6, changed={"lr": 0.1})
+    finetuned(tmp_path, "c", 0.5)
+    assert [len(runs) for runs in compare.by_identity(compare.read_runs(tmp_path)).values()] == [1, 1]
+    finetuned(tmp_path, "d", 0.7, commit="def")
+    message = "/d are two runs of one setting and seed, which differ: commit abc and def, test_accuracy 0.5 and 0.7"
+    with pytest.raises(UserError, match=message):
+        compare.by_identity(compare.read_runs(tmp_path))
+    finetuned(tmp_path / "other", "a", 0.5, seed=1, data=dict(labels=1))
+    finetuned(tmp_path / "other", "b", 0.5, seed=2, data=dict(labels=2))
+    with pytest.raises(UserError, match="trained on two sets called image: {'labels': 1} and {'labels': 2}"):
+        compare.by_identity(compare.read_runs(tmp_path / "other"))
+
+
+# ---- compare ---------------------------------------------------------------------------------------------------------
+
+def chain(root, rate, seed, scratch, spt, joint=None, **pretraining):
+    """Runs of one learning rate of every stage, the recipe's being 0.01."""
+    changed, name = {"lr": rate} if rate != 0.01 else {}, f"{rate}-{seed}-{len(pretraining)}"
+    first = changed | pretraining
+    config = json.dumps(dict(lr=rate, mask=pretraining.get("mask", 0.3), arch=dict(d=64)))
+    alone = json.dumps(dict(lr=rate, mask=None, arch=dict(d=64)))
+    folders = [put(root, f"{name}-first", seed=seed, changed=first, steps=100, seconds=60)]
+    (folders[0] / "config.json").write_text(config)
+    records = [("spt", spt, changed | ({"pretraining": first} if first else {}), f"x/{name}-first", 150)]
+    records += [] if scratch is None else [("scratch", scratch, changed, None, 250)]
+    records += [] if joint is None else [("joint", joint, changed, None, 125)]
+    for start, score, differs, init, steps in records:
+        folder = finetuned(root, f"{name}-{start}", score, seed, start=start, changed=differs, init=init, steps=steps,
+                           val_accuracy=score - rate, joint=1.0 if start == "joint" else None, seconds=60)
+        (folder / "config.json").write_text(config if start == "joint" else alone)
+
+
+def told(root, *words):
+    done = run("compare", root, "--figure", root / "compare.png", *words)
+    assert done.returncode == 0 and (root / "compare.png").read_bytes()[:4] == b"\x89PNG", done.stderr
+    return [line[2:-2].split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")], done.stdout
+
+
+def test_a_row_a_setting_and_a_column_what_differs(tmp_path):
+    """Rates 0.01, the recipe's, and 0.001; another mask; gains over scratch of the same rate. Six arms of three seeds
+    with a deviation of 1, t of 14 degrees of freedom: 2.145 sqrt(2/3) = 1.75."""
+    for seed in range(3):
+        shift = (seed - 1) / 100
+        chain(tmp_path, 0.01, seed, 0.5 + shift, 0.7 + shift, 0.6 + shift)
+        chain(tmp_path, 0.001, seed, 0.4 + shift, 0.55 + shift)
+        chain(tmp_path, 0.01, seed, None, 0.72 + shift, mask=0.5)
+    rows, text = told(tmp_path)
+    assert rows[0] == ["start", "lr", "pretraining lr", "pretraining mask", "test accuracy, %", "95 % interval",
+                       "gain over scratch [95 % interval]", "seeds", "passes", "minutes"]
+    found = {tuple(row[:4]): row[4:] for row in rows[1:]}
+    assert len(found) == 6
+    assert found["scratch", "0.01", "–", "–"] == ["50.0 ± 1.0", "[48.7, 51.3]", "–", "3", "250", "1.0"]
+    assert found["spt", "0.01", "0.01", "0.3"] == ["70.0 ± 1.0", "[68.7, 71.3]", "+20.0 [+18.2, +21.8]", "3", "250", "2.0"]
+    assert found["spt", "0.001", "0.001", "0.3"][2] == "+15.0 [+13.2, +16.8]"
+    assert found["spt", "0.01", "0.01", "0.5"][2] == "+22.0 [+20.2, +23.8]"
+    assert found["joint", "0.01", "–", "–"][2:] == ["+10.0 [+8.2, +11.8]", "3", "250", "1.0"]
+    assert "1.0, pooled with 12 degrees of freedom" in text and "image, s4: mean" in text
+    rows, _ = told(tmp_path, "--baseline", "lr=0.001")
+    gains = {tuple(row[:4]): row[6] for row in rows[1:]}
+    assert gains["scratch", "0.01", "–", "–"].startswith("+10.0 [") and gains["joint", "0.01", "–", "–"] == "–"
+    assert gains["spt", "0.01", "0.01", "0.3"].startswith("+15.0 [")    # one flag for both stages
+    assert run("compare", tmp_path, "--baseline", "d=3").stderr.startswith("error: --baseline d: these runs differ in start")
+
+
+def test_validation_chooses_and_only_its_test_scores_are_shown(tmp_path):
+    """The better test score of 0.01 is not shown, as its validation score is worse."""
+    for seed in range(2):
+        chain(tmp_path, 0.2, seed, 0.54, 0.76)
+        chain(tmp_path, 0.001, seed, 0.5, 0.7)
+    rows, text = told(tmp_path, "--select", "val")
+    found = {tuple(row[:2]): row[3:] for row in rows[1:]}
+    assert found["scratch", "0.001"][:2] == ["49.9 ± 0.0 *", "50.0 ± 0.0"] and found["scratch", "0.2"][0] == "34.0 ± 0.0"
+    assert "54.0" not in text and "76.0" not in text and found["spt", "0.001"][3] == "+20.0"
+
+
+def test_folders_with_nothing_to_compare(tmp_path):
+    put(tmp_path / "first", "p")
+    (tmp_path / "broken" / "a").mkdir(parents=True)
+    (tmp_path / "broken" / "a" / "result.json").write_text('{"task"')
+    (tmp_path / "empty").mkdir()
+    for folder in ("first", "broken", "empty"):
+        done = run("compare", tmp_path / folder)
+        assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: no finished finetuning run in ")
+        assert not list(tmp_path.glob("**/*.png"))
+    assert run("compare").stderr.startswith("error: compare wants folders of runs")
+
+
+def test_a_pretraining_run_elsewhere_is_found_by_its_path(tmp_path):
+    put(tmp_path / "one", "p", steps=70)
+    finetuned(tmp_path / "two", "f", 0.5, start="spt", init=str(tmp_path / "one" / "p"), steps=30)
+    finetuned(tmp_path / "two", "g", 0.5, seed=1, start="spt", init="gone/p")
+    done = run("compare", tmp_path / "two", "--figure", tmp_path / "c.png")
+    assert "| 1 | 100 |" in done.stdout and "g is left out: its pretraining run is not here" in done.stderr
+
+
+# ---- demos -----------------------------------------------------------------------------------------------------------
+
+def test_the_demo_from_part_of_its_runs(tmp_path):
+    for model, start, seed, value in (
+            ("transformer", "scratch", 0, .5), ("transformer", "spt", 0, .7), ("transformer", "scratch", 1, .5),
+            ("s4", "scratch", 0, .8), ("s4", "spt", 0, .75)):
+        finetuned(tmp_path, f"{model}-{start}-{seed}", value, seed, "pathfinder_demo", model, start)
+    page = tmp_path / "page.md"
+    page.write_text("<!-- demo:begin -->\n<!-- demo:end -->\n")
+    done = run("demo", "--runs", tmp_path, "--figure", tmp_path / "demo.png", "--readme", page)
+    assert done.returncode == 0 and (tmp_path / "demo.png").exists(), done.stderr
+    assert "| Pathfinder, scaled down | Transformer | 50.0 ± 0.0 | 70.0 | +20.0 | 1 |" in done.stdout
+    assert "| *gap, S4 minus Transformer* | +30.0 | +5.0 | | |" in done.stdout and "+20.0 | 1 |" in page.read_text()
+
+
+def test_many_models_are_sorted_by_their_gain(tmp_path):
+    """run_all.sh demo: no line for a gap between two of them; models that are half done come last. What
+    is no run of the demo, a fork's say, is neither in it nor in its caption."""
+    for i, model in enumerate(("transformer", "local", "mega", "s4", "s5", "lru", "sgconv", "gone")):
+        finetuned(tmp_path, f"{model}-scratch", 0.5 + 0.01 * i, task="text_demo", model=model)
+        if model not in ("mega", "gone"):
+            finetuned(tmp_path, f"{model}-spt", 0.6 - 0.02 * i, task="text_demo", model=model, start="spt")
+    put(tmp_path, "s5-pretrain", task="text_demo", model="s5", val_score=0.447)
+    finetuned(tmp_path, "fork", 0.9, task="text_demo", changed={"optimizer": "muon"})
+    done = run("demo", "demo-text", "--runs", tmp_path, "--figure", tmp_path / "demo.png")
+    rows = [line[2:].split(" | ")[0] for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert rows[1:] == ["Transformer", "Local attention", "S4", "S5", "LRU", "SGConv", "MEGA"], done.stderr
+    assert "| S5 | 54.0 | 52.0 | -2.0 | 1 | 44.7 |" in done.stdout
+    assert "| LRU | 55.0 | 50.0 | -5.0 | 1 | – |" in done.stdout
+    assert ("Standard deviation over 6 models: 2.3 (from 50.0 to 56.0) from scratch, 4.6 (from 48.0 to 60.0) after SPT."
+            ) in done.stdout
+    assert "2 other runs there have other settings: python analyze.py compare" in done.stdout
+    assert (tmp_path / "demo.png").exists()
+
+
+def test_the_rates_of_architectures_are_the_best_that_were_tried():
+    """The bold ones of results/architectures.md."""
+    chosen = {}
+    for line in (ROOT / "results" / "architectures.md").read_text().splitlines():
+        cells = line.strip("| ").split(" | ")
+        if len(cells) == 10 and cells[0] in MODELS:
+            chosen[cells[0]] = [("1e-3", "3e-3", "9e-3")[i % 3] for i, cell in enumerate(cells[1:]) if "**" in cell]
+    assert chosen == experiments.RATES and set(compare.MODEL_NAMES) == set(chosen) <= set(MODELS)
+
+
+def test_the_first_look_is_that_of_its_kept_runs(tmp_path):
+    """The page's table and caption, and the rank correlations that README states too."""
+    pages = [(ROOT / name).read_text() for name in ("README.md", "results/architectures.md")]
+    done = run("demo", "--runs", ROOT / "results" / "architectures.jsonl", "--figure", tmp_path / "architectures.png")
+    printed = done.stdout.split("\n\n" + str(tmp_path))[0].strip()
+    assert printed.count("\n| ") == 24 and printed in pages[1], done.stderr
+    snippet = re.search("```python\n(.*?)```", pages[1], re.S)[1]
+    shown = subprocess.run([sys.executable, "-c", snippet], cwd=ROOT, capture_output=True, text=True).stdout
+    assert re.findall(r"0(\.\d+)", shown) == [".74", ".81", ".95"]
+    assert "rank correlation .81" in pages[0] and ".74" in pages[1] and ".81 and .95" in pages[1]
+
+
