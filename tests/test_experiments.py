@@ -19,7 +19,6 @@ import run_all as runner
 from conftest import ROOT
 from data import TASKS
 from finetune import parse_args as second
-from models import MODELS
 from pretrain import parse_args as first
 from test_analyze import listed, run_all
 

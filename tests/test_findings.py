@@ -12,7 +12,7 @@ import torch
 from compare import markdown, read_runs
 from conftest import ROOT
 from data import UserError
-from experiments import JOINT
+from experiments import JOINT, questions, record, trained
 from recipes import read_table
 from test_analyze import finetuned, put
 from test_readme import run
@@ -136,15 +136,17 @@ def test_a_fork_trains_on_samples(fork):
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 def bed(root, model, scratch, spt, joint):
-    """Three arms of Pathfinder: {seed: accuracy} each. 2,700 steps from scratch, 1,300 + 1,400, 1,350 jointly."""
-    shared, prefix = dict(task="pathfinder_demo", model=model, objective="masked"), f"pathfinder_demo-{model}"
-    for start, arm, steps in (("scratch", scratch, 2700), ("spt", spt, 1400), ("joint", joint, 1350)):
+    """Three arms of Pathfinder, as question 1 trains them: {seed: accuracy} each. 2,700 steps from scratch, 1,300 +
+    1,400, 1,350 jointly."""
+    row = next(row for row in questions()[1].rows if (row.task, row.model) == ("pathfinder_demo", model))
+    for made, arm, steps in zip(trained(row), (scratch, spt, joint), (2700, 1400, 1350)):
         for seed, score in arm.items():
-            init = f"somewhere/{prefix}-pretrain-s{seed}" if start == "spt" else None
-            finetuned(root, f"{prefix}-{start}-s{seed}", score, seed, start=start, steps=steps, init=init, seconds=60,
-                      **shared)
+            shared, name = record(made) | {"steps": steps, "seconds": 60}, f"pathfinder_demo-{model}-{{}}-s{seed}"
+            init = "somewhere/" + name.format("pretrain") if made.first else None
+            finetuned(root, name.format(made.start), score, seed, **shared, init=init)
             if init:
-                put(root, f"{prefix}-pretrain-s{seed}", seed=seed, steps=1300, seconds=120, val_score=0.8, **shared)
+                first = {key: value for key, value in record(made.first).items() if key != "start"}
+                put(root, name.format("pretrain"), seed=seed, steps=1300, **first, seconds=120, val_score=0.8)
 
 
 def test_tables_and_verdicts_by_hand(tmp_path):
@@ -177,19 +179,20 @@ def test_tables_and_verdicts_by_hand(tmp_path):
 def test_joint_training_takes_the_best_of_its_trials():
     """By validation, of the kept runs of findings0: the setting that experiments.py has for a bed is that of the best."""
     runs = read_runs(ROOT / "results" / "findings" / "runs.jsonl")
-    trials = [run for run in runs if run.get("start") == "joint" and re.search(r"-lr[\d.]+-w[\d.]+", run["run"])]
+    trials = [each for each in runs if each.get("start") == "joint" and re.search(r"-lr[\d.]+-w", each["run"])]
     for chosen in read_table(JOINT):
         scores = {}                                                # some trials were made again
-        for run in trials:
-            if [run["task"], run["model"], run["seed"]] == [chosen["task"], chosen["model"], 0]:
-                setting = re.search(r"-lr([\d.]+)-w([\d.]+)", run["run"]).groups()
-                scores.setdefault(tuple(map(float, setting)), []).append(run["val_accuracy"])
-        assert len(scores) == {"text256 s4": 4}.get(" ".join([*chosen.values()][:2]), 5 if chosen["task"] == "text256" else 12)
+        for trial in trials:
+            if [trial["task"], trial["model"], trial["seed"]] == [chosen["task"], chosen["model"], 0]:
+                setting = re.search(r"-lr([\d.]+)-w([\d.]+)", trial["run"]).groups()
+                scores.setdefault(tuple(map(float, setting)), []).append(trial["val_accuracy"])
+        bed_and_model = chosen["task"], chosen["model"]
+        assert len(scores) == (12 if bed_and_model[0] != "text256" else 4 if bed_and_model[1] == "s4" else 5)
         assert max(scores, key=lambda setting: np.mean(scores[setting])) == (float(chosen["lr"]), float(chosen["joint"]))
 
 
 def test_a_run_that_is_not_what_its_name_says_is_an_error(tmp_path):
-    bed(tmp_path, "s4", {0: .5}, {}, {})
+    finetuned(tmp_path, "pathfinder_demo-s4-scratch-s0", 0.5, 0, "pathfinder_demo", "s4", changed={"lr": 0.1})
     with pytest.raises(UserError, match="pathfinder_demo-s4-scratch-s0 is not what experiments.py says"):
         tables.by_name(read_runs(tmp_path))
 
@@ -218,17 +221,16 @@ def test_the_pages_are_those_of_the_kept_runs(pages, capsys):
 
 def test_keeping_adds_runs_and_never_replaces_one(pages):
     """The first test score of a run counts. A run of another question, which is only kept, stays."""
-    old = {run["run"]: run for run in read_runs(tables.KEPT)}
+    old = {each["run"]: each for each in read_runs(tables.KEPT)}
     bed(pages / "new", "transformer", {0: .99, 77: .6}, {77: .7}, {})
+    put(pages / "new", "pathfinder_demo-s4-pretrain-s77", seed=77, task="pathfinder_demo", model="s4")
     for folder in (pages / "new").iterdir():
-        if "pretrain" in folder.name:                          # as those of S4 in question 3
-            name = folder.name.replace("transformer", "s4")
-            folder = folder.rename(folder.with_name(name))
+        if "s4-pretrain" in folder.name:                       # question 3's
             np.savez(folder / "kernels.npz", before=np.ones((1, 2, 8)), after=np.ones((1, 2, 8)))
     assert tables.main(["keep", "--runs", str(pages / "new")]) == 0
-    new = {run["run"]: run for run in read_runs(tables.KEPT)}
-    assert {name: run for name, run in new.items() if name in old} == old
-    assert len(new) - len(old) == 3 and new["pathfinder_demo-transformer-scratch-s77"]["score"] == 60
+    new = {each["run"]: each for each in read_runs(tables.KEPT)}
+    assert {name: new[name] for name in old} == old
+    assert len(new) - len(old) == 4 and new["pathfinder_demo-transformer-scratch-s77"]["score"] == 60
     kernels, before = np.load(tables.HERE / "kernels.npz"), np.load(ROOT / "results" / "findings" / "kernels.npz")
     assert {*kernels} - {*before} == {f"pathfinder_demo-s4-pretrain-s77/{stage}" for stage in ("before", "after")}
     assert all((kernels[name] == before[name]).all() for name in before)
@@ -240,7 +242,8 @@ def test_every_claim_names_runs_of_its_question():
             asked.add(name)
             return default
 
-    asked, every = set(), set().union(*map(names, tables.questions()))
+    asked, every = set(), {f"{row}-{column}" for number in questions() for rows, columns in tables.tables(number)
+                           for row in rows for column in columns}
     tables.verdicts(Noted())
     assert len(asked) > 20 and {name for name in asked if not name.endswith("-pretrain")} <= every
     assert {name.replace("-pretrain", "-spt") for name in asked} <= every
