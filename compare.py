@@ -26,12 +26,13 @@ from scipy.special import fdtrc, stdtrit
 import experiments
 from data import UserError, read_json
 from models import MODELS
+from pretrain import OBJECTIVES
 from recipes import number, settings
 
 SCRATCH, SPT, OTHER = "#9aa5b1", "#0072b2", "#d55e00"      # colour-blind safe, and apart in gray too
 # How a finetuning run started -> what it is called, its colour.
 STARTS = {"scratch": ("from scratch", SCRATCH), "spt": ("self-pretrained", SPT), "joint": ("joint", OTHER),
-          "corpus": ("pretrained elsewhere", "#009e73")}
+          "probe": ("head alone", "#009e73"), "corpus": ("pretrained elsewhere", "#cc79a7")}
 
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
@@ -98,7 +99,8 @@ def with_pretraining(runs):
             if first is None:
                 print(f"warning: {run['run']} is left out: its pretraining run is not here", file=sys.stderr)
                 continue
-        each = 2 if run["start"] == "joint" and run["objective"] == "masked" else 1
+        objective = OBJECTIVES.get(run["objective"])
+        each = 2 if run["start"] == "joint" and objective and objective.hides else 1
         yield run | dict(first=first, passes=each * run["steps"] + first["steps"],
                          minutes=(run["seconds"] + first["seconds"]) / 60)
 
@@ -369,7 +371,7 @@ def settings_of(found):
 
 def baseline(row, rows, wanted):
     """The row that a row's gain is over, or None: that with the `wanted` values and otherwise its own. By default that
-    from scratch, whatever pretraining or joint training had beside it."""
+    from scratch, whatever pretraining, joint training or a probe had beside it."""
     together = {f"pretraining.{name}": value for name, value in wanted.items()       # one flag for both stages
                 if row.values.get(name) == row.values.get(f"pretraining.{name}")}
     wanted = together | wanted
@@ -379,7 +381,7 @@ def baseline(row, rows, wanted):
             return other.values[name] == wanted[name]
         if not wanted and name == "start":
             return other.values[name] == "scratch"
-        if not wanted and (name == "joint" or name.startswith("pretraining.") or other.values[name] is None):
+        if not wanted and (name in ("joint", "freeze") or name.startswith("pretraining.") or other.values[name] is None):
             return True
         return other.values[name] == row.values[name] or (
             not exactly and name not in FIELDS and other.own.get(name) == row.own.get(name))
@@ -396,13 +398,13 @@ def shown(value):
 
 
 def chosen_by_validation(rows):
-    """Of the rows of a task, model, objective and start, that with the best mean validation score."""
+    """Of the rows of a task, model, objective and start (a frozen one apart), the best by mean validation score."""
     def validation(row):
         return statistics.mean(run.get("val_accuracy", run.get("val_r2")) for run in row.runs.values())
 
     arms = defaultdict(list)
     for row in rows:
-        arms[tuple(row.values[name] for name in ("task", "model", "objective", "start"))].append(row)
+        arms[(*(row.values[name] for name in ("task", "model", "objective", "start")), "freeze" in row.own)].append(row)
     return [max(arm, key=validation) for arm in arms.values()]
 
 
@@ -524,17 +526,10 @@ def spread_over(models, arms):
             "of the hidden symbols that pretraining predicts right. ")
 
 
-def demo(args):
-    """Prints a demo's table and caption for the finished runs that its entry in experiments.py names, of any model, and
-    draws its figure."""
-    target = args.what[0] if args.what else args.runs.stem if args.runs.stem in experiments.DEMOS else "demo"
-    if target not in experiments.DEMOS:
-        raise UserError(f"demo {target}: there is {' '.join(experiments.DEMOS)}")
-    task, usual = experiments.DEMOS[target]
-    runs = [run for run in read_runs(args.runs) if run["task"] == task]
-    others = dict.fromkeys(run["model"] for run in runs if run["model"] in MODELS.keys() - {*usual.split()})
-    entry, found = experiments.demo(target, *[" ".join([*usual.split(), *others])] * bool(others)), by_identity(runs)
-    used, arms, hidden = [], ({}, {}), {}
+def arms_of(entry, found):
+    """A demo's entry, runs {identity: {seed: run}} -> ({name: {seed: score}} from scratch, the same after SPT), {name:
+    {seed: percent of hidden symbols that pretraining predicted right}}, the runs that count."""
+    arms, hidden, used = ({}, {}), {}, []
     for row in entry:
         name = ", ".join(filter(None, (MODEL_NAMES.get(row.model, row.model), row.word)))
         for run in experiments.trained(row):
@@ -543,9 +538,24 @@ def demo(args):
             arms[run.start == "spt"][name] = scores(arm)
             hidden |= {name: {seed: 100 * each["val_score"] for seed, each in first.items()}} if run.first else {}
             used += [*arm.values(), *first.values()]
+    return arms, hidden, used
+
+
+def demo(args):
+    """Prints a demo's table and caption for the finished runs that its entry in experiments.py names, of any model, and
+    draws its figure."""
+    target = args.what[0] if args.what else args.runs.stem if args.runs.stem in experiments.DEMOS else "demo"
+    if target not in experiments.DEMOS:
+        raise UserError(f"demo {target}: there is {' '.join(experiments.DEMOS)}")
+    task, usual = experiments.DEMOS[target]
+    runs = [run for run in read_runs(args.runs) if run["task"] == task]
+    more = dict.fromkeys(run["model"] for run in runs if run["model"] in MODELS.keys() - {*usual.split()})
+    arms, hidden, used = arms_of(experiments.demo(target, " ".join([*usual.split(), *more])), by_identity(runs))
     models = [name for name in hidden if arms[0][name] or arms[1][name]]
+    others = f"{len(runs) - len(used)} runs there have other settings: python analyze.py compare {args.runs}"
     if not models:
-        raise UserError(f"no finished finetuning run of {target} in {args.runs}; run: bash run_all.sh {target}")
+        raise UserError(f"no finished finetuning run of {target} in {args.runs}; run: bash run_all.sh {target}"
+                        + (f"; {others}" if runs else ""))
     rows, many = [], len(models) > 6                               # then sorted by the gain
     both = {f"{name} {how}": arm[name] for arm, how in zip(arms, ("from scratch", "after SPT")) for name in models}
     sure = estimates(both)
@@ -565,30 +575,30 @@ def demo(args):
         caption, head = f"{DEMO_TASKS[task]}. {spread_over(models, arms)}", [*head[1:], "hidden"]
         rows = [[*row[1:], mean_std(hidden[name])] for row, name in zip(rows, models)]
     caption += ("Test accuracy in percent, mean ± standard deviation over seeds. "
-                f"{how_sure(both, sure)} Small models on small or shortened sets: not the paper's "
-                f"tasks; {provenance(used)}.")
+                f"{how_sure(both, sure)} Small models on small or shortened sets: not the paper's tasks; "
+                f"{provenance(used)}.")
     text = f"{markdown(head, rows)}\n\n{caption}"
     print(f"\n{text}\n")
     if len(runs) > len(used):
-        print(f"{len(runs) - len(used)} other runs there have other settings: python analyze.py compare {args.runs}\n")
-
-    def figure_of_demo(plt):
-        if many:
-            figure, axis = plt.subplots(figsize=(6.4, 0.9 + 0.22 * len(models)))
-            dumbbells(axis, models, arms)
-        else:
-            figure, axis = plt.subplots(figsize=(max(6.4, 1.4 * len(models)), 3.6))
-            bars(axis, models, arms, dict.fromkeys(models, 50))
-        return figure, DEMO_TASKS[task]
-
-    draw(figure_of_demo, args.figure)
+        print(f"{others}\n")
+    draw(lambda plt: (figure_of_demo(plt, models, arms), DEMO_TASKS[task]), args.figure)
     if args.readme:
         replace_block(args.readme, args.figure.stem, f"{text}\n\n![{args.figure.stem}]({args.figure})")
 
 
+def figure_of_demo(plt, models, arms):
+    if len(models) > 6:
+        figure, axis = plt.subplots(figsize=(6.4, 0.9 + 0.22 * len(models)))
+        dumbbells(axis, models, arms)
+    else:
+        figure, axis = plt.subplots(figsize=(max(6.4, 1.4 * len(models)), 3.6))
+        bars(axis, models, arms, dict.fromkeys(models, 50))
+    return figure
+
+
 # ---- own: your own data ----------------------------------------------------------------------------------------------
 
-OWN = "scratch", "spt", "joint"
+OWN = "scratch", "spt", "joint", "probe"
 
 
 def own_lines(runs):
@@ -597,11 +607,13 @@ def own_lines(runs):
     for runs in by_identity(with_pretraining(runs)).values():
         run = next(iter(runs.values()))
         own = settings(run["changed"]) | ({"joint": run["joint"]} if run.get("joint") not in (None, 1) else {})
-        share = own.pop("label_fraction", None) or 1
+        share, start = own.pop("label_fraction", None) or 1, run["start"]
+        if start == "spt" and own.pop("freeze", False):
+            start = "probe"
         line = ", ".join([run["model"], *(["causal"] if run["objective"] == "causal" else []), *(
             f"{name.replace('arch.', '').replace('.', ' ')}={shown(value)}" for name, value in own.items())])
-        if run["start"] in OWN:
-            found.setdefault((run["task"], share), {}).setdefault(line, {})[run["start"]] = runs
+        if start in OWN:
+            found.setdefault((run["task"], share), {}).setdefault(line, {})[start] = runs
     return found
 
 
@@ -620,20 +632,20 @@ def own(args):
     found = own_lines(read_runs(args.runs))
     if not found:
         raise UserError(f"no finished finetuning run in {args.runs}; run: bash run_all.sh own --tasks file:PATH")
-    head = ["model", *(STARTS[start][0] for start in OWN), "SPT - scratch [95 % interval] (seeds)", "joint - scratch",
-            "SPT - joint", "minutes a run"]
     blocks = []
     for key, lines in found.items():
+        starts = [start for start in OWN if start != "probe" or any(start in arms for arms in lines.values())]
+        head = ["model", *(STARTS[start][0] for start in starts), "SPT - scratch [95 % interval] (seeds)",
+                "joint - scratch", "SPT - joint", "minutes a run"]
         runs = [run for arms in lines.values() for arm in arms.values() for run in arm.values()]
         digits, score, unit = (3, "R2", "R2") if "test_r2" in runs[0] else (1, "accuracy in percent", "points")
         each, sure, rows, gains = *scatter(lines), [], {}
         for line, arms in lines.items():
-            scratch, spt, joint = (each.get(f"{line} {STARTS[start][0]}", {}) for start in OWN)
             minutes = [mean_std({seed: run["minutes"] for seed, run in arms.get(start, {}).items()}).split(" ")[0]
-                       for start in OWN]
+                       for start in starts]
             differences = [gain(each, *(f"{line} {STARTS[start][0]}" for start in pair), sure)
                            for pair in (("spt", "scratch"), ("joint", "scratch"), ("spt", "joint"))]
-            rows.append([line, *(mean_std(arm, digits) for arm in (scratch, spt, joint)),
+            rows.append([line, *(mean_std(each.get(f"{line} {STARTS[start][0]}"), digits) for start in starts),
                          *(signed(found, digits, half) for found, half in differences), " / ".join(minutes)])
             if len(differences[0][0]) > 1:
                 gains[line] = differences[0]

@@ -152,11 +152,16 @@ def demo(target, models=""):
     return entry
 
 
-def own(task, models="", share=""):
+STARTS = "scratch", "spt", "joint"           # probe, after spt: the head alone is trained, on the same pretrained model
+
+
+def own(task, models="", share="", starts=STARTS):
     """Your own data: three ways at equal passes. With a share of the labels, pretraining is the same."""
     labels, word = f"--label-fraction {share}" if share else "", f"l{share}" if share else ""
-    arms = scratch(word, labels), spt(word, "", labels, of=""), joint(word, f"--joint 1 {labels}".strip())
-    return [Row(task, model, arms) for model in (models or "rotary s4").split()]
+    probe = spt("-".join(filter(None, (word, "probe"))), "", f"--freeze {labels}".strip(), of="")
+    arms = dict(scratch=scratch(word, labels), spt=spt(word, "", labels, of=""),
+                joint=joint(word, f"--joint 1 {labels}".strip()), probe=probe)
+    return [Row(task, model, [arms[start] for start in starts]) for model in (models or "rotary s4").split()]
 
 
 INHERITED = {"arch", "train-fraction", "objective"}              # by finetuning from pretraining
@@ -173,15 +178,18 @@ def sweep(tasks, models, settings, starts, known):
             value = str(number(value))                           # 1e-3 is 0.001
             only, rest = name.split(".", 1) if name.split(".")[0] in known else (None, name)
             flag, _, key = rest.partition(".")
-            useless = {"pretrain": known["pretrain"] if start != "spt" else set(), "finetune": {
-                "scratch": DENOISING, "spt": DENOISING | INHERITED, "joint": set()}[start]}
+            pretrained = start in ("spt", "probe")
+            useless = {"pretrain": set() if pretrained else known["pretrain"], "finetune": (
+                set() if start == "joint" else DENOISING | INHERITED if pretrained else DENOISING)}
             some = [stages[stage] for stage in known if only in (None, stage) and flag in known[stage] - useless[stage]]
             for flags in some:
                 flags[flag] = ",".join(filter(None, (flags.get(flag), f"{key}={value}" if key else value)))
             words += [name.removeprefix("arch.") + value] if some else []
         stages["finetune"] = ({"joint": "1"} if start == "joint" else {}) | stages["finetune"]
         first, flags = (" ".join(f"--{flag} {value}" for flag, value in stages[stage].items()) for stage in stages)
-        arms.append(Arm(start, "-".join(words), flags, first))
+        of = "-".join(words)
+        arms.append(spt(f"{of}-probe".strip("-"), first, f"{flags} --freeze".strip(), of) if start == "probe" else
+                    Arm(start, of, flags, first))
     return [Row(task, model, [*dict.fromkeys(arms)]) for task in tasks for model in models]
 
 
@@ -268,38 +276,46 @@ def take(kinds, rewind=""):
     return [spt(f"{kind}-rewind" if rewind else kind, "", f"--take {kind}{rewind}", of="") for kind in kinds.split()]
 
 
+def of_rates(rate, word):
+    """The recipe's rates, and this one in both stages."""
+    plain, other = both(), rated(rate, rate, rate, word)
+    return [plain[0], other[0], plain[1], other[1]]
+
+
+def of_trials(path, text):
+    """Question 0's rows, some lists of them."""
+    return [
+        rows(path, "transformer rotary", [scratch(), *(scratch(f"lr{r}", f"--lr {r}") for r in (0.0003, 0.003))]),
+        trials(path, "transformer rotary", "0.001 0.003 0.01"), trials(text, "rotary", "0.001 0.003 0.01"),
+        rows(text, "rotary", [joint("w0.3-again", "--lr 0.003 --joint 0.3")], "lr0.003"),
+        rows(text, "rotary", [joint("w0.3-again", "--lr 0.01 --joint 0.3")], "lr0.01"),
+        trials(path, "s4", "0.003 0.01 0.03"), trials(text, "s4", "0.001 0.004 0.01"),
+        rows(path, "s4 s4d dfout dlr s4_rand dlr_rand", of_rates("3e-3", "lr0.003")),
+        rows(text, "s4", of_rates("4e-3", "lr0.004")),
+        rows("text256", "s4", of_rates("1e-2", "lr0.01")),
+        trials("text256", "rotary linear", "0.001 0.003 0.01", [0.3]), trials("text256", "s4", "0.004 0.01", [0.3]),
+        trials("text256", "rotary linear", "0.003", [1, 3]), trials("text256", "s4", "0.01", [1, 3]),
+        rows(text, "rotary", fraction(0.05, "0.0003 0.003"), "f0.05"),
+        rows(text, "s4", fraction(0.05, "0.001 0.003"), "f0.05"),
+        rows(path, "transformer", pretrainings("0.001 0.01")),
+        rows(path, "transformer", pretrainings("0.001 0.01", "--hide runs3"), "runs3"),
+        rows(path, "transformer", pretrainings("0.001 0.01", "--hide patches"), "patches"),
+        rows(text, "rotary", pretrainings("0.01")),
+        rows(text, "rotary", pretrainings("0.01", "--hide runs10"), "runs10")]
+
+
 def questions():
     """{number: Question}. Rows with the same arms are one table of results/findings.md; gains are over the first."""
-    path, text, starts = "pathfinder_demo", "text_demo", "s4 s4d dfout dlr s4_rand dlr_rand"
-    three, rate3, rate10 = [*both(), joint("", "")], ("lr0.003", "--lr 0.003"), ("lr0.01", "--lr 0.01")
-    eighth = "--train-fraction 0.125"
+    path, text, eighth = "pathfinder_demo", "text_demo", "--train-fraction 0.125"
+    three, rate10 = [*both(), joint("", "")], ("lr0.01", "--lr 0.01")
     slow, fast = rated("3e-3", "3e-3", "3e-3"), rated("9e-3", "9e-3", "9e-3")
-
-    def of_rates(rate, word):
-        """The recipe's rates, and this one in both stages."""
-        plain, other = both(), rated(rate, rate, rate, word)
-        return [plain[0], other[0], plain[1], other[1]]
-
+    small, short = "--arch d=64 --epochs", "--epochs 4 --batch 64 --warmup 200"
+    image = [scratch("", f"{small} 8"), scratch("e4", f"--arch d=64 {short}"), spt("", f"{small} 4", short),
+             spt("lr0.01", f"{small} 4", f"--lr 1e-2 {short}", of="100k")]
     long = [scratch("", "--lr 3e-3 --steps 7600 --eval-every 760"),
             spt("", "--lr 3e-3 --steps 4000", "--lr 3e-3 --steps 3600 --eval-every 360")]
     found = {
-        0: ("Trials by which settings were chosen: validation accuracy, seed 0", 1, [
-            rows(path, "transformer rotary", [scratch(), scratch("lr0.0003", "--lr 0.0003"), scratch(*rate3)]),
-            trials(path, "transformer rotary", "0.001 0.003 0.01"), trials(text, "rotary", "0.001 0.003 0.01"),
-            rows(text, "rotary", [joint("w0.3-again", "--lr 0.003 --joint 0.3")], "lr0.003"),
-            rows(text, "rotary", [joint("w0.3-again", "--lr 0.01 --joint 0.3")], "lr0.01"),
-            trials(path, "s4", "0.003 0.01 0.03"), trials(text, "s4", "0.001 0.004 0.01"),
-            rows(path, starts, of_rates("3e-3", "lr0.003")), rows(text, "s4", of_rates("4e-3", "lr0.004")),
-            rows("text256", "s4", of_rates("1e-2", "lr0.01")),
-            trials("text256", "rotary linear", "0.001 0.003 0.01", [0.3]), trials("text256", "s4", "0.004 0.01", [0.3]),
-            trials("text256", "rotary linear", "0.003", [1, 3]), trials("text256", "s4", "0.01", [1, 3]),
-            rows(text, "rotary", fraction(0.05, "0.0003 0.003"), "f0.05"),
-            rows(text, "s4", fraction(0.05, "0.001 0.003"), "f0.05"),
-            rows(path, "transformer", pretrainings("0.001 0.01")),
-            rows(path, "transformer", pretrainings("0.001 0.01", "--hide runs3"), "runs3"),
-            rows(path, "transformer", pretrainings("0.001 0.01", "--hide patches"), "patches"),
-            rows(text, "rotary", pretrainings("0.01")),
-            rows(text, "rotary", pretrainings("0.01", "--hide runs10"), "runs10")]),
+        0: ("Trials by which settings were chosen: validation accuracy, seed 0", 1, of_trials(path, text)),
         1: ("SPT, joint training or scratch at equal passes?", 3, [
             rows("text256", "rotary linear s4", three), rows(path, "transformer s4", three),
             rows(path, "s4", [scratch("s900", "--steps 900 --eval-every 90")])]),
@@ -345,12 +361,7 @@ def questions():
             for row in (rows(task, model, [length(steps), spt(), *take(kinds)]),
                         rows(task, model, [length(steps), *take(kinds, " --rewind")]))]),
         9: ("One real row as far as a CPU carries it: Image, S4 with 100k parameters", 1, [
-            rows("image", "s4", [
-                scratch("", "--arch d=64 --epochs 8"),
-                scratch("e4", "--arch d=64 --epochs 4 --batch 64 --warmup 200"),
-                spt("", "--arch d=64 --epochs 4", "--epochs 4 --batch 64 --warmup 200"),
-                spt("lr0.01", "--arch d=64 --epochs 4", "--lr 1e-2 --epochs 4 --batch 64 --warmup 200", of="100k")],
-                "100k")])}
+            rows("image", "s4", image, "100k")])}
     return {number: Question(title, seeds, [settled(row) for some in entry for row in some])
             for number, (title, seeds, entry) in found.items()}
 

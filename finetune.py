@@ -4,6 +4,7 @@
     python finetune.py --init runs/pathfinder_demo-transformer-masked-pretrain-s0            task and model: the run's
     python finetune.py --task pathx --model s4 --init runs/pathx-s4-masked-pretrain-s0       the paper's run
     python finetune.py --task pathfinder_demo --model transformer --joint 1                  both losses at once
+    python finetune.py --freeze --init runs/pathfinder_demo-transformer-masked-pretrain-s0   the head alone
 
 What differs from pretrain.py: a fresh head on a pooled sequence, the labels, and where the weights come from
 (`load_backbone`). With --joint there is no stage 1; each step adds its loss to the labels'. The score is accuracy, and
@@ -20,8 +21,8 @@ import torch
 import torch.nn.functional as F
 
 from data import UserError, open_task, read_json
-from models import HELPERS, MODELS, Backbone, Classifier, Joint, config, param_groups
-from pretrain import pretext, spt_loss
+from models import HELPERS, MODELS, Backbone, Classifier, Joint, config, make_optimizer
+from pretrain import OBJECTIVES, spt_loss
 from run import Run, arguments, guarded, learning_rate, read_checkpoint
 
 # ---- Loss and score --------------------------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ def inherit(flags):
 
 
 def parse_args(argv=None):
-    return arguments("finetune", argv, inherit)
+    return arguments("finetune", argv, OBJECTIVES, inherit)
 
 
 def make_model(args, task, run):
@@ -129,8 +130,9 @@ def make_model(args, task, run):
     if args.init is not None and args.pretraining["data"] != task.data:
         raise UserError(f"{args.init} was pretrained on {args.pretraining['data']}, and {args.task} in {args.data_dir} "
                         f"holds {task.data}; its test split may hold what was pretrained on")
-    hides = args.start == "joint" and args.objective == "masked"
-    sizes = config(args.arch, task, causal=args.objective == "causal", mask_channel=hides and task.channels is not None)
+    objective = OBJECTIVES[args.objective]
+    mask_channel = args.start == "joint" and objective.hides and task.channels is not None
+    sizes = config(args.arch, task, causal=objective.causal, mask_channel=mask_channel)
     backbone, outputs = Backbone(sizes), task.classes or 1
     if args.start == "joint":
         return Joint(backbone, outputs, args.pool, args.head, task.vocab if args.loss == "ce" else task.channels)
@@ -139,12 +141,14 @@ def make_model(args, task, run):
         load_backbone(model, args, run.say)
     elif args.start == "corpus" and not run.resumes:
         MODELS[args.model].weights(model, task, args, run.say)
+    if args.freeze:
+        model.freeze()
     return model
 
 
 class Labelled(NamedTuple):
-    """Examples of a batch that pass through the model together: a Batch and, with --joint, what pretraining makes of
-    it (`pretext`). A causal model has no corrupted inputs."""
+    """Examples of a batch that pass through the model together: a Batch and, with --joint, what the objective makes of
+    it. One that hides nothing has no corrupted inputs."""
     symbols: "torch.Tensor | None"
     samples: "torch.Tensor | None"
     lengths: "torch.Tensor | None"
@@ -156,13 +160,13 @@ class Labelled(NamedTuple):
 
 def main(argv=None):
     args = parse_args(argv)
-    run = Run(args)
+    run, objective = Run(args), OBJECTIVES[args.objective]
     task, train, val, test = open_task(args.task, args.data_dir, args.train_fraction, args.label_fraction)
     score_name = "accuracy" if task.classes else "r2"
     run.open(task, len(train))
     torch.manual_seed(args.seed)
     model = make_model(args, task, run).to(run.device)
-    optimizer = torch.optim.AdamW(param_groups(model, args.lr, args.wd), fused=True)
+    optimizer = make_optimizer(model, args.lr, args.wd)
     forward, inputs = run.start(model, optimizer), model.backbone.inputs
 
     def prepare(step):
@@ -172,9 +176,8 @@ def main(argv=None):
         parts = [Labelled(*batch.part(some)) for some in run.slices(rows, mine)]
         if args.joint is None:
             return parts
-        corrupted, targets, hidden = pretext(args, task, batch, rows, mine, args.seed, step)
-        masked = args.objective == "masked"
-        return [part._replace(corrupted=corrupted[some] if masked else None, targets=targets[some],
+        corrupted, targets, hidden = objective.pretext(args, task, batch, rows, mine, args.seed, step)
+        return [part._replace(corrupted=corrupted[some] if objective.hides else None, targets=targets[some],
                               hidden=hidden[some].flatten().nonzero()[:, 0])
                 for part, some in zip(parts, run.slices(rows, mine, task.documents))]
 

@@ -559,7 +559,17 @@ class Classifier(nn.Module):
             layers = [nn.Linear(d, d), nn.ReLU(), nn.Linear(d, outputs)]
         else:
             layers = [nn.Linear(4 * d, d), nn.GELU(), nn.Linear(d, outputs)]
-        self.head = backbone.init_head(nn.Sequential(*layers))
+        self.head, self.frozen = backbone.init_head(nn.Sequential(*layers)), False
+
+    def freeze(self):
+        """A linear probe: the head alone is trained, on what the backbone gives in evaluation (dropout, BatchNorm)."""
+        self.frozen = True
+        self.backbone.requires_grad_(False).eval()
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.backbone.train(mode and not self.frozen)
+        return self
 
     def forward(self, x, lengths=None):
         """x as in Backbone -> (b, outputs); with the head `pair`, of 2 b documents."""
@@ -621,7 +631,7 @@ def param_groups(model, lr, weight_decay):
     own = {id(getattr(module, name)): rate for module in model.modules()
            for name, rate in getattr(module, "rates", {}).items()}
     groups = {}
-    for parameter in model.parameters():
+    for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
         rate, decayed = own.get(id(parameter), (None, True))
         rate = rate(lr) if callable(rate) else rate
         name = "own" if id(parameter) in own else "main"
@@ -630,6 +640,11 @@ def param_groups(model, lr, weight_decay):
         group["lr"] = group["initial_lr"] = lr if rate is None else rate
         group["params"].append(parameter)
     return list(groups.values())
+
+
+def make_optimizer(model, lr, weight_decay):
+    """Of both stages. Another one wants `initial_lr` in its groups."""
+    return torch.optim.AdamW(param_groups(model, lr, weight_decay), fused=True)
 
 
 def count(model):

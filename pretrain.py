@@ -16,6 +16,7 @@ For example, an expression of ListOps when its second and fifth symbols are hidd
 The result is a run directory with the weights that predicted the validation split best, `best.pt`. Hand it to
 `finetune.py --init`. Recipes are in recipes.py; flags and `Run`, all of a run that is not the method, in run.py.
 """
+from collections import namedtuple
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ import torch.nn.functional as F
 
 from data import MASK, UserError, open_task
 from kernels import inside, true_lengths
-from models import Backbone, Denoiser, at, config, param_groups
+from models import Backbone, Denoiser, at, config, make_optimizer
 from run import Run, arguments, guarded, kernel_maxima, learning_rate
 
 # ---- The objective ---------------------------------------------------------------------------------------------------
@@ -61,16 +62,27 @@ def shift(batch, loss):
     return x, targets, inside(true_lengths(batch.lengths, b, l, x.device) - 1, l)             # (b, l)
 
 
-def pretext(args, task, batch, rows, mine, *key):
-    """A batch -> inputs, targets, hidden, for either objective. rows: the examples of the whole batch on all processes;
-    mine: the slice of them that `batch` holds. Positions are drawn for the whole batch, so that they do not depend on
-    the number of processes."""
-    if args.objective == "causal":
-        return shift(batch, args.loss)
+def masked(args, task, batch, rows, mine, *key):
+    """A batch -> inputs, targets, hidden. rows: the examples of the whole batch on all processes; mine: the slice of
+    them that `batch` holds. Positions are drawn for the whole batch, so that they do not depend on the number of
+    processes."""
     k = task.documents                                                                        # sequences per example
     l = (batch.symbols if batch.samples is None else batch.samples).shape[1]
     hidden = hide((k * len(rows), task.length), args.mask, *key)[k * mine.start:k * mine.stop, :l]
     return corrupt(batch, torch.from_numpy(hidden).to(batch.y.device), args.loss)
+
+
+def causal(args, task, batch, rows, mine, *key):
+    """The same for the causal objective, which draws nothing."""
+    return shift(batch, args.loss)
+
+
+# --objective: pretext(args, task, batch, rows, mine, *key) -> inputs, targets, hidden; causal: the model sees only what
+# came before; hides: it reads other inputs than the labels' loss does (samples: with one more channel, which says what
+# is hidden; --mask has a meaning; joint training has two passes). Another one is a function and a line here.
+Objective = namedtuple("Objective", "pretext causal hides")
+OBJECTIVES = {"masked": Objective(masked, causal=False, hides=True),
+              "causal": Objective(causal, causal=True, hides=False)}
 
 
 def spt_loss(prediction, targets, hidden, loss):
@@ -101,6 +113,7 @@ def validate(model, task, split, args, run):
     sums = torch.zeros(3, dtype=torch.float64, device=run.device)
     for i, rows in run.shares(len(split)):
         batch = split.batch(rows, run.device)
+        pretext = OBJECTIVES[args.objective].pretext
         inputs, targets, hidden = pretext(args, task, batch, rows, slice(0, len(rows)), args.seed, EVAL_KEY, i)
         with run.autocast():
             prediction = model(inputs, batch.lengths, hidden)                                 # (m, outputs)
@@ -122,22 +135,22 @@ class Denoising(NamedTuple):
 
 
 def parse_args(argv=None):
-    return arguments("pretrain", argv)
+    return arguments("pretrain", argv, OBJECTIVES)
 
 
 def main(argv=None):
     args = parse_args(argv)
-    run = Run(args)
+    run, objective = Run(args), OBJECTIVES[args.objective]
     task, train, val, _ = open_task(args.task, args.data_dir, args.train_fraction)
     run.open(task, len(train))
 
     # ---- model and optimiser: every process builds the same one --------------------------------------------------
     torch.manual_seed(args.seed)
-    mask_channel = args.objective == "masked" and task.channels is not None
-    backbone = Backbone(config(args.arch, task, causal=args.objective == "causal", mask_channel=mask_channel))
+    mask_channel = objective.hides and task.channels is not None
+    backbone = Backbone(config(args.arch, task, causal=objective.causal, mask_channel=mask_channel))
     model = Denoiser(backbone, task.vocab if args.loss == "ce" else task.channels).to(run.device)
     kernels_before = kernel_maxima(backbone, task.length)
-    optimizer = torch.optim.AdamW(param_groups(model, args.lr, args.wd), fused=True)
+    optimizer = make_optimizer(model, args.lr, args.wd)
     forward = run.start(model, optimizer)
 
     def prepare(step):
@@ -145,7 +158,7 @@ def main(argv=None):
         would have to wait for a mask to be counted."""
         rows, mine = run.rows(step)               # examples of the whole batch; the slice of them for this process
         batch = train.batch(rows[mine])
-        inputs, targets, hidden = pretext(args, task, batch, rows, mine, args.seed, step)
+        inputs, targets, hidden = objective.pretext(args, task, batch, rows, mine, args.seed, step)
         lengths = batch.lengths
         return [Denoising(inputs[some], None if lengths is None else lengths[some],
                           hidden[some].flatten().nonzero()[:, 0], targets[some])

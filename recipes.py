@@ -296,7 +296,7 @@ def recipe_line(name, task, model, objective, start):
     line = None
     for some in (named, lines):
         line = line or matching(some, model, **{"objective": objective} if objective else {})
-        if line is None and objective == "causal":                     # the paper has none: the masked one's numbers
+        if line is None and objective is not None:                     # no recipe for it: the masked one's numbers
             line = matching(some, model, objective="masked")
     if line is None:
         there = {f"{line['model']}/{line['objective']}" for line in named or lines}
@@ -305,11 +305,10 @@ def recipe_line(name, task, model, objective, start):
     values = {flag: number(cell(line, flag, start)) for flag in line}
     name = "/".join(values.pop(column) for column in ("task", "model", "objective"))
     length, objective = str(values.pop("length")), objective or line["objective"]
-    passes = 2 if (start, objective) == ("joint", "masked") else 1
-    values["epochs" if length.endswith("e") else "steps"] = int(length.removesuffix("e")) // passes
+    values["epochs" if length.endswith("e") else "steps"] = int(length.removesuffix("e"))
     values["schedule"] = {"const": "constant", "cos": "cosine", "step": "step"}[values["schedule"]]
     values["eval_every"] = values.pop("eval", None)
-    values["mask"] = task.mask if objective == "masked" else None
+    values["mask"] = task.mask
     values.setdefault("loss", "ce" if task.channels is None else "l1")
     values.setdefault("head", "pair" if task.documents == 2 else "linear")
     return name, objective, values

@@ -71,7 +71,7 @@ def moved(run):
     raise argparse.ArgumentTypeError(f"generating has a script of its own: python predict.py {run}")
 
 
-def flags(stage):
+def flags(stage, objectives):
     """The parser of a stage, without a recipe's defaults."""
     positive, natural, rate = between(int, 1), between(int, 0, 2**63 - 1), between(float, 0)
     parser = Parser(description="With --task and --model, --help shows their recipe.", allow_abbrev=False,
@@ -80,8 +80,8 @@ def flags(stage):
     add("-h", "--help", action="store_true", help="these lines, with the recipe and the sizes of a task and model")
     add("--task", help="one of: " + " ".join(TASKS) + " or your own data: file:PATH (.npz, .csv, .tsv, .ts), ucr:NAME")
     add("--model", help="one of: " + " ".join(MODELS))
-    add("--objective", choices=("masked", "causal"), help="masked: the model sees both sides; causal: only what came "
-        "before, and predicts what comes next")
+    add("--objective", choices=objectives, help="masked: the model sees both sides; causal: only what came before, and "
+        "predicts what comes next")
     add("--arch", type=overrides, metavar="KEY=VALUE,...", help="other sizes than in recipes.py: d=64,layers=3, say")
     add("--train-fraction", type=between(float, 1e-9, 1), help="share of the training examples to use; smaller shares "
         "lie within larger ones")
@@ -95,6 +95,7 @@ def flags(stage):
             "default: from scratch, or from trained weights where --model has some")
         add("--joint", type=between(float, 1e-9), metavar="W", help="from scratch, with W times pretraining's loss on "
             "the same batch added in each step; half as many steps, since each has two passes")
+        add("--freeze", action="store_true", help="train the head alone, on the backbone as it is: a linear probe")
         add("--label-fraction", type=between(float, 1e-9, 1), help="share of all training examples (whatever was "
             "pretrained on) to train with here; classes keep their shares, smaller shares lie within larger ones")
     add = parser.add_argument_group("recipe (your flags win)").add_argument
@@ -130,11 +131,11 @@ MACHINE_FLAGS = {"help", "sample", "resume", "device", "dtype", "compile", "log_
 RECORDED = {"task", "model", "objective", "arch", "seed", "init", "joint"}       # by themselves, not among what changed
 
 
-def arguments(stage, argv, inherit=None):
+def arguments(stage, argv, objectives, inherit=None):
     """The flags of a stage, the rest filled in from the recipe. inherit(flags) -> {flag: value} that --init fixes. Also
     set: start (pretrain, spt, corpus, scratch or joint); arch, all sizes; recipe, the name of its line; fitted, what
     `fit` did; changed, {flag: value} of all that differs from it."""
-    parser = flags(stage)
+    parser = flags(stage, objectives)
     args = parser.parse_args(argv)
     named = vars(args).keys() - MACHINE_FLAGS - RECORDED
     if args.help and None in (args.task, args.model) and not getattr(args, "init", None):
@@ -149,11 +150,14 @@ def arguments(stage, argv, inherit=None):
             raise UserError(f"--{flag} {problem}; one of: {' '.join(known)}{own}")
     task, fitted, args.fitted = look_up(args.task, args.data_dir), {}, None
     args.recipe, args.objective, values = recipe_line(args.task, task, args.model, args.objective, args.start)
+    hides = objectives[args.objective].hides
+    if args.start == "joint" and hides:                                # each step has two passes
+        values |= {name: values[name] // 2 for name in ("steps", "epochs") if name in values}
     if args.task not in TASKS:
         first = args.pretraining if args.start == "spt" else vars(args)
         examples = max(1, int(task.sizes[0] * (first["train_fraction"] or 1)))
         fitted, args.fitted = fit(task, examples, values, arch(args.task, args.model))
-    unused = () if args.start in ("pretrain", "joint") else ("mask", "loss")
+    unused = {"mask", "loss"} if args.start not in ("pretrain", "joint") else set() if hides else {"mask"}
     values = {flag: value for flag, value in values.items() if flag in vars(args) and flag not in unused}
     sizes = arch(args.task, args.model, **fitted)
     if sizes is None:
@@ -164,13 +168,7 @@ def arguments(stage, argv, inherit=None):
     else:
         args.arch = arch(args.task, args.model, **fitted | (args.arch or {}))
     if args.help:
-        keys = keys_of(args.model, args.arch.get("ffn", "dense"))
-        read = {name: value for name, value in args.arch.items() if name in keys}     # not a row's other columns
-        recipe, sizes = (" ".join(f"{k}={v}" for k, v in some.items() if v is not None) for some in (values, read))
-        rule = f" {args.fitted}." if args.fitted else ""
-        parser.description = f"Recipe {args.recipe}: {recipe}. Sizes: {sizes}.{rule}"
-        parser.print_help()
-        parser.exit()
+        print_recipe(parser, args, values)
     other_sizes = {key: value for key, value in args.arch.items() if sizes.get(key) != value}
     args.changed = {"arch": other_sizes} if other_sizes else {}
     for flag in sorted(named):                                         # a new flag, too
@@ -185,9 +183,20 @@ def arguments(stage, argv, inherit=None):
     for flag, value in values.items():
         if getattr(args, flag) is None:
             setattr(args, flag, value)
-    check(args, task)
+    check(args, task, hides)
     args.out = args.out or Path("runs") / run_name(args)
     return args
+
+
+def print_recipe(parser, args, values):
+    """--help of a task and model."""
+    keys = keys_of(args.model, args.arch.get("ffn", "dense"))
+    read = {name: value for name, value in args.arch.items() if name in keys}         # not a row's other columns
+    recipe, sizes = (" ".join(f"{k}={v}" for k, v in some.items() if v is not None) for some in (values, read))
+    rule = f" {args.fitted}." if args.fitted else ""
+    parser.description = f"Recipe {args.recipe}: {recipe}. Sizes: {sizes}.{rule}"
+    parser.print_help()
+    parser.exit()
 
 
 SHORT = {"train_fraction": "f", "label_fraction": "l", "pretraining": "pre", "arch": ""}         # in names of runs
@@ -198,24 +207,26 @@ def run_name(args):
     found = settings(args.changed) | ({"joint": args.joint} if args.start == "joint" and args.joint != 1 else {})
     sizes, words = "", ""
     for name, value in found.items():
-        text = "-".join(filter(None, (SHORT.get(part, part.replace("_", "-")) for part in name.split("."))))
         value = f"{value:g}" if isinstance(value, float) else str(value)
         if name.startswith("arch."):
-            sizes += f"-{text}={value}"
+            sizes += f"-{name.removeprefix('arch.')}={value}"
         else:
-            words += f"-{text}" if value == "True" else f"-{text}{value}"
+            parts = (SHORT.get(part, part.replace("_", "-")) for part in name.split("."))
+            words += f"-{'-'.join(filter(None, parts))}{'' if value == 'True' else value}"
     name = f"{folder_name(args.task)}-{args.model}{sizes}-{args.objective}-{args.start}{words}-s{args.seed}"
     return re.sub(r"[^\w.=-]", "_", name)
 
 
-def check(args, task):
+def check(args, task, hides):
     """UserError for flags that do not fit each other or the task."""
     denoises = args.start in ("pretrain", "joint")
     for flag in ("mask", "loss"):
         if getattr(args, flag) is not None and not denoises:
             raise UserError(f"--{flag} {getattr(args, flag)} has no meaning without --joint")
-    if args.objective == "causal" and args.mask is not None:
-        raise UserError(f"--mask {args.mask} has no meaning with --objective causal")
+    if not hides and args.mask is not None:
+        raise UserError(f"--mask {args.mask} has no meaning with --objective {args.objective}")
+    if args.start == "joint" and args.freeze:
+        raise UserError("--freeze has no meaning with --joint, which trains the backbone")
     if denoises and args.loss == "l1" and task.channels is None:
         raise UserError(f"--loss l1 needs samples, and {args.task} consists of symbols; use --loss ce")
     if denoises and args.loss == "ce" and task.vocab is None:
@@ -467,8 +478,10 @@ class Run:
         return tensor
 
     def stepped(self, step):
-        """After the optimiser's step: every --log-every steps a log line and, if the last is ten minutes old, last.pt.
-        Nothing is read from the device at other times."""
+        """After the optimiser's step: the model's own `after_step()`, if it has one (an averaged teacher, say); every
+        --log-every steps a log line and, if the last is ten minutes old, last.pt. Nothing is read from the device at
+        other times."""
+        getattr(self.model, "after_step", lambda: None)()
         state, groups = self.state, self.optimizer.param_groups
         norm = torch.nn.utils.get_total_norm([p.grad for g in groups for p in g["params"] if p.grad is not None])
         loss = self.total(self.loss)

@@ -6,10 +6,11 @@
     bash run_all.sh demo-init        {S4, DLR} x {own start, random start} x {scratch, SPT} on the reviews of demo-text
     bash run_all.sh architectures    every model x {scratch, SPT} on the reviews of demo-text
     bash run_all.sh own --tasks file:my.npz      your own data (or ucr:NAME): {rotary Transformer, S4} x {scratch, SPT,
-        joint training} at equal passes; with --label-fraction 0.05, --regression, --models s4,mega
+        joint training} at equal passes; with --label-fraction 0.05, --regression, --models s4,mega, --arms spt,probe
     bash run_all.sh sweep --tasks text_demo --models s4 --vary lr=1e-3,3e-3 --vary arch.d=32,64      every combination,
-        from scratch and self-pretrained, as one table; with --arms scratch,spt,joint; --select val: which of them
-        validation chooses. A flag holds for every stage that has it; pretrain.lr, finetune.lr: for that stage only
+        from scratch and self-pretrained, as one table; with --arms scratch,spt,joint,probe (probe: after SPT the head
+        alone is trained); --select val: test scores of what validation chooses alone. A flag holds for every stage
+        that has it; pretrain.lr, finetune.lr: for that stage only
     bash run_all.sh findings1        .. findings9: the questions of results/findings.md, on these tasks and Image;
         findings0: the trials by which their settings were chosen
     bash run_all.sh table2           the paper's: table1 table2 table3 table7 table8 table9 figure1 .. figure5 all
@@ -45,6 +46,7 @@ import experiments
 from analyze import newest
 from data import TASKS, Parser, UserError, declared, folder_name, full_name, locked
 from models import MODELS, SizeError
+from pretrain import OBJECTIVES
 from recipes import arch, recipe_line
 from run import MACHINE_FLAGS, flags
 
@@ -89,11 +91,14 @@ def parse_args(argv):
     if args.help:
         print(__doc__)
         raise SystemExit(0)
-    for kind, theirs in (("own", ("label_fraction", "regression")), ("sweep", ("vary", "arms", "select"))):
-        for name in theirs:
-            if getattr(args, name) and args.target != kind and (name, args.target) != ("regression", "sweep"):
-                raise UserError(f"--{name.replace('_', '-')} is for: run_all.sh {kind}")
+    for name, theirs in OF_TARGETS.items():
+        if getattr(args, name) and args.target not in theirs:
+            raise UserError(f"--{name.replace('_', '-')} is for: run_all.sh {' or '.join(theirs)}")
     return args
+
+
+OF_TARGETS = {"label_fraction": ["own"], "regression": ["own", "sweep"], "arms": ["own", "sweep"], "vary": ["sweep"],
+              "select": ["sweep"]}
 
 
 def settings(varied):
@@ -114,15 +119,16 @@ def settings(varied):
 def known_flags():
     """{stage: the flags by which a setting can differ}."""
     apart = MACHINE_FLAGS | {"task", "model", "seed", "init"}
-    return {stage: {name.replace("_", "-") for name in vars(flags(stage).parse_args([])).keys() - apart}
-            for stage in ("pretrain", "finetune")}
+    parsers = {stage: flags(stage, OBJECTIVES) for stage in ("pretrain", "finetune")}
+    return {stage: {name.replace("_", "-") for name in vars(parser.parse_args([])).keys() - apart}
+            for stage, parser in parsers.items()}
 
 
 def check(chain):
     """UserError or SizeError where a flag or size of these commands is out of bounds."""
     for command in chain:
         _, script, *given = shlex.split(command)
-        args = flags(Path(script).stem).parse_args(given)
+        args = flags(Path(script).stem, OBJECTIVES).parse_args(given)
         if args.arch:
             arch(args.task, args.model, **args.arch)
 
@@ -152,12 +158,13 @@ def plan(args):
                 assert model in MODELS and recipe_line(task, declared(full_name(task)), model, None, "pretrain")
             except (AssertionError, UserError):
                 raise UserError(f"{target} has no model {model!r}") from None
+    if unknown := [start for start in args.arms or () if start not in (*experiments.STARTS, "probe")]:
+        raise UserError(f"--arms {unknown[0]}: there is {' '.join(experiments.STARTS)} probe")
     if target == "own":
-        return experiments.own(tasks[0], models, args.label_fraction), seeds, f"own/{folder_name(tasks[0])}"
+        entry = experiments.own(tasks[0], models, args.label_fraction, args.arms or experiments.STARTS)
+        return entry, seeds, f"own/{folder_name(tasks[0])}"
     if target == "sweep":
         starts = args.arms or ["scratch", "spt"]
-        if unknown := [start for start in starts if start not in ("scratch", "spt", "joint")]:
-            raise UserError(f"--arms {unknown[0]}: there is scratch, spt, joint")
         return experiments.sweep(tasks, models.split(), settings(args.vary), starts, known_flags()), seeds, "sweep"
     if target in experiments.DEMOS:
         entry, folder = experiments.demo(target, models), target

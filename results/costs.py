@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from kernels import ceil_div, rotary_phases, two_levels
 from data import TASKS, Parser, UserError
-from models import MODELS, Backbone, Denoiser, SizeError, config, count, param_groups
+from models import MODELS, Backbone, Denoiser, SizeError, config, count, make_optimizer
 from recipes import arch
 from run import guarded
 
@@ -111,7 +111,7 @@ def cost_of_step(c, batch):
     gradients and AdamW's moments."""
     with without_values():
         model = Denoiser(Backbone(c), c.vocab)
-        optimizer = torch.optim.AdamW(param_groups(model, 1e-3, 0.0), fused=True)
+        optimizer = make_optimizer(model, 1e-3, 0.0)
         for p in model.parameters():
             p.grad = torch.zeros_like(p)
         optimizer.step()                                             # makes the moments, off the count

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from kernels import (diagonal_kernel, diagonal_kernel_naive, fft_conv, hippo_nplr, s4_kernel, s4_kernel_naive,
                      s4_recover_C, s4_step, truncation_correction)
 from data import Parser, UserError
-from models import MODELS, Backbone, Denoiser, config, param_groups
+from models import MODELS, Backbone, Denoiser, config, make_optimizer
 from pretrain import spt_loss
 from recipes import arch
 from run import guarded
@@ -186,7 +186,7 @@ def benchmark_operations(models):
         sizes = dict(arch("text", model), d=32)
         sizes |= {key: value for key, value in dict(n_ssm=2, state=8, ff=32, heads=2).items() if key in sizes}
         denoiser = Denoiser(Backbone(config(sizes, SimpleNamespace(length=64, vocab=100, channels=None))), 100)
-        optimizer = torch.optim.AdamW(param_groups(denoiser, 1e-3, 0.0), fused=True)
+        optimizer = make_optimizer(denoiser, 1e-3, 0.0)
         x, lengths = torch.randint(0, 100, (4, 64)), torch.tensor([64, 60, 50, 64])
         hidden = (torch.rand(4, 64) < 0.3).flatten().nonzero()[:, 0]
 

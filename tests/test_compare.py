@@ -200,7 +200,7 @@ def test_many_models_are_sorted_by_their_gain(tmp_path):
     assert "| LRU | 55.0 | 50.0 | -5.0 | 1 | – |" in done.stdout
     assert ("Standard deviation over 6 models: 2.3 (from 50.0 to 56.0) from scratch, 4.6 (from 48.0 to 60.0) after SPT."
             ) in done.stdout
-    assert "2 other runs there have other settings: python analyze.py compare" in done.stdout
+    assert "2 runs there have other settings: python analyze.py compare" in done.stdout
     assert (tmp_path / "demo.png").exists()
 
 

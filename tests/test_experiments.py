@@ -69,7 +69,7 @@ def test_validation_has_ten_checkpoints_of_each_arm_to_choose_from(number):
                 given = experiments.given(run.flags)
                 objective = experiments.record(run)["objective"]
                 recipe = runner.recipe_line(run.task, TASKS[run.task], run.model, objective, run.start)[2]
-                wanted = 50 if re.match("[lf]0", run.word) else given.get("steps", recipe["steps"]) / 10
+                wanted = 50 if re.match("[lf]0", run.word) else given.get("steps", recipe["steps"]) / (20 if run.start == "joint" else 10)
                 assert given["eval_every"] == wanted, run
 
 

@@ -115,7 +115,7 @@ torch.manual_seed(3)
 start = models.Backbone(models.config(arch, task, mask_channel=True)).state_dict()
 torch.manual_seed(3)
 args = SimpleNamespace(init=None, start="scratch", rewind=True, objective="masked", arch=arch, pool="mean")
-args.head = "linear"
+args.head, args.freeze = "linear", False
 model = finetune.make_model(args, task, None).backbone
 start["encoder.weight"] = start["encoder.weight"][:, :-1]
 assert not model.mask_channel and start.keys() == model.state_dict().keys()

@@ -32,7 +32,7 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("pretrain " + BASE + "--arch model=dlr", "s4 on listops has no model; it has: dropout layers d"),
     ("pretrain " + BASE + "--arch dt_min=0", "dt_min=0, dt_max=0.1: wants 0 < dt_min <= dt_max"),
     ("finetune " + BASE + "--arch d=x", "--arch d=x: d must be a whole number of at least 1; on listops it is 128"),
-    ("finetune " + BASE + "--arch norm=group", "norm must be one of: layer batch scale; on listops it is batch"),
+    ("finetune " + BASE + "--arch norm=group", "norm must be one of: layer batch rms scale; on listops it is batch"),
     ("finetune " + BASE + "--batch 8 --arch d=65", "d=65 is not a multiple of n_ssm=128"),
     ("finetune --task image --model rotary --batch 8 --arch d=36", "turn pairs, not 9 dimensions"),
     ("finetune " + BASE + "--batch 25", "--batch 25 is more than the 24 training examples"),
@@ -111,10 +111,10 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("analyze table 2 --perset mini", "unrecognized arguments: --perset mini"),
     ("analyze tabel 2", "invalid choice: 'tabel'"), ("analyze status own", "no run was started there"),
     ("run_all table4", "there is: demo"), ("run_all table2 --seeds a", "numbers"),
-    ("run_all table2 --seeds", "no value for it: --seeds"), ("run_all table2 --tasks text,imgae", "--tasks imgae"),
+    ("run_all table2 --seeds", "argument --seeds: expected one argument"), ("run_all table2 --tasks text,imgae", "--tasks imgae"),
     ("run_all table2 --preset big", "no preset 'big'"), ("run_all own", "own wants --tasks file:PATH"),
     ("run_all own --tasks my.npz", "no task 'my.npz'; the tasks are"),
-    ("run_all own --tasks ucr:FordA --label-fraction 5", "--label-fraction must be between 0 and 1, got '5'"),
+    ("run_all own --tasks ucr:FordA --label-fraction 5", "--label-fraction: must be between 0 and 1, got '5'"),
     ("run_all own --tasks file:none.npz", "none.npz is not a file, or not there"),
     ("run_all own --tasks file:own/gap.npz", "example 2: the value at position 4, channel 1 is missing"),
     ("run_all own --tasks file:own/whole.npz --models s4,s5x", "own has no model 's5x'"),
@@ -122,7 +122,7 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("data --task own/whole.npz", "did you mean file:own/whole.npz?"),
     ("data --task file:own/latin.csv", "latin.csv is not UTF-8"),
     ("data --task file:own/complex.npz", "x is complex128; it must hold numbers"),
-    ("run_all table2 --regression", "--label-fraction and --regression are for: run_all.sh own")]
+    ("run_all table2 --regression", "--regression is for: run_all.sh own")]
 
 
 def own_files(folder):

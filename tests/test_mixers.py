@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from analyze import MODEL_NAMES
+from compare import MODEL_NAMES
 from kernels import attention, fft_conv, hippo_nplr, s4_kernel, s4_recover_C, s4_step, truncation_correction
 from models import MODELS, Attention, Backbone, SizeError, config, keys_of
 from recipes import arch

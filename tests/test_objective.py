@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from data import EOS, MASK, PAD, SPECIAL, TASKS, Batch, Split
-from pretrain import EVAL_KEY, corrupt, hide, pretext, shift, spt_loss
+from pretrain import EVAL_KEY, OBJECTIVES, corrupt, hide, shift, spt_loss
 
 # What preparing the real data would have found. Of the letters, one is two bytes long and one has no token in Pythia.
 LETTERS = (*SPECIAL, *" abcdefg\u00e9\u4e00")
@@ -93,14 +93,14 @@ def test_the_pretext_does_not_depend_on_how_a_batch_is_divided(name, objective):
     task, split = noise(name, 50, 7)
     args = SimpleNamespace(objective=objective, mask=0.4, loss="l1" if name == "image" else "ce")
     rows, k = np.array([3, 0, 6, 5, 1, 4, 2]), task.documents
-    whole = pretext(args, task, split.batch(rows), rows, slice(0, 7), 5, 11)
+    whole = OBJECTIVES[objective].pretext(args, task, split.batch(rows), rows, slice(0, 7), 5, 11)
     for mine in (slice(0, 2), slice(2, 6), slice(6, 7)):
-        inputs, targets, hidden = pretext(args, task, split.batch(rows[mine]), rows, mine, 5, 11)
+        inputs, targets, hidden = OBJECTIVES[objective].pretext(args, task, split.batch(rows[mine]), rows, mine, 5, 11)
         all_inputs, all_targets, all_hidden = (value[k * mine.start:k * mine.stop] for value in whole)
         l = hidden.shape[1]
         assert torch.equal(all_hidden[:, :l], hidden) and not all_hidden[:, l:].any()
         assert torch.equal(all_inputs[:, :l], inputs) and torch.equal(all_targets[:, :l][hidden], targets[hidden])
-    next_step = pretext(args, task, split.batch(rows), rows, slice(0, 7), 5, 12)
+    next_step = OBJECTIVES[objective].pretext(args, task, split.batch(rows), rows, slice(0, 7), 5, 12)
     assert torch.equal(next_step[2], whole[2]) == (objective == "causal")
     if k == 2 and objective == "masked":                              # each document of a pair has a mask of its own
         one, two = whole[2].unflatten(0, (7, 2)).unbind(1)

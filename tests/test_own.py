@@ -245,7 +245,7 @@ def test_flags_win_over_the_rule(own):
     words = "--task", own[1][0], "--model", "s4", "--steps", "7", "--arch", "d=48"
     args = parsed(pretrain, own, *words)
     assert (args.steps, args.arch["d"], args.changed) == (7, 48, dict(steps=7, arch=dict(d=48)))
-    assert str(args.out).startswith("runs/file-60-") and str(args.out).endswith("-s4-d=48-masked-pretrain-s0")
+    assert str(args.out).startswith("runs/file-60-") and str(args.out).endswith("-s4-d=48-masked-pretrain-steps7-s0")
     args = parsed(finetune, own, *words[:4], "--label-fraction", "0.5")
     assert args.changed == {"label_fraction": 0.5} and str(args.out).endswith("-s4-masked-scratch-l0.5-s0")
 
@@ -329,25 +329,32 @@ def shown(folder):
     return done.stdout
 
 
-def test_gains_are_paired_and_the_sentence_says_them(tmp_path):
-    """Paired differences 3, 4, 5: 4 +- 4.303 / sqrt(3); a loss is a negative gain; half the labels are another line."""
+def test_gains_and_the_sentence_that_says_them(tmp_path):
+    """Six arms of three seeds with a standard deviation of 1 and one of 1.5: pooled, 1.08, with 12 degrees of freedom,
+    2.179 sqrt(2/3) 1.08 = 1.9. A loss is a negative gain; half the labels are another table, another rate is another
+    line."""
     for seed in range(3):
-        for model, gain in (("rotary", 0.03 + seed / 100), ("s4", -0.02 - seed / 100)):
+        for model, gain in (("rotary", 0.04), ("s4", -0.03)):
             first = finished(tmp_path, "pretrain", model, seed, dict(val_score=1), 100, 60)
             for share in (None, 0.5):
-                more, base = dict(label_fraction=share), 0.5 + 0.1 * seed if share is None else 0.4 + 0.1 * seed
+                changed = dict(label_fraction=share) if share else {}
+                more, base = dict(label_fraction=share, changed=changed), (0.5 if share is None else 0.4) + seed / 100
                 finished(tmp_path, "scratch", model, seed, base, 250, 90, **more)
-                finished(tmp_path, "spt", model, seed, base + gain, 150, 120, init=f"runs/x/{first}", **more)
-                finished(tmp_path, "joint", model, seed, base + 0.01, 125, 90, **more)
+                spread = 1.5 if model == "s4" else 1
+                finished(tmp_path, "spt", model, seed, base + gain + (spread - 1) * (seed - 1) / 100, 150, 120,
+                         init=f"runs/x/{first}", **more)
+                finished(tmp_path, "joint", model, seed, base + 0.01, 125, 90, joint=1.0, **more)
     text = shown(tmp_path)
     for words in ("my.npz", "my.npz with 50 % of the labels"):
-        assert (f"On {words} SPT gains +4.0 points [+1.5, +6.5] for rotary and -3.0 [-5.5, -0.5] for s4 over scratch "
+        assert (f"On {words} SPT gains +4.0 points [+2.0, +6.0] for rotary and -3.0 [-5.0, -1.0] for s4 over scratch "
                 "(3 seeds, equal passes).\n") in text
-    assert ("| rotary | 60.0 \u00b1 10.0 | 64.0 \u00b1 11.0 | 61.0 \u00b1 10.0 | +4.0 [+1.5, +6.5] (3) "
-            "| +1.0 [+1.0, +1.0] (3) | +3.0 [+0.5, +5.5] (3) | 1.5 / 3.0 / 1.5 |") in text
-    assert text.count("250 passes a run") == 2
+    assert ("| rotary | 51.0 \u00b1 1.0 | 55.0 \u00b1 1.0 | 52.0 \u00b1 1.0 | +4.0 [+2.0, +6.0] (3) "
+            "| +1.0 [-1.0, +3.0] (3) | +3.0 [+1.0, +5.0] (3) | 1.5 / 3.0 / 1.5 |") in text
+    assert text.count("250 passes a run") == 2 and text.count("1.1, pooled with 12 degrees of freedom") == 2
     finished(tmp_path, "scratch", "lru", 0, 0.5, 300, 90)
-    assert "unequal passes" in shown(tmp_path)
+    finished(tmp_path / "more", "scratch", "rotary", 0, 0.5, 300, 90, changed=dict(lr=0.1))
+    text = shown(tmp_path)
+    assert "unequal passes" in text and "| rotary, lr=0.1 | 50.0 | – | – |" in text
 
 
 def test_the_pages_are_those_of_the_kept_runs(tmp_path):
@@ -367,7 +374,7 @@ def test_numbers_have_r2(tmp_path):
         finished(tmp_path, "scratch", "s4", seed, dict(test_r2=0.5 + seed / 10), 250, 90)
         first = finished(tmp_path, "pretrain", "s4", seed, dict(val_score=1), 100, 60)
         finished(tmp_path, "spt", "s4", seed, dict(test_r2=0.75 + seed / 10), 150, 90, init=first)
-    wanted = "On my.npz SPT gains +0.250 R2 [+0.250, +0.250] for s4 over scratch (2 seeds, equal passes).\n"
+    wanted = "On my.npz SPT gains +0.250 R2 [-0.054, +0.554] for s4 over scratch (2 seeds, equal passes).\n"
     assert wanted in shown(tmp_path)
 
 
@@ -385,7 +392,7 @@ def test_from_a_file_to_the_table(tmp_path):
                               text=True)
         assert done.returncode == 0, done.stderr
     text = shown(tmp_path / "runs")
-    assert re.search(r"\| s4 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", text) and "unequal passes" in text
+    assert re.search(r"\| s4, eval_every=1, steps=2, warmup=1 \| [\d.]+ \|", text) and "unequal passes" in text
     results = [json.loads(path.read_text()) for path in tmp_path.glob("runs/**/result.json")]
     assert {result.get("start") for result in results} == {None, "scratch", "spt", "joint"}
     assert {result["task"] for result in results} == {f"file:{tmp_path / 'my set.npz'}"}

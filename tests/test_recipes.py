@@ -8,12 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
+import compare
 import finetune
 import pretrain
 import run
 from data import FILE, TASKS, UserError
 from models import MODELS
 from recipes import RECIPES, SMALL_RECIPES, arch, read_table, rows
+from test_analyze import finetuned
 
 # ---- the paper's numbers, typed from its tables 4, 5 and 6 and not from the code -------------------------------------
 
@@ -234,9 +236,10 @@ def test_explicit_flags_win_and_are_recorded():
 
 
 @pytest.mark.parametrize("stage", [pretrain, finetune])
-def test_a_flag_of_ones_own_is_recorded_where_it_is_not_at_its_default(stage, monkeypatch):
-    def more(name, flags=run.flags):
-        parser = flags(name)
+def test_a_flag_of_ones_own_is_in_the_record_the_name_and_the_tables(stage, monkeypatch, tmp_path):
+    """Nothing but the parser knows it. Where it is at its default, nothing has changed."""
+    def more(name, objectives, flags=run.flags):
+        parser = flags(name, objectives)
         parser.add_argument("--spans", type=int, default=1)
         parser.add_argument("--sgd", action="store_true")
         return parser
@@ -244,7 +247,30 @@ def test_a_flag_of_ones_own_is_recorded_where_it_is_not_at_its_default(stage, mo
     monkeypatch.setattr(run, "flags", more)
     argv = words("image", "s4")
     assert stage.parse_args(argv).changed == stage.parse_args([*argv, "--spans", "1"]).changed == {}
-    assert stage.parse_args([*argv, "--spans", "3", "--sgd"]).changed == {"spans": 3, "sgd": True}
+    args = stage.parse_args([*argv, "--spans", "3", "--sgd"])
+    assert args.changed == {"spans": 3, "sgd": True}
+    assert args.out.name == stage.parse_args(argv).out.name.replace("-s0", "-sgd-spans3-s0")
+    if stage is finetune:
+        for each in (args, stage.parse_args(argv)):
+            finetuned(tmp_path, each.out.name, 0.5, changed=each.changed)
+            config = {name: value for name, value in vars(each).items() if name not in ("out", "init")}
+            (tmp_path / each.out.name / "config.json").write_text(json.dumps(config))
+        columns, rows = compare.settings_of(compare.by_identity(compare.with_pretraining(compare.read_runs(tmp_path))))
+        assert columns == ["sgd", "spans"] and [[*row.values.values()][-2:] for row in rows] == [[False, 1], [True, 3]]
+
+
+def test_runs_of_different_settings_have_different_folders(tmp_path):
+    """All that differs from the recipe, pretraining's changes included; sizes where they always were."""
+    def name(stage, *flags):
+        return stage.parse_args([*words("image", "s4"), *flags]).out.name
+
+    assert name(pretrain) == "image-s4-masked-pretrain-s0"
+    assert name(pretrain, "--lr", "0.01", "--mask", ".25") == "image-s4-masked-pretrain-lr0.01-mask0.25-s0"
+    assert name(finetune, "--joint", ".3", "--pool", "max") == "image-s4-masked-joint-poolmax-joint0.3-s0"
+    assert name(finetune, "--joint", "1") == "image-s4-masked-joint-s0"
+    init = pretrained(tmp_path / "run", [*words("image", "s4"), "--lr", "0.3", "--arch", "d=64"])
+    second = finetune.parse_args([*init, "--freeze", "--lr", "0.3"])
+    assert second.out.name == "image-s4-d=64-masked-spt-freeze-lr0.3-pre-lr0.3-s0"
 
 
 def test_finetuning_inherits_what_was_pretrained(tmp_path):

@@ -9,16 +9,21 @@ import sys
 
 import pytest
 
-import analyze
+import compare
 import data
 import models
+import pretrain
 from conftest import ROOT
 
 # What each file may import of the others.
 FOUR = {"kernels": set(), "models": {"kernels"}, "pretrain": {"data", "models", "kernels", "run"},
         "finetune": {"data", "models", "run", "pretrain"}}
 FILES = FOUR | {"pathfinder": set(), "data": {"pathfinder"}, "recipes": {"data", "models"},
-                "run": {"data", "models", "recipes", "zoo"}, "predict": {"data", "models", "run"}, "analyze": {"data"}}
+                "run": {"data", "models", "recipes", "zoo"}, "predict": {"data", "models", "run"},
+                "experiments": {"data", "models", "recipes", "zoo"},
+                "compare": {"data", "experiments", "models", "pretrain", "recipes"},
+                "analyze": {"compare", "data", "experiments"},
+                "run_all": {"analyze", "compare", "data", "experiments", "models", "pretrain", "recipes", "run"}}
 ZOO = """__init__ bigbird dfout ema linear linformer longformer lru mamba mega pythia reformer s4d s5 scan sgconv shared spade
     structured""".split()
 FILES |= {f"zoo/{name}": {"data", "kernels", "models", "recipes", "zoo"} for name in ZOO}
@@ -49,7 +54,7 @@ def definitions(tree):
 def test_each_file_imports_one_way_does_nothing_at_import_and_is_short(name):
     tree, lines = parsed(name), (ROOT / f"{name}.py").read_text().splitlines()
     assert {module for module, _ in imports(tree)} & MODULES <= FILES[name]
-    assert {what for module, what in imports(tree) if module == "pretrain"} <= {"pretext", "spt_loss"}
+    assert {what for module, what in imports(tree) if module == "pretrain"} <= {"OBJECTIVES", "spt_loss"}
     names = [node.name for node in definitions(tree)]
     assert len(names) == len(set(names)), "defined twice"
     for node in [] if name == "zoo/__init__" else tree.body:          # which imports what lies beside it
@@ -171,6 +176,8 @@ def test_readme_commands_run(copy):
         words = shlex.split(line)
         if words[1] != "data.py":
             line += " --steps 1 --batch 1 --log-every 1"
+            if words[1] == "pretrain.py" and "--help" not in words:
+                line += f" --out {pretrain.parse_args(words[2:]).out}"          # as if it were not shortened
         elif "--list" not in words and "--help" not in words:
             continue                                                  # downloads, or generates 200,000 images
         shell(line, copy)
@@ -195,7 +202,7 @@ def test_the_pages_show_what_costs_prints(copy):
     for names, memory in re.findall(r"^\| (`.*?) \|.*\| ([\d, ]+) \| \w+[^|]*\|$", table, re.M):
         names, memory = re.findall("`(.+?)`", names), [int(cell.replace(",", "")) for cell in memory.split(", ")]
         shown |= dict(zip(names, memory * len(names) if len(memory) == 1 else memory, strict=True))
-    assert shown == {model: round(kept[model]) for model in analyze.MODEL_NAMES.keys() | {"pythia"}}
+    assert shown == {model: round(kept[model]) for model in compare.MODEL_NAMES.keys() | {"pythia"}}
 
 
 def test_speed_counts_what_a_step_launches(copy):
@@ -223,7 +230,7 @@ def test_the_demo_chain(copy):
     assert len(chains) == 2 * 2 * 3 and len(set(chains)) == len(chains)
     for chain in chains[:4]:
         shell(chain.replace("--resume", "--steps 4 --eval-every 2 --log-every 2 --resume"), copy)
-    output = shell("python analyze.py demo --runs runs/demo --figure figure.png", copy)
+    output = shell("python analyze.py compare runs/demo --figure figure.png", copy)
     assert (copy / "figure.png").read_bytes()[:4] == b"\x89PNG"
     results = [json.loads(path.read_text()) for path in copy.glob("runs/demo/*/result.json")]
     scratch = next(r for r in results if r.get("start") == "scratch" and r["model"] == "s4")

@@ -29,7 +29,7 @@ import finetune
 import predict
 import pretrain
 import run as run_py
-from analyze import MODEL_NAMES
+from compare import MODEL_NAMES
 from conftest import ROOT
 from data import Split, UserError
 from models import FEED_FORWARD, MODELS, Backbone, Classifier, Denoiser, SizeError, config, keys_of, param_groups
