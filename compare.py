@@ -572,7 +572,8 @@ def demo(args):
         rows.append([DEMO_TASKS[task], "*gap, S4 minus Transformer*", *(f"{gap:+.1f}" for gap in gaps), "", ""])
     caption = ""
     if many:
-        caption, head = f"{DEMO_TASKS[task]}. {spread_over(models, arms)}", [*head[1:], "hidden"]
+        plain = [name for name in models if ", " not in name or name in MODEL_NAMES.values()]        # no other sizes
+        caption, head = f"{DEMO_TASKS[task]}. {spread_over(plain, arms)}", [*head[1:], "hidden"]
         rows = [[*row[1:], mean_std(hidden[name])] for row, name in zip(rows, models)]
     caption += ("Test accuracy in percent, mean ± standard deviation over seeds. "
                 f"{how_sure(both, sure)} Small models on small or shortened sets: not the paper's tasks; "

@@ -122,7 +122,17 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("data --task own/whole.npz", "did you mean file:own/whole.npz?"),
     ("data --task file:own/latin.csv", "latin.csv is not UTF-8"),
     ("data --task file:own/complex.npz", "x is complex128; it must hold numbers"),
-    ("run_all table2 --regression", "--regression is for: run_all.sh own")]
+    ("run_all table2 --regression", "--regression is for: run_all.sh own"),
+    *((f"run_all sweep --tasks text_demo --models s4 {words}", wanted) for words, wanted in (
+        ("--vary nope=1", "--vary nope: no such flag; there is: arch batch"), ("--vary lr=", "wants FLAG=VALUE,VALUE"),
+        ("--vary lr=-1", "--lr: must be at least 0, got -1"), ("--vary arch.dd=3", "s4 on text_demo has no dd"),
+        ("--vary arch.d=0", "d must be a whole number of at least 1"), ("--arms scratch,foo", "--arms foo: there is"),
+        ("--vary schedule=cubic", "invalid choice: 'cubic'"), ("--vary finetune.mask", "wants FLAG=VALUE,VALUE"))),
+    ("run_all sweep --models s4", "sweep wants --tasks and --models"),
+    ("run_all sweep --tasks nothing --models s4", "no task 'nothing'"),
+    ("run_all demo --models nothing", "demo has no model 'nothing'"), ("run_all demo --vary lr=1", "--vary is for"),
+    ("run_all demo --select best", "invalid choice: 'best'"), ("analyze compare", "compare wants folders of runs"),
+    ("analyze compare pt", "no finished finetuning run in pt"), ("analyze compare nowhere", "no runs in nowhere")]
 
 
 def own_files(folder):

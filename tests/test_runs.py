@@ -608,3 +608,73 @@ def test_damaged_files_of_pythia_are_one_line(name, tensors, mistake):
     (FOLDER / name).write_bytes(b"<html>")
     line = mistake("finetune", flags("run", "image", "pythia"))
     assert f"{FOLDER}/model.safetensors" in line and name in line and not Path("run").exists()
+
+
+# ---- seams: an objective, a step of one's own, a frozen backbone -----------------------------------------------------
+
+@pytest.mark.parametrize("task", ["listops", "pathfinder", "image"])
+@pytest.mark.parametrize("model", ["s4", "rotary"])
+def test_an_objective_is_a_function_and_a_line(task, model, monkeypatch, tmp_path, capsys):
+    """BERT's: a tenth of what is to be predicted stays as it is, a tenth becomes another symbol. It has the masked
+    recipe, both stages, joint training with two passes, and its name."""
+    def bert(args, task, batch, rows, mine, *key):
+        inputs, targets, hidden = pretrain.masked(args, task, batch, rows, mine, *key)
+        if batch.samples is None:
+            kept = torch.from_numpy(pretrain.hide(inputs.shape, 0.2, *key, 1)) & hidden
+            inputs = torch.where(kept, targets, inputs)
+        return inputs, targets, hidden
+
+    monkeypatch.setitem(pretrain.OBJECTIVES, "bert", pretrain.Objective(bert, causal=False, hides=True))
+    pretrain.main(flags("first", task, model, objective="bert"))
+    finetune.main(flags("second", task=None, model=None, init="first"))
+    finetune.main(flags("both", task, model, objective="bert", joint=1))
+    masked, joint = (STAGES[stage].parse_args(flags("x", task, model, **more, steps=None)) for stage, more in (
+        ("pretrain", {}), ("joint", dict(joint=1, objective="bert"))))
+    for out, start in (("first", None), ("second", "spt"), ("both", "joint")):
+        result = result_of(tmp_path / out)
+        assert (result["objective"], result.get("start")) == ("bert", start)
+    assert json.loads((tmp_path / "first" / "config.json").read_text())["mask"] == masked.mask is not None
+    alone = finetune.parse_args(flags("x", task, model, steps=None))
+    assert (joint.steps or joint.epochs) == (alone.steps or alone.epochs) // 2
+    assert "no bert recipe for" in capsys.readouterr().out
+
+
+def test_a_model_may_act_after_each_step(monkeypatch, tmp_path):
+    """An average of the weights, as a teacher has it, is what six steps make of it."""
+    class Averaged(Denoiser):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.register_buffer("average", self.head.weight.detach().clone())
+            self.seen = [self.average.clone()]
+
+        def after_step(self):
+            self.average.lerp_(self.head.weight.detach(), 0.1)
+            self.seen.append(self.head.weight.detach().clone())
+            made.append(self)
+
+    made = []
+    monkeypatch.setattr(pretrain, "Denoiser", Averaged)
+    pretrain.main(flags("run"))
+    average, *steps = made[0].seen
+    for weight in steps:
+        average = average.lerp(weight, 0.1)
+    assert len(steps) == 6 and torch.allclose(load(tmp_path / "run" / "last.pt")["model"]["average"], average)
+
+
+@pytest.mark.parametrize("task, model", [("listops", "s4"), ("image", "s4"), ("text", "rotary"), ("listops", "mamba")])
+def test_a_frozen_backbone_stays_as_it_was_pretrained(task, model, mistake, tmp_path):
+    """Its weights and BatchNorm's averages, resumed too; the head learns. Nothing of it is in the optimiser."""
+    pretrain.main(flags("first", task, model))
+    words = flags("probe", task=None, model=None, arch=None, init="first", freeze=True, resume=True)
+    finetune.main(words)
+    (tmp_path / "probe" / "result.json").unlink()
+    finetune.main(words)
+    first, probe = load(tmp_path / "first" / "best.pt")["model"], load(tmp_path / "probe" / "last.pt")
+    kept = {name: value for name, value in probe["model"].items() if name.startswith("backbone.")}
+    dropped = "backbone.encoder.weight"
+    assert kept and all(torch.equal(value, first[name][:, :value.shape[1]] if name == dropped else first[name])
+                        for name, value in kept.items())
+    moments = probe["optimizer"]["state"]
+    assert len(moments) == len(probe["model"]) - len(kept) and all(each["exp_avg"].abs().sum() for each in moments.values())
+    assert result_of(tmp_path / "probe")["changed"]["freeze"] is True
+    assert "--freeze has no meaning with --joint" in mistake("finetune", flags("x", joint=1, freeze=True))
