@@ -381,7 +381,8 @@ def baseline(row, rows, wanted):
             return other.values[name] == wanted[name]
         if not wanted and name == "start":
             return other.values[name] == "scratch"
-        if not wanted and (name in ("joint", "freeze") or name.startswith("pretraining.") or other.values[name] is None):
+        beside = name in ("joint", "freeze") or name.startswith("pretraining.")
+        if not wanted and (beside or other.values[name] is None):
             return True
         return other.values[name] == row.values[name] or (
             not exactly and name not in FIELDS and other.own.get(name) == row.own.get(name))

@@ -133,6 +133,12 @@ def check(chain):
             arch(args.task, args.model, **args.arch)
 
 
+def can_pretrain(task, model):
+    with contextlib.suppress(UserError):
+        return model in MODELS and recipe_line(task, declared(full_name(task)), model, None, "pretrain") is not None
+    return False
+
+
 def plan(args):
     """The rows that a target trains, its seeds, and the folder of its runs."""
     target, models = args.target, " ".join(args.models or ())
@@ -154,10 +160,8 @@ def plan(args):
     tasks = args.tasks or [experiments.DEMOS.get(target, [""])[0]]
     if target in (*experiments.DEMOS, "own", "sweep"):
         for task, model in itertools.product(tasks, args.models or ()):
-            try:
-                assert model in MODELS and recipe_line(task, declared(full_name(task)), model, None, "pretrain")
-            except (AssertionError, UserError):
-                raise UserError(f"{target} has no model {model!r}") from None
+            if not can_pretrain(task, model):
+                raise UserError(f"{target} has no model {model!r}")
     if unknown := [start for start in args.arms or () if start not in (*experiments.STARTS, "probe")]:
         raise UserError(f"--arms {unknown[0]}: there is {' '.join(experiments.STARTS)} probe")
     if target == "own":
@@ -298,7 +302,8 @@ def train(args, entry, seeds, folder):
         print("error: nothing is left to run", file=sys.stderr)
         return 1
     by_seed = {seed: experiments.chains(entry, seed, folder.as_posix()) for seed in seeds}
-    jobs = int(os.environ.get("JOBS") or (len(args.gpus) if args.gpus else os.cpu_count()))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    jobs = int(os.environ.get("JOBS") or (len(args.gpus) if args.gpus else cores))
     pool, told = Pool(jobs, args.gpus, folder), not often
 
     def tell():
