@@ -357,6 +357,21 @@ def test_gains_and_the_sentence_that_says_them(tmp_path):
     assert "unequal passes" in text and "| rotary, lr=0.1 | 50.0 | – | – |" in text
 
 
+def test_a_probe_has_a_column_where_there_is_one(tmp_path):
+    """The head alone, on the same pretrained model: neither SPT nor another line."""
+    for seed in range(2):
+        first = finished(tmp_path, "pretrain", "s4", seed, dict(val_score=1), 100, 60)
+        finished(tmp_path, "scratch", "s4", seed, 0.5, 250, 90)
+        finished(tmp_path, "spt", "s4", seed, 0.6, 150, 120, init=first)
+    assert "head alone" not in shown(tmp_path)
+    for seed in range(2):
+        first = f"s4-pretrain-s{seed}-None"
+        finished(tmp_path, "spt", "s4", seed, 0.55, 150, 60, init=first, changed=dict(freeze=True), label_fraction=1.0)
+    text = shown(tmp_path)
+    assert "| model | from scratch | self-pretrained | joint | head alone | SPT - scratch" in text
+    assert "| s4 | 50.0 \u00b1 0.0 | 60.0 \u00b1 0.0 | – | 55.0 \u00b1 0.0 | +10.0 (2) | – | – | 1.5 / 3.0 / – / 2.0 |" in text
+
+
 def test_the_pages_are_those_of_the_kept_runs(tmp_path):
     """results/own.md shows what analyze.py makes of results/own.jsonl, and README a part of it."""
     shutil.copy(ROOT / "results" / "own.md", tmp_path)
