@@ -41,7 +41,7 @@ ROOT = Path(__file__).parent
 
 # The runs of a cell differ in their seed only. word, start: of their arm in experiments.py; task: without `_mini`.
 Cell = namedtuple("Cell", "task model word start")
-ANOTHER = "arch", "train_fraction", "label_fraction"             # what makes a run another experiment
+ANOTHER = "arch", "train_fraction", "label_fraction", "freeze"             # what makes a run another experiment
 
 
 @functools.cache
@@ -604,8 +604,9 @@ def command(argv):
     usual = kept if kept.exists() and not default.exists() and not of_users and args.command != "keep" else default
     args.runs = args.runs or usual
     args.out = args.out or Path("results", args.preset)
+    alone = args.runs.is_dir() and len(args.what) < 2                # the folder of all these runs
     args.figure = args.figure or (Path("results/demo.png") if args.command == "demo" else
-                                  (args.runs if args.runs.is_dir() else Path()) / f"{args.command}.png")
+                                  (args.runs if alone else Path()) / f"{args.command}.png")
     COMMANDS[args.command](args)
 
 

@@ -114,7 +114,9 @@ def identity(run):
     return run["task"], run["model"], run["objective"], run.get("start", "pretrain"), words
 
 
-APART = {"run", "folder", "evals", "first", "init"}              # of a record; where it lies, not what it is
+# By which two runs of one setting and seed are told apart, and what may be the cause.
+OUTCOME = "val_accuracy", "val_r2", "val_score", "test_accuracy", "test_r2", "test_loss", "steps", "parameters"
+CAUSES = "commit", "torch", "device", "processes", "dtype", "init"
 
 
 def by_identity(runs):
@@ -122,9 +124,9 @@ def by_identity(runs):
     found, sets = defaultdict(dict), {}
     for run in runs:
         there = found[identity(run)].setdefault(run["seed"], run)
-        names = [name for name in there if name not in APART and there[name] != run.get(name)]
-        if names:
-            differ = ", ".join(f"{name} {there[name]} and {run.get(name)}" for name in names[:3])
+        if any(there.get(name) != run.get(name) for name in OUTCOME):
+            names = [name for name in (*CAUSES, *OUTCOME) if there.get(name) != run.get(name)]
+            differ = ", ".join(f"{name} {there.get(name)} and {run.get(name)}" for name in names[:3])
             raise UserError(f"{place(there)} and {place(run)} are two runs of one setting and seed, which differ: "
                             f"{differ}; leave one out, or make what was changed a flag")
         other = sets.setdefault(run["task"], run)
@@ -244,8 +246,8 @@ def gain(arms, one, other, found):
     return differences, half_width((found[one], n), (found[other], n))
 
 
-def how_sure(arms, found, digits=1, of=""):
-    """The sentences about a table's intervals."""
+def how_sure(arms, found, digits=1, of="", labels=None):
+    """The sentences about a table's intervals. labels: of the arms, where their keys are numbers."""
     counts = {len(arm) for arm in arms.values() if arm}
     common = [name for name in arms if arms[name] and found[name].freedom]
     if not common:
@@ -257,7 +259,8 @@ def how_sure(arms, found, digits=1, of=""):
     most = max(found.values(), key=lambda estimate: [*found.values()].count(estimate))
     text = (f"Intervals{of}: 95 %, over seeds on one test set, with one standard deviation for all rows, "
             f"{math.sqrt(most.variance):.{digits}f}, pooled with {most.freedom} degrees of freedom")
-    apart = [f"{name} {math.sqrt(found[name].variance):.{digits}f}" for name in common if found[name] != most]
+    apart = [f"{labels[name] if labels else name} {math.sqrt(found[name].variance):.{digits}f}"
+             for name in common if found[name] != most]
     return text + (f"; those that scatter more have their own: {', '.join(apart)}." if apart else ".")
 
 
@@ -361,7 +364,11 @@ def settings_of(found):
     names = dict.fromkeys([*FIELDS, *(name for own in owns for name in own)])
     rows = [Setting({name: value_of(run, name) for name in names}, own, runs)
             for run, own, runs in zip(firsts, owns, found.values())]
-    columns = [name for name in names if len({row.values[name] for row in rows} - {None}) > 1]
+    alike = defaultdict(list)                                    # rows of which None means something
+    for row in rows:
+        alike[tuple(row.values[name] for name in FIELDS[:4])].append(row)
+    columns = [name for name in names if len({row.values[name] for row in rows} - {None}) > 1
+               or any(len({row.values[name] for row in some}) > 1 for some in alike.values())]
     order = list(STARTS).index
     rows.sort(key=lambda row: [(order(row.values[name]), "") if name == "start" else
                                (row.values[name], "") if isinstance(row.values[name], (int, float)) else
@@ -372,6 +379,8 @@ def settings_of(found):
 def baseline(row, rows, wanted):
     """The row that a row's gain is over, or None: that with the `wanted` values and otherwise its own. By default that
     from scratch, whatever pretraining, joint training or a probe had beside it."""
+    if not wanted and row.values["start"] == "scratch":
+        return None
     together = {f"pretraining.{name}": value for name, value in wanted.items()       # one flag for both stages
                 if row.values.get(name) == row.values.get(f"pretraining.{name}")}
     wanted = together | wanted
@@ -381,9 +390,8 @@ def baseline(row, rows, wanted):
             return other.values[name] == wanted[name]
         if not wanted and name == "start":
             return other.values[name] == "scratch"
-        beside = name in ("joint", "freeze") or name.startswith("pretraining.")
-        if not wanted and (beside or other.values[name] is None):
-            return True
+        if not wanted and (name in ("mask", "loss", "joint", "freeze") or name.startswith("pretraining.")):
+            return True                                          # without meaning from scratch
         return other.values[name] == row.values[name] or (
             not exactly and name not in FIELDS and other.own.get(name) == row.own.get(name))
 
@@ -409,18 +417,31 @@ def chosen_by_validation(rows):
     return [max(arm, key=validation) for arm in arms.values()]
 
 
+def chosen_scratch(row, chosen):
+    """Of what validation chose, the row from scratch beside a row that it chose too."""
+    if row not in chosen or row.values["start"] == "scratch":
+        return None
+    return next((other for other in chosen if other.values["start"] == "scratch" and all(
+        other.values[name] == row.values[name] for name in ("task", "model", "objective"))), None)
+
+
 def compare(args):
     """Runs in any folders: a row a setting, as a table and a figure."""
     if not args.what:
         raise UserError("compare wants folders of runs: python analyze.py compare runs/sweep")
-    columns, rows = settings_of(by_identity(with_pretraining([run for source in args.what for run in read_runs(
-        Path(source))])))
+    sources = [Path(source) for source in args.what]
+    sources = [source for source in sources if not source.is_file() or source.suffix == ".jsonl"]         # no figures
+    columns, rows = settings_of(by_identity(with_pretraining([run for source in sources for run in read_runs(source)])))
     if not rows:
         raise UserError(f"no finished finetuning run in {' '.join(args.what)}; python analyze.py status tells more")
     wanted = dict(pair.partition("=")[::2] for pair in args.baseline.split(",")) if args.baseline else {}
     wanted = {name.replace("-", "_"): number(value) for name, value in wanted.items()}
-    if unknown := [name for name in wanted if name not in columns]:
-        raise UserError(f"--baseline {unknown[0]}: these runs differ in {' '.join(columns)}")
+    wanted = {name if name in columns else f"pretraining.{name}": value for name, value in wanted.items()}
+    for name, value in wanted.items():
+        if name not in columns:
+            raise UserError(f"--baseline {name.removeprefix('pretraining.')}: these runs differ in {' '.join(columns)}")
+        if value not in (there := {row.values[name] for row in rows}):
+            raise UserError(f"--baseline {name}={value}: there is {' '.join(sorted(map(shown, there)))}")
     text = "\n\n".join(tell(columns, rows, wanted, args.select))
     print(f"\n{text}\n")
     some = chosen_by_validation(rows) if args.select else rows
@@ -435,21 +456,21 @@ def label(columns, row):
 
 def tell(columns, rows, wanted, select):
     """Table and caption. select: test scores of what validation chose alone."""
-    chosen, lines, notes, every = chosen_by_validation(rows) if select else rows, [], [], []
+    chosen, lines, notes, every, r2 = chosen_by_validation(rows) if select else rows, [], [], [], set()
     tasks = dict.fromkeys(row.values["task"] for row in rows)
     for task in tasks:
         some = [row for row in rows if row.values["task"] == task]
-        arms = {label(columns, row): scores(row.runs) for row in some}
+        arms = {i: scores(row.runs) for i, row in enumerate(some)}
         found = estimates(arms)
-        for row in some:
-            runs, name = [*row.runs.values()], label(columns, row)
+        for name, row in enumerate(some):
+            runs = [*row.runs.values()]
             digits, factor = (3, 1) if "test_r2" in runs[0] else (1, 100)
             mean, half = statistics.mean(arms[name].values()), half_width((found[name], len(runs)))
-            over = baseline(row, chosen, wanted)
+            over = baseline(row, some, wanted) if not select else chosen_scratch(row, chosen)
             interval = f"[{mean - half:.{digits}f}, {mean + half:.{digits}f}]" if half else "–"
             test = [mean_std(arms[name], digits), interval, "–"]
             if over:
-                differences, half = gain(arms, name, label(columns, over), found)
+                differences, half = gain(arms, name, next(i for i, each in enumerate(some) if each is over), found)
                 test[2] = signed(differences, digits, half).rsplit(" (", 1)[0]
             if select:
                 score = {seed: run.get("val_accuracy", run.get("val_r2")) * factor for seed, run in row.runs.items()}
@@ -459,14 +480,18 @@ def tell(columns, rows, wanted, select):
             lines.append([*(shown(row.values[name]) for name in columns), *test, str(len(runs)), passes,
                           f"{statistics.mean(run['minutes'] for run in runs):.1f}"])
             every += [*runs, *(run["first"] for run in runs if "changed" in run["first"])]
-        notes.append(how_sure(arms, found, digits, f" of {task}" if len(tasks) > 1 else ""))
+        labels = [label(columns, row) for row in some]
+        notes.append(how_sure(arms, found, digits, f" of {task}" if len(tasks) > 1 else "", labels))
+        r2.add(digits == 3)
     over = ", ".join(f"{name}={shown(value)}" for name, value in wanted.items()) or "scratch"
+    unit = "accuracy, % (or R2)" if len(r2) > 1 else "R2" if True in r2 else "accuracy, %"
     head = [*(name.replace("arch.", "").replace(".", " ").replace("_", "-") for name in columns),
-            *["validation"] * bool(select), f"test {'R2' if digits == 3 else 'accuracy, %'}", "95 % interval",
-            f"gain over {over} [95 % interval]", "seeds", "passes", "minutes"]
+            *["validation"] * bool(select), f"test {unit}", "95 % interval", f"gain over {over} [95 % interval]",
+            "seeds", "passes", "minutes"]
     alike = {name: value for name, value in rows[0].values.items() if name in ("task", "model") and name not in columns}
     caption = [f"{', '.join(alike.values())}: mean ± standard deviation over seeds." if alike else
                "Mean ± standard deviation over seeds.", *notes,
+               "Gains are over the row from scratch that validation chose." if select else
                "" if wanted else "Gains are over the row from scratch that is otherwise the same.",
                "*: chosen by validation; the test scores of no other are shown." if select else "",
                f"Passes, forward and backward, and minutes: of both stages. {provenance(every)}."]

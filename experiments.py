@@ -7,7 +7,6 @@ comes to its labels (from scratch, after self-pretraining, jointly) with the fla
 tells its runs apart in their names, TASK-MODEL-WORD-START-sSEED. Commands (`chains`) and cells of tables (`record`) are
 made of these entries alone; a new experiment is one more of them.
 """
-import itertools
 import shlex
 from collections import namedtuple
 
@@ -164,33 +163,67 @@ def own(task, models="", share="", starts=STARTS):
     return [Row(task, model, [arms[start] for start in starts]) for model in (models or "rotary s4").split()]
 
 
-INHERITED = {"arch", "train-fraction", "objective"}              # by finetuning from pretraining
+INHERITED = {"arch", "train_fraction", "objective"}              # by finetuning from pretraining
 DENOISING = {"mask", "loss", "joint"}                            # without meaning where nothing is hidden
 
 
 def sweep(tasks, models, settings, starts, known):
     """Tasks x models x ways to start x settings, each [(flag, value)]. known: {stage: its flags}. A flag is set in each
     stage where it has a meaning; pretrain.lr and finetune.lr: in that stage alone."""
-    arms = []
-    for start, setting in itertools.product(starts, settings):
-        stages, words = {"pretrain": {}, "finetune": {}}, []
-        for name, value in setting:
-            value = str(number(value))                           # 1e-3 is 0.001
-            only, rest = name.split(".", 1) if name.split(".")[0] in known else (None, name)
-            flag, _, key = rest.partition(".")
-            pretrained = start in ("spt", "probe")
-            useless = {"pretrain": set() if pretrained else known["pretrain"], "finetune": (
-                set() if start == "joint" else DENOISING | INHERITED if pretrained else DENOISING)}
-            some = [stages[stage] for stage in known if only in (None, stage) and flag in known[stage] - useless[stage]]
-            for flags in some:
-                flags[flag] = ",".join(filter(None, (flags.get(flag), f"{key}={value}" if key else value)))
-            words += [name.removeprefix("arch.") + value] if some else []
-        stages["finetune"] = ({"joint": "1"} if start == "joint" else {}) | stages["finetune"]
-        first, flags = (" ".join(f"--{flag} {value}" for flag, value in stages[stage].items()) for stage in stages)
-        of = "-".join(words)
-        arms.append(spt(f"{of}-probe".strip("-"), first, f"{flags} --freeze".strip(), of) if start == "probe" else
-                    Arm(start, of, flags, first))
-    return [Row(task, model, [*dict.fromkeys(arms)]) for task in tasks for model in models]
+    return [Row(task, model, [*dict.fromkeys(
+        arm_of(task, model, start, setting, known) for start in starts for setting in settings)])
+        for task in tasks for model in models]
+
+
+def arm_of(task, model, start, setting, known):
+    """An arm of a sweep. What is the recipe's own value is left out of flags and word, so that a setting has one name,
+    whichever sweep asks for it."""
+    pretrained, stages = start in ("spt", "probe"), {"pretrain": {}, "finetune": {}}
+    useless = {"pretrain": set() if pretrained else known["pretrain"],
+               "finetune": set() if start == "joint" else DENOISING | INHERITED if pretrained else DENOISING}
+    for name, value in sorted(setting, key=lambda pair: pair[0].split(".")[0] in known):   # one stage's own come last
+        only, rest = name.split(".", 1) if name.split(".")[0] in known else (None, name)
+        flag, _, key = rest.replace("-", "_").partition(".")
+        for stage, flags in stages.items():
+            if only in (None, stage) and flag in known[stage] - useless[stage]:
+                flags[flag] = flags.get(flag, {}) | {key: number(value)} if key else number(value)
+    objective = stages["pretrain" if pretrained else "finetune"].get("objective")
+    for stage, flags in stages.items():
+        how = stage if stage == "pretrain" else "spt" if pretrained else start
+        stages[stage] = differing(flags, task, model, objective, how) if flags else {}
+    first, second = stages["pretrain"], stages["finetune"]
+    of = "-".join(words_of(first))
+    word = "-".join([*words_of(second), *(word for flag in first for word in words_of(
+        {flag: first[flag]}, "" if flag in INHERITED else "pre-"))])
+    first, text = text_of(first), text_of({"joint": 1} | second if start == "joint" else second)
+    if start == "probe":
+        return spt(f"{word}-probe".strip("-"), first, f"{text} --freeze".strip(), of)
+    return spt(word, first, text, of) if pretrained else Arm(start, word, text)
+
+
+def words_of(flags, prefix=""):
+    return [word for flag, value in flags.items() for word in (
+        [f"{key}{each}" for key, each in value.items()] if isinstance(value, dict) else
+        [f"{prefix}{flag.replace('_', '-')}{value}"])]
+
+
+def text_of(flags):
+    """{"lr": 0.01, "arch": {"d": 64}} -> '--lr 0.01 --arch d=64', which `given` reads."""
+    values = {flag: ",".join(f"{key}={each}" for key, each in value.items()) if isinstance(value, dict) else value
+              for flag, value in flags.items()}
+    return " ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in values.items())
+
+
+def differing(flags, task, model, objective, start):
+    """Those of these flags that are not the recipe's own values. Sizes for your own data depend on their number."""
+    _, usual, recipe = recipe_line(task, declared(task), model, objective, start)
+    if start == "joint" and usual != "causal":                   # each step has two passes
+        recipe |= {name: recipe[name] // 2 for name in ("steps", "epochs") if name in recipe}
+    recipe["objective"] = recipe_line(task, declared(task), model, None, start)[1]
+    sizes = arch(task, model) if ":" not in task else {}
+    flags = {name: {key: each for key, each in value.items() if sizes.get(key) != each} if name == "arch" else value
+             for name, value in flags.items()}
+    return {name: value for name, value in flags.items() if value not in ({}, recipe.get(name))}
 
 
 # ---- The questions of results/findings.md ----------------------------------------------------------------------------
@@ -410,18 +443,15 @@ def record(run):
     task, flags, before = declared(run.task), given(run.flags), run.first and record(run.first)
     start = "corpus" if run.start == "scratch" and MODELS[run.model].weights else run.start
     objective = before["objective"] if before else flags.pop("objective", None)
-    _, objective, recipe = recipe_line(run.task, task, run.model, objective, start)
+    objective = recipe_line(run.task, task, run.model, objective, start)[1]
     if before:
         keys = keys_of(run.model, before["changed"].get("arch", {}).get("ffn", "dense"))
         inherited = {name: value for name, value in before["changed"].items() if name in ("arch", "train_fraction")}
         if "arch" in inherited:
             inherited["arch"] = {name: value for name, value in inherited["arch"].items() if keys[name].inherited}
         flags = inherited | flags
-    if "arch" in flags:
-        usual = arch(run.task, run.model)
-        flags["arch"] = {name: value for name, value in flags["arch"].items() if usual.get(name) != value}
     weight = flags.pop("joint", None)
-    changed = {name: value for name, value in flags.items() if value != recipe.get(name) and value != {}}
+    changed = differing(flags, run.task, run.model, objective, start)
     changed |= {"pretraining": before["changed"]} if before and before["changed"] else {}
     return dict(task=run.task, model=run.model, objective=objective, start=start, joint=weight, changed=changed)
 

@@ -104,14 +104,14 @@ OF_TARGETS = {"label_fraction": ["own"], "regression": ["own", "sweep"], "arms":
 def settings(varied):
     """['lr=1e-3,3e-3', 'arch.d=32,64'] -> every combination, [[(flag, value)]]. UserError for what no stage knows."""
     known, lists = known_flags(), []
+    names = " ".join(sorted(name.replace("_", "-") for name in set().union(*known.values())))
     for text in varied:
         name, _, values = text.partition("=")
         only, _, flag = name.rpartition(".") if name.split(".")[0] in known else ("", "", name)
         if not words(values):
             raise UserError(f"--vary wants FLAG=VALUE,VALUE, got {text}")
-        if not any(flag.split(".")[0] in known[stage] for stage in ([only] if only else known)):
-            raise UserError(f"--vary {name}: no such flag; there is: {' '.join(sorted(set().union(*known.values())))}, "
-                            "of arch its keys, arch.d and the like")
+        if not any(flag.replace("-", "_").split(".")[0] in known[stage] for stage in ([only] if only else known)):
+            raise UserError(f"--vary {name}: no such flag; there is: {names}, of arch its keys, arch.d and the like")
         lists.append([(name, value) for value in words(values)])
     return [*itertools.product(*lists)]
 
@@ -120,8 +120,7 @@ def known_flags():
     """{stage: the flags by which a setting can differ}."""
     apart = MACHINE_FLAGS | {"task", "model", "seed", "init"}
     parsers = {stage: flags(stage, OBJECTIVES) for stage in ("pretrain", "finetune")}
-    return {stage: {name.replace("_", "-") for name in vars(parser.parse_args([])).keys() - apart}
-            for stage, parser in parsers.items()}
+    return {stage: vars(parser.parse_args([])).keys() - apart for stage, parser in parsers.items()}
 
 
 def check(chain):
@@ -131,6 +130,8 @@ def check(chain):
         args = flags(Path(script).stem, OBJECTIVES).parse_args(given)
         if args.arch:
             arch(args.task, args.model, **args.arch)
+        if args.objective and args.mask is not None and not OBJECTIVES[args.objective].hides:
+            raise UserError(f"--mask {args.mask} has no meaning with --objective {args.objective}; sweep them apart")
 
 
 def can_pretrain(task, model):
@@ -192,7 +193,7 @@ class Pool:
     """Chains side by side, one a slot. Where there are GPUs, each slot has its own."""
 
     def __init__(self, jobs, gpus, folder):
-        self.jobs, self.folder, self.running, self.stopped, self.failed = jobs, folder, set(), False, False
+        self.folder, self.running, self.slots, self.stopped, self.failed = folder, set(), [], False, False
         # On CPUs: one thread a run, and glibc keeps freed memory, whose return to the system takes up to a tenth of
         # the time.
         ours = {} if gpus else dict(OMP_NUM_THREADS="1", MALLOC_TRIM_THRESHOLD_=str(2**30),
@@ -203,7 +204,7 @@ class Pool:
     def run(self, chains, meanwhile):
         """meanwhile(): called twice a second until all are done."""
         waiting = deque(chains)
-        slots = [threading.Thread(target=self.work, args=(waiting, environment), daemon=True)
+        slots = self.slots = [threading.Thread(target=self.work, args=(waiting, environment), daemon=True)
                  for environment in self.environments]
         for slot in slots:
             slot.start()
@@ -218,16 +219,21 @@ class Pool:
             except IndexError:
                 return
             name = Path(shlex.split(chain[-1])[-1]).name
-            path = self.folder / "output" / f"{name}.txt"
-            with open(path, "w") as output:
-                if all(self.call(command, output, environment) == 0 for command in chain):
-                    continue
+            path, last = self.folder / "output" / f"{name}.txt", ""
+            try:
+                with open(path, "w") as output:
+                    if all(self.call(command, output, environment) == 0 for command in chain):
+                        continue
+                last = f"{path} ends with: {(path.read_text(errors='replace').strip().splitlines() or [''])[-1]}"
+            except OSError as error:                             # no space, no python
+                last = str(error)
             if not self.stopped:
                 self.failed = True
-                last = (path.read_text(errors="replace").strip().splitlines() or [""])[-1]
-                print(f"error: {name} did not finish; {path} ends with: {last}", file=sys.stderr, flush=True)
+                print(f"error: {name} did not finish; {last}", file=sys.stderr, flush=True)
 
     def call(self, command, output, environment):
+        if self.stopped:
+            return 1
         # A session of its own: Ctrl-C in the terminal reaches this process alone, which then stops them all.
         process = subprocess.Popen(shlex.split(command), stdout=output, stderr=subprocess.STDOUT, env=environment,
                                    start_new_session=True)
@@ -242,6 +248,8 @@ class Pool:
         self.stopped = True
         for process in [*self.running]:
             end(process)
+        for slot in self.slots:                # one may be starting a process just now
+            slot.join(5)
 
 
 def end(process):
@@ -252,19 +260,21 @@ def end(process):
 def forecast(by_seed, jobs):
     """Minutes for these chains, {seed: chains}, by the first timed steps from scratch; None before there are enough.
     SPT has as many, in two stages. Evaluations and test take some 15 % more."""
-    seconds, seeds, models = {}, [], set()
-    outs = {seed: [(re.search(r"--model (\S+)", chain[0])[1], re.findall(r"--out (\S+)", " ".join(chain)))
-                   for chain in chains] for seed, chains in by_seed.items()}
-    for model, some in itertools.chain(*outs.values()):
+    def what(out):                             # task, model and setting
+        return re.sub(r"(-pre-.*)?(-probe)?-(pretrain|scratch|spt|joint)-s\d+$", "", out)
+
+    seconds, seeds, kinds = {}, [], set()
+    outs = {seed: [re.findall(r"--out (\S+)", " ".join(chain)) for chain in chains] for seed, chains in by_seed.items()}
+    for some in itertools.chain(*outs.values()):
         last = newest(Path(some[0]))
-        models.add(model)
+        kinds.add(what(some[-1]))
         if len(some) == 1 and last.get("step", 0) >= 200:                                 # the first 100 are slower
-            seconds[model] = 1.15 * last["total"] * last["ms_per_step"] / 1000
-    if len(seconds) < min(jobs, len(models)):
+            seconds[what(some[0])] = 1.15 * last["total"] * last["ms_per_step"] / 1000
+    if len(seconds) < min(jobs, len(kinds)):
         return None
     for chains in outs.values():
-        times = [seconds.get(model, max(seconds.values())) / len(some) * sum(
-            not Path(out, "result.json").exists() for out in some) for model, some in chains]
+        times = [seconds.get(what(some[-1]), max(seconds.values())) / len(some) * sum(
+            not Path(out, "result.json").exists() for out in some) for some in chains]
         seeds.append(max(sum(times) / jobs, max(times)))
     return math.ceil(sum(seeds) / 60)
 
@@ -303,7 +313,10 @@ def train(args, entry, seeds, folder):
         return 1
     by_seed = {seed: experiments.chains(entry, seed, folder.as_posix()) for seed in seeds}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    jobs = int(os.environ.get("JOBS") or (len(args.gpus) if args.gpus else cores))
+    jobs = os.environ.get("JOBS") or str(len(args.gpus) if args.gpus else cores)
+    if not re.fullmatch(r"[1-9]\d*", jobs):
+        raise UserError(f"JOBS must be a number of runs side by side, got '{jobs}'")
+    jobs = int(jobs)
     pool, told = Pool(jobs, args.gpus, folder), not often
 
     def tell():
@@ -317,12 +330,13 @@ def train(args, entry, seeds, folder):
         raise SystemExit(128 + number)
 
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), stop)
+        number = getattr(signal, name, None)
+        if number and signal.getsignal(number) != signal.SIG_IGN:          # nohup ignores SIGHUP, and so do we
+            signal.signal(number, stop)
     if often:
-        for chains in by_seed.values():
+        for seed, chains in by_seed.items():
             pool.run(chains, tell)
-            failed |= show(args, folder)
+            failed |= show(args, folder, last=seed == seeds[-1])
     else:
         print(f"{jobs} chains run side by side; the output of each goes to {folder}/output/", flush=True)
         pool.run([*itertools.chain(*by_seed.values())], tell)
@@ -335,8 +349,8 @@ def train(args, entry, seeds, folder):
     return 0
 
 
-def show(args, folder):
-    """The table or figure of what is finished -> whether it failed."""
+def show(args, folder, last=True):
+    """The table or figure of what is finished -> whether it failed. Validation chooses once, when all are there."""
     runs, figure, target = ["--runs", folder.as_posix()], ["--figure", str(folder / f"{args.target}.png")], args.target
     if target.startswith("findings"):
         words = ["results/findings/tables.py", target[8:], *runs]
@@ -345,6 +359,8 @@ def show(args, folder):
     elif target == "own":
         words = ["analyze.py", "own", *runs, *figure]
     elif target == "sweep":
+        if args.select and not last:
+            return False
         select = ["--select", args.select] if args.select else []
         words = ["analyze.py", "compare", folder.as_posix(), *figure, *select]
     else:
@@ -366,6 +382,8 @@ def main(argv=None):
             check(chain)
     if not args.list:
         return train(args, entry, seeds, folder)
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)            # --list | head
     more = [*(["--raw", str(args.raw)] if args.raw else []), *["--regression"] * args.regression]
     for chain in itertools.chain(*by_seed.values()):
         # Elsewhere, a chain must know how its data are to be read.
@@ -380,3 +398,5 @@ if __name__ == "__main__":
     except (UserError, SizeError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -75,7 +75,7 @@ def test_two_runs_of_one_setting_are_an_error(tmp_path):
     """And so are two data sets of one name; a copy of a run is the run. Names count for nothing."""
     finetuned(tmp_path, "a", 0.5)
     finetuned(tmp_path, "b", 0.6, changed={"lr": 0.1})
-    finetuned(tmp_path, "c", 0.5)
+    finetuned(tmp_path, "c", 0.5, seconds=7.0)
     assert [len(runs) for runs in compare.by_identity(compare.read_runs(tmp_path)).values()] == [1, 1]
     finetuned(tmp_path, "d", 0.7, commit="def")
     message = "/d are two runs of one setting and seed, which differ: commit abc and def, test_accuracy 0.5 and 0.7"
@@ -147,6 +147,36 @@ def test_validation_chooses_and_only_its_test_scores_are_shown(tmp_path):
     found = {tuple(row[:2]): row[3:] for row in rows[1:]}
     assert found["scratch", "0.001"][:2] == ["49.9 ± 0.0 *", "50.0 ± 0.0"] and found["scratch", "0.2"][0] == "34.0 ± 0.0"
     assert "54.0" not in text and "76.0" not in text and found["spt", "0.001"][3] == "+20.0"
+
+
+def test_none_is_a_value_where_a_flag_has_a_meaning(tmp_path):
+    """All labels and a tenth of them are two rows and no baseline of each other; joint training on a quarter has none."""
+    for seed in range(2):
+        for share, score in ((None, 0.8), (0.1, 0.6)):
+            changed = dict(label_fraction=share) if share else {}
+            for start, more in (("scratch", 0), ("joint", 0.05)):
+                joint = 1.0 if start == "joint" else None
+                folder = finetuned(tmp_path, f"{share}{start}{seed}", score + more + seed / 100, seed, start=start,
+                                   changed=changed, joint=joint)
+                (folder / "config.json").write_text(json.dumps(dict(label_fraction=share)))
+    folder = finetuned(tmp_path, "quarter", 0.7, start="joint", changed=dict(label_fraction=0.25), joint=1.0)
+    (folder / "config.json").write_text(json.dumps(dict(label_fraction=0.25)))
+    found = {tuple(row[:2]): row[2:] for row in told(tmp_path)[0][1:]}
+    assert found["scratch", "–"][0] == "80.5 ± 0.7" and found["scratch", "0.1"][0] == "60.5 ± 0.7"
+    assert [found[start, share][2][:4] for start in ("scratch", "joint") for share in ("–", "0.1")] == [
+        "–", "–", "+5.0", "+5.0"] and found["joint", "0.25"][2] == "–"
+
+
+def test_best_against_best(tmp_path):
+    """With --select the gain is over what validation chose from scratch, whatever its settings."""
+    for seed in range(2):
+        chain(tmp_path, 0.01, seed, 0.5, 0.75 + seed / 100)
+        chain(tmp_path, 0.001, seed, 0.6 + seed / 100, 0.7)
+    rows, text = told(tmp_path, "--select", "val")
+    found = {tuple(row[:2]): row[3:] for row in rows[1:]}
+    assert found["spt", "0.01"][3].startswith("+15.0 [") and found["scratch", "0.001"][3] == "–"
+    assert "Gains are over the row from scratch that validation chose." in text
+    assert "error: --baseline lr=7: there is 0.001 0.01" in run("compare", tmp_path, "--baseline", "lr=7").stderr
 
 
 def test_folders_with_nothing_to_compare(tmp_path):

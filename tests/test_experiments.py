@@ -102,6 +102,23 @@ def test_a_sweep_has_every_combination_where_it_has_a_meaning():
     assert len(set(outs)) == len(outs)
 
 
+def test_a_setting_has_one_name_whichever_sweep_asks_for_it():
+    """The recipe's own rate, 0.004, size, 64, and mask, 0.3, are the recipe; finetuning's settings share a pretraining."""
+    def outs(*vary, arms="scratch,spt"):
+        flags = [word for each in vary for word in ("--vary", each)]
+        lines = listed("sweep", "--tasks", "text_demo", "--models", "s4", *flags, "--arms", arms, "--seeds", "0")
+        return set(re.findall(r"--out runs/sweep/(\S+)", " ".join(lines))), lines
+
+    plain = {f"text_demo-s4-{stage}-s0" for stage in ("scratch", "pretrain", "spt")}
+    assert outs("lr=4e-3")[0] == outs("mask=0.3")[0] == outs("arch.d=64", "lr=0.004")[0] == plain
+    names, lines = outs("lr=0.001,0.004", "arch.d=32,64")
+    assert plain < names and len(lines) == 8 and "text_demo-s4-lr0.001-d32-spt-s0" not in names
+    names, lines = outs("finetune.lr=1e-3,3e-3", "label-fraction=0.1,0.5", arms="spt,probe")
+    assert len(lines) == 1 and lines[0].count("pretrain.py") == 1 and len(names) == 1 + 2 * 4
+    names, lines = outs("lr=0.001,0.002", "pretrain.lr=0.01", arms="spt")
+    assert len(lines) == 1 and "pretrain.py --task text_demo --model s4 --lr 0.01 " in lines[0]
+
+
 def test_forecast(tmp_path, monkeypatch):
     """From scratch 6,000 steps of 100 ms, 10 minutes, and 4,000 of 50 ms, 3:20; SPT takes as long, in two halves, one of
     which is finished; two chains side by side."""
