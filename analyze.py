@@ -12,8 +12,9 @@ results/PRESET/runs.jsonl and kernels.npz that `keep` makes of them.
     python analyze.py own runs/own      your own data: SPT and joint training against scratch (run_all.sh own)
     python analyze.py status runs/demo  what is done, what runs and for how long still, what failed
 
-A cell is the mean ± standard deviation over seeds of the test accuracy at the checkpoint that validation chose. A gain
-is paired: the same seed with and without self-pretraining, with a 95 % interval from Student's t.
+A cell is the mean ± standard deviation over seeds of the test accuracy at the checkpoint that validation chose. In the
+paper's tables a gain is paired: the same seed with and without self-pretraining, a 95 % interval from Student's t.
+Intervals of `compare`, `demo` and `own`: see compare.py.
 """
 import argparse
 import base64
@@ -47,12 +48,12 @@ ANOTHER = "arch", "train_fraction", "label_fraction", "freeze"             # wha
 @functools.cache
 def cells_of(preset):
     """{(task, model, objective, start): [(what differs from the recipe, its cell)]}, the recipe itself last."""
-    found = {}
+    found, sizes = {}, {mini: size for size, mini in MINI_SIZES.items()}
     for row in experiments.paper(preset)["all"]:
         for run in experiments.trained(row):
             for each in filter(None, (run, run.first)):
                 *key, words = identity(experiments.record(each))
-                word = {mini: size for size, mini in MINI_SIZES.items()}.get(each.word, each.word)
+                word = sizes.get(each.word, each.word)
                 cell = Cell(each.task.removesuffix("_mini"), each.model, word, each.start)
                 found.setdefault(tuple(key), {})[cell] = dict(words)
     return {key: sorted(((own, cell) for cell, own in some.items()), key=lambda pair: -len(pair[0]))

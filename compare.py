@@ -1,6 +1,6 @@
 """Runs beside each other: what each of them did, how their scores differ, and how sure that is.
 
-    python analyze.py compare runs/*                         any runs, a row a setting; --baseline lr=1e-3
+    python analyze.py compare runs/a runs/b                  any runs, a row a setting; --baseline lr=1e-3
     python analyze.py demo                                   the demo's table and figure, from runs/demo
     python analyze.py own runs/own                           your own data: SPT and joint training against scratch
 
@@ -37,10 +37,10 @@ STARTS = {"scratch": ("from scratch", SCRATCH), "spt": ("self-pretrained", SPT),
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
 
-def read_runs(source):
+def read_runs(source, strict=False):
     """The record of every finished run in a folder of run directories or in a runs.jsonl. Damaged ones are named and
-    skipped. Added to a record: run, its name; folder, where its log.jsonl and kernels.npz are; score of a finetuning
-    run, in the paper's units."""
+    skipped; strict: UserError. Added to a record: run, its name; folder, where its log.jsonl and kernels.npz are; score
+    of a finetuning run, in the paper's units."""
     if not source.exists():
         raise UserError(f"no runs in {source}; run_all.sh makes them, and --runs names another folder")
     runs = []
@@ -54,6 +54,8 @@ def read_runs(source):
                 settings(run["changed"])
                 runs.append(run | dict(seed=int(run["seed"]), seconds=float(run["seconds"]), folder=path.parent))
             except (ValueError, TypeError, KeyError, AttributeError) as error:
+                if strict:
+                    raise UserError(f"{path} is damaged: {error!r}; remove it and make the run again") from None
                 print(f"warning: a run in {path} is skipped: {error!r}", file=sys.stderr)
     return runs
 
@@ -83,6 +85,7 @@ def home(run):
 
 
 def place(run):
+    """What to call a run in a message."""
     return home(run) / run["run"]
 
 
@@ -252,8 +255,6 @@ def how_sure(arms, found, digits=1, of="", labels=None):
     common = [name for name in arms if arms[name] and found[name].freedom]
     if not common:
         return f"One seed{of} has no interval."
-    if min(counts) >= MANY:
-        return f"Intervals{of}: 95 %, of gains paired by seed, over {min(counts)} seeds on one test set."
     if not any(estimate.variance for estimate in found.values()):
         return f"Seeds{of} do not differ, so there are no intervals."
     most = max(found.values(), key=lambda estimate: [*found.values()].count(estimate))
@@ -261,7 +262,8 @@ def how_sure(arms, found, digits=1, of="", labels=None):
             f"{math.sqrt(most.variance):.{digits}f}, pooled with {most.freedom} degrees of freedom")
     apart = [f"{labels[name] if labels else name} {math.sqrt(found[name].variance):.{digits}f}"
              for name in common if found[name] != most]
-    return text + (f"; those that scatter more have their own: {', '.join(apart)}." if apart else ".")
+    text += f"; those that scatter more have their own: {', '.join(apart)}" if apart else ""
+    return text + (f"; gains over {MANY} seeds or more are paired by seed." if max(counts) >= MANY else ".")
 
 
 # ---- What is written -------------------------------------------------------------------------------------------------
@@ -431,7 +433,8 @@ def compare(args):
         raise UserError("compare wants folders of runs: python analyze.py compare runs/sweep")
     sources = [Path(source) for source in args.what]
     sources = [source for source in sources if not source.is_file() or source.suffix == ".jsonl"]         # no figures
-    columns, rows = settings_of(by_identity(with_pretraining([run for source in sources for run in read_runs(source)])))
+    runs = [run for source in sources for run in read_runs(source, strict=True)]
+    columns, rows = settings_of(by_identity(with_pretraining(runs)))
     if not rows:
         raise UserError(f"no finished finetuning run in {' '.join(args.what)}; python analyze.py status tells more")
     wanted = dict(pair.partition("=")[::2] for pair in args.baseline.split(",")) if args.baseline else {}
@@ -449,6 +452,7 @@ def compare(args):
 
 
 def label(columns, row):
+    """What to call a row in a figure."""
     return ", ".join(f"{name.split('.')[-1]} {shown(row.values[name])}" if name not in ("task", "model", "start") else
                      STARTS[row.values[name]][0] if name == "start" else str(row.values[name])
                      for name in columns if row.values[name] is not None)
@@ -521,7 +525,7 @@ def figure_of_settings(plt, columns, rows):
 # ---- demo: the entries of run_all.sh's demos -------------------------------------------------------------------------
 
 DEMO_TASKS = {"pathfinder_demo": "Pathfinder, scaled down", "text_demo": "Text (IMDb), 128 characters",
-         "text256": "Text (IMDb), 256 characters"}                                       # two classes all
+              "text256": "Text (IMDb), 256 characters"}                                       # two classes all
 MODEL_NAMES = {
     "transformer": "Transformer", "rotary": "Transformer (rotary)", "local": "Local attention",
     "longformer": "Longformer", "linformer": "Linformer", "reformer": "Reformer", "bigbird": "BigBird",
@@ -538,7 +542,10 @@ def dumbbells(axis, models, arms):
         axis.plot([scratch, spt], [y, y], color="0.6", zorder=1)
         axis.scatter(scratch, y, color=SCRATCH, label="from scratch")
         axis.scatter(spt, y, color=SPT, label="self-pretrained (SPT)")
-    axis.set_yticks(range(len(models)), reversed(models))
+    most = max(len(seeds) for arm in arms for seeds in arm.values())
+    fewer = {name: min(len(arm[name]) for arm in arms) for name in models}
+    axis.set_yticks(range(len(models)), [f"{name} ({fewer[name]} of {most} seeds)" if fewer[name] < most else name
+                                         for name in reversed(models)])
     axis.set(xlabel="test accuracy, %")
 
 
@@ -625,9 +632,6 @@ def figure_of_demo(plt, models, arms):
 
 # ---- own: your own data ----------------------------------------------------------------------------------------------
 
-OWN = "scratch", "spt", "joint", "probe"
-
-
 def own_lines(runs):
     """{(task, share of the labels): {model, and what differs from the recipe: {start: {seed: run}}}}."""
     found = {}
@@ -639,7 +643,7 @@ def own_lines(runs):
             start = "probe"
         line = ", ".join([run["model"], *(["causal"] if run["objective"] == "causal" else []), *(
             f"{name.replace('arch.', '').replace('.', ' ')}={shown(value)}" for name, value in own.items())])
-        if start in OWN:
+        if start in experiments.WAYS:
             found.setdefault((run["task"], share), {}).setdefault(line, {})[start] = runs
     return found
 
@@ -661,7 +665,8 @@ def own(args):
         raise UserError(f"no finished finetuning run in {args.runs}; run: bash run_all.sh own --tasks file:PATH")
     blocks = []
     for key, lines in found.items():
-        starts = [start for start in OWN if start != "probe" or any(start in arms for arms in lines.values())]
+        probes = any("probe" in arms for arms in lines.values())
+        starts = experiments.WAYS if probes else experiments.WAYS[:3]
         head = ["model", *(STARTS[start][0] for start in starts), "SPT - scratch [95 % interval] (seeds)",
                 "joint - scratch", "SPT - joint", "minutes a run"]
         runs = [run for arms in lines.values() for arm in arms.values() for run in arm.values()]
@@ -702,7 +707,7 @@ def own(args):
 def dots(axis, lines):
     """{line: {start: runs}} -> a dot a seed, a bar at the mean."""
     for y, arms in enumerate(lines.values()):
-        for i, start in enumerate(start for start in OWN if start in arms):
+        for i, start in enumerate(start for start in experiments.WAYS if start in arms):
             runs, (label, colour) = arms[start], STARTS[start]
             height = y + 0.2 * (i - (len(arms) - 1) / 2)
             if runs:

@@ -13,7 +13,8 @@ from collections import namedtuple
 import zoo                                     # noqa: F401, fills MODELS
 from data import declared, folder_name
 from models import MODELS, keys_of
-from recipes import arch, assignments, matching, number, read_table, recipe_line
+from pretrain import OBJECTIVES
+from recipes import INHERITED, arch, assignments, halved, matching, number, read_table, recipe_line
 
 # first: flags of pretraining, of an spt arm; of: the word of that pretraining, which arms may share.
 Arm = namedtuple("Arm", "start word flags first of", defaults=("", "", "", None))
@@ -151,20 +152,16 @@ def demo(target, models=""):
     return entry
 
 
-STARTS = "scratch", "spt", "joint"           # probe, after spt: the head alone is trained, on the same pretrained model
+WAYS = "scratch", "spt", "joint", "probe"                        # probe: after SPT the head alone is trained
 
 
-def own(task, models="", share="", starts=STARTS):
+def own(task, models="", share="", ways=WAYS[:3]):
     """Your own data: three ways at equal passes. With a share of the labels, pretraining is the same."""
     labels, word = f"--label-fraction {share}" if share else "", f"l{share}" if share else ""
     probe = spt("-".join(filter(None, (word, "probe"))), "", f"--freeze {labels}".strip(), of="")
     arms = dict(scratch=scratch(word, labels), spt=spt(word, "", labels, of=""),
                 joint=joint(word, f"--joint 1 {labels}".strip()), probe=probe)
-    return [Row(task, model, [arms[start] for start in starts]) for model in (models or "rotary s4").split()]
-
-
-INHERITED = {"arch", "train_fraction", "objective"}              # by finetuning from pretraining
-DENOISING = {"mask", "loss", "joint"}                            # without meaning where nothing is hidden
+    return [Row(task, model, [arms[way] for way in ways]) for model in (models or "rotary s4").split()]
 
 
 def sweep(tasks, models, settings, starts, known):
@@ -173,57 +170,6 @@ def sweep(tasks, models, settings, starts, known):
     return [Row(task, model, [*dict.fromkeys(
         arm_of(task, model, start, setting, known) for start in starts for setting in settings)])
         for task in tasks for model in models]
-
-
-def arm_of(task, model, start, setting, known):
-    """An arm of a sweep. What is the recipe's own value is left out of flags and word, so that a setting has one name,
-    whichever sweep asks for it."""
-    pretrained, stages = start in ("spt", "probe"), {"pretrain": {}, "finetune": {}}
-    useless = {"pretrain": set() if pretrained else known["pretrain"],
-               "finetune": set() if start == "joint" else DENOISING | INHERITED if pretrained else DENOISING}
-    for name, value in sorted(setting, key=lambda pair: pair[0].split(".")[0] in known):   # one stage's own come last
-        only, rest = name.split(".", 1) if name.split(".")[0] in known else (None, name)
-        flag, _, key = rest.replace("-", "_").partition(".")
-        for stage, flags in stages.items():
-            if only in (None, stage) and flag in known[stage] - useless[stage]:
-                flags[flag] = flags.get(flag, {}) | {key: number(value)} if key else number(value)
-    objective = stages["pretrain" if pretrained else "finetune"].get("objective")
-    for stage, flags in stages.items():
-        how = stage if stage == "pretrain" else "spt" if pretrained else start
-        stages[stage] = differing(flags, task, model, objective, how) if flags else {}
-    first, second = stages["pretrain"], stages["finetune"]
-    of = "-".join(words_of(first))
-    word = "-".join([*words_of(second), *(word for flag in first for word in words_of(
-        {flag: first[flag]}, "" if flag in INHERITED else "pre-"))])
-    first, text = text_of(first), text_of({"joint": 1} | second if start == "joint" else second)
-    if start == "probe":
-        return spt(f"{word}-probe".strip("-"), first, f"{text} --freeze".strip(), of)
-    return spt(word, first, text, of) if pretrained else Arm(start, word, text)
-
-
-def words_of(flags, prefix=""):
-    return [word for flag, value in flags.items() for word in (
-        [f"{key}{each}" for key, each in value.items()] if isinstance(value, dict) else
-        [f"{prefix}{flag.replace('_', '-')}{value}"])]
-
-
-def text_of(flags):
-    """{"lr": 0.01, "arch": {"d": 64}} -> '--lr 0.01 --arch d=64', which `given` reads."""
-    values = {flag: ",".join(f"{key}={each}" for key, each in value.items()) if isinstance(value, dict) else value
-              for flag, value in flags.items()}
-    return " ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in values.items())
-
-
-def differing(flags, task, model, objective, start):
-    """Those of these flags that are not the recipe's own values. Sizes for your own data depend on their number."""
-    _, usual, recipe = recipe_line(task, declared(task), model, objective, start)
-    if start == "joint" and usual != "causal":                   # each step has two passes
-        recipe |= {name: recipe[name] // 2 for name in ("steps", "epochs") if name in recipe}
-    recipe["objective"] = recipe_line(task, declared(task), model, None, start)[1]
-    sizes = arch(task, model) if ":" not in task else {}
-    flags = {name: {key: each for key, each in value.items() if sizes.get(key) != each} if name == "arch" else value
-             for name, value in flags.items()}
-    return {name: value for name, value in flags.items() if value not in ({}, recipe.get(name))}
 
 
 # ---- The questions of results/findings.md ----------------------------------------------------------------------------
@@ -399,6 +345,74 @@ def questions():
             for number, (title, seeds, entry) in found.items()}
 
 
+# ---- Flags, and what differs from the recipe -------------------------------------------------------------------------
+
+DENOISING = {"mask", "loss", "joint"}                            # without meaning where nothing is hidden
+
+
+def arm_of(task, model, start, setting, known):
+    """An arm of a sweep. What is the recipe's own value is left out of flags and word, so that a setting has one name,
+    whichever sweep asks for it."""
+    pretrained, stages = start in ("spt", "probe"), {"pretrain": {}, "finetune": {}}
+    passed_on = INHERITED | {"objective"}
+    useless = {"pretrain": set() if pretrained else known["pretrain"],
+               "finetune": set() if start == "joint" else DENOISING | passed_on if pretrained else DENOISING}
+    for name, value in sorted(setting, key=lambda pair: pair[0].split(".")[0] in known):   # one stage's own come last
+        only, rest = name.split(".", 1) if name.split(".")[0] in known else (None, name)
+        flag, _, key = rest.replace("-", "_").partition(".")
+        for stage, flags in stages.items():
+            if only in (None, stage) and flag in known[stage] - useless[stage]:
+                flags[flag] = flags.get(flag, {}) | {key: number(value)} if key else number(value)
+    objective = stages["pretrain" if pretrained else "finetune"].get("objective")
+    for stage, flags in stages.items():
+        how = stage if stage == "pretrain" else "spt" if pretrained else start
+        stages[stage] = differing(flags, task, model, objective, how) if flags else {}
+    first, second = stages["pretrain"], stages["finetune"]
+    of = "-".join(words_of(first))
+    word = "-".join([*words_of(second), *(word for flag in first for word in words_of(
+        {flag: first[flag]}, "" if flag in passed_on else "pre-"))])
+    first, text = text_of(first), text_of({"joint": 1} | second if start == "joint" else second)
+    if start == "probe":
+        return spt(f"{word}-probe".strip("-"), first, f"{text} --freeze".strip(), of)
+    return spt(word, first, text, of) if pretrained else Arm(start, word, text)
+
+
+def words_of(flags, prefix=""):
+    """What a setting is called in names of runs: {"lr": 0.01, "arch": {"d": 64}} -> ['lr0.01', 'd64']."""
+    return [word for flag, value in flags.items() for word in (
+        [f"{key}{each}" for key, each in value.items()] if isinstance(value, dict) else
+        [f"{prefix}{flag.replace('_', '-')}{value}"])]
+
+
+def text_of(flags):
+    """{"lr": 0.01, "arch": {"d": 64}} -> '--lr 0.01 --arch d=64', which `given` reads."""
+    values = {flag: ",".join(f"{key}={each}" for key, each in value.items()) if isinstance(value, dict) else value
+              for flag, value in flags.items()}
+    return " ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in values.items())
+
+
+def differing(flags, task, model, objective, start):
+    """Those of these flags that are not the recipe's own values. Sizes for your own data depend on their number."""
+    _, usual, recipe = recipe_line(task, declared(task), model, objective, start)
+    if start == "joint" and OBJECTIVES[usual].hides:
+        recipe = halved(recipe)
+    recipe["objective"] = recipe_line(task, declared(task), model, None, start)[1]
+    sizes = arch(task, model) if ":" not in task else {}
+    flags = {name: {key: each for key, each in value.items() if sizes.get(key) != each} if name == "arch" else value
+             for name, value in flags.items()}
+    return {name: value for name, value in flags.items() if value not in ({}, recipe.get(name))}
+
+
+def given(text):
+    """'--lr 3e-3 --arch d=64 --rewind' -> {"lr": 0.003, "arch": {"d": 64}, "rewind": True}."""
+    words, found = text.split(), {}
+    for word, after in zip(words, [*words[1:], "--"]):
+        if word.startswith("--"):
+            name = word[2:].replace("-", "_")
+            found[name] = (True if after.startswith("--") else assignments(after) if name == "arch" else number(after))
+    return found
+
+
 # ---- Commands --------------------------------------------------------------------------------------------------------
 
 # What one command trains. first: the same of its pretraining.
@@ -428,16 +442,6 @@ def chains(entry, seed, folder):
     return [commands(group, seed, folder) for group in sorted(groups.values(), key=lambda g: order.index(g[-1].start))]
 
 
-def given(text):
-    """'--lr 3e-3 --arch d=64 --rewind' -> {"lr": 0.003, "arch": {"d": 64}, "rewind": True}."""
-    words, found = text.split(), {}
-    for word, after in zip(words, [*words[1:], "--"]):
-        if word.startswith("--"):
-            name = word[2:].replace("-", "_")
-            found[name] = (True if after.startswith("--") else assignments(after) if name == "arch" else number(after))
-    return found
-
-
 def record(run):
     """What result.json will say that a run is: task, model, objective, start, joint, changed."""
     task, flags, before = declared(run.task), given(run.flags), run.first and record(run.first)
@@ -446,7 +450,7 @@ def record(run):
     objective = recipe_line(run.task, task, run.model, objective, start)[1]
     if before:
         keys = keys_of(run.model, before["changed"].get("arch", {}).get("ffn", "dense"))
-        inherited = {name: value for name, value in before["changed"].items() if name in ("arch", "train_fraction")}
+        inherited = {name: value for name, value in before["changed"].items() if name in INHERITED}
         if "arch" in inherited:
             inherited["arch"] = {name: value for name, value in inherited["arch"].items() if keys[name].inherited}
         flags = inherited | flags
@@ -457,6 +461,7 @@ def record(run):
 
 
 def commands(group, seed, folder):
+    """Of runs that follow each other."""
     forked = any(flag in f"{run.flags} " for run in group for flag in FORKED)
     found = ["bash results/findings/fork.sh"] if forked else []
 

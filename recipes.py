@@ -218,6 +218,9 @@ def assignments(text):
     return {key: number(value) for key, _, value in pairs}
 
 
+INHERITED = {"arch", "train_fraction"}                           # of what changed, by finetuning from pretraining
+
+
 def settings(changed):
     """What differs from the recipe in either stage, as result.json has it in `changed`, without nesting: {"lr": 0.01,
     "arch.d": 64, "pretraining.mask": 0.5}. What finetuning inherits stands there once."""
@@ -227,7 +230,7 @@ def settings(changed):
             nested = value if isinstance(value, dict) else None
             found |= {name: value} if nested is None else {f"{name}.{key}": each for key, each in nested.items()}
     first = settings(changed["pretraining"]) if "pretraining" in changed else {}
-    inherited = {name for name in first if name.split(".")[0] in ("arch", "train_fraction")}
+    inherited = {name for name in first if name.split(".")[0] in INHERITED}
     return found | {f"pretraining.{name}": value for name, value in first.items()
                     if name not in inherited or found.get(name) != value}
 
@@ -312,6 +315,11 @@ def recipe_line(name, task, model, objective, start):
     values.setdefault("loss", "ce" if task.channels is None else "l1")
     values.setdefault("head", "pair" if task.documents == 2 else "linear")
     return name, objective, values
+
+
+def halved(recipe):
+    """For joint training, whose steps have two passes each where something is hidden."""
+    return recipe | {name: recipe[name] // 2 for name in ("steps", "epochs") if name in recipe}
 
 
 def fit(task, examples, recipe, sizes):

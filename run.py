@@ -29,7 +29,7 @@ import zoo                                     # noqa: F401, fills MODELS
 from data import (TASKS, Parser, UserError, folder_name, full_name, locked, look_up, order, read_json,
                   write_atomically, write_json)
 from models import MODELS, SizeError, count, keys_of
-from recipes import arch, assignments, fit, recipe_line, settings
+from recipes import arch, assignments, fit, halved, recipe_line, settings
 from zoo.structured import guide
 
 
@@ -151,8 +151,8 @@ def arguments(stage, argv, objectives, inherit=None):
     task, fitted, args.fitted = look_up(args.task, args.data_dir), {}, None
     args.recipe, args.objective, values = recipe_line(args.task, task, args.model, args.objective, args.start)
     hides = objectives[args.objective].hides
-    if args.start == "joint" and hides:                                # each step has two passes
-        values |= {name: values[name] // 2 for name in ("steps", "epochs") if name in values}
+    if args.start == "joint" and hides:
+        values = halved(values)
     if args.task not in TASKS:
         first = args.pretraining if args.start == "spt" else vars(args)
         examples = max(1, int(task.sizes[0] * (first["train_fraction"] or 1)))

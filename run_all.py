@@ -71,6 +71,10 @@ def share(text):
     return f"{float(text):g}"
 
 
+OF_TARGETS = {"label_fraction": ["own"], "regression": ["own", "sweep"], "arms": ["own", "sweep"], "vary": ["sweep"],
+              "select": ["sweep"]}
+
+
 def parse_args(argv):
     parser = Parser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
                     usage="bash run_all.sh TARGET [flags]", add_help=False)
@@ -95,10 +99,6 @@ def parse_args(argv):
         if getattr(args, name) and args.target not in theirs:
             raise UserError(f"--{name.replace('_', '-')} is for: run_all.sh {' or '.join(theirs)}")
     return args
-
-
-OF_TARGETS = {"label_fraction": ["own"], "regression": ["own", "sweep"], "arms": ["own", "sweep"], "vary": ["sweep"],
-              "select": ["sweep"]}
 
 
 def settings(varied):
@@ -135,6 +135,7 @@ def check(chain):
 
 
 def can_pretrain(task, model):
+    """Whether there is such a model, with a recipe for both stages."""
     with contextlib.suppress(UserError):
         return model in MODELS and recipe_line(task, declared(full_name(task)), model, None, "pretrain") is not None
     return False
@@ -163,10 +164,10 @@ def plan(args):
         for task, model in itertools.product(tasks, args.models or ()):
             if not can_pretrain(task, model):
                 raise UserError(f"{target} has no model {model!r}")
-    if unknown := [start for start in args.arms or () if start not in (*experiments.STARTS, "probe")]:
-        raise UserError(f"--arms {unknown[0]}: there is {' '.join(experiments.STARTS)} probe")
+    if unknown := [start for start in args.arms or () if start not in experiments.WAYS]:
+        raise UserError(f"--arms {unknown[0]}: there is {' '.join(experiments.WAYS)}")
     if target == "own":
-        entry = experiments.own(tasks[0], models, args.label_fraction, args.arms or experiments.STARTS)
+        entry = experiments.own(tasks[0], models, args.label_fraction, args.arms or experiments.WAYS[:3])
         return entry, seeds, f"own/{folder_name(tasks[0])}"
     if target == "sweep":
         starts = args.arms or ["scratch", "spt"]

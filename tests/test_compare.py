@@ -186,7 +186,9 @@ def test_folders_with_nothing_to_compare(tmp_path):
     (tmp_path / "empty").mkdir()
     for folder in ("first", "broken", "empty"):
         done = run("compare", tmp_path / folder)
-        assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: no finished finetuning run in ")
+        wanted = "result.json is damaged: " if folder == "broken" else "no finished finetuning run in "
+        assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+        assert wanted in done.stderr
         assert not list(tmp_path.glob("**/*.png"))
     assert run("compare").stderr.startswith("error: compare wants folders of runs")
 

@@ -53,7 +53,7 @@ def test_what_a_command_trains_is_what_its_entry_says(target, tmp_path, monkeypa
 
 
 def test_no_run_is_in_two_chains():
-    """Of one seed, side by side: they would write one folder. All targets but those of forks, whose chains overlap."""
+    """Of one seed, side by side: they would write one folder."""
     for target, rows in ENTRIES.items():
         outs = re.findall(r"--out (\S+)", " ".join(" ".join(chain) for chain in experiments.chains(rows, 0, "runs")))
         assert len(set(outs)) == len(outs), target

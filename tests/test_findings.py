@@ -242,7 +242,7 @@ def test_every_claim_names_runs_of_its_question():
             asked.add(name)
             return default
 
-    asked, every = set(), {f"{row}-{column}" for number in questions() for rows, columns in tables.tables(number)
+    asked, every = set(), {f"{row}-{column}" for number in questions() for rows, columns in tables.layout(number)
                            for row in rows for column in columns}
     tables.verdicts(Noted())
     assert len(asked) > 20 and {name for name in asked if not name.endswith("-pretrain")} <= every

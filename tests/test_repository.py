@@ -20,7 +20,7 @@ FOUR = {"kernels": set(), "models": {"kernels"}, "pretrain": {"data", "models", 
         "finetune": {"data", "models", "run", "pretrain"}}
 FILES = FOUR | {"pathfinder": set(), "data": {"pathfinder"}, "recipes": {"data", "models"},
                 "run": {"data", "models", "recipes", "zoo"}, "predict": {"data", "models", "run"},
-                "experiments": {"data", "models", "recipes", "zoo"},
+                "experiments": {"data", "models", "pretrain", "recipes", "zoo"},
                 "compare": {"data", "experiments", "models", "pretrain", "recipes"},
                 "analyze": {"compare", "data", "experiments"},
                 "run_all": {"analyze", "compare", "data", "experiments", "models", "pretrain", "recipes", "run"}}

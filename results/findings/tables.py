@@ -30,7 +30,7 @@ from experiments import questions, record, trained
 KERNEL_ROWS = ("text_demo-s4-rated", "pathfinder_demo-s4")         # whose kernels the last claim is about
 
 
-def tables(number):
+def layout(number):
     """[(names of rows, names of columns)] of a question. A row and a column name the runs ROW-COLUMN-sSEED."""
     found = []
     for row in questions()[number].rows:
@@ -64,7 +64,7 @@ def finding(number, found):
     """The tables of a question in Markdown. Gains are over the first column; a row has the seeds that all of its arms
     have."""
     parts, used, field = [], {}, "score" if number else "val_accuracy"
-    for rows, columns in tables(number):
+    for rows, columns in layout(number):
         lines = []
         for row in rows:
             arms = [found.get(f"{row}-{column}", {}) for column in columns]
@@ -177,7 +177,7 @@ def figure_of_question(plt, number, found):
     """A panel a task, a line a model and variant: the test accuracy of every seed, and the mean. Of question 9 the
     validation curves."""
     panels = {}                                                # {task: {line: {start: runs}}}
-    for rows, columns in tables(number):
+    for rows, columns in layout(number):
         for name in [f"{row}-{column}" for row in rows for column in columns]:
             task, *words, start = name.split("-")
             runs = [*found.get(name, {}).values()]
@@ -243,7 +243,7 @@ def page(args):
     path = ROOT / "results" / "findings.md"
     for number in questions():
         text, figure = finding(number, found), HERE / f"question{number}.png"
-        names = [f"{row}-{column}" for rows, columns in tables(number) for row in rows for column in columns]
+        names = [f"{row}-{column}" for rows, columns in layout(number) for row in rows for column in columns]
         if number and all(name in found for name in names):
             if not args.check:
                 draw(lambda plt: figure_of_question(plt, number, found), figure)
