@@ -39,11 +39,11 @@ import time
 import wave
 import zipfile
 import zlib
-from collections import Counter
+from collections import Counter, namedtuple
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field, replace
-from itertools import islice, repeat
+from dataclasses import dataclass, field, fields, replace
+from itertools import combinations, islice, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -117,7 +117,9 @@ class Task:
     symbols: tuple = ()             # names of the ids 0 .. vocab - 1
     ends: tuple = ()                # filled in: the targets, in their unit, that -1 and 1 stand for
     data: dict | None = None        # filled in: which data set this is (source, seed, sizes, checksum of the labels)
-    ragged: bool = field(default=False, repr=False)       # filled in: samples of unequal lengths. Not in `parameters`
+    # Filled in: only the first so many training examples have labels; None: all. Not in `parameters`, as the next.
+    labelled: int | None = field(default=None, repr=False)
+    ragged: bool = field(default=False, repr=False)       # filled in: samples of unequal lengths
 
     @property
     def between(self):
@@ -241,6 +243,7 @@ class Split:
     y: np.ndarray                          # (n,)
     offsets: np.ndarray | None = None      # symbols: sequence i is x[offsets[i]:offsets[i + 1]], EOS included
     chosen: np.ndarray | None = None       # only these examples count, numbered from 0; None: all
+    rows: np.ndarray | None = None         # (n,) your own data: where in your file each example stands, from 0
 
     def __len__(self):
         return len(self.y if self.chosen is None else self.chosen)
@@ -254,17 +257,18 @@ class Split:
         if self.offsets is None:
             x, lengths = torch.from_numpy(self.x[indices]).to(device), None               # (b, l, channels)
         else:
-            k, kind = task.documents, np.float32 if task.channels else np.int64
+            k, kind = task.documents, self.x.dtype if task.channels else np.int64
             places = [slice(*self.offsets[j:j + 2]) for i in indices for j in range(k * i, k * i + k)]
             sequences = [torch.from_numpy(self.x[place].astype(kind)) for place in places]
             lengths = torch.tensor([len(sequence) for sequence in sequences]).to(device)  # (b,)
             x = torch.nn.utils.rnn.pad_sequence(sequences, True, PAD).to(device)          # (b, longest[, channels])
         if not task.channels:
             return Batch(x, None, lengths, y)
-        mean, std = (torch.tensor(value, device=device) if isinstance(value, tuple) else value
-                     for value in (task.mean, task.std))
         symbols = x[:, :, 0].long() if task.vocab else None                               # (b, l)
-        return Batch(symbols, (x.float() / task.scale - mean) / std, lengths, y)
+        x = x if x.dtype == torch.float64 else x.float()
+        mean, std = (torch.tensor(value, dtype=x.dtype, device=device) if isinstance(value, tuple) else value
+                     for value in (task.mean, task.std))
+        return Batch(symbols, ((x / task.scale - mean) / std).float(), lengths, y)
 
 
 def full_name(name):
@@ -295,6 +299,16 @@ def look_up(name, data_dir="data"):
     return task if task.length else open_task(name, data_dir)[0]
 
 
+def kept(task):
+    """What a checkpoint keeps of a task, in plain values: all but where its data come from. `restored` reads it."""
+    return {one.name: getattr(task, one.name) for one in fields(Task) if one.name not in ("source", "make")}
+
+
+def restored(record):
+    """-> Task."""
+    return replace(FILE, **record)
+
+
 def tuples(record):
     """{key: value} from JSON, with tuples in place of lists, as a Task has them."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
@@ -310,12 +324,13 @@ def stratified(labels, seed):
     return shuffled[np.argsort(place[shuffled], kind="stable")]
 
 
-def open_task(name, data_dir="data", fraction=None, labelled=None):
+def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False):
     """A task and its splits -> Task, train, val, test. Prepares the task on first use; UserError as in `prepare`.
 
     fraction: of the training examples, the first `fraction * n` of one fixed shuffle (seed 42, paper's appendix C.1.4
     and [2]), so that smaller subsets lie within larger ones and both stages see the same.
     labelled: in its place, a share of all training examples in which the classes have their shares, again nested.
+    labels: without the training examples that have none; UserError where none has one.
     """
     folder = prepare(name, data_dir)
     meta = read_json(folder / "meta.json")
@@ -323,20 +338,26 @@ def open_task(name, data_dir="data", fraction=None, labelled=None):
     source = "generated" if meta["source"] == "generated" else "official files"           # wherever they lie
     source = source if declared(name).length else "own data"
     try:
-        labels = zlib.crc32(b"".join((folder / f"{split}_y.npy").read_bytes() for split in SPLITS))
-        identity = dict(source=source, seed=meta["seed"], sizes=meta["sizes"], labels=labels)
+        checksum = zlib.crc32(b"".join((folder / f"{split}_y.npy").read_bytes() for split in SPLITS))
+        identity = dict(source=source, seed=meta["seed"], sizes=meta["sizes"], labels=checksum)
         identity |= {"inputs": meta["inputs"]} if meta.get("inputs") else {}
         task = replace(declared(name), **found, data=identity)
-        arrays = ("x", "y") if task.channels and not task.ragged else ("x", "y", "offsets")
-        train, val, test = (Split(task, *(np.load(folder / f"{split}_{array}.npy", mmap_mode="r") for array in arrays))
-                            for split in SPLITS)
+        arrays = ["x", "y"] + ["offsets"] * (task.ragged or not task.channels)
+        arrays += ["rows"] * (folder / "train_rows.npy").exists()      # official sets have none
+        train, val, test = (Split(task, **{array: np.load(folder / f"{split}_{array}.npy", mmap_mode="r")
+                                           for array in arrays}) for split in SPLITS)
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"{folder} is damaged ({error}); {_again(name, folder)}") from None
+    n = len(train) if task.labelled is None else task.labelled
+    if labels and n == 0:
+        raise UserError(f"{name} has no labels, which pretrain.py alone can do without")
     if labelled is not None:
-        known = stratified(train.y if task.classes else np.zeros(len(train)), 42)
-        train.chosen = known[:max(task.classes, 1, int(labelled * len(train)))]
+        known = stratified(train.y[:n] if task.classes else np.zeros(n), 42)
+        train.chosen = known[:max(task.classes, 1, int(labelled * n))]
     elif fraction is not None:
         train.chosen = np.random.RandomState(42).permutation(len(train))[:max(1, int(fraction * len(train)))]
+    if labels and task.labelled is not None:
+        train.chosen = np.arange(n) if train.chosen is None else train.chosen[train.chosen < n]
     return task, train, val, test
 
 
@@ -889,8 +910,8 @@ def prepare_speech(task, request):
 # ---- BIDMC -----------------------------------------------------------------------------------------------------------
 
 def read_ts(path, lines, shape=None, kind=str):
-    """The lines of a .ts file, of the TSER archive (Tan et al. 2021) or UEA's -> series float32 (l, channels) each, all
-    of that shape if one is given, and targets of that kind.
+    """The lines of a .ts file, of the TSER archive (Tan et al. 2021) or UEA's -> series (l, channels) each, float64, or
+    float32 and all of that shape if one is given; and targets of that kind.
 
     After a header of lines with # and @, a line an example: its channels, numbers separated by commas, then the
     target, separated by colons. A question mark is a missing value, which may not be where a shape is given.
@@ -901,7 +922,7 @@ def read_ts(path, lines, shape=None, kind=str):
             *channels, target = example.split(":")
             try:
                 rows = [(channel if shape else channel.replace("?", "nan")).split(",") for channel in channels]
-                values = np.array(rows, np.float32).reshape(len(rows), -1).T
+                values = np.array(rows, np.float32 if shape else np.float64).reshape(len(rows), -1).T
                 series.append(values.reshape(shape or values.shape))
                 targets.append(kind(target.strip()))
             except ValueError as error:
@@ -939,65 +960,96 @@ def prepare_bidmc(task, request):
 
 
 # ---- Your own data ---------------------------------------------------------------------------------------------------
-# A series is samples float32 (l, channels), symbols int64 (l,), or a text. Its missing end, NaN in every channel or -1,
-# is cut off. `read_own` gives series and labels as they are; `save_own` splits, checks and encodes them.
+# A series is samples float64 (l, channels), symbols int64 (l,), or a text. Its missing end, NaN in every channel or -1,
+# is cut off. `read_own` gives what a file holds as it is; `save_own` splits, checks and encodes it. A trained model
+# reads new files by the same `read_own` and `encode`.
 
-def read_own(path, raw):
-    """The bytes of a file -> series, labels, and the split of each series or None.
+# series: n of them; as far as they are there, of each: its label, whether it has one (n,), its split, its group.
+Own = namedtuple("Own", "series labels known split group", defaults=(None, None, None, None))
 
-    .npz: x, floats (n, l) or (n, l, channels), integers (n, l), which are symbols, or texts (n,); y (n,); perhaps split
-    (n,), train, val or test. .csv, .tsv: a line an example, its label, then numbers or one text. .ts: see `read_ts`.
+
+def read_own(path, raw, documents=1):
+    """The bytes of a file -> Own.
+
+    .npz: x, floats (n, l) or (n, l, channels), integers (n, l), which are symbols, or texts (n,); perhaps y (n,), its
+    `missing` value, split (n,), train, val or test, and group (n,). .csv, .tsv: a line an example, its label, then
+    numbers or one text (`documents` of them). .ts: see `read_ts`. A label that is empty, NaN or `missing` is none.
     """
-    if not path.lower().endswith(".npz"):
+    if path.lower().endswith(".npz"):
+        own, missing = read_npz(path, raw, documents)
+    else:
         try:
             text = io.StringIO(raw.decode("utf-8-sig"), newline=None)
         except UnicodeDecodeError as error:
             raise UserError(f"{path} is not UTF-8 ({error}); save it as that") from None
-        return *(read_ts if path.lower().endswith(".ts") else read_lines)(path, text), None
+        ts, missing = path.lower().endswith(".ts"), None
+        own = Own(*(read_ts(path, text) if ts else read_lines(path, text, documents)))
+        missing = "?" if ts else None
+    if own.labels is None:
+        return own
+    labels = np.asarray(own.labels)
+    labels = np.char.strip(labels) if labels.dtype.kind in "SU" else labels
+    known = np.array([str(label).lower() not in ("", "nan", "nat") for label in labels], bool)
+    return own._replace(labels=labels, known=known & (labels != missing) if missing is not None else known)
+
+
+def read_npz(path, raw, documents):
+    """-> Own without `known`, and the value of y that stands for no label, or None."""
     try:
         with np.load(io.BytesIO(raw)) as file:
-            x, y, split = file["x"], file["y"], file["split"] if "split" in file else None
+            x = file["x"]
+            y, missing, split, group = (file.get(name) for name in ("y", "missing", "split", "group"))
         x = x.astype(str) if x.dtype.kind == "S" else x
-        shapes = [x.shape, y.shape, np.shape(y if split is None else split)]
-        if any(shape != x.shape[:1] for shape in shapes[1:]) or x.ndim not in ((1,) if x.dtype.kind == "U" else (2, 3)):
+        shapes = [x.shape, *(part.shape for part in (y, split, group) if part is not None)]
+        texts = (documents,) if documents > 1 else ()
+        if any(shape != x.shape[:1] for shape in shapes[1:]) or (
+                x.shape[1:] != texts if x.dtype.kind == "U" else x.ndim not in (2, 3)):
             raise ValueError(f"shapes {shapes} do not fit")
         if x.dtype.kind not in "biufU":
             raise ValueError(f"x is {x.dtype}")
         if x.dtype.kind in "iub" and x.ndim == 2:
             x = x.astype(np.int64)
         elif x.dtype.kind != "U":
-            with np.errstate(over="ignore"):              # infinite then, and refused
-                x = x.astype(np.float32).reshape(*x.shape[:2], math.prod(x.shape[2:]))
-        return list(x), y, split
+            x = x.astype(np.float64).reshape(*x.shape[:2], math.prod(x.shape[2:]))
+        return Own(list(x), y, None, split, group), missing
     except (OSError, ValueError, LookupError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path}: {str(error).splitlines()[0]}; it must hold numbers x (n, l) or (n, l, channels), or "
                         "texts x (n,), and y (n,); a shorter series ends in NaN, or in -1 if it is symbols") from None
 
 
-def read_lines(path, file):
-    """An open .csv or .tsv file -> series, labels. Where each line has a label and one field, these are texts."""
+def read_lines(path, file, documents=1):
+    """An open .csv or .tsv file -> series, labels. Where each line has a label and one field, these are texts; where
+    each has one field alone, texts without labels."""
     csv.field_size_limit(1 << 30)
     kind = dict() if path.lower().endswith(".csv") else dict(delimiter="\t", quoting=csv.QUOTE_NONE)
     reader, lines = csv.reader(file, strict=True, **kind), []
     try:
-        lines = [(label.strip(), fields) for label, *fields in filter(None, reader)]
-        texts = all(len(fields) == 1 for _, fields in lines)
-        series = [fields[0] if texts else np.array([field.strip() or "nan" for field in fields], np.float32)[:, None]
-                  for _, fields in lines]
+        lines = [*filter(None, reader)]
+        if lines and all(len(fields) == documents for fields in lines):
+            return [fields[0] if documents == 1 else tuple(fields) for fields in lines], None
+        lines = [(label, fields) for label, *fields in lines]
+        texts = all(len(fields) == documents for _, fields in lines)
+        series = [(fields[0] if documents == 1 else tuple(fields)) if texts else
+                  np.array([field.strip() or "nan" for field in fields], np.float64)[:, None] for _, fields in lines]
     except (csv.Error, ValueError) as error:
         raise UserError(f"{path}: {error}; a line is a label, then numbers with a decimal point, or one text, and "
                         "there is no header") from None
     return series, [label for label, _ in lines]
 
 
-def prepare_file(task, request):
-    """file:PATH."""
-    path = request.name.removeprefix("file:")
+def read_file(path, documents=1):
+    """-> Own of a file that `read_own` knows by its ending."""
     if not os.path.isfile(path):
         raise UserError(f"{path} is not a file, or not there")
     if not path.lower().endswith(OWN_FILES):
         raise UserError(f"{path} must end in one of {' '.join(OWN_FILES)}")
-    return save_own(request, path, *read_own(path, Path(path).read_bytes()))
+    return read_own(path, Path(path).read_bytes(), documents)
+
+
+def prepare_file(task, request):
+    """file:PATH."""
+    path = request.name.removeprefix("file:")
+    return save_own(request, path, read_file(path))
 
 
 def prepare_ucr(task, request):
@@ -1013,9 +1065,10 @@ def prepare_ucr(task, request):
     if not len(found) == len(halves) == 2:
         raise UserError(f"{place} must hold one {name}_TRAIN and one {name}_TEST, as .ts or .tsv; of both together it "
                         f"holds {len(found)}")
-    (train, y_train, _), (test, y_test, _) = halves["TRAIN"], halves["TEST"]
-    split = ["train"] * len(train) + ["test"] * len(test)
-    return save_own(request, f"{name}_TRAIN, then _TEST, in {place}", train + test, y_train + y_test, split)
+    train, test = halves["TRAIN"], halves["TEST"]
+    joined = [[*one, *two] for one, two in zip(train[:3], test[:3])]
+    return save_own(request, f"{name}_TRAIN, then _TEST, in {place}",
+                    Own(*joined, ["train"] * len(train.series) + ["test"] * len(test.series)))
 
 
 def _each(place, right, problem):
@@ -1024,91 +1077,203 @@ def _each(place, right, problem):
         raise UserError(f"{place}, example {np.argmin(right)} (counted from 0): {problem}")
 
 
-def split_own(request, place, labels, split):
-    """-> targets y (n,), the examples of train, val and test, and what `open_task` fills in. Without `split` 70, 15 and
-    15 %; where no series is in "val", 15 % of those in "train". Classes keep their shares."""
-    labels, split = np.asarray(labels), None if split is None else np.asarray(split)
-    _each(place, [str(label).lower() not in ("", "nan") for label in labels], "its label is missing")
-    names, y = np.unique(labels, return_inverse=True)
+def targets_own(request, place, labels, known):
+    """Labels (n,), of which only the known ones count -> targets (n,), and the names of the classes, or () for
+    regression."""
+    y, kind = np.zeros(len(labels)), labels.dtype.kind
+    if kind == "f":
+        _each(place, ~known | np.isfinite(labels), "its label is infinite")
     if request.regression:
         try:
-            y, names = labels.astype(np.float64), ()
-        except ValueError as error:
+            y[known] = labels[known].astype(np.complex128 if kind == "c" else np.float64)
+        except (ValueError, TypeError) as error:
             raise UserError(f"{place}: not every label is a number ({error}): a header? or classes, then leave "
                             "--regression out") from None
-        _each(place, np.isfinite(y), "its label is infinite")
-    else:
-        hint = " (a header? if labels are numbers to predict: --regression, of data.py and run_all.sh own)"
-        if not 1 < len(names) <= 256:
-            raise UserError(f"{place}: {len(names)} different labels, and classes may be 2 to 256{hint}")
-        single = names[np.argmin(np.bincount(y))]
-        _each(place, labels != single if np.bincount(y).min() == 1 else True, f"class {single} has one example{hint}")
-    classes = y if len(names) else np.zeros(len(y), int)
+        _each(place, np.abs(y) < 1e300, "its label is infinite")
+        return y, ()
+    names, y[known] = np.unique(labels[known], return_inverse=True)
+    hint = " (a header? if labels are numbers to predict: --regression, of data.py and run_all.sh own)"
+    if not 1 < len(names) <= 256:
+        raise UserError(f"{place}: {len(names)} different labels, and classes may be 2 to 256{hint}")
+    counts = np.bincount(y[known].astype(int))
+    single = names[np.argmin(counts)]
+    _each(place, ~known | (labels != single) | (counts.min() > 1), f"class {single} has one example{hint}")
+    return y.astype(int), names.astype(str).tolist()
+
+
+def draw(classes, group, seed, shares):
+    """Parts of the examples, disjoint, with about these shares of all of them and of each class (n,). No two parts have
+    examples of one group (n,); None: each example is one."""
+    order = stratified(classes, seed)
+    if group is None:
+        return np.split(order, [round(share * len(classes)) for share in np.cumsum(shares[:-1])])
+    names, group = np.unique(group, return_inverse=True)
+    has = np.stack([np.bincount(classes[group == g], minlength=classes.max() + 1) for g in range(len(names))])
+    lacking, parts = np.outer(shares, has.sum(0)), [[] for _ in shares]                       # (parts, classes)
+    shuffled = np.random.default_rng([4242, seed]).permutation(len(names))
+    for i, g in enumerate(shuffled[np.argsort(-has[shuffled].sum(1), kind="stable")]):       # the largest first
+        empty = [not part for part in parts]              # for which the last groups are
+        may = empty if len(names) - i <= sum(empty) else True
+        most = np.argmax(np.where(may, lacking @ has[g], -np.inf))
+        parts[most].append(g)
+        lacking[most] -= has[g]
+    return [order[np.isin(group[order], part)] for part in parts]
+
+
+def split_own(request, place, own):
+    """-> targets (n,), the examples of train, val and test, and what `open_task` fills in. Without `split` 70, 15 and
+    15 %; where no series is in "val", 15 % of those in "train". Classes keep their shares. Examples without a label are
+    for training, behind the others; in val and test they are left out."""
+    n, split, group = len(own.series), *(part if part is None else np.asarray(part) for part in own[3:])
+    known = np.zeros(n, bool) if own.labels is None else np.asarray(own.known)
+    y, names = targets_own(request, place, np.asarray(own.labels), known) if known.any() else (np.zeros(n), ())
+    classes, rows = y if names else np.zeros(n, int), np.flatnonzero(known | ~known.any())
+
+    def parts_of(some, shares):
+        theirs = group if group is None else group[some]
+        return [some[part] for part in draw(classes[some], theirs, request.seed, shares)]
+
     if split is None:
-        parts = np.split(stratified(classes, request.seed), [round(0.7 * len(y)), round(0.85 * len(y))])
+        parts = parts_of(rows, (0.7, 0.15, 0.15))
     else:
         _each(place, np.isin(split, SPLITS), "its split is none of train, val and test")
-        parts = [np.flatnonzero(split == name) for name in SPLITS]
-        parts = [part[stratified(classes[part], request.seed)] for part in parts]
-        if not len(parts[1]):                             # each class stays in training
-            kept = max(round(0.85 * len(parts[0])), len(np.unique(classes[parts[0]])))
-            parts[:2] = np.split(parts[0], [kept])
-    _each(place, np.isin(classes, classes[parts[0]]), "no training example has its label")
-    if not all(map(len, parts)) or len(np.unique(y[parts[0]])) < 2:
+        parts = [rows[split[rows] == name] for name in SPLITS]
+        if len(parts[0]) and not len(parts[1]):           # each class stays in training
+            kept = max(round(0.85 * len(parts[0])), len(np.unique(classes[parts[0]]))) / len(parts[0])
+            parts[:2] = parts_of(parts[0], (kept, 1 - kept))
+            parts[2] = parts[2][stratified(classes[parts[2]], request.seed)]
+        else:
+            parts = [part[stratified(classes[part], request.seed)] for part in parts]
+    _each(place, ~known | np.isin(classes, classes[parts[0]]), "no training example has its label")
+    if not all(map(len, parts)) or known.any() and len(np.unique(y[parts[0]])) < 2:
         raise UserError(f"{place}: {' / '.join(str(len(part)) for part in parts)} examples to train, validate and test;"
                         " there must be one of each, and two different labels to train on")
-    if not request.regression:
-        return y, parts, dict(classes=len(names), names=names.astype(str).tolist())
-    low, high = y[parts[0]].min(), y[parts[0]].max()
-    return (y - low) / (high - low) * 2 - 1, parts, dict(classes=0, ends=[low, high])
+    more = np.setdiff1d(np.arange(n), rows)
+    more = more if split is None else more[split[more] == "train"]
+    if group is not None:
+        for one, two in combinations(range(3), 2):
+            if len(both := np.intersect1d(group[parts[one]], group[parts[two]])):
+                raise UserError(f"{place}: group {both[0]} has examples in {SPLITS[one]} and in {SPLITS[two]}")
+        more = more[~np.isin(group[more], group[np.concatenate(parts[1:])])]
+    found = dict(classes=len(names), names=names)
+    if known.any() and not names:
+        low, high = found["ends"] = [y[parts[0]].min(), y[parts[0]].max()]
+        y = (y - low) / (high - low) * 2 - 1
+    if not known.all():
+        found["labelled"] = len(parts[0]) if known.any() else 0
+        parts[0] = np.append(parts[0], more)
+    return y, parts, found
 
 
-def encode_own(place, series, train):
-    """Series, and which of them are for training -> arrays to save, and what `open_task` fills in."""
+def ended(one):
+    """A series without its missing end, NaN in every channel or -1."""
+    gone = one == -1 if one.ndim == 1 else np.isnan(one).all(1)
+    return one[:len(one) - np.argmin(np.append(gone[::-1], False))]
+
+
+def points(text):
+    """The characters of a text as numbers (l,)."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
+def as_stored(task, values):
+    """Samples as they are saved: float32, or float64 where that would keep too little of what changes."""
+    coarse = any(abs(mean) > 1_000 * std for mean, std in zip(task.mean, task.std))
+    with np.errstate(over="ignore"):                      # infinite then, and refused
+        return values.astype(np.float64 if coarse else np.float32)
+
+
+def fit_own(place, series, train):
+    """Of series and those of them that are for training -> what `open_task` fills in of their kind."""
     text = isinstance(series[0], str)
     _each(place, [isinstance(one, str) == text for one in series], "a text among numbers, or numbers among texts")
-    if text:                                              # is integers, too
-        series = [np.frombuffer(one.encode("utf-32-le"), np.uint32).astype(np.int64) for one in series]
+    series = [points(one).astype(np.int64) if text else one for one in series]
     _each(place, [one.shape[1:] == series[0].shape[1:] for one in series], "not as many channels as example 0")
-    gone = [one == -1 if one.ndim == 1 else np.isnan(one).all(1) for one in series]
-    series = [one[:len(one) - np.argmin(np.append(end[::-1], False))] for one, end in zip(series, gone)]
+    series = [one if text else ended(one) for one in series]
     _each(place, list(map(len, series)), "it is empty")
-    values = np.concatenate([series[i] for i in train])                                   # (positions[, channels])
+    values, length = np.concatenate([series[i] for i in train]), max(map(len, series))       # (positions[, channels])
     if values.ndim == 1:
         _each(place, [one.min() >= 0 for one in series], "a negative symbol; save measurements as floats")
         if len(known := np.unique(values)) > 65_000:
             raise UserError(f"{place}: {len(known):,} different symbols are too many; save numbers as floats")
-        kind, places = np.uint8 if len(known) <= 250 else np.uint16, [np.searchsorted(known, one) for one in series]
-        ids = [np.where(known.take(i, mode="clip") == one, i + len(SPECIAL), UNK) for i, one in zip(places, series)]
         names = map(chr if text else str, known.tolist())
-        return [np.append(i, EOS).astype(kind) for i in ids], dict(
-            vocab=len(SPECIAL) + len(known), symbols=[*SPECIAL, *names], mask=0.15)
+        return dict(vocab=len(SPECIAL) + len(known), symbols=[*SPECIAL, *names], mask=0.15, length=length + 1)
     for i, one in enumerate(series):
-        if len(wrong := np.argwhere(~np.isfinite(one))):
+        if len(wrong := np.argwhere(~(np.abs(one) < 1e38))):
             position, channel = wrong[0]
             raise UserError(f"{place}, example {i}: the value at position {position}, channel {channel} is missing or "
                             "infinite (all are counted from 0)")
     if len(constant := np.flatnonzero(values.min(0) == values.max(0))):
-        raise UserError(f"{place}: channel {constant[0]} (counted from 0) never changes in float32; leave it out, or "
-                        "subtract its mean")
+        raise UserError(f"{place}: channel {constant[0]} (counted from 0) never changes; leave it out")
     # Half of it hidden: with a quarter, what is missing in a smooth series lies on the line between its neighbours.
-    return series, dict(channels=values.shape[1], ragged=len(set(map(len, series))) > 1, mask=0.5, scale=1,
-                        mean=values.mean(0, np.float64).tolist(), std=values.std(0, np.float64).tolist())
+    found = dict(channels=values.shape[1], ragged=len(set(map(len, series))) > 1, mask=0.5, scale=1, length=length)
+    for _ in range(2):                                    # of what will be saved
+        found |= dict(mean=values.mean(0, np.float64).tolist(), std=values.std(0, np.float64).tolist())
+        values = as_stored(replace(FILE, **found), values)
+    return found
 
 
-def save_own(request, place, series, labels, split):
-    """Splits, checks and saves series -> what `open_task` fills in."""
-    y, parts, found = split_own(request, place, labels, split)
-    series, more = encode_own(place, series, parts[0])
-    found |= more | dict(length=max(map(len, series)), sizes=list(map(len, parts)))
-    request = replace(request, task=replace(request.task, **found))
+def encode(task, place, series):
+    """Series as a task stores them -> arrays, samples (l, channels) or ids that end in EOS (l,); {symbol that the task
+    does not know: how often it occurs}; and how many series were longer than the task's length, where they are cut."""
+    known = {name: i for i, name in enumerate(task.symbols[len(SPECIAL):], len(SPECIAL))}
+    arrays, unknown, longer = [], Counter(), 0
+    for i, one in enumerate(series):
+        text, where = isinstance(one, str), f"{place}, example {i} (counted from 0)"
+        if text if task.channels else not text and (one.ndim > 1 or one.dtype.kind not in "iu"):
+            raise UserError(f"{where}: {'a text' if text else 'samples'}, where the model reads "
+                            f"{'samples' if task.channels else 'symbols'}")
+        if task.channels:
+            if (one.shape[1:] or (1,)) != (task.channels,) and one.size != task.length * task.channels:
+                raise UserError(f"{where}: its shape is {one.shape}, where a position has {task.channels} channel(s)")
+            one = as_stored(task, one.reshape(-1, task.channels))
+            array = ended(one) if task.ragged else one
+            whole, array = len(array), array[:task.length] if task.ragged else array
+            if not np.isfinite(array).all():
+                raise UserError(f"{where}: a value is missing or infinite")
+            if not task.ragged and len(array) != task.length:
+                raise UserError(f"{where}: {len(array):,} positions, where all of training had {task.length:,}")
+        else:
+            words = one.split() if text and task.between else points(one) if text else ended(one)
+            whole, words = len(words), words[:task.length - 1 if task.length else None]       # and EOS
+            values, which, counts = np.unique(words, return_inverse=True, return_counts=True)
+            names = [chr(value) if text and not task.between else str(value) for value in values]
+            unknown.update({name: int(n) for name, n in zip(names, counts) if name not in known})
+            ids = np.array([known.get(name, UNK) for name in names], np.uint8 if task.vocab <= 254 else np.uint16)
+            array = np.append(ids[which], ids.dtype.type(EOS))
+        if not len(array) - (not task.channels):
+            raise UserError(f"{where}: it is empty")
+        arrays.append(array)
+        longer += whole > len(array) - (not task.channels)
+    return arrays, unknown, longer
+
+
+def save_own(request, place, own):
+    """Splits, checks and saves what a file holds -> what `open_task` fills in."""
+    y, parts, found = split_own(request, place, own)
+    found |= fit_own(place, own.series, parts[0]) | dict(sizes=list(map(len, parts)))
+    task = replace(request.task, **found)
+    request, left_out = replace(request, task=task), len(own.series) - sum(map(len, parts))
     for name, part in zip(SPLITS, parts):
-        save_split(request, name, (series[i] for i in part), y[part], place)
+        arrays, unknown, _ = encode(task, place, [own.series[i] for i in part])
+        if unknown:
+            share = sum(unknown.values()) / sum(len(array) - 1 for array in arrays)
+            text = (f"{name}: {sum(unknown.values()):,} positions ({share:.1%}) hold symbols that training never saw, "
+                    f"{', '.join(map(repr, [*unknown][:5]))}{', ...' if len(unknown) > 5 else ''}")
+            if share > 0.1:
+                raise UserError(f"{place}: {text}; are these measurements? then save them as floats")
+            print(f"{text}; the model reads them as unknown")
+        save_split(request, name, arrays, y[part], place)
+        write_atomically(request.folder / f"{name}_rows.npy", lambda file: np.save(file, part))
     kind = (f"numbers in {found['channels']} channel(s)" if "channels" in found else
             f"{found['vocab'] - len(SPECIAL)} symbols (measurements: save them as floats)")
-    how = f"drawn, classes in their shares, seed {request.seed}" if split is None else "as the data says"
+    how = "drawn, classes in their shares" if own.split is None else "as the data says"
+    how += f", seed {request.seed}" if own.split is None else ""
     print(f"{request.folder}: {len(y):,} examples, at most {found['length']:,} positions of {kind}, "
           f"{found['classes'] or 'no'} classes; splits {how}: {' / '.join(map(str, found['sizes']))}")
+    if "labelled" in found:
+        print(f"{found['sizes'][0] - found['labelled']:,} training examples have no label and serve pretraining alone"
+              + (f"; {left_out:,} of val, test or their groups are left out" if left_out else ""))
     return found
 
 

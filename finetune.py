@@ -161,7 +161,7 @@ class Labelled(NamedTuple):
 def main(argv=None):
     args = parse_args(argv)
     run, objective = Run(args), OBJECTIVES[args.objective]
-    task, train, val, test = open_task(args.task, args.data_dir, args.train_fraction, args.label_fraction)
+    task, train, val, test = open_task(args.task, args.data_dir, args.train_fraction, args.label_fraction, labels=True)
     score_name = "accuracy" if task.classes else "r2"
     run.open(task, len(train))
     torch.manual_seed(args.seed)

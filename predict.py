@@ -1,47 +1,282 @@
-"""What a trained model says: continues a sequence with a causally pretrained run, one position after another.
+"""What a trained run says: labels new sequences; continues one; hands out what it has learned.
 
-    python pretrain.py --task listops_demo --model s4 --objective causal
-    python predict.py runs/listops_demo-s4-causal-pretrain-s0 --prompt "[MAX 3"
+    python predict.py RUN --input new.csv         a finetuned run: a label for each sequence of a file, predictions.csv
+    python predict.py RUN                         the same for the test split
+    python predict.py RUN --features out.npy      (n, d), what its head reads; of a pretrained run, features averaged
+    python predict.py RUN --export model.pt2      torch.export, for programs without this repository
+    python predict.py RUN --prompt "[MAX 3"       a causally pretrained run continues: symbols, or sample.png
 
-Prints symbols, or writes sample.png into the run directory: images whose upper half is given. Layers that have a
-recurrent form take one step a position, attention keeps keys and values; where a layer has no step, all positions are
-computed anew for each.
+A file is .npz, .csv, .tsv or .ts as for `--task file:`, labels may be missing. In Python:
+
+    from predict import load
+    model = load("runs/text_demo-s4-masked-scratch-s0")
+    names, probabilities = model(["a film to remember", "what a waste"])
+
+The run directory is all that is needed: best.pt holds how its data were normalised, its symbols and its classes.
 """
+import csv
+import io
+import json
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn as nn
 from PIL import Image
 
-from data import EOS, MASK, PAD, UNK, Parser, UserError, open_task, read_json
-from models import MODELS, Backbone, Denoiser, config
+from data import (EOS, MASK, PAD, UNK, Parser, Split, UserError, encode, open_task, read_file, restored,
+                  write_atomically)
+from models import MODELS, Backbone, Classifier, Denoiser, Joint, config
+from pretrain import OBJECTIVES
 from run import between, guarded, read_checkpoint
 
+# ---- A trained run ---------------------------------------------------------------------------------------------------
 
-def load(directory, data_dir):
-    """The task, its validation split and the `Denoiser` of a causally pretrained run, in eval mode."""
-    if not (directory / "best.pt").is_file():
-        raise UserError(f"{directory} is not the directory of a pretraining run")
-    saved = read_json(directory / "config.json")
-    for name, wanted in (("start", "pretrain"), ("objective", "causal"), ("loss", "ce")):
-        if saved.get(name) != wanted:
-            raise UserError(f"{directory} has {name} {saved.get(name)}; predict.py wants a run of pretrain.py with "
-                            "--objective causal --loss ce")
-    if saved["model"] not in MODELS:
-        raise UserError(f"{directory} was trained with --model {saved['model']}, which is not in zoo/ any more")
-    task, _, val, _ = open_task(saved["task"], data_dir)
-    backbone = Backbone(config(saved["arch"], task, causal=True))
-    model = Denoiser(backbone, task.vocab).eval()
-    model.load_state_dict(read_checkpoint(directory / "best.pt")["model"])
-    return task, val, model
+class Trained:
+    """A run's best weights. task: what it knew of its data; saved: all that defined it; model, in eval mode: Classifier
+    or Joint, or the Denoiser of a pretraining run."""
+
+    def __init__(self, run, data_dir="data", device="cpu"):
+        self.run, self.data_dir, self.device = Path(run), data_dir, torch.device(device)
+        if not (self.run / "best.pt").is_file():
+            raise UserError(f"{run} has no best.pt; predict.py wants the directory of a run")
+        checkpoint = read_checkpoint(self.run / "best.pt")
+        saved = self.saved = checkpoint["config"]
+        if saved["model"] not in MODELS:
+            raise UserError(f"{run} was trained with --model {saved['model']}, which is not in zoo/ any more")
+        if saved["objective"] not in OBJECTIVES:
+            raise UserError(f"{run} was trained with --objective {saved['objective']}, which pretrain.py does not have")
+        # A run of an older version did not keep what it knew.
+        self.task = restored(checkpoint["task"]) if "task" in checkpoint else open_task(saved["task"], data_dir)[0]
+        task, objective = self.task, OBJECTIVES[saved["objective"]]
+        self.names = np.array(task.names or [str(i) for i in range(task.classes)])
+        self.pretrained, joint = saved["start"] == "pretrain", saved["start"] == "joint"
+        hidden = (self.pretrained or joint) and objective.hides and task.channels is not None
+        backbone = Backbone(config(saved["arch"], task, causal=objective.causal, mask_channel=hidden))
+        predicted = task.vocab if saved["loss"] == "ce" else task.channels
+        if self.pretrained:
+            self.model = Denoiser(backbone, predicted)
+        elif joint:
+            self.model = Joint(backbone, task.classes or 1, saved["pool"], saved["head"], predicted)
+        else:
+            self.model = Classifier(backbone, task.classes or 1, saved["pool"], saved["head"])
+        try:
+            self.model.load_state_dict(checkpoint["model"])
+        except RuntimeError as error:
+            raise UserError(f"{run}/best.pt does not fit its own sizes: {str(error).splitlines()[1].strip()}") from None
+        self.model.eval().to(self.device)
+
+    def encoded(self, x, place="x", say=print):
+        """Raw sequences -> Split without targets: an array as a file holds it, (n, l) or (n, l, channels), or a list of
+        n arrays or texts (of pairs of texts where an example has two documents)."""
+        task = self.task
+        x = [one for pair in x for one in pair] if task.documents > 1 else list(x)
+        if not x:
+            raise UserError(f"{place} holds no sequence")
+        arrays, unknown, longer = encode(task, place, [one if isinstance(one, str) else np.asarray(one) for one in x])
+        if unknown:
+            some = ", ".join(f"{name!r} ({n:,})" for name, n in Counter(unknown).most_common(5))
+            say(f"note: {sum(unknown.values()):,} of {sum(len(one) - 1 for one in arrays):,} positions hold one of "
+                f"{len(unknown):,} symbols that training never saw, read as unknown: {some}"
+                + (", ..." if len(unknown) > 5 else ""))
+        if longer:
+            say(f"note: {longer:,} of {len(arrays):,} sequences are longer than the {task.length:,} positions that the "
+                "model was trained on; the rest of them is not read")
+        flat = np.stack(arrays) if task.channels and not task.ragged else np.concatenate(arrays)
+        offsets = None if task.channels and not task.ragged else np.cumsum([0, *map(len, arrays)])
+        return Split(task, flat, np.zeros(len(arrays) // task.documents), offsets)
+
+    @torch.no_grad()
+    def outputs(self, split, features=False):
+        """What the model gives for every example of a split, in batches as training evaluates them: (n, classes or 1)
+        float64; features: what enters its head, (n, d) float32."""
+        size, found = self.saved.get("micro_batch") or self.saved["batch"], []
+        model = Classifier(self.model.backbone, 1, "mean").eval().to(self.device) if self.pretrained else self.model
+        if features:
+            hook = model.head.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].cpu()))
+        elif self.pretrained:
+            raise UserError(f"{self.run} was pretrained and knows no labels; finetune.py --init {self.run} adds them")
+        for i in range(0, len(split), size):
+            batch = split.batch(np.arange(i, min(i + size, len(split))), self.device)
+            outputs = model(model.backbone.inputs(batch), batch.lengths)
+            found += [] if features else [outputs.double().cpu()]
+        if features:
+            hook.remove()
+        return torch.cat(found).numpy()
+
+    def answers(self, outputs):
+        """Outputs -> the names of the classes (n,) and their probabilities (n, classes); for regression values in the
+        unit of the labels (n,) and None."""
+        if self.task.classes:
+            return self.names[outputs.argmax(-1)], torch.from_numpy(outputs).softmax(-1).numpy()
+        low, high = self.task.ends
+        return low + (outputs[:, 0] + 1) / 2 * (high - low), None
+
+    def __call__(self, x):
+        """Raw sequences, as in `encoded` -> `answers`."""
+        return self.answers(self.outputs(self.encoded([x] if isinstance(x, str) else x)))
 
 
-def beginning(task, val, prompt):
+def load(run, data_dir="data", device="cpu"):
+    """A run directory -> Trained, which is called with raw arrays or texts. data_dir: where the data of a run of an
+    older version lie."""
+    torch.set_flush_denormal(True)                                     # as in training
+    return Trained(run, data_dir, device)
+
+
+# ---- Labels for sequences --------------------------------------------------------------------------------------------
+
+def held_out(trained):
+    """-> the test split of the run's own data, the row of each example in your file, and its label."""
+    task, _, _, test = open_task(trained.saved["task"], trained.data_dir)
+    if task.data != trained.saved["data"]:
+        raise UserError(f"{trained.run} was trained on {trained.saved['data']}, and {trained.saved['task']} in "
+                        f"{trained.data_dir} holds {task.data}")
+    rows = np.arange(len(test)) if test.rows is None else test.rows
+    return test, rows, trained.names[test.y] if task.classes else trained.answers(test.y[:, None].astype(np.float64))[0]
+
+
+def new_split(trained, path):
+    """-> what a file holds, encoded; the row of each example in it; and its label, None or "" where it has none."""
+    own = read_file(str(path), trained.task.documents)
+    if not len(own.series):
+        raise UserError(f"{path} holds no sequence")
+    split, rows = trained.encoded(own.series, path), np.arange(len(own.series))
+    if own.labels is None or not own.known.any():
+        return split, rows, None
+    if trained.task.classes:
+        return split, rows, np.where(own.known, own.labels.astype(str), "")
+    try:
+        return split, rows, np.where(own.known, own.labels, np.nan).astype(np.float64)
+    except ValueError as error:
+        raise UserError(f"{path}: not every label is a number ({error}), as {trained.run} predicts") from None
+
+
+def write_table(path, rows, labels, answers, names):
+    """A line an example: its row, from 0; its label, if there are labels; the prediction; each class's probability."""
+    predicted, probabilities = answers
+    head = ["row", *([] if labels is None else ["label"]), "prediction", *(f"p({name})" for name in names)]
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(head)
+    for i, row in enumerate(rows):
+        label = [] if labels is None else [labels[i]]
+        more = [] if probabilities is None else [f"{p:.6f}" for p in probabilities[i]]
+        writer.writerow([row, *label, predicted[i], *more])
+    write_atomically(path, lambda file: file.write(text.getvalue().encode()))
+
+
+def judged(labels, predicted, names):
+    """What labels say about predictions, in lines. names: of the classes; none for regression."""
+    from sklearn import metrics
+
+    known = np.isin(labels, names) if len(names) else np.isfinite(labels)
+    strange = Counter(label for label in labels[~known] if label not in ("", "nan")) if len(names) else {}
+    if strange:
+        yield (f"{sum(strange.values()):,} labels are of no class that the model knows: {', '.join([*strange][:5])}; "
+               "not counted")
+    y, guess = labels[known], predicted[known]
+    if not len(y):
+        return
+    if not len(names):
+        error = metrics.root_mean_squared_error(y, guess)
+        r2 = f"R2 {metrics.r2_score(y, guess):.4f}, " if len(set(y)) > 1 else ""
+        yield f"{len(y):,} labels: {r2}root mean squared error {error:.4g}"
+        return
+    here = [name for name in names if name in y]
+    recall = metrics.recall_score(y, guess, labels=here, average="macro", zero_division=0)
+    f1 = metrics.f1_score(y, guess, labels=here, average="macro", zero_division=0)
+    yield (f"{len(y):,} labels: accuracy {metrics.accuracy_score(y, guess):.4f}, balanced accuracy {recall:.4f}, "
+           f"macro F1 {f1:.4f}")
+    if len(names) <= 20:
+        yield "confusion matrix, a row a label, a column a prediction:"
+        table = [["", *names], *([name, *map(str, line)] for name, line in zip(
+            names, metrics.confusion_matrix(y, guess, labels=names)))]
+        widths = [max(map(len, column)) for column in zip(*table)]
+        yield from ("  " + "  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in table)
+    if len(set(guess)) == 1 and len(set(y)) > 1:
+        yield f"every prediction is {guess[0]}"
+
+
+def label(trained, args):
+    split, rows, labels = new_split(trained, args.input) if args.input else held_out(trained)
+    if args.features:
+        features = trained.outputs(split, features=True)
+        write_atomically(args.features, lambda file: np.save(file, features))
+        print(f"wrote {args.features}: {features.shape}, {features.dtype}, a line an example")
+        return
+    answers = trained.answers(trained.outputs(split))
+    write_table(args.out, rows, labels, answers, trained.names)
+    print(f"wrote {args.out}: {len(rows):,} examples of {args.input or 'the test split'}; rows are counted from 0")
+    if trained.task.classes:
+        counts = Counter(answers[0].tolist())
+        print("predicted: " + ", ".join(f"{name} {counts[name]:,}" for name in trained.names if counts[name]))
+    for line in [] if labels is None else judged(labels, answers[0], trained.names):
+        print(line)
+
+
+# ---- Export ----------------------------------------------------------------------------------------------------------
+
+class Alone(nn.Module):
+    """A finetuned model with its normalisation, and its kernels, of the task's length, as constants: raw samples
+    (1, l, channels) or ids (1, l), and true lengths (1,) where they differ -> probabilities (1, classes), or values in
+    the unit of the labels (1, 1)."""
+
+    def __init__(self, trained):
+        super().__init__()
+        task, self.model, self.classes = trained.task, trained.model, trained.task.classes
+        self.samples, self.pad = not trained.model.backbone.reads_symbols, trained.model.backbone.mask_channel
+        self.register_buffer("mean", torch.tensor(task.mean) * task.scale)
+        self.register_buffer("std", torch.tensor(task.std) * task.scale)
+        self.ends = task.ends or (-1.0, 1.0)
+        self.kernels = [kernels and (kernels[0].detach(),) for kernels in trained.model.backbone.kernels(task.length)]
+
+    def forward(self, x, lengths=None):
+        if self.samples:
+            x = (x - self.mean) / self.std
+            x = nn.functional.pad(x, (0, 1)) if self.pad else x
+        outputs = self.model.classify(self.model.backbone.body(x, lengths, self.kernels), lengths)
+        low, high = self.ends
+        return outputs.softmax(-1) if self.classes else low + (outputs + 1) / 2 * (high - low)
+
+
+@torch.no_grad()
+def export(trained, path):
+    """Writes the model at a static shape, one example of the task's length, and checks what was written."""
+    task, b = trained.task, trained.task.documents
+    if trained.pretrained:
+        raise UserError(f"--export wants a finetuned run, and {trained.run} was pretrained")
+    if task.channels and not trained.model.backbone.reads_symbols:
+        x = torch.randn(b, task.length, task.channels) * torch.tensor(task.std) * task.scale + torch.tensor(task.mean)
+    else:
+        x = torch.randint(0 if task.channels else EOS + 1, task.vocab, (b, task.length))
+    lengths = (torch.full((b,), task.length),) if task.ragged or not task.channels else ()
+    alone = Alone(trained).eval()
+    ours = alone(x, *lengths)                  # first, so that what functions remember are not tensors of the tracing
+    names = dict(names=trained.names.tolist(), symbols=task.symbols, length=task.length)
+    buffer = io.BytesIO()
+    torch.export.save(torch.export.export(alone, (x, *lengths)), buffer, extra_files={"task.json": json.dumps(names)})
+    written = torch.export.load(io.BytesIO(buffer.getvalue())).module()
+    error = (written(x, *lengths) - ours).abs().max().item()
+    if not error < 1e-5:
+        raise UserError(f"what torch.export made of {trained.run} differs by {error:.1g}; nothing was written")
+    write_atomically(path, lambda file: file.write(buffer.getvalue()))
+    inputs = ", ".join(f"{tuple(one.shape)} {str(one.dtype).removeprefix('torch.')}" for one in (x, *lengths))
+    print(f"wrote {path}: {inputs} -> {tuple(ours.shape)}; it differs from the model by {error:.1g}")
+
+
+# ---- A causally pretrained run continues -----------------------------------------------------------------------------
+
+def beginning(trained, prompt):
     """What is given: symbols (b, t)."""
+    task = trained.task
+    if task.side and prompt is not None:
+        raise UserError(f"--prompt has no meaning for the images of {task.family}, whose upper half is given")
+    if task.side or prompt is None:
+        val = open_task(trained.saved["task"], trained.data_dir)[2]
     if task.side:
-        if prompt is not None:
-            raise UserError(f"--prompt has no meaning for the images of {task.family}, whose upper half is given")
         return val.batch(np.arange(8)).symbols[:, : task.length // 2]                         # (b, l/2)
     if prompt is None:
         some = val.batch([0])
@@ -57,7 +292,9 @@ def beginning(task, val, prompt):
 
 @torch.no_grad()
 def continued(task, model, x):
-    """Draws symbols after x (b, t) until the task's length, or <eos> in all of them -> (b, length at most)."""
+    """Draws symbols after x (b, t) until the task's length, or <eos> in all of them -> (b, length at most). Layers that
+    have a recurrent form take one step a position, attention keeps keys and values; where a layer has no step, all
+    positions are computed anew for each."""
     backbone = model.backbone
     given, states, steps = x.shape[1], None, backbone.can_step()
     for t in range(0 if steps else given - 1, task.length - 1):
@@ -79,17 +316,15 @@ def continued(task, model, x):
     return x
 
 
-def main(argv=None):
-    parser = Parser(description="Continues a sequence with a causally pretrained run.", allow_abbrev=False)
-    parser.add_argument("run", type=Path, metavar="RUN", help="directory of a run of pretrain.py --objective causal")
-    parser.add_argument("--prompt", help="how the sequence begins (default: a piece of the validation split)")
-    parser.add_argument("--seed", type=between(int, 0, 2**63 - 1), default=0, help="of the symbols that are drawn")
-    parser.add_argument("--data-dir", default="data", help="where prepared data sets live")
-    args = parser.parse_args(argv)
-    task, val, model = load(args.run, args.data_dir)
-    x = beginning(task, val, args.prompt)
+def generate(trained, args):
+    saved, task = trained.saved, trained.task
+    for name, wanted in (("start", "pretrain"), ("objective", "causal"), ("loss", "ce")):
+        if saved.get(name) != wanted:
+            raise UserError(f"{args.run} has {name} {saved.get(name)}; to continue a sequence, predict.py wants a run "
+                            "of pretrain.py with --objective causal --loss ce")
+    x = beginning(trained, args.prompt)
     torch.manual_seed(args.seed)
-    x = continued(task, model, x)
+    x = continued(task, trained.model, x)
     if task.side:
         pictures = np.hstack(x.view(-1, task.side, task.side).byte().numpy())                 # (side, b side)
         Image.fromarray(pictures).resize([4 * pixels for pixels in pictures.shape[::-1]], Image.NEAREST).save(
@@ -97,6 +332,29 @@ def main(argv=None):
         print(f"wrote {args.run / 'sample.png'}: validation images, their upper half given")
     else:
         print(task.between.join(task.symbols[i] for i in x[0] if i != EOS))
+
+
+def main(argv=None):
+    parser = Parser(description="What a trained run says of new sequences.", allow_abbrev=False)
+    parser.add_argument("run", type=Path, metavar="RUN", help="directory of a run")
+    parser.add_argument("--input", type=Path, metavar="FILE", help="new sequences, .npz, .csv, .tsv or .ts (default: "
+                        "the test split)")
+    parser.add_argument("--out", type=Path, default=Path("predictions.csv"), metavar="FILE",
+                        help="of the predictions (default: predictions.csv)")
+    parser.add_argument("--features", type=Path, metavar="FILE", help="write features (n, d) as .npy, no predictions")
+    parser.add_argument("--export", type=Path, metavar="FILE", help="write the model by torch.export (.pt2)")
+    parser.add_argument("--prompt", help="how the sequence begins (default: a piece of the validation split)")
+    parser.add_argument("--seed", type=between(int, 0, 2**63 - 1), default=0, help="of the symbols that are drawn")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--data-dir", default="data", help="where prepared data sets live")
+    args = parser.parse_args(argv)
+    trained = load(args.run, args.data_dir, args.device)
+    if args.export:
+        export(trained, args.export)
+    elif args.prompt is not None or trained.pretrained and not (args.features or args.input):
+        generate(trained, args)
+    else:
+        label(trained, args)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 import zoo                                     # noqa: F401, fills MODELS
-from data import (TASKS, Parser, UserError, folder_name, full_name, locked, look_up, order, read_json,
+from data import (TASKS, Parser, UserError, folder_name, full_name, kept, locked, look_up, order, read_json,
                   write_atomically, write_json)
 from models import MODELS, SizeError, count, keys_of
 from recipes import arch, assignments, fit, halved, recipe_line, settings
@@ -287,9 +287,9 @@ class Run:
     def open(self, task, examples):
         """Sets the length of the run, for that many training examples. Checks that the run directory is free or, with
         --resume, this run's. A finished run ends here. Nothing is written yet."""
-        args, out = self.args, self.args.out
-        labels = getattr(args, "label_fraction", None)
-        if labels is not None and examples < args.batch:
+        args, out, self.task = self.args, self.args.out, kept(task)
+        few = getattr(args, "label_fraction", None) is not None or task.labelled is not None
+        if few and examples < args.batch:
             args.batch = args.changed["batch"] = examples
             if self.world > examples:
                 raise UserError(f"{examples} examples are fewer than the number of processes, {self.world}")
@@ -300,7 +300,7 @@ class Run:
         self.examples, self.per_epoch = examples, examples // args.batch
         self.steps = args.steps or args.epochs * self.per_epoch
         # On a small share of the data an epoch is a few steps, and validation would take most of the time.
-        least = 1 if args.train_fraction is labels is None else self.steps // 200
+        least = self.steps // 200 if few or args.train_fraction is not None else 1
         args.eval_every = args.eval_every or max(self.per_epoch, least)
         args.data = task.data
         if list(task.data["sizes"]) != list(task.sizes):
@@ -563,9 +563,9 @@ class Run:
         return f"the last good checkpoint is {last}" if last.exists() else "nothing was saved yet"
 
     def save(self, name, **more):
-        """A checkpoint: model, config and whatever else, by process 0."""
+        """A checkpoint: model, config, all that the task knows of its data, and whatever else, by process 0."""
         if self.main:
-            record = dict(model=self.model.state_dict(), config=self.config(), **more)
+            record = dict(model=self.model.state_dict(), config=self.config(), task=self.task, **more)
             write_atomically(self.args.out / name, lambda file: torch.save(record, file))
 
     def save_last(self, step):

@@ -64,8 +64,18 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("finetune other:best.pt " + INIT, "holds another architecture than this run"),
     ("pretrain " + BASE + "--arch ffn_share=0.3", "s4 on listops has no ffn_share; it has: dropout"),
     ("pretrain --task listops --model rotary --arch ffn_share=0.3", "it comes with ffn=lowrank or blockdense"),
-    ("pretrain --sample pt", "python predict.py pt"), ("predict nowhere", "nowhere is not the directory of a pretrai"),
-    ("predict pt", "pt has objective masked; predict.py wants"), ("predict pt --promt x", "unrecognized arguments"),
+    ("pretrain --sample pt", "python predict.py pt"), ("predict nowhere", "nowhere has no best.pt; predict.py wants"),
+    ("predict pt", "pt has objective masked; to continue a sequence"), ("predict pt --promt x", "unrecognized arguments"),
+    ("predict pt --input own/whole.npz", "samples, where the model reads symbols"),
+    ("predict pt --input own/text.csv", "pt was pretrained and knows no labels; finetune.py --init pt adds"),
+    ("predict ft --input none.csv", "none.csv is not a file, or not there"), ("predict ft --input own", "is not a file"),
+    ("predict ft --input own/text.pdf", "text.pdf must end in one of .npz .csv .tsv .ts"),
+    ("predict ft --input own/nothing.csv", "own/nothing.csv holds no sequence"),
+    ("predict ft --input own/empty.npz", "samples, where the model reads symbols"),
+    ("predict ft --input own/text.csv --out nowhere/p.csv", "cannot write nowhere/p.csv"),
+    ("predict ft --input own/text.csv --features own", "cannot write own"),
+    ("predict pt --export m.pt2", "--export wants a finetuned run, and pt was pretrained"),
+    ("predict pickle:best.pt pt", "best.pt is missing, cut short, or not a checkpoint of this project"),
     ("finetune " + BASE + "--mask 0.2", "--mask 0.2 has no meaning without --joint"),
     ("finetune " + BASE + "--joint 0", "--joint: must be at least 1e-09, got 0"),
     ("finetune --task sc --model s4 --joint 1 --loss ce", "sc does not consist of; use --loss l1"),
@@ -86,16 +96,17 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("data --task file:own/text.pdf", "text.pdf must end in one of .npz .csv .tsv .ts"),
     ("data --task file:own/whole.npz --raw own", "--raw own has no meaning for file:"),
     ("data --task file:own/whole.npz --regression", "not every label is a number (could not convert"),
-    ("data --task file:own/damaged.npz", "damaged.npz: "), ("data --task file:own/other.npz", "'y is not a file"),
+    ("data --task file:own/damaged.npz", "damaged.npz: "),
     ("data --task file:own/pickled.npz", "Object arrays cannot be loaded"),
     ("data --task file:own/flat.npz", "it must hold numbers x (n, l) or (n, l, channels)"),
-    ("data --task file:own/rows.npz", "shapes [(40, 6), (39,), (39,)] do not fit"),
+    ("data --task file:own/rows.npz", "shapes [(40, 6), (39,)] do not fit"),
     ("data --task file:own/splits.npz", "example 5 (counted from 0): its split is none of train, val and test"),
     ("data --task file:own/untrained.npz", "example 38 (counted from 0): no training example has its label"),
-    ("data --task file:own/unlabelled.npz", "example 7 (counted from 0): its label is missing"),
+    ("data --task file:own/spanned.npz --regression", "example 0 (counted from 0): its label is infinite"),
+    ("data --task file:own/endless.npz", "example 3 (counted from 0): its label is infinite"),
     ("data --task file:own/gap.npz", "example 2: the value at position 4, channel 1 is missing or infinite"),
     ("data --task file:own/infinite.npz", "example 9: the value at position 0, channel 0 is missing or infinite"),
-    ("data --task file:own/constant.npz", "channel 1 (counted from 0) never changes in float32"),
+    ("data --task file:own/constant.npz", "channel 1 (counted from 0) never changes"),
     ("data --task file:own/empty.npz", "example 1 (counted from 0): it is empty"),
     ("data --task file:own/negative.npz", "example 4 (counted from 0): a negative symbol"),
     ("data --task file:own/oneclass.npz", "1 different labels, and classes may be 2 to 256"),
@@ -142,8 +153,8 @@ def own_files(folder):
     gap, infinite, constant, empty, negative = x.copy(), x.copy(), x.copy(), x.copy(), np.tile(np.arange(6), (40, 1))
     gap[2, 4, 1], infinite[9, 0, 0], constant[:, :, 1], empty[1], negative[4, 2] = np.nan, np.inf, 3, np.nan, -1
     label = y.astype("U9")
-    once, untrained, unlabelled = label.copy(), label.copy(), label.copy()
-    once[3], untrained[[38, 39]], unlabelled[7] = "c", ["d", "d"], ""
+    once, untrained, endless = label.copy(), label.copy(), y.astype(float)
+    once[3], untrained[[38, 39]], endless[3] = "c", ["d", "d"], np.inf
     splits = np.repeat(["train", "test"], [38, 2])
     wrong = splits.copy()
     wrong[5] = "?"
@@ -151,7 +162,7 @@ def own_files(folder):
             whole=dict(x=x, y=np.where(y, "b", "a")), other=dict(x=x), flat=dict(x=x[:, 0, 0], y=y),
             pickled=dict(x=np.array([[1], [1, 2]], object), y=y[:2]), rows=dict(x=x[:, :, 0], y=y[:39]),
             splits=dict(x=x, y=y, split=wrong), untrained=dict(x=x, y=untrained, split=splits), once=dict(x=x, y=once),
-            unlabelled=dict(x=x, y=unlabelled), gap=dict(x=gap, y=y), infinite=dict(x=infinite, y=y),
+            endless=dict(x=x, y=endless), spanned=dict(x=x, y=np.where(y, 1e308, -1e308)), gap=dict(x=gap, y=y), infinite=dict(x=infinite, y=y),
             constant=dict(x=constant, y=y), empty=dict(x=empty, y=y), negative=dict(x=negative, y=y),
             complex=dict(x=x[:, :, 0] + 1j, y=y), oneclass=dict(x=x, y=y * 0),
             many=dict(x=np.random.rand(900, 2), y=np.arange(900) // 3),
@@ -160,7 +171,7 @@ def own_files(folder):
         np.savez(folder / f"{name}.npz", **arrays)
     whole = (folder / "whole.npz").read_bytes()
     for name, content in {"damaged.npz": whole[:len(whole) // 2], "text.pdf": b"%PDF",
-                          "header.csv": b"y,x1,x2\n1,2,3\n", "latin.csv": b"a,\xe9t\xe9\n",
+                          "header.csv": b"y,x1,x2\n1,2,3\n", "text.csv": b"1,[MAX 3 4 X\n", "nothing.csv": b"\n", "latin.csv": b"a,\xe9t\xe9\n",
                           "mixed.csv": b"1,2,3\n2,some text\n" + b"1,3\n2,4\n" * 9,
                           "colons.ts": b"@data\n1,2:a\n1,2:3:a\n"}.items():
         (folder / name).write_bytes(content)

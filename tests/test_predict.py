@@ -1,0 +1,164 @@
+"""predict.py: a checkpoint stands alone, and says of a sequence what its own training run said."""
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import balanced_accuracy_score
+
+import data
+import finetune
+import predict
+import pretrain
+from models import MODELS, Backbone, Classifier, config
+from run import read_checkpoint
+from recipes import arch
+
+N = 60
+
+
+def sets(folder):
+    """{kind: (sequences as predict.py reads them, labels, flags of data.py)} and a file of each."""
+    rng, y = np.random.default_rng(0), np.tile(["no", "yes"], N // 2)
+    lengths = rng.integers(3, 9, N)
+    ragged = rng.normal(3, 5, (N, 8, 2))
+    ragged[np.arange(8) >= lengths[:, None]] = np.nan
+    integers = rng.choice([0, 3, 70_000], (N, 6))
+    integers[np.arange(6) >= lengths[:, None]] = -1
+    texts = np.array(["".join(rng.choice([*"abc é"], length)) for length in lengths])
+    fixed = 52.520008 + 1e-5 * np.sin(np.arange(8) * rng.uniform(0.5, 1.5, (N, 1)))
+    found = dict(texts=(texts, y), integers=(integers, y), ragged=(ragged, y), fixed=(fixed, y),
+                 numbers=(fixed, rng.normal(100, 20, N)))
+    for kind, (x, y) in found.items():
+        np.savez(folder / f"{kind}.npz", x=x, y=y)
+        data.prepare(f"file:{folder / kind}.npz", folder / "data", regression=kind == "numbers" or None)
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with these sets, and trained(kind, start, objective, model) -> the directory of a run of two steps."""
+    folder = tmp_path_factory.mktemp("predict")
+    found = sets(folder)
+
+    def train(kind, start, objective="masked", model="s4"):
+        out = folder / f"{kind}-{start}-{objective}-{model}"
+        if out.exists():
+            return out
+        words = ["--task", f"file:{folder / kind}.npz", "--model", model, "--objective", objective, "--steps", "2",
+                 "--eval-every", "2", "--warmup", "1", "--data-dir", str(folder / "data")]
+        if start == "spt":
+            pretrain.main([*words, "--out", f"{out}-pre"])
+            words = ["--init", f"{out}-pre", *words[6:]]
+        finetune.main([*words, *["--joint", "1"] * (start == "joint"), "--out", str(out)])
+        return out
+    return folder, found, train
+
+
+def table(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+KINDS = "texts", "integers", "ragged", "fixed", "numbers"
+
+
+@pytest.mark.parametrize("kind, start, objective, model", [
+    *((kind, start, "masked", "s4") for kind in KINDS for start in ("scratch", "spt", "joint")),
+    *((kind, "spt", "causal", model) for kind in ("texts", "ragged") for model in ("rotary", "s4")),
+    ("texts", "scratch", "masked", "bigbird")])
+def test_predictions_are_the_runs_own_with_its_data_and_without(kind, start, objective, model, trained, monkeypatch,
+                                                                tmp_path):
+    """On the test split, to the last digit; and on a file of the same sequences, from a copy of the run far from any
+    prepared data."""
+    folder, found, train = trained
+    out, (x, y) = train(kind, start, objective, model), found[kind]
+    result = json.loads((out / "result.json").read_text())
+    predict.main([str(out), "--out", str(tmp_path / "own.csv"), "--data-dir", str(folder / "data")])
+    own = table(tmp_path / "own.csv")
+    rows = [int(line["row"]) for line in own]
+    assert len(own) == result["test_examples"] and [line["label"] for line in own] == [str(y[row]) for row in rows] or (
+        kind == "numbers" and np.allclose([float(line["label"]) for line in own], y[rows]))
+    if kind == "numbers":
+        guess = np.array([float(line["prediction"]) for line in own])
+        r2 = 1 - np.square(guess - y[rows]).sum() / np.square(y[rows] - y[rows].mean()).sum()
+        assert r2 == pytest.approx(result["test_r2"], abs=1e-6)
+    else:
+        assert sum(line["label"] == line["prediction"] for line in own) / len(own) == result["test_accuracy"]
+        sums = [float(line["p(no)"]) + float(line["p(yes)"]) for line in own]
+        assert sums == pytest.approx([1] * len(own), abs=2e-6)
+    shutil.copytree(out, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path)
+    np.savez("new.npz", x=x[rows])
+    predict.main(["copy", "--input", "new.npz"])
+    new = table("predictions.csv")
+    assert [int(line["row"]) for line in new] == [*range(len(rows))]
+    assert [line | dict(row=0) for line in new] == [{k: v for k, v in line.items() if k != "label"} | dict(row=0)
+                                                    for line in own]
+    model = predict.load("copy")
+    answers, probabilities = model(x[rows])
+    assert [str(answer) for answer in answers] == [line["prediction"] for line in own]
+    predict.main(["copy", "--input", "new.npz", "--features", "f.npy"])
+    assert np.load("f.npy").shape == (len(rows), model.saved["arch"]["d"])
+
+
+def test_an_old_checkpoint_reads_its_data_once_more(trained, tmp_path):
+    folder, _, train = trained
+    out = shutil.copytree(train("texts", "scratch"), tmp_path / "old")
+    whole = read_checkpoint(out / "best.pt")
+    del whole["task"]
+    torch.save(whole, out / "best.pt")
+    old = predict.load(out, folder / "data")
+    assert old(["abc"])[0][0] in ("no", "yes")
+    (folder / "texts.npz").rename(tmp_path / "texts.npz")
+    with pytest.raises(data.UserError, match="texts.npz is not a file, or not there"):
+        predict.load(out, tmp_path / "nothing")
+    (tmp_path / "texts.npz").rename(folder / "texts.npz")
+
+
+def test_what_training_never_saw_is_said(trained, tmp_path, capsys, monkeypatch):
+    _, _, train = trained
+    out = train("texts", "scratch")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "new.csv").write_text('no,"ab☃☃"\nmaybe,abcabcabcabcabc\n,c\nyes,b\n')
+    predict.main([str(out), "--input", "new.csv"])
+    text = capsys.readouterr().out
+    assert "2 of 14 positions hold one of 1 symbols that training never saw, read as unknown: '☃' (2)" in text
+    assert "1 of 4 sequences are longer than the 9 positions" in text
+    assert "1 labels are of no class that the model knows: maybe; not counted" in text and "\n2 labels: accuracy" in text
+
+
+def test_metrics_are_those_of_their_definitions():
+    """By hand, where classes are unequal: sevenfold accuracy hides that b is never found."""
+    y, guess = np.array(["a"] * 7 + ["b"]), np.array(["a"] * 8)
+    first, *_, last = predict.judged(y, guess, np.array(["a", "b"]))
+    assert first == "8 labels: accuracy 0.8750, balanced accuracy 0.5000, macro F1 0.4667"
+    assert balanced_accuracy_score(y, guess) == 0.5 and last.startswith("every prediction is a")
+    line, = predict.judged(np.array([1.0, 3.0, np.nan]), np.array([1.0, 2.0, 9.0]), np.array([]))
+    assert line == "2 labels: R2 0.5000, root mean squared error 0.7071"
+
+
+def test_pairs_of_texts_are_two_sequences_of_an_example():
+    task = data.replace(data.TASKS["retrieval"], length=6, vocab=7, symbols=(*data.SPECIAL, *"abc"))
+    own = data.read_own("pairs.tsv", b"related\tab\tc\nunrelated\tb\tcabcabc\n", 2)
+    arrays, unknown, longer = data.encode(task, "", [one for pair in own.series for one in pair])
+    assert [array.tolist() for array in arrays] == [[4, 5, 3], [6, 3], [5, 3], [6, 4, 5, 6, 4, 3]]
+    assert (dict(unknown), longer, [*own.labels]) == ({}, 1, ["related", "unrelated"])
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if MODELS[name].weights is None])
+def test_every_model_exports(name, tmp_path):
+    """As it stands in a program without this repository, ragged symbols."""
+    task = data.replace(data.FILE, length=12, classes=3, vocab=9, symbols=(*data.SPECIAL, *"abcde"), names=(*"xyz",))
+    trained = predict.Trained.__new__(predict.Trained)
+    backbone = Backbone(config(arch("text_demo", name, layers=2), task))
+    vars(trained).update(run=tmp_path, task=task, pretrained=False, names=np.array(task.names),
+                         model=Classifier(backbone, 3, "mean").eval())
+    predict.export(trained, tmp_path / "model.pt2")
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    x, lengths = torch.randint(4, 9, (1, 12)), torch.tensor([7])
+    with torch.no_grad():
+        ours = trained.model(x, lengths).softmax(-1)
+    assert torch.allclose(program(x, lengths), ours, atol=1e-5)
