@@ -7,9 +7,11 @@
 A run is what result.json says that it did: task, model, objective, how it started, seed, and everything that differs
 from the recipe in either stage. Names of folders count for nothing.
 
-Intervals (95 %, Student's t) take one standard deviation for all arms of a table, pooled over their seeds: three seeds
-alone leave two degrees of freedom, which doubles an interval. An arm that scatters unlike the others keeps its own.
-With ten seeds or more, gains are paired by seed instead.
+Intervals (95 %, Student's t) take one standard deviation for all arms of a table, pooled over their seeds, where arms
+scatter alike: three seeds alone leave two degrees of freedom, which widens an interval by a half. Where they do not
+(Bartlett's test, or an arm whose seeds all agree), each arm has its own. With ten seeds or more, gains are paired by
+seed. An arm that scatters three times as much as the others may pass the test: its intervals hold the truth in some 87
+of 100 tables, not in 95 (tests/test_compare.py).
 """
 import json
 import math
@@ -21,7 +23,7 @@ from collections import defaultdict, namedtuple
 from pathlib import Path
 
 import numpy as np
-from scipy.special import fdtrc, stdtrit
+from scipy.special import chdtrc, stdtrit
 
 import experiments
 from data import UserError, read_json
@@ -154,7 +156,8 @@ def hours(runs):
 
 
 def provenance(runs):
-    """How many runs, and where their numbers come from."""
+    """How many runs, and where their numbers come from. One that several others share counts once."""
+    runs = [*{place(run): run for run in runs}.values()]
     spent = hours(runs)
     time_spent = f"{spent:.1f} hours" if spent >= 1 else f"{60 * spent:.0f} minutes"
     return (f"{len(runs)} runs, seeds {values_of(runs, 'seed')}; commit {values_of(runs, 'commit')}, "
@@ -164,7 +167,7 @@ def provenance(runs):
 # ---- Statistics ------------------------------------------------------------------------------------------------------
 
 MANY = 10                                  # seeds, from which on gains are paired
-UNLIKE = 0.001                             # probability below which an arm does not scatter as the others do
+ALIKE = 0.1                                # probability below which arms do not scatter alike
 Estimate = namedtuple("Estimate", "variance freedom")
 
 
@@ -176,26 +179,22 @@ def pooled(arms):
 
 
 def estimates(arms):
-    """{arm: {seed: score}} -> {arm: Estimate}: one for all, pooled; an arm that scatters far more than the others (F
-    test) has its own, and the others are pooled without it."""
+    """{arm: {seed: score}} -> {arm: Estimate}: one for all, pooled, where arms scatter alike, else each its own."""
     each = {name: pooled([[*arm.values()]]) for name, arm in arms.items()}
-    alike, apart = dict(each), {}
+    some = [estimate for estimate in each.values() if estimate.freedom > 0]
+    if any(one.variance for one in some) and bartlett(some) < ALIKE:
+        return each
+    return dict.fromkeys(arms, pooled([[*arm.values()] for arm in arms.values()]))
 
-    def together():
-        freedom = sum(one.freedom for one in alike.values())
-        return Estimate(sum(one.variance * one.freedom for one in alike.values()) / max(freedom, 1), freedom)
 
-    def probability(name):                 # that an arm like the others scatters so much
-        all_of_them, own = together(), each[name]
-        freedom = all_of_them.freedom - own.freedom
-        if not own.variance or not freedom:
-            return 1.0
-        others = (all_of_them.variance * all_of_them.freedom - own.variance * own.freedom) / freedom
-        return float(fdtrc(own.freedom, freedom, own.variance / max(others, 1e-12)))
-
-    while alike and probability(most := max(alike, key=lambda name: each[name].variance)) < UNLIKE:
-        apart[most] = alike.pop(most)
-    return dict.fromkeys(alike, together()) | apart
+def bartlett(some):
+    """[Estimate] -> the probability of variances that are as unlike as these, where the true ones are equal: Bartlett's
+    test. 0 where one of them is 0."""
+    variance, freedom = np.array(some, float).T                                               # (arms,) both
+    if len(some) < 2 or not variance.all():
+        return float(len(some) < 2)
+    spread = freedom.sum() * np.log(np.average(variance, weights=freedom)) - (freedom * np.log(variance)).sum()
+    return chdtrc(len(some) - 1, spread / (1 + ((1 / freedom).sum() - 1 / freedom.sum()) / (3 * (len(some) - 1))))
 
 
 def half_width(*parts):
@@ -249,20 +248,19 @@ def gain(arms, one, other, found):
     return differences, half_width((found[one], n), (found[other], n))
 
 
-def how_sure(arms, found, digits=1, of="", labels=None):
-    """The sentences about a table's intervals. labels: of the arms, where their keys are numbers."""
+def how_sure(arms, found, digits=1, of=""):
+    """The sentence about a table's intervals."""
     counts = {len(arm) for arm in arms.values() if arm}
     common = [name for name in arms if arms[name] and found[name].freedom]
     if not common:
         return f"One seed{of} has no interval."
     if not any(estimate.variance for estimate in found.values()):
         return f"Seeds{of} do not differ, so there are no intervals."
-    most = max(found.values(), key=lambda estimate: [*found.values()].count(estimate))
-    text = (f"Intervals{of}: 95 %, over seeds on one test set, with one standard deviation for all rows, "
-            f"{math.sqrt(most.variance):.{digits}f}, pooled with {most.freedom} degrees of freedom")
-    apart = [f"{labels[name] if labels else name} {math.sqrt(found[name].variance):.{digits}f}"
-             for name in common if found[name] != most]
-    text += f"; those that scatter more have their own: {', '.join(apart)}" if apart else ""
+    one, *others = {found[name] for name in common}
+    text = f"Intervals{of}: 95 %, over seeds on one test set, "
+    text += ("each row with its own standard deviation, since rows do not scatter alike (Welch's t)" if others else
+             f"with one standard deviation for all rows, which scatter alike, {math.sqrt(one.variance):.{digits}f}, "
+             f"pooled with {one.freedom} degrees of freedom")
     return text + (f"; gains over {MANY} seeds or more are paired by seed." if max(counts) >= MANY else ".")
 
 
@@ -340,6 +338,7 @@ def bars(axis, names, arms, chance, papers=({}, {})):
 
 Setting = namedtuple("Setting", "values own runs")               # {column: value}, {column: what differs}, {seed: run}
 FIELDS = "task", "model", "objective", "start", "joint"          # what else makes a run another one
+DENOISING = "mask", "loss", "joint"                              # None where nothing is hidden
 
 
 def value_of(run, name):
@@ -369,8 +368,13 @@ def settings_of(found):
     alike = defaultdict(list)                                    # rows of which None means something
     for row in rows:
         alike[tuple(row.values[name] for name in FIELDS[:4])].append(row)
-    columns = [name for name in names if len({row.values[name] for row in rows} - {None}) > 1
-               or any(len({row.values[name] for row in some}) > 1 for some in alike.values())]
+
+    def differs(name):
+        without = {None} if name in DENOISING or name.startswith("pretraining.") else set()
+        return len({row.values[name] for row in rows} - without) > 1 or any(
+            len({row.values[name] for row in some}) > 1 for some in alike.values())
+
+    columns = [*filter(differs, names)]
     order = list(STARTS).index
     rows.sort(key=lambda row: [(order(row.values[name]), "") if name == "start" else
                                (row.values[name], "") if isinstance(row.values[name], (int, float)) else
@@ -383,16 +387,20 @@ def baseline(row, rows, wanted):
     from scratch, whatever pretraining, joint training or a probe had beside it."""
     if not wanted and row.values["start"] == "scratch":
         return None
-    together = {f"pretraining.{name}": value for name, value in wanted.items()       # one flag for both stages
-                if row.values.get(name) == row.values.get(f"pretraining.{name}")}
-    wanted = together | wanted
+    meant = {}
+    for name, value in wanted.items():                           # a flag of the stage that has it, or of both
+        own, before = row.values.get(name), row.values.get(f"pretraining.{name}")
+        meant |= {f"pretraining.{name}": value} if before is not None and own in (None, before) else {}
+        meant |= {name: value} if own is not None or before is None else {}
 
     def agree(other, name, exactly):
-        if name in wanted:
-            return other.values[name] == wanted[name]
+        if name in meant:
+            return shown(other.values[name]) == meant[name]
         if not wanted and name == "start":
             return other.values[name] == "scratch"
-        if not wanted and (name in ("mask", "loss", "joint", "freeze") or name.startswith("pretraining.")):
+        if not wanted and name == "freeze":
+            return not other.own.get("freeze")
+        if not wanted and (name in DENOISING or name.startswith("pretraining.")):
             return True                                          # without meaning from scratch
         return other.values[name] == row.values[name] or (
             not exactly and name not in FIELDS and other.own.get(name) == row.own.get(name))
@@ -409,21 +417,23 @@ def shown(value):
 
 
 def chosen_by_validation(rows):
-    """Of the rows of a task, model, objective and start (a frozen one apart), the best by mean validation score."""
+    """Of the rows of a task, model, objective and start (a frozen one apart), the best by mean validation score, of
+    those with the most seeds."""
     def validation(row):
         return statistics.mean(run.get("val_accuracy", run.get("val_r2")) for run in row.runs.values())
 
     arms = defaultdict(list)
     for row in rows:
         arms[(*(row.values[name] for name in ("task", "model", "objective", "start")), "freeze" in row.own)].append(row)
-    return [max(arm, key=validation) for arm in arms.values()]
+    return [max(arm, key=lambda row: (len(row.runs), validation(row))) for arm in arms.values()]
 
 
 def chosen_scratch(row, chosen):
     """Of what validation chose, the row from scratch beside a row that it chose too."""
     if row not in chosen or row.values["start"] == "scratch":
         return None
-    return next((other for other in chosen if other.values["start"] == "scratch" and all(
+    alone = [other for other in chosen if other.values["start"] == "scratch" and "freeze" not in other.own]
+    return next((other for other in alone if all(
         other.values[name] == row.values[name] for name in ("task", "model", "objective"))), None)
 
 
@@ -431,29 +441,43 @@ def compare(args):
     """Runs in any folders: a row a setting, as a table and a figure."""
     if not args.what:
         raise UserError("compare wants folders of runs: python analyze.py compare runs/sweep")
+    if args.baseline and args.select:
+        raise UserError("--baseline has no meaning with --select: gains are over what validation chose from scratch")
     sources = [Path(source) for source in args.what]
     sources = [source for source in sources if not source.is_file() or source.suffix == ".jsonl"]         # no figures
-    runs = [run for source in sources for run in read_runs(source, strict=True)]
-    columns, rows = settings_of(by_identity(with_pretraining(runs)))
+    found = [read_runs(source, strict=True) for source in sources]
+    for source, runs in zip(sources, found):
+        if not any("start" in run for run in runs):
+            raise UserError(f"no finished finetuning run in {source}; python analyze.py status {source} tells more")
+    columns, rows = settings_of(by_identity(with_pretraining([run for runs in found for run in runs])))
     if not rows:
-        raise UserError(f"no finished finetuning run in {' '.join(args.what)}; python analyze.py status tells more")
-    wanted = dict(pair.partition("=")[::2] for pair in args.baseline.split(",")) if args.baseline else {}
-    wanted = {name.replace("-", "_"): number(value) for name, value in wanted.items()}
-    wanted = {name if name in columns else f"pretraining.{name}": value for name, value in wanted.items()}
-    for name, value in wanted.items():
-        if name not in columns:
-            raise UserError(f"--baseline {name.removeprefix('pretraining.')}: these runs differ in {' '.join(columns)}")
-        if value not in (there := {row.values[name] for row in rows}):
-            raise UserError(f"--baseline {name}={value}: there is {' '.join(sorted(map(shown, there)))}")
+        raise UserError(f"no finetuning run in {' '.join(args.what)} beside its pretraining run")
+    wanted = {}
+    for pair in args.baseline.split(",") if args.baseline else ():
+        name, _, value = pair.partition("=")
+        name, value = name.replace("-", "_"), shown(number(value))
+        names = [each for each in columns if each.split(".")[-1] == name.split(".")[-1] and each.endswith(name)]
+        if not names:
+            raise UserError(f"--baseline {name}: these runs differ in {', '.join(map(title, columns))}")
+        if value not in (there := {shown(row.values[each]) for row in rows for each in names}):
+            raise UserError(f"--baseline {pair}: there is {' '.join(sorted(there))}")
+        wanted[names[0] if name.startswith("pretraining.") else names[0].removeprefix("pretraining.")] = value
     text = "\n\n".join(tell(columns, rows, wanted, args.select))
-    print(f"\n{text}\n")
+    begun = [path.parent for source in sources for path in source.glob("**/config.json")]
+    lost = sum(not (folder / "result.json").exists() for folder in begun)
+    print(f"\n{text}{f' Unfinished runs, which are not in it: {lost}.' if lost else ''}\n")
     some = chosen_by_validation(rows) if args.select else rows
     draw(lambda plt: (figure_of_settings(plt, columns, some), "Test scores: seeds, mean, 95 % interval"), args.figure)
 
 
+def title(name):
+    """What to call a column."""
+    return name.replace("arch.", "").replace(".", " ").replace("_", "-")
+
+
 def label(columns, row):
     """What to call a row in a figure."""
-    return ", ".join(f"{name.split('.')[-1]} {shown(row.values[name])}" if name not in ("task", "model", "start") else
+    return ", ".join(f"{title(name)} {shown(row.values[name])}" if name not in ("task", "model", "start") else
                      STARTS[row.values[name]][0] if name == "start" else str(row.values[name])
                      for name in columns if row.values[name] is not None)
 
@@ -461,7 +485,7 @@ def label(columns, row):
 def tell(columns, rows, wanted, select):
     """Table and caption. select: test scores of what validation chose alone."""
     chosen, lines, notes, every, r2 = chosen_by_validation(rows) if select else rows, [], [], [], set()
-    tasks = dict.fromkeys(row.values["task"] for row in rows)
+    tasks, lonely = dict.fromkeys(row.values["task"] for row in rows), False
     for task in tasks:
         some = [row for row in rows if row.values["task"] == task]
         arms = {i: scores(row.runs) for i, row in enumerate(some)}
@@ -475,7 +499,10 @@ def tell(columns, rows, wanted, select):
             test = [mean_std(arms[name], digits), interval, "–"]
             if over:
                 differences, half = gain(arms, name, next(i for i, each in enumerate(some) if each is over), found)
-                test[2] = signed(differences, digits, half).rsplit(" (", 1)[0]
+                test[2] = signed(differences, digits, half)
+                if len(differences) == len(runs):                # else it has fewer seeds than the row
+                    test[2] = test[2].rsplit(" (", 1)[0]
+            lonely = lonely or not over and row.values["start"] != "scratch"
             if select:
                 score = {seed: run.get("val_accuracy", run.get("val_r2")) * factor for seed, run in row.runs.items()}
                 test = [mean_std(score, digits), *(test if row in chosen else [""] * 3)]
@@ -484,21 +511,23 @@ def tell(columns, rows, wanted, select):
             lines.append([*(shown(row.values[name]) for name in columns), *test, str(len(runs)), passes,
                           f"{statistics.mean(run['minutes'] for run in runs):.1f}"])
             every += [*runs, *(run["first"] for run in runs if "changed" in run["first"])]
-        labels = [label(columns, row) for row in some]
-        notes.append(how_sure(arms, found, digits, f" of {task}" if len(tasks) > 1 else "", labels))
+        notes.append(how_sure(arms, found, digits, f" of {task}" if len(tasks) > 1 else ""))
         r2.add(digits == 3)
-    over = ", ".join(f"{name}={shown(value)}" for name, value in wanted.items()) or "scratch"
+    over = ", ".join(f"{title(name)}={value}" for name, value in wanted.items()) or "scratch"
     unit = "accuracy, % (or R2)" if len(r2) > 1 else "R2" if True in r2 else "accuracy, %"
-    head = [*(name.replace("arch.", "").replace(".", " ").replace("_", "-") for name in columns),
-            *["validation"] * bool(select), f"test {unit}", "95 % interval", f"gain over {over} [95 % interval]",
-            "seeds", "passes", "minutes"]
-    alike = {name: value for name, value in rows[0].values.items() if name in ("task", "model") and name not in columns}
-    caption = [f"{', '.join(alike.values())}: mean ± standard deviation over seeds." if alike else
-               "Mean ± standard deviation over seeds.", *notes,
+    head = [*map(title, columns), *["validation"] * bool(select), f"test {unit}", "95 % interval",
+            f"gain over {over} [95 % interval]", "seeds", "passes", "minutes"]
+    alike = [str(rows[0].values[name]) for name in FIELDS[:3] if name not in columns]
+    alike = [name for name in alike if name != "masked"]
+    alike += dict.fromkeys(f"{title(name)} {shown(value)}" for row in rows for name, value in row.own.items()
+                           if name not in columns)               # what differs from the recipe in all of them
+    alike = f"{', '.join(alike)}: mean" if alike else "Mean"
+    caption = [f"{alike} ± standard deviation over seeds.", *notes,
                "Gains are over the row from scratch that validation chose." if select else
-               "" if wanted else "Gains are over the row from scratch that is otherwise the same.",
+               "" if wanted else "Gains are over the row from scratch that is otherwise the same"
+               + ("; –: there is none." if lonely else "."),
                "*: chosen by validation; the test scores of no other are shown." if select else "",
-               f"Passes, forward and backward, and minutes: of both stages. {provenance(every)}."]
+               f"Passes through the model and minutes: of both stages. {provenance(every)}."]
     return [markdown(head, lines), " ".join(filter(None, caption))]
 
 
@@ -641,7 +670,7 @@ def own_lines(runs):
         share, start = own.pop("label_fraction", None) or 1, run["start"]
         if start == "spt" and own.pop("freeze", False):
             start = "probe"
-        line = ", ".join([run["model"], *(["causal"] if run["objective"] == "causal" else []), *(
+        line = ", ".join([run["model"], *([run["objective"]] if run["objective"] != "masked" else []), *(
             f"{name.replace('arch.', '').replace('.', ' ')}={shown(value)}" for name, value in own.items())])
         if start in experiments.WAYS:
             found.setdefault((run["task"], share), {}).setdefault(line, {})[start] = runs

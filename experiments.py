@@ -165,8 +165,8 @@ def own(task, models="", share="", ways=WAYS[:3]):
 
 
 def sweep(tasks, models, settings, starts, known):
-    """Tasks x models x ways to start x settings, each [(flag, value)]. known: {stage: its flags}. A flag is set in each
-    stage where it has a meaning; pretrain.lr and finetune.lr: in that stage alone."""
+    """Tasks x models x ways to start x settings, each [(flag, value)]. known: {stage: {flag: its default}}. A flag is
+    set in each stage where it has a meaning; pretrain.lr and finetune.lr: in that stage alone."""
     return [Row(task, model, [*dict.fromkeys(
         arm_of(task, model, start, setting, known) for start in starts for setting in settings)])
         for task in tasks for model in models]
@@ -355,18 +355,19 @@ def arm_of(task, model, start, setting, known):
     whichever sweep asks for it."""
     pretrained, stages = start in ("spt", "probe"), {"pretrain": {}, "finetune": {}}
     passed_on = INHERITED | {"objective"}
-    useless = {"pretrain": set() if pretrained else known["pretrain"],
+    useless = {"pretrain": set() if pretrained else known["pretrain"].keys(),
                "finetune": set() if start == "joint" else DENOISING | passed_on if pretrained else DENOISING}
     for name, value in sorted(setting, key=lambda pair: pair[0].split(".")[0] in known):   # one stage's own come last
         only, rest = name.split(".", 1) if name.split(".")[0] in known else (None, name)
         flag, _, key = rest.replace("-", "_").partition(".")
         for stage, flags in stages.items():
-            if only in (None, stage) and flag in known[stage] - useless[stage]:
+            asked = {"train_fraction"} if only else set()        # the second stage may have a share of its own
+            if only in (None, stage) and flag in known[stage].keys() - (useless[stage] - asked):
                 flags[flag] = flags.get(flag, {}) | {key: number(value)} if key else number(value)
     objective = stages["pretrain" if pretrained else "finetune"].get("objective")
     for stage, flags in stages.items():
         how = stage if stage == "pretrain" else "spt" if pretrained else start
-        stages[stage] = differing(flags, task, model, objective, how) if flags else {}
+        stages[stage] = differing(flags, task, model, objective, how, known[stage]) if flags else {}
     first, second = stages["pretrain"], stages["finetune"]
     of = "-".join(words_of(first))
     word = "-".join([*words_of(second), *(word for flag in first for word in words_of(
@@ -391,15 +392,16 @@ def text_of(flags):
     return " ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in values.items())
 
 
-def differing(flags, task, model, objective, start):
-    """Those of these flags that are not the recipe's own values. Sizes for your own data depend on their number."""
+def differing(flags, task, model, objective, start, defaults=None):
+    """Those of these flags that are not the recipe's own values, sorted. Sizes for your own data depend on their
+    number."""
     _, usual, recipe = recipe_line(task, declared(task), model, objective, start)
-    if start == "joint" and OBJECTIVES[usual].hides:
-        recipe = halved(recipe)
-    recipe["objective"] = recipe_line(task, declared(task), model, None, start)[1]
+    if start == "joint":
+        recipe = (halved(recipe) if OBJECTIVES[usual].hides else recipe) | {"joint": 1}
+    recipe = (defaults or {}) | recipe | {"objective": recipe_line(task, declared(task), model, None, start)[1]}
     sizes = arch(task, model) if ":" not in task else {}
-    flags = {name: {key: each for key, each in value.items() if sizes.get(key) != each} if name == "arch" else value
-             for name, value in flags.items()}
+    flags = {name: {key: value[key] for key in sorted(value) if sizes.get(key) != value[key]} if name == "arch" else
+             value for name, value in sorted(flags.items())}
     return {name: value for name, value in flags.items() if value not in ({}, recipe.get(name))}
 
 

@@ -7,7 +7,7 @@
     bash run_all.sh architectures    every model x {scratch, SPT} on the reviews of demo-text
     bash run_all.sh own --tasks file:my.npz      your own data (or ucr:NAME): {rotary Transformer, S4} x {scratch, SPT,
         joint training} at equal passes; with --label-fraction 0.05, --regression, --models s4,mega, --arms spt,probe
-    bash run_all.sh sweep --tasks text_demo --models s4 --vary lr=1e-3,3e-3 --vary arch.d=32,64      every combination,
+    bash run_all.sh sweep --tasks text_demo --models rotary --vary lr=1e-3,3e-3 --vary arch.d=32,64  every combination,
         from scratch and self-pretrained, as one table; with --arms scratch,spt,joint,probe (probe: after SPT the head
         alone is trained); --select val: test scores of what validation chooses alone. A flag holds for every stage
         that has it; pretrain.lr, finetune.lr: for that stage only
@@ -42,10 +42,12 @@ import time
 from collections import deque
 from pathlib import Path
 
+import torch
+
 import experiments
 from analyze import newest
 from data import TASKS, Parser, UserError, declared, folder_name, full_name, locked
-from models import MODELS, SizeError
+from models import MODELS, Backbone, SizeError, config
 from pretrain import OBJECTIVES
 from recipes import arch, recipe_line
 from run import MACHINE_FLAGS, flags
@@ -62,7 +64,9 @@ def numbers(text):
 
 
 def words(text):
-    return [word for word in text.split(",") if word]
+    if not (found := [word for word in text.split(",") if word]):
+        raise argparse.ArgumentTypeError(f"must be words separated by commas, got {text!r}")
+    return found
 
 
 def share(text):
@@ -103,35 +107,46 @@ def parse_args(argv):
 
 def settings(varied):
     """['lr=1e-3,3e-3', 'arch.d=32,64'] -> every combination, [[(flag, value)]]. UserError for what no stage knows."""
-    known, lists = known_flags(), []
+    known, found = known_flags(), {}
     names = " ".join(sorted(name.replace("_", "-") for name in set().union(*known.values())))
     for text in varied:
         name, _, values = text.partition("=")
-        only, _, flag = name.rpartition(".") if name.split(".")[0] in known else ("", "", name)
-        if not words(values):
-            raise UserError(f"--vary wants FLAG=VALUE,VALUE, got {text}")
-        if not any(flag.replace("-", "_").split(".")[0] in known[stage] for stage in ([only] if only else known)):
+        only, _, rest = name.partition(".") if name.split(".")[0] in known else ("", "", name)
+        flag, _, key = rest.replace("_", "-").partition(".")
+        stages = [stage for stage in ([only] if only else known) if flag.replace("-", "_") in known[stage]]
+        if not values.strip(",") or name in found:
+            raise UserError(f"--vary wants FLAG=VALUE,VALUE, each flag once; got {text}")
+        if not stages or (flag == "arch") != bool(key):
             raise UserError(f"--vary {name}: no such flag; there is: {names}, of arch its keys, arch.d and the like")
-        lists.append([(name, value) for value in words(values)])
-    return [*itertools.product(*lists)]
+        for value in words(values):            # a wrong one is said before anything is planned
+            flags(stages[0], OBJECTIVES).parse_args([f"--{flag}", f"{key}={value}" if key else value])
+        found[name] = [(name, value) for value in words(values)]
+    return [*itertools.product(*found.values())]
 
 
 def known_flags():
-    """{stage: the flags by which a setting can differ}."""
+    """{stage: {flag by which a setting can differ: its default}}."""
     apart = MACHINE_FLAGS | {"task", "model", "seed", "init"}
-    parsers = {stage: flags(stage, OBJECTIVES) for stage in ("pretrain", "finetune")}
-    return {stage: vars(parser.parse_args([])).keys() - apart for stage, parser in parsers.items()}
+    parsers = {stage: vars(flags(stage, OBJECTIVES).parse_args([])) for stage in ("pretrain", "finetune")}
+    return {stage: {name: some[name] for name in some.keys() - apart} for stage, some in parsers.items()}
 
 
 def check(chain):
     """UserError or SizeError where a flag or size of these commands is out of bounds."""
+    task = None
     for command in chain:
         _, script, *given = shlex.split(command)
         args = flags(Path(script).stem, OBJECTIVES).parse_args(given)
+        task = task or TASKS.get(args.task)    # the second stage's is that of the first; your own is not prepared yet
         if args.arch:
-            arch(args.task, args.model, **args.arch)
+            sizes = arch(args.task, args.model, **args.arch)
+            if task:
+                with torch.device("meta"):     # builds the model without its numbers
+                    Backbone(config(sizes, task))
         if args.objective and args.mask is not None and not OBJECTIVES[args.objective].hides:
             raise UserError(f"--mask {args.mask} has no meaning with --objective {args.objective}; sweep them apart")
+        if args.batch and task and args.batch > task.sizes[0]:
+            raise UserError(f"--batch {args.batch} is more than the {task.sizes[0]:,} training examples there are")
 
 
 def can_pretrain(task, model):
@@ -258,19 +273,26 @@ def end(process):
         os.killpg(process.pid, signal.SIGTERM) if hasattr(os, "killpg") else process.terminate()
 
 
+def outs_of(chain):
+    """The run directories of a chain."""
+    return re.findall(r"--out (\S+)", " ".join(chain))
+
+
 def forecast(by_seed, jobs):
-    """Minutes for these chains, {seed: chains}, by the first timed steps from scratch; None before there are enough.
-    SPT has as many, in two stages. Evaluations and test take some 15 % more."""
+    """Minutes for these chains, {seed: chains}, by the first timed steps from scratch, or of pretraining where nothing
+    is trained from scratch; None before there are enough. SPT has as many, in two stages. Evaluations and test take
+    some 15 % more."""
     def what(out):                             # task, model and setting
         return re.sub(r"(-pre-.*)?(-probe)?-(pretrain|scratch|spt|joint)-s\d+$", "", out)
 
     seconds, seeds, kinds = {}, [], set()
-    outs = {seed: [re.findall(r"--out (\S+)", " ".join(chain)) for chain in chains] for seed, chains in by_seed.items()}
+    outs = {seed: [*map(outs_of, chains)] for seed, chains in by_seed.items()}
+    alone = {what(some[0]) for some in itertools.chain(*outs.values()) if len(some) == 1}
     for some in itertools.chain(*outs.values()):
         last = newest(Path(some[0]))
         kinds.add(what(some[-1]))
-        if len(some) == 1 and last.get("step", 0) >= 200:                                 # the first 100 are slower
-            seconds[what(some[0])] = 1.15 * last["total"] * last["ms_per_step"] / 1000
+        if (len(some) == 1 or what(some[-1]) not in alone) and last.get("step", 0) >= 200:    # the first 100 are slower
+            seconds[what(some[-1])] = 1.15 * len(some) * last["total"] * last["ms_per_step"] / 1000
     if len(seconds) < min(jobs, len(kinds)):
         return None
     for chains in outs.values():
@@ -337,11 +359,11 @@ def train(args, entry, seeds, folder):
     if often:
         for seed, chains in by_seed.items():
             pool.run(chains, tell)
-            failed |= show(args, folder, last=seed == seeds[-1])
+            failed |= show(args, folder, by_seed, last=seed == seeds[-1])
     else:
         print(f"{jobs} chains run side by side; the output of each goes to {folder}/output/", flush=True)
         pool.run([*itertools.chain(*by_seed.values())], tell)
-        failed |= show(args, folder)
+        failed |= show(args, folder, by_seed)
     del lock
     print(f"{args.target} took {(time.time() - started) // 60:.0f} minutes")
     if failed or lacking or pool.failed:
@@ -350,7 +372,7 @@ def train(args, entry, seeds, folder):
     return 0
 
 
-def show(args, folder, last=True):
+def show(args, folder, by_seed, last=True):
     """The table or figure of what is finished -> whether it failed. Validation chooses once, when all are there."""
     runs, figure, target = ["--runs", folder.as_posix()], ["--figure", str(folder / f"{args.target}.png")], args.target
     if target.startswith("findings"):
@@ -363,7 +385,9 @@ def show(args, folder, last=True):
         if args.select and not last:
             return False
         select = ["--select", args.select] if args.select else []
-        words = ["analyze.py", "compare", folder.as_posix(), *figure, *select]
+        outs = [out for chains in by_seed.values() for chain in chains for out in outs_of(chain)]
+        done = [out for out in outs if "-pretrain-s" not in out and Path(out, "result.json").exists()]
+        words = ["analyze.py", "compare", *done, *figure, *select] if done else ["analyze.py", "compare", str(folder)]
     else:
         words = ["analyze.py", *re.fullmatch(r"([a-z]+)(\d*)", target).groups(), "--preset", args.preset, *runs]
     return subprocess.run(["python", *filter(None, words)]).returncode != 0

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+import scipy.stats
 
 import compare
 import experiments
@@ -34,17 +35,34 @@ def test_intervals_hold_the_truth_in_95_of_100(arms, seeds):
     assert abs(coverage([1.0] * arms, seeds, 1) - 0.95) < 0.01
 
 
-def test_an_arm_that_scatters_does_not_widen_the_others():
-    """Nor is its own interval too narrow: one arm of twelve has thirty times the standard deviation."""
-    deviations = [1.0] * 11 + [30.0]
-    assert abs(coverage(deviations, 3, 1) - 0.95) < 0.01 and coverage(deviations, 3, 11) > 0.93
-    arms = {"a": {0: 1.0, 1: 2.0, 2: 3.0}, "b": {0: 5.0, 1: 6.0, 2: 7.0}, "c": {0: 1.0, 1: 99.0, 2: 50.0}}
+@pytest.mark.parametrize("deviations, least", [
+    ([1.0] * 11 + [30.0], 0.94), ([0.0, 1.0, 1.0, 1.0], 0.94), ([0.0, 6.7, 0.8, 1.3], 0.93),    # the last: README's demo
+    ([1.0, 1.0, 1.0, 5.0], 0.85), ([1.0, 1.0, 1.0, 3.0], 0.85), ([0.3, 0.3, 1.0, 1.0], 0.86)])
+def test_intervals_where_arms_scatter_differently(deviations, least):
+    """The worst pair of arms. Three seeds do not always show that one scatters three to five times as much."""
+    assert least < min(coverage(deviations, 3, pick, 1500) for pick in range(1, len(deviations)))
+
+
+def test_bartlett_is_that_of_scipy():
+    random = np.random.default_rng(0)
+    for sizes in ((3, 3), (3, 4, 5, 12), (2,) * 9):
+        arms = [[*random.normal(0, i + 1, n)] for i, n in enumerate(sizes)]
+        ours = compare.bartlett([compare.pooled([arm]) for arm in arms])
+        assert ours == pytest.approx(scipy.stats.bartlett(*arms).pvalue, rel=1e-9)
+
+
+def test_arms_that_scatter_alike_share_an_estimate():
+    """Else each has its own, and so it is where seeds of an arm agree: at chance, say."""
+    arms = {"a": {0: 1.0, 1: 2.0, 2: 3.0}, "b": {0: 5.0, 1: 6.0, 2: 7.0}}
     found = compare.estimates(arms)
-    assert found["a"] == found["b"] == (1.0, 4) and found["c"].freedom == 2
     # t of 4 degrees of freedom, 2.776, times sqrt(1/3 + 1/3)
     assert compare.gain(arms, "b", "a", found)[1] == pytest.approx(2.776 * (2 / 3) ** 0.5, 1e-3)
-    assert "1.0, pooled with 4 degrees of freedom; those that scatter more have their own: c 49.0" in compare.how_sure(
-        arms, found)
+    assert "which scatter alike, 1.0, pooled with 4 degrees of freedom." in compare.how_sure(arms, found)
+    for other in ({0: 1.0, 1: 99.0, 2: 50.0}, {0: 50.0, 1: 50.0, 2: 50.0}):
+        found = compare.estimates(arms | {"c": other})
+        assert found["a"] == (1.0, 2) and found["c"] == (np.var([*other.values()], ddof=1), 2)
+        assert "each row with its own standard deviation" in compare.how_sure(arms | {"c": other}, found)
+    assert compare.gain(arms | {"c": other}, "a", "c", found)[1] == pytest.approx(4.303 / 3 ** 0.5, 1e-3)
 
 
 # ---- what a run is ---------------------------------------------------------------------------------------------------
@@ -165,6 +183,71 @@ def test_none_is_a_value_where_a_flag_has_a_meaning(tmp_path):
     assert found["scratch", "–"][0] == "80.5 ± 0.7" and found["scratch", "0.1"][0] == "60.5 ± 0.7"
     assert [found[start, share][2][:4] for start in ("scratch", "joint") for share in ("–", "0.1")] == [
         "–", "–", "+5.0", "+5.0"] and found["joint", "0.25"][2] == "–"
+
+
+def test_none_is_a_value_beside_another_start_or_model(tmp_path):
+    """A twentieth of the labels from scratch, all of them after SPT. What all rows share stands in the caption."""
+    put(tmp_path, "p", steps=60)
+    for name, start, share in (("a", "scratch", 0.05), ("b", "spt", None)):
+        changed = {"label_fraction": share, "steps": 60} if share else {"steps": 60}
+        folder = finetuned(tmp_path, name, 0.5, start=start, changed=changed, init="x/p" if start == "spt" else None)
+        (folder / "config.json").write_text(json.dumps(dict(label_fraction=share)))
+    rows, text = told(tmp_path)
+    assert rows[0][:2] == ["start", "label-fraction"] and [row[:2] for row in rows[1:]] == [
+        ["scratch", "0.05"], ["spt", "–"]]
+    assert "image, s4, steps 60: mean" in text and "; –: there is none." in text
+
+
+def test_a_frozen_model_from_scratch_is_no_baseline(tmp_path):
+    put(tmp_path, "p")
+    for name, start, frozen in (("a", "scratch", True), ("b", "spt", False)):
+        folder = finetuned(tmp_path, name, 0.5, start=start, changed={"freeze": True} if frozen else {},
+                           init="x/p" if start == "spt" else None, val_accuracy=0.5)
+        (folder / "config.json").write_text(json.dumps(dict(freeze=frozen)))
+    for words in ((), ("--select", "val")):
+        rows, _ = told(tmp_path, *words)
+        assert [row[rows[0].index("start")] for row in rows[1:]] == ["scratch", "spt"]
+        assert {row[-4] for row in rows[1:]} == {"–"}
+    assert "there is False True" in run("compare", tmp_path, "--baseline", "freeze=2").stderr
+    rows, _ = told(tmp_path, "--baseline", "freeze=False")
+    assert rows
+
+
+def test_fewer_seeds_are_said_and_chosen_last(tmp_path):
+    for seed in range(3):
+        chain(tmp_path, 0.01, seed, 0.5 if seed == 0 else None, 0.6 + seed / 10)
+    chain(tmp_path, 0.001, 0, None, 0.9)
+    rows, text = told(tmp_path)
+    found = {tuple(row[:2]): row for row in rows[1:]}
+    assert re.fullmatch(r"\+10\.0 \[.*\] \(1\)", found["spt", "0.01"][-4]) and found["spt", "0.01"][-3] == "3"
+    assert "9 runs" in text                                      # scratch, three and one chain of two
+    rows, _ = told(tmp_path, "--select", "val")
+    assert [row[1] for row in rows[1:] if row[3].endswith("*") and row[0] == "spt"] == ["0.01"]
+
+
+def test_a_baseline_is_of_the_stage_that_has_the_flag(tmp_path):
+    """Two masks of pretraining beside joint training, which has its own."""
+    for seed in range(2):
+        chain(tmp_path, 0.01, seed, 0.5, 0.7, 0.6)
+        chain(tmp_path, 0.01, seed, None, 0.75, mask=0.5)
+        folder = finetuned(tmp_path, f"joint{seed}", 0.65, seed, start="joint", changed={"mask": 0.5}, joint=1.0)
+        (folder / "config.json").write_text(json.dumps(dict(mask=0.5)))
+    rows, _ = told(tmp_path, "--baseline", "mask=0.3")
+    assert rows[0][:3] == ["start", "pretraining mask", "mask"]
+    found = {(row[0], row[2], row[1]): row[-4] for row in rows[1:]}
+    assert found["spt", "–", "0.5"] == "+5.0" and found["joint", "0.5", "–"] == "+5.0"
+    assert found["spt", "–", "0.3"] == found["joint", "0.3", "–"] == found["scratch", "–", "–"] == "–"
+
+
+def test_runs_that_share_a_pretraining_count_it_once(tmp_path):
+    put(tmp_path, "p", steps=60)
+    for name, changed in (("a", {}), ("b", {"lr": 0.1})):
+        folder = finetuned(tmp_path, name, 0.5, start="spt", init="x/p", changed=changed)
+        (folder / "config.json").write_text(json.dumps(dict(lr=changed.get("lr", 0.01))))
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "config.json").write_text("{}")
+    _, text = told(tmp_path)
+    assert "3 runs, seeds 0;" in text and "Unfinished runs, which are not in it: 1." in text
 
 
 def test_best_against_best(tmp_path):

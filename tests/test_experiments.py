@@ -86,18 +86,18 @@ def test_no_chain_is_listed_twice_and_filters_filter():
 def test_a_sweep_has_every_combination_where_it_has_a_meaning():
     """A mask only where something is hidden; sizes only where finetuning does not inherit them; one stage by name; a
     number however it is written."""
-    lines = listed("sweep", "--tasks", "text_demo", "--models", "s4", "--vary", "lr=1e-3,0.003", "--vary", "arch.d=32",
+    lines = listed("sweep", "--tasks", "text_demo", "--models", "s4", "--vary", "lr=1e-3,0.003", "--vary", "arch.d=128",
                    "--vary", "arch.layers=1", "--vary", "mask=.1,.2", "--vary", "pretrain.batch=8", "--seeds", "0",
                    "--arms", "scratch,spt,joint")
     assert len(lines) == 2 + 4 + 4
     alone = [line for line in lines if "-scratch-" in line]
-    assert all("--mask" not in line and "--batch" not in line and "--arch d=32,layers=1" in line for line in alone)
+    assert all("--mask" not in line and "--batch" not in line and "--arch d=128,layers=1" in line for line in alone)
     pretrain, finetune = next(line for line in lines if "lr0.001" in line and "mask0.2" in line and "-spt-" in line
                               ).split(" && ")
-    assert "--lr 0.001 --arch d=32,layers=1 --mask 0.2 --batch 8" in pretrain
+    assert "--arch d=128,layers=1 --batch 8 --lr 0.001 --mask 0.2 --seed" in pretrain
     assert "--lr 0.001 --seed" in finetune and "--arch" not in finetune and "--batch" not in finetune
     joint = next(line for line in lines if "-joint-" in line)
-    assert "--joint 1 --lr 0.001 --arch d=32,layers=1 --mask 0.1" in joint
+    assert "--joint 1 --arch d=128,layers=1 --lr 0.001 --mask 0.1" in joint
     outs = re.findall(r"--out (\S+)", " ".join(lines))
     assert len(set(outs)) == len(outs)
 
@@ -111,10 +111,12 @@ def test_a_setting_has_one_name_whichever_sweep_asks_for_it():
 
     plain = {f"text_demo-s4-{stage}-s0" for stage in ("scratch", "pretrain", "spt")}
     assert outs("lr=4e-3")[0] == outs("mask=0.3")[0] == outs("arch.d=64", "lr=0.004")[0] == plain
-    names, lines = outs("lr=0.001,0.004", "arch.d=32,64")
-    assert plain < names and len(lines) == 8 and "text_demo-s4-lr0.001-d32-spt-s0" not in names
+    names, lines = outs("lr=0.001,0.004", "arch.d=64,128")
+    assert plain < names and len(lines) == 8 and "text_demo-s4-d128-lr0.001-spt-s0" not in names
     names, lines = outs("finetune.lr=1e-3,3e-3", "label-fraction=0.1,0.5", arms="spt,probe")
     assert len(lines) == 1 and lines[0].count("pretrain.py") == 1 and len(names) == 1 + 2 * 4
+    assert outs("arch.d=128", "lr=0.001") == outs("lr=0.001", "arch.d=128") and outs("warmup=50")[0] == plain
+    assert outs("joint=1", arms="joint") == outs("lr=0.004", arms="joint")
     names, lines = outs("lr=0.001,0.002", "pretrain.lr=0.01", arms="spt")
     assert len(lines) == 1 and "pretrain.py --task text_demo --model s4 --lr 0.01 " in lines[0]
 

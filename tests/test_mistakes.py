@@ -138,12 +138,19 @@ MISTAKES = [                      # words before the flags: environment, or dama
         ("--vary nope=1", "--vary nope: no such flag; there is: arch batch"), ("--vary lr=", "wants FLAG=VALUE,VALUE"),
         ("--vary lr=-1", "--lr: must be at least 0, got -1"), ("--vary arch.dd=3", "s4 on text_demo has no dd"),
         ("--vary arch.d=0", "d must be a whole number of at least 1"), ("--arms scratch,foo", "--arms foo: there is"),
+        ("--vary arch=32", "--vary arch: no such flag"), ("--vary lr=1 --vary lr=2", "each flag once; got lr=2"),
+        ("--vary objective=foo --arms joint", "invalid choice: 'foo'"), ("--arms ,", "words separated by commas"),
+        ("--vary pretrain.arch.dd=3", "s4 on text_demo has no dd"), ("--vary arch.state=7", "7"),
+        ("--vary batch=9000", "--batch 9000 is more than the 5,000 training examples there are"),
         ("--vary schedule=cubic", "invalid choice: 'cubic'"), ("--vary finetune.mask", "wants FLAG=VALUE,VALUE"))),
     ("run_all sweep --models s4", "sweep wants --tasks and --models"),
     ("run_all sweep --tasks nothing --models s4", "no task 'nothing'"),
     ("run_all demo --models nothing", "demo has no model 'nothing'"), ("run_all demo --vary lr=1", "--vary is for"),
     ("run_all demo --select best", "invalid choice: 'best'"), ("analyze compare", "compare wants folders of runs"),
-    ("analyze compare pt", "no finished finetuning run in pt"), ("analyze compare nowhere", "no runs in nowhere")]
+    ("analyze compare pt", "no finished finetuning run in pt"), ("analyze compare nowhere", "no runs in nowhere"),
+    ("analyze compare ft pt", "no finished finetuning run in pt"),
+    ("analyze compare ft --baseline lr=1 --select val", "--baseline has no meaning with --select"),
+    ("analyze compare ft --baseline lr=1", "--baseline lr: these runs differ in")]
 
 
 def own_files(folder):

@@ -466,6 +466,14 @@ def test_a_probe_has_a_column_where_there_is_one(tmp_path):
     assert "| s4 | 50.0 \u00b1 0.0 | 60.0 \u00b1 0.0 | – | 55.0 \u00b1 0.0 | +10.0 (2) | – | – | 1.5 / 3.0 / – / 2.0 |" in text
 
 
+def test_an_objective_is_a_line(tmp_path):
+    for objective, score in (("masked", 0.6), ("bert", 0.8)):
+        name = finished(tmp_path / objective, "pretrain", "s4", 0, dict(val_score=1), 100, 60, objective=objective)
+        finished(tmp_path / objective, "spt", "s4", 0, score, 150, 120, init=name, objective=objective)
+    text = shown(tmp_path)
+    assert "| s4 | – | 60.0 |" in text and "| s4, bert | – | 80.0 |" in text
+
+
 def test_the_pages_are_those_of_the_kept_runs(tmp_path):
     """results/own.md shows what analyze.py makes of results/own.jsonl, and README a part of it."""
     shutil.copy(ROOT / "results" / "own.md", tmp_path)
