@@ -341,6 +341,7 @@ def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False)
         checksum = zlib.crc32(b"".join((folder / f"{split}_y.npy").read_bytes() for split in SPLITS))
         identity = dict(source=source, seed=meta["seed"], sizes=meta["sizes"], labels=checksum)
         identity |= {"inputs": meta["inputs"]} if meta.get("inputs") else {}
+        identity |= {"labelled": found["labelled"]} if "labelled" in found else {}
         task = replace(declared(name), **found, data=identity)
         arrays = ["x", "y"] + ["offsets"] * (task.ragged or not task.channels)
         arrays += ["rows"] * (folder / "train_rows.npy").exists()      # official sets have none
@@ -385,7 +386,11 @@ class Request:
     seed: int                       # of the generator
     raw: Path | None                # folder of the official files; None: generate, or download
     workers: int | None             # processes of the generator; None: one for every core
-    regression: bool | None         # your own data: whether its labels are numbers to predict
+    # Your own data: whether its labels are numbers to predict; what its numbers are, symbols or samples, where the
+    # file leaves that open; a file of the group of each example, a line each.
+    regression: bool | None = None
+    kind: str | None = None
+    group: str | None = None
 
     def take(self, split, available, place):
         """How many of the available examples to take for a split."""
@@ -408,14 +413,14 @@ def declared(name):
     return replace(UCR, source=replace(UCR.source, urls=(url.replace("NAME", name.removeprefix("ucr:")),)))
 
 
-def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None, regression=None):
+def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None, **own_data):
     """Make a task's folder in data_dir ready, unless it is -> that folder. Several processes may call it at once.
 
     sizes: examples in (train, val, test), seed: of the generator, or of the split of your own data; None: the task's
     and 0, or whatever is there.
     raw: folder of the official files, read instead of downloading or generating.
     workers: processes of a generator; None: one for every core. The result does not depend on it.
-    regression: whether your own data's labels are numbers to predict; None: no, or whatever is there.
+    own_data: regression, kind and group, as in `Request`; None: whatever is there.
     UserError when another set is there (nothing is ever overwritten), or files are damaged or cannot be had.
     """
     name = full_name(name)
@@ -428,11 +433,13 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
     source = f"files in {Path(raw).resolve()}" if raw is not None else "generated" if task.make else "downloaded"
     if seed is not None and source != "generated" and not own:
         raise UserError(f"--seed {seed} is for generated sets; the official splits of {name} are fixed; leave it out")
-    if regression is not None and not own:
-        raise UserError(f"--regression is for your own data; what {name} predicts is fixed; leave it out")
+    if not own and any(value is not None for value in own_data.values()):
+        raise UserError(f"--regression, --symbols, --samples and --group are for your own data, and {name} is fixed; "
+                        "leave them out")
     parameters = zlib.crc32(repr(replace(task, sizes=None, mask=None, source=None, names=None, subset=None)).encode())
-    asked = dict(parameters=parameters, sizes=sizes and list(sizes), seed=seed, source=raw and source,    # None: any
-                 regression=regression)
+    if own_data.get("group"):
+        own_data["group"] = os.path.abspath(own_data["group"])
+    asked = own_data | dict(parameters=parameters, sizes=sizes and list(sizes), seed=seed, source=raw and source)
     path, stamp = name.removeprefix("file:"), None
     if task is FILE and os.path.isfile(path):             # a changed file is another data set
         stamp = [os.path.getsize(path), os.stat(path).st_mtime_ns]
@@ -441,7 +448,7 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
         if sizes is None and (source == "generated" or task.subset):
             sizes = task.sizes
         request = Request(name, folder, task, parameters, sizes and list(sizes), seed or 0, raw and Path(raw), workers,
-                          regression)
+                          **own_data)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with locked(folder.parent / f".{folder.name}.lock", f"{folder} is being prepared by another process"):
@@ -453,15 +460,15 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
                         if not os.listdir(folder):        # what was asked for could not be read
                             folder.rmdir()
                     sizes = [len(np.load(folder / f"{split}_y.npy", mmap_mode="r")) for split in SPLITS]
-                    inputs = own and [_sha256(folder / f"{split}_x.npy")[:8] for split in SPLITS]
+                    inputs = own and [sha256_of(folder / f"{split}_x.npy")[:8] for split in SPLITS]
                     meta = dict(asked, task=name, sizes=sizes, seed=request.seed, source=source, stamp=stamp,
-                                inputs=inputs, regression=bool(regression), found=found)
+                                inputs=inputs, regression=bool(own_data.get("regression")), found=found)
                     write_json(folder / "meta.json", meta)
                     shutil.rmtree(folder / "parts", ignore_errors=True)
         except OSError as error:
             raise UserError(f"{folder}: {error}; restore that file, make room, or choose another --data-dir") from None
     there = read_json(folder / "meta.json")
-    other = [f"{key} ({there.get(key)}, not {value})" for key, value in asked.items()
+    other = [f"{key} ({there.get(key)}, not {value})" for key, value in asked.items()             # None: any
              if value is not None and there.get(key) != value]
     if other:
         raise UserError(f"{folder} was made by another version or with other {', '.join(other)}; "
@@ -1024,16 +1031,16 @@ def read_lines(path, file, documents=1):
     kind = dict() if path.lower().endswith(".csv") else dict(delimiter="\t", quoting=csv.QUOTE_NONE)
     reader, lines = csv.reader(file, strict=True, **kind), []
     try:
-        lines = [*filter(None, reader)]
-        if lines and all(len(fields) == documents for fields in lines):
-            return [fields[0] if documents == 1 else tuple(fields) for fields in lines], None
-        lines = [(label, fields) for label, *fields in lines]
+        lines = [(label, fields) for label, *fields in filter(None, reader)]
+        if lines and all(len(fields) == documents - 1 for _, fields in lines):
+            return [(label, *fields) if fields else label for label, fields in lines], None
         texts = all(len(fields) == documents for _, fields in lines)
         series = [(fields[0] if documents == 1 else tuple(fields)) if texts else
                   np.array([field.strip() or "nan" for field in fields], np.float64)[:, None] for _, fields in lines]
     except (csv.Error, ValueError) as error:
-        raise UserError(f"{path}: {error}; a line is a label, then numbers with a decimal point, or one text, and "
-                        "there is no header") from None
+        label, fields = lines[0] if lines else ("", [])
+        raise UserError(f"{path}: {error}; a line is its label first, then numbers with a decimal point, or one text, "
+                        f"and there is no header; the first line here: {','.join([label, *fields])[:60]!r}") from None
     return series, [label for label, _ in lines]
 
 
@@ -1080,12 +1087,14 @@ def _each(place, right, problem):
 def targets_own(request, place, labels, known):
     """Labels (n,), of which only the known ones count -> targets (n,), and the names of the classes, or () for
     regression."""
-    y, kind = np.zeros(len(labels)), labels.dtype.kind
-    if kind == "f":
+    y = np.zeros(len(labels))
+    if labels.dtype.kind == "f":
         _each(place, ~known | np.isfinite(labels), "its label is infinite")
+    if labels.dtype.kind not in "biufUMm":
+        raise UserError(f"{place}: labels are {labels.dtype}; they must be numbers or names")
     if request.regression:
         try:
-            y[known] = labels[known].astype(np.complex128 if kind == "c" else np.float64)
+            y[known] = labels[known].astype(np.float64)
         except (ValueError, TypeError) as error:
             raise UserError(f"{place}: not every label is a number ({error}): a header? or classes, then leave "
                             "--regression out") from None
@@ -1165,6 +1174,17 @@ def split_own(request, place, own):
     return y, parts, found
 
 
+def as_kind(place, series, kind):
+    """Series, numbers of which are read as symbols (l,) or as samples (l, channels)."""
+    if kind is None or isinstance(series[0], str):
+        return series
+    if kind == "samples":
+        return [one.astype(np.float64)[:, None] if one.ndim == 1 else one for one in series]
+    _each(place, [one.ndim == 1 or one.shape[1] == 1 and not (one[np.isfinite(one)] % 1).any() for one in series],
+          "not whole numbers in one channel, which symbols are")
+    return [one if one.ndim == 1 else np.where(np.isnan(one[:, 0]), -1, one[:, 0]).astype(np.int64) for one in series]
+
+
 def ended(one):
     """A series without its missing end, NaN in every channel or -1."""
     gone = one == -1 if one.ndim == 1 else np.isnan(one).all(1)
@@ -1183,7 +1203,7 @@ def as_stored(task, values):
         return values.astype(np.float64 if coarse else np.float32)
 
 
-def fit_own(place, series, train):
+def fit_own(place, series, train, kind):
     """Of series and those of them that are for training -> what `open_task` fills in of their kind."""
     text = isinstance(series[0], str)
     _each(place, [isinstance(one, str) == text for one in series], "a text among numbers, or numbers among texts")
@@ -1196,6 +1216,9 @@ def fit_own(place, series, train):
         _each(place, [one.min() >= 0 for one in series], "a negative symbol; save measurements as floats")
         if len(known := np.unique(values)) > 65_000:
             raise UserError(f"{place}: {len(known):,} different symbols are too many; save numbers as floats")
+        if len(known) > 1_024 and not text and kind is None:
+            raise UserError(f"{place}: {len(known):,} different integers; are they symbols or samples? --symbols or "
+                            "--samples says so, of data.py and run_all.sh own")
         names = map(chr if text else str, known.tolist())
         return dict(vocab=len(SPECIAL) + len(known), symbols=[*SPECIAL, *names], mask=0.15, length=length + 1)
     for i, one in enumerate(series):
@@ -1220,6 +1243,8 @@ def encode(task, place, series):
     arrays, unknown, longer = [], Counter(), 0
     for i, one in enumerate(series):
         text, where = isinstance(one, str), f"{place}, example {i} (counted from 0)"
+        if not text and not task.channels and one.ndim == 2 and one.shape[1] == 1:
+            one, = as_kind(place, [one], "symbols")       # of a .csv
         if text if task.channels else not text and (one.ndim > 1 or one.dtype.kind not in "iu"):
             raise UserError(f"{where}: {'a text' if text else 'samples'}, where the model reads "
                             f"{'samples' if task.channels else 'symbols'}")
@@ -1248,10 +1273,27 @@ def encode(task, place, series):
     return arrays, unknown, longer
 
 
+def groups(path, place, own):
+    """A file with the group of each example, a line each -> (n,)."""
+    try:
+        names = Path(path).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--group {path} cannot be read: {error}") from None
+    if own.group is not None or len(names) != len(own.series):
+        raise UserError(f"--group {path} has {len(names):,} lines, where {place} has {len(own.series):,} examples"
+                        + (" and groups of its own" if own.group is not None else ""))
+    return names
+
+
 def save_own(request, place, own):
     """Splits, checks and saves what a file holds -> what `open_task` fills in."""
+    if not own.series:
+        raise UserError(f"{place} holds no series")
+    own = own._replace(series=as_kind(place, own.series, request.kind))
+    if request.group:
+        own = own._replace(group=groups(request.group, place, own))
     y, parts, found = split_own(request, place, own)
-    found |= fit_own(place, own.series, parts[0]) | dict(sizes=list(map(len, parts)))
+    found |= fit_own(place, own.series, parts[0], request.kind) | dict(sizes=list(map(len, parts)))
     task = replace(request.task, **found)
     request, left_out = replace(request, task=task), len(own.series) - sum(map(len, parts))
     for name, part in zip(SPLITS, parts):
@@ -1297,7 +1339,7 @@ def find(request, *patterns):
         if not found:
             raise UserError(f"--raw {request.raw} has none of: {', '.join(patterns)} (nor has its lra_release/)")
         path = found[0]
-    if path.stat().st_size == source.bytes and _sha256(path) != source.sha256:
+    if path.stat().st_size == source.bytes and sha256_of(path) != source.sha256:
         raise UserError(f"{path} is damaged: wrong checksum; remove it and get it again")
     print(f"{folder}: reading {path}")
     return path
@@ -1340,7 +1382,7 @@ def fetch(url, folder, by_hand, sha256=None):
             have = part.stat().st_size if part.exists() else 0
             try:
                 _request(url, part, have)
-                if sha256 in (None, _sha256(part)):
+                if sha256 in (None, sha256_of(part)):
                     os.replace(part, path)
                     break
                 part.unlink()
@@ -1372,7 +1414,7 @@ def _request(url, part, have):
                 shutil.copyfileobj(body, file)
 
 
-def _sha256(path):
+def sha256_of(path):
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -1489,6 +1531,11 @@ def main(argv=None):
         parser.add_argument(f"--{split}", type=int, metavar="N", help=f"{split} size (default: the task's)")
     parser.add_argument("--raw", "--lra-dir", metavar="DIR", help="read the official files in DIR: an LRA release for "
                         "listops, pathfinder*, pathx* and retrieval; what a download would bring for the others")
+    for kind in ("symbols", "samples"):
+        parser.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=f"your own data's numbers "
+                            f"are {kind} (default: floats and a .csv's are samples, a .npz's integers symbols)")
+    parser.add_argument("--group", metavar="FILE", help="of your own data, a line an example: its group, a person say; "
+                        "none is in two splits")
     parser.add_argument("--regression", action="store_true", default=None, help="your own data's labels are numbers to "
                         "predict, not classes")
     parser.add_argument("--seed", type=int, help="of the generator, or of the split of your own data (default: 0)")
@@ -1518,7 +1565,8 @@ def _prepare_and_show(args):
     if any(sizes) and not (task and task.length):
         raise UserError("--train, --val and --test have no meaning for your own data, all of which is taken")
     sizes = [size or default for size, default in zip(sizes, task.sizes)] if any(sizes) else None
-    folder = prepare(args.task, args.data_dir, sizes, args.seed, args.raw, args.workers, args.regression)
+    folder = prepare(args.task, args.data_dir, sizes, args.seed, args.raw, args.workers,
+                     **{name: getattr(args, name) for name in ("regression", "kind", "group")})
     task, *splits = open_task(args.task, args.data_dir)
     counts = ", ".join(f"{name} {len(split):,}" + (f" (official: {full:,})" if len(split) != full else "")
                        for name, split, full in zip(SPLITS, splits, task.sizes))

@@ -215,6 +215,8 @@ def assignments(text):
     pairs = [pair.strip().partition("=") for pair in text.split(",")]
     if not all(key and value for key, _, value in pairs):
         raise ValueError(f"wants key=value,key=value, got {text}")
+    if len({key for key, *_ in pairs}) < len(pairs):
+        raise ValueError(f"wants each key once, got {text}")
     return {key: number(value) for key, _, value in pairs}
 
 

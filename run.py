@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 import zoo                                     # noqa: F401, fills MODELS
 from data import (TASKS, Parser, UserError, folder_name, full_name, kept, locked, look_up, order, read_json,
-                  write_atomically, write_json)
+                  sha256_of, write_atomically, write_json)
 from models import MODELS, SizeError, count, keys_of
 from recipes import arch, assignments, fit, halved, recipe_line, settings
 from zoo.structured import guide
@@ -603,7 +603,7 @@ class Run:
             parameters=count(self.model), train_examples=self.examples, seconds=round(self.seconds(), 1),
             peak_memory_bytes=peak, **self.environment())
         if self.main:
-            write_json(args.out / "result.json", record)
+            write_json(args.out / "result.json", record | {"best.pt": sha256_of(args.out / "best.pt")})
         scores = "  ".join(f"{k} {v:.4f}" for k, v in results.items() if isinstance(v, float))
         self.say(f"done in {record['seconds']:.0f} s: best at step {record['best_step']}; {scores}; wrote "
                  f"{args.out / 'result.json'}")
@@ -629,7 +629,12 @@ def kernel_maxima(backbone, l):
 
 
 def read_checkpoint(path):
-    """A checkpoint on the CPU. Only tensors and plain values are ever unpickled (weights_only)."""
+    """A checkpoint on the CPU. Only tensors and plain values are ever unpickled (weights_only). That of a finished run
+    must be the one of which result.json has the checksum."""
+    path, record = Path(path), Path(path).with_name("result.json")
+    wanted = read_json(record).get(path.name) if record.exists() else None
+    if wanted is not None and path.exists() and sha256_of(path) != wanted:
+        raise UserError(f"{path} is damaged, or not that of the run of which {record} tells: wrong checksum")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         checkpoint["model"], checkpoint["config"]

@@ -75,8 +75,9 @@ def share(text):
     return f"{float(text):g}"
 
 
-OF_TARGETS = {"label_fraction": ["own"], "regression": ["own", "sweep"], "arms": ["own", "sweep"], "vary": ["sweep"],
-              "select": ["sweep"]}
+OWN_FLAGS = "regression", "symbols", "samples", "group"          # of data.py: how your own data are read
+OF_TARGETS = dict.fromkeys((*OWN_FLAGS, "arms"), ["own", "sweep"]) | {
+    "label_fraction": ["own"], "vary": ["sweep"], "select": ["sweep"]}
 
 
 def parse_args(argv):
@@ -86,7 +87,9 @@ def parse_args(argv):
     add("target", nargs="?", default="")
     add("--help", "-h", action="store_true")
     add("--list", action="store_true")
-    add("--regression", action="store_true")
+    for name in OWN_FLAGS[:3]:
+        add(f"--{name}", action="store_true")
+    add("--group", type=Path)
     add("--preset", default="paper")
     add("--raw", type=Path)
     for name, kind in (("seeds", numbers), ("gpus", numbers), ("tasks", words), ("models", words),
@@ -302,10 +305,16 @@ def forecast(by_seed, jobs):
     return math.ceil(sum(seeds) / 60)
 
 
+def reading(args):
+    """The flags of data.py that say how your own data are read."""
+    flags = [f"--{name}" for name in OWN_FLAGS[:3] if getattr(args, name)]
+    return flags + (["--group", str(args.group)] if args.group else [])
+
+
 def prepare(task, args, quiet=False):
     """data.py's exit code. Quiet: of a second's work only what goes wrong."""
     raw = ["--raw", str(args.raw)] if args.raw and task not in ("pathfinder_demo", "listops_demo") else []
-    done = subprocess.run(["python", "data.py", "--task", task, *raw, *["--regression"] * args.regression], text=True,
+    done = subprocess.run(["python", "data.py", "--task", task, *raw, *reading(args)], text=True,
                           **dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT) if quiet else {})
     if quiet and done.returncode:
         print((done.stdout.splitlines() or [""])[-1], file=sys.stderr)
@@ -399,7 +408,7 @@ def main(argv=None):
     folder = Path(os.environ.get("RUNS") or Path("runs", folder))
     if not re.fullmatch(r"[\w./][\w./-]*", str(folder), re.ASCII):
         raise UserError(f"RUNS must consist of letters, digits, and . _ / -: '{folder}'")
-    args.raw = args.raw and args.raw.resolve()
+    args.raw, args.group = (path and path.resolve() for path in (args.raw, args.group))
     os.chdir(ROOT)
     by_seed = {seed: experiments.chains(entry, seed, folder.as_posix()) for seed in seeds}
     if args.target == "sweep":
@@ -409,7 +418,7 @@ def main(argv=None):
         return train(args, entry, seeds, folder)
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)            # --list | head
-    more = [*(["--raw", str(args.raw)] if args.raw else []), *["--regression"] * args.regression]
+    more = [*(["--raw", str(args.raw)] if args.raw else []), *reading(args)]
     for chain in itertools.chain(*by_seed.values()):
         # Elsewhere, a chain must know how its data are to be read.
         own = {row.task for row in entry if ":" in row.task and shlex.quote(row.task) in chain[0]}

@@ -91,7 +91,7 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("data --task listops_demo --workers 0", "at least 1"), ("data --task text --seed 1", "leave"),
     ("data --task image --raw nowhere", "not a folder"), ("data --task image --show a.jpeg2", ".png"),
     ("data --task retrieval", "new_aan_pairs.train.tsv cannot be"), ("data --task listops --data-dir afile", "afile"),
-    ("data --task text --regression", "--regression is for your own data; what text predicts is fixed"),
+    ("data --task text --regression", "are for your own data, and text is fixed; leave them out"),
     ("data --task file:own/whole.npz --train 5", "have no meaning for your own data, all of which is taken"),
     ("data --task file:own/text.pdf", "text.pdf must end in one of .npz .csv .tsv .ts"),
     ("data --task file:own/whole.npz --raw own", "--raw own has no meaning for file:"),
@@ -113,7 +113,17 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("data --task file:own/many.npz", "300 different labels, and classes may be 2 to 256"),
     ("data --task file:own/few.npz --regression", "2 / 1 / 0 examples to train, validate and test; there must be"),
     ("data --task file:own/numbers.npz", "70,000 different symbols are too many; save numbers as floats"),
-    ("data --task file:own/header.csv", "header.csv: could not convert string to float"),
+    ("data --task file:own/header.csv", "its label first, then numbers with a decimal point, or one text, and there is"),
+    ("data --task file:own/header.csv", "no header; the first line here: 'y,x1,x2'"),
+    ("data --task file:own/last.csv", "the first line here: '0.5,1.5,yes'"),
+    ("data --task file:own/counts.npz", "different integers; are they symbols or samples? --symbols or --samples says"),
+    ("data --task file:own/whole.npz --symbols", "example 0 (counted from 0): not whole numbers in one channel"),
+    ("data --task file:own/whole.npz --group own/nothing.csv", "has 1 lines, where "),
+    ("data --task file:own/whole.npz --group none", "--group /"), ("data --task text --group none", "text is fixed"),
+    ("data --task file:own/nothing.csv", "nothing.csv holds no series"),
+    ("data --task file:own/imaginary.npz --regression", "labels are complex128; they must be numbers or names"),
+    ("pretrain " + BASE + "--arch d=64,d=32", "wants each key once, got d=64,d=32"),
+    ("finetune flip:best.pt " + INIT, "wrong checksum"), ("predict flip:best.pt pt --features f.npy", "wrong checksum"),
     ("data --task file:own/mixed.csv", "mixed.csv: could not convert string to float"),
     ("data --task file:own/colons.ts", "colons.ts, line 3: not channels numbers and a target"),
     ("data --task ucr:Mine --raw own", "own must hold one Mine_TRAIN and one Mine_TEST, as .ts or .tsv"),
@@ -169,6 +179,7 @@ def own_files(folder):
             whole=dict(x=x, y=np.where(y, "b", "a")), other=dict(x=x), flat=dict(x=x[:, 0, 0], y=y),
             pickled=dict(x=np.array([[1], [1, 2]], object), y=y[:2]), rows=dict(x=x[:, :, 0], y=y[:39]),
             splits=dict(x=x, y=y, split=wrong), untrained=dict(x=x, y=untrained, split=splits), once=dict(x=x, y=once),
+            imaginary=dict(x=x, y=y * 1j), counts=dict(x=np.arange(1500).reshape(500, 3), y=np.arange(500) % 2),
             endless=dict(x=x, y=endless), spanned=dict(x=x, y=np.where(y, 1e308, -1e308)), gap=dict(x=gap, y=y), infinite=dict(x=infinite, y=y),
             constant=dict(x=constant, y=y), empty=dict(x=empty, y=y), negative=dict(x=negative, y=y),
             complex=dict(x=x[:, :, 0] + 1j, y=y), oneclass=dict(x=x, y=y * 0),
@@ -178,16 +189,20 @@ def own_files(folder):
         np.savez(folder / f"{name}.npz", **arrays)
     whole = (folder / "whole.npz").read_bytes()
     for name, content in {"damaged.npz": whole[:len(whole) // 2], "text.pdf": b"%PDF",
-                          "header.csv": b"y,x1,x2\n1,2,3\n", "text.csv": b"1,[MAX 3 4 X\n", "nothing.csv": b"\n", "latin.csv": b"a,\xe9t\xe9\n",
+                          "header.csv": b"y,x1,x2\n1,2,3\n", "text.csv": b"1,[MAX 3 4 X\n", "nothing.csv": b"\n",
+                          "last.csv": b"0.5,1.5,yes\n2.5,1,no\n", "latin.csv": b"a,\xe9t\xe9\n",
                           "mixed.csv": b"1,2,3\n2,some text\n" + b"1,3\n2,4\n" * 9,
                           "colons.ts": b"@data\n1,2:a\n1,2:3:a\n"}.items():
         (folder / name).write_bytes(content)
 
 
 def damage(how, path):
+    whole = path.read_bytes()
+    if how == "flip":
+        path.write_bytes(whole[:-9000] + bytes([whole[-9000] ^ 1]) + whole[-8999:])
+        return
     if path.name != "result.json":
         path.with_name("result.json").unlink()
-    whole = path.read_bytes()
     if how == "missing":
         path.unlink()
     elif how == "other":
@@ -236,7 +251,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(command, words, runs, m
     for word in rest:
         if re.match("[A-Z_]+=", word):
             monkeypatch.setenv(*word.split("="))
-        elif re.match("(missing|cut|pickle|other):", word):
+        elif re.match("(missing|cut|pickle|other|flip):", word):
             damage(word.split(":")[0], tmp_path / "pt" / word.split(":")[1])
         else:
             argv.append(word)

@@ -208,6 +208,30 @@ def test_no_group_lies_in_two_splits(tmp_path):
         opened(tmp_path / "torn.npz", tmp_path)
 
 
+def test_numbers_are_what_a_flag_says(tmp_path):
+    """Whole numbers of a .csv as symbols, those of an .npz as samples; a model of them reads either kind of file."""
+    values = np.random.default_rng(0).integers(0, 5, (N, 6))
+    (tmp_path / "n.csv").write_text("\n".join(",".join(map(str, [i % 2, *one])) for i, one in enumerate(values)))
+    np.savez(tmp_path / "n.npz", x=values, y=np.arange(N) % 2)
+    for name, kind in (("n.csv", "symbols"), ("n.npz", None), ("n.csv", None), ("n.npz", "samples")):
+        task, train, *_ = opened(tmp_path / name, tmp_path / f"{name}{kind}", kind=kind)
+        symbols = kind == "symbols" or (name, kind) == ("n.npz", None)
+        assert (task.vocab, task.channels) == ((len(data.SPECIAL) + 5, None) if symbols else (None, 1))
+        for other in ("n.csv", "n.npz"):
+            arrays, unknown, _ = data.encode(task, other, data.read_file(str(tmp_path / other)).series)
+            stored = train.x.reshape(len(train), -1) if symbols else train.x
+            assert not unknown and np.array_equal(stored, np.stack([arrays[row] for row in train.rows]))
+
+
+def test_a_file_names_groups(tmp_path):
+    x, y = series()
+    np.savez(tmp_path / "g.npz", x=x, y=y)
+    names = [f"person {i % 12}" for i in range(N)]
+    (tmp_path / "names.txt").write_text("\n".join(names) + "\n")
+    _, *splits = opened(tmp_path / "g.npz", tmp_path, group=tmp_path / "names.txt")
+    assert len({(names[row], name) for row, name in rows_of(splits, N).items()}) == 12
+
+
 def test_float64_is_kept_where_float32_would_lose_it(tmp_path):
     """A sine of a hundred-thousandth around 52.52: float32 has seven different values of it."""
     wave = 52.520008 + 1e-5 * np.sin(np.arange(240) / 7 + np.arange(N)[:, None])
