@@ -1490,7 +1490,7 @@ def show(name, data_dir, path):
     task, train, *_ = open_task(name, data_dir)
     batch = train.batch(order(len(train), 0, 0)[:4])
     hidden = np.random.default_rng(0).random((len(batch.y), task.length)) < task.mask
-    figure = Figure((12, 2.4 * len(hidden)), layout="constrained")
+    figure = Figure((12, height(task) * len(hidden)), layout="constrained")
     for i, pair in enumerate(figure.subplots(len(hidden), 2, squeeze=False)):
         value = batch.y[i].item()
         if task.ends:                                     # back into the unit of the targets
@@ -1498,24 +1498,62 @@ def show(name, data_dir, path):
         pair[0].set_title(task.names[value] if task.names else f"{value:.3g}", loc="left")
         pair[1].set_title(f"{task.mask:.0%} hidden", loc="left")
         for axis, gone in zip(pair, (np.zeros_like(hidden[i]), hidden[i])):
-            if task.side:
-                pixels = (batch.samples[i].numpy() * task.std + task.mean).clip(0, 1)     # (l, channels)
-                pixels = np.where(gone[:, None], (0.84, 0.35, 0.12), pixels)              # (l, 3)
-                axis.imshow(pixels.reshape(task.side, task.side, 3))
-            elif task.channels:                           # 400 steps around the loudest one
-                series = batch.samples[i, :None if batch.lengths is None else batch.lengths[i]]
-                start = max(min(int(series.abs().sum(1).argmax()) - 200, len(series) - 400), 0)
-                axis.plot(np.where(gone[:len(series), None], np.nan, series)[start:start + 400], ".-")
-                axis.set_xlim(0, min(task.length, 400))
-            else:                                         # of two documents the first, from its beginning
-                ids = batch.symbols[i * task.documents, :batch.lengths[i * task.documents]]
-                shown = ["█" * len(task.symbols[t]) if black else task.symbols[t] for t, black in zip(ids, gone)]
-                text = re.sub(r"\s", " ", task.between.join(shown))
-                lines = [text[j:j + 80] for j in range(0, len(text), 80)]
-                axis.text(0, 1, "\n".join(lines[:11]), family="monospace", fontsize=7.6, va="top", parse_math=False)
-            axis.axis("off")
+            draw_example(axis, task, batch, i, gone)
     write_atomically(path, lambda file: figure.savefig(file, format=Path(path).suffix[1:].lower()))
     print(f"wrote {path}")
+
+
+RIGHT, WRONG = "#0072b2", "#d55e00"       # colour-blind safe
+
+
+def lines_of(task):
+    """Lines of 80 letters that `draw_example` has for a text."""
+    return min(11, 1 + task.length * (3 if task.between else 1) // 80)
+
+
+def height(task):
+    """Of an axis for `draw_example`, in inches."""
+    return 2.4 if task.channels else 0.35 + 0.18 * lines_of(task)
+
+
+def draw_example(axis, task, batch, i, hidden, guess=None, wrong=None):
+    """Example i of a batch on an axis of matplotlib: images as images, series as curves, symbols as text (of two
+    documents the first). hidden (l,) bool: positions that are covered. guess: what a model put there, ids (l,) or
+    normalised samples (l, channels), of which those that are `wrong` (l,) are told apart."""
+    filled = guess is not None
+    if task.side:
+        pixels = batch.samples[i].numpy()                                                     # (l, channels)
+        pixels = np.where(hidden[:, None], guess, pixels) if filled else pixels
+        pixels = (pixels * task.std + task.mean).clip(0, 1)
+        marked = wrong if filled else hidden
+        axis.imshow(np.where(marked[:, None], (0.84, 0.37, 0.0), pixels).reshape(task.side, task.side, 3))
+    elif task.channels:                                   # 400 steps around the loudest one
+        series = batch.samples[i, :None if batch.lengths is None else batch.lengths[i]]
+        start = max(min(int(series.abs().sum(1).argmax()) - 200, len(series) - 400), 0)
+        some, hidden = slice(start, start + 400), hidden[:len(series), None]
+        if filled:
+            axis.plot(series[some], "-", color="0.8")
+            guess, wrong = guess[:len(series)], wrong[:len(series), None]
+            for marked, colour in ((hidden & ~wrong, RIGHT), (hidden & wrong, WRONG)):
+                axis.plot(np.where(marked, guess, np.nan)[some], ".", color=colour)
+        else:
+            axis.plot(np.where(hidden, np.nan, series)[some], ".-")
+        axis.set_xlim(0, min(task.length, 400))
+    else:
+        place, black = i * task.documents, not filled
+        ids = np.where(hidden, guess, batch.symbols[place]) if filled else batch.symbols[place]
+        column = row = 0
+        for t, covered in zip(range(int(batch.lengths[place])), hidden):
+            word = re.sub(r"\s", "␣" if covered else " ", task.symbols[ids[t]])
+            colour = "black" if black or not covered else WRONG if wrong[t] else RIGHT
+            if column + len(word) > 80:
+                column, row = 0, row + 1
+            if row == lines_of(task):
+                break
+            axis.text(column / 80, 1 - row / lines_of(task), "█" * len(word) if covered and black else word, va="top",
+                      family="monospace", fontsize=7.6, parse_math=False, color=colour)
+            column += len(word) + len(task.between)
+    axis.axis("off")
 
 
 # ---- command line ----------------------------------------------------------------------------------------------------

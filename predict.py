@@ -4,6 +4,7 @@
     python predict.py RUN                         the same for the test split
     python predict.py RUN --features out.npy      (n, d), what its head reads; of a pretrained run, features averaged
     python predict.py RUN --export model.pt2      torch.export, for programs without this repository
+    python predict.py RUN --show sheet.png        a pretrained run: sequences as they are, hidden, and filled in
     python predict.py RUN --prompt "[MAX 3"       a causally pretrained run continues: symbols, or sample.png
 
 A file is .npz, .csv, .tsv or .ts as for `--task file:`, labels may be missing. In Python:
@@ -20,14 +21,15 @@ import json
 import math
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 import torch.nn as nn
 from PIL import Image
 
-from data import (EOS, MASK, PAD, UNK, Parser, Split, UserError, encode, open_task, read_file, restored,
-                  write_atomically)
+from data import (EOS, MASK, PAD, UNK, Parser, Split, UserError, draw_example, encode, height, open_task, read_file,
+                  restored, write_atomically)
 from models import MODELS, Backbone, Classifier, Denoiser, Joint, config
 from pretrain import OBJECTIVES
 from run import between, guarded, read_checkpoint
@@ -217,6 +219,52 @@ def label(trained, args):
         print(line)
 
 
+# ---- What a pretrained run fills in ----------------------------------------------------------------------------------
+
+@torch.no_grad()
+def filled_in(trained, batch):
+    """-> which positions of a batch were hidden (b, l); what the model says of them, ids (b, l) or samples
+    (b, l, channels), anything elsewhere; which of it is wrong: another symbol, or off by half a standard deviation."""
+    saved, task, objective = trained.saved, trained.task, OBJECTIVES[trained.saved["objective"]]
+    rows = np.arange(len(batch.y))
+    inputs, targets, hidden = objective.pretext(SimpleNamespace(**saved), task, batch, rows, slice(0, len(rows)),
+                                                saved["seed"], 1 << 41)
+    said = trained.model(inputs, batch.lengths, hidden)                                       # (m, outputs)
+    said = said.argmax(-1) if saved["loss"] == "ce" else said
+    guess = said.new_zeros(*hidden.shape, *said.shape[1:])
+    guess[hidden] = said
+    wrong = guess != targets if saved["loss"] == "ce" else (guess - targets).abs().amax(-1) > 0.5
+    if not objective.hides:                    # what is said at a position is of the next one
+        hidden, guess, wrong = (part.roll(1, 1) for part in (hidden, guess, wrong))
+    return hidden.numpy(), guess.numpy(), (wrong & hidden).numpy()
+
+
+def show(trained, split, path):
+    """Writes a picture of four sequences: as they are, as the model saw them, as it filled them in."""
+    from matplotlib.figure import Figure
+    if not trained.pretrained:
+        raise UserError(f"--show wants a run of pretrain.py, and {trained.run} is one of finetune.py")
+    task, batch = trained.task, split.batch(np.arange(min(4, len(split))))
+    hidden, guess, wrong = filled_in(trained, batch)
+    if task.channels and trained.saved["loss"] == "ce":                # gray levels as samples
+        guess = (guess[..., None] / task.scale - task.mean) / task.std
+    hides, right = OBJECTIVES[trained.saved["objective"]].hides, 1 - wrong.sum() / hidden.sum()
+    figure = Figure((16 if not task.side else 7.2, height(task) * len(batch.y)), layout="constrained")
+    for i, axes in enumerate(figure.subplots(len(batch.y), 3, squeeze=False)):
+        k = i * task.documents
+        nothing = np.zeros_like(hidden[k])
+        draw_example(axes[0], task, batch, i, nothing)
+        draw_example(axes[1], task, batch, i, hidden[k] if hides else nothing)
+        draw_example(axes[2], task, batch, i, hidden[k], guess[k], wrong[k])
+    titles = ("as it is", f"{trained.saved['mask']:.0%} hidden" if hides else "read from the left",
+              f"as {trained.saved['model']} fills it in: {right:.0%} right")
+    for axis, title in zip(figure.axes, titles):
+        axis.set_title(title, loc="left", fontsize=8 if task.side else 10)
+    write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:].lower()))
+    colours = "wrong pixels are orange" if task.side else "what is right is blue, what is wrong orange"
+    print(f"wrote {path}: {colours}; of these {hidden.sum():,} hidden positions {right:.1%} are right")
+
+
 # ---- Export ----------------------------------------------------------------------------------------------------------
 
 class Alone(nn.Module):
@@ -343,14 +391,20 @@ def main(argv=None):
                         help="of the predictions (default: predictions.csv)")
     parser.add_argument("--features", type=Path, metavar="FILE", help="write features (n, d) as .npy, no predictions")
     parser.add_argument("--export", type=Path, metavar="FILE", help="write the model by torch.export (.pt2)")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="draw what a pretrained run fills in (.png, .pdf)")
     parser.add_argument("--prompt", help="how the sequence begins (default: a piece of the validation split)")
     parser.add_argument("--seed", type=between(int, 0, 2**63 - 1), default=0, help="of the symbols that are drawn")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--data-dir", default="data", help="where prepared data sets live")
     args = parser.parse_args(argv)
     trained = load(args.run, args.data_dir, args.device)
+    if args.show and args.show.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise UserError(f"--show '{args.show}': give a file name that ends in .png, .pdf or .svg")
     if args.export:
         export(trained, args.export)
+    elif args.show:
+        split = new_split(trained, args.input)[0] if args.input else open_task(trained.saved["task"], args.data_dir)[2]
+        show(trained, split, args.show)
     elif args.prompt is not None or trained.pretrained and not (args.features or args.input):
         generate(trained, args)
     else:

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from sklearn.metrics import balanced_accuracy_score
 
 import data
@@ -110,6 +111,9 @@ def test_an_old_checkpoint_reads_its_data_once_more(trained, tmp_path):
     whole = read_checkpoint(out / "best.pt")
     del whole["task"]
     torch.save(whole, out / "best.pt")
+    result = json.loads((out / "result.json").read_text())
+    del result["best.pt"]                                        # nor had a record its checksum
+    (out / "result.json").write_text(json.dumps(result))
     old = predict.load(out, folder / "data")
     assert old(["abc"])[0][0] in ("no", "yes")
     (folder / "texts.npz").rename(tmp_path / "texts.npz")
@@ -138,6 +142,39 @@ def test_metrics_are_those_of_their_definitions():
     assert balanced_accuracy_score(y, guess) == 0.5 and last.startswith("every prediction is a")
     line, = predict.judged(np.array([1.0, 3.0, np.nan]), np.array([1.0, 2.0, 9.0]), np.array([]))
     assert line == "2 labels: R2 0.5000, root mean squared error 0.7071"
+
+
+@pytest.mark.parametrize("kind, objective", [(kind, objective) for kind in ("texts", "integers", "ragged", "fixed")
+                                             for objective in ("masked", "causal")])
+def test_what_a_pretrained_run_fills_in_is_drawn(kind, objective, trained, tmp_path, capsys):
+    """Of what is hidden, what is right is said right: against the model's own predictions."""
+    folder, found, train = trained
+    run = f"{train(kind, 'spt', objective)}-pre"
+    predict.main([run, "--show", str(tmp_path / "sheet.png"), "--data-dir", str(folder / "data")])
+    assert "hidden positions" in capsys.readouterr().out
+    assert (tmp_path / "sheet.png").read_bytes()[:4] == b"\x89PNG"
+    model = predict.load(run)
+    batch = model.encoded(found[kind][0][:8]).batch(np.arange(8))
+    hidden, guess, wrong = predict.filled_in(model, batch)
+    truth = (batch.symbols if batch.samples is None else batch.samples).numpy()
+    assert hidden.any() and not (wrong & ~hidden).any() and guess.shape == truth.shape
+    if batch.samples is None:
+        assert np.array_equal(wrong, hidden & (guess != truth))
+    else:
+        assert np.array_equal(wrong, hidden & (np.abs(guess - truth).max(-1) > 0.5))
+    predict.main([run, "--show", str(tmp_path / "new.pdf"), "--input", str(folder / f"{kind}.npz")])
+
+
+def test_images_are_drawn_as_images(tmp_path):
+    """Pixels that are filled in wrong are orange, and no others."""
+    task = data.replace(data.GREY, length=16, side=4, mask=0.5)
+    batch = data.Batch(torch.zeros(1, 16).long(), torch.full((1, 16, 1), -task.mean / task.std), None, torch.zeros(1))
+    hidden, wrong = np.arange(16) < 8, np.arange(16) < 3
+    guess = np.where(wrong, 255, 0)[:, None] / 255
+    axis = Figure().subplots()
+    data.draw_example(axis, task, batch, 0, hidden, (guess - task.mean) / task.std, wrong)
+    pixels = axis.images[0].get_array().reshape(16, 3)
+    assert np.allclose(pixels[:3], (0.84, 0.37, 0)) and np.allclose(pixels[3:], 0, atol=1e-6)
 
 
 def test_pairs_of_texts_are_two_sequences_of_an_example():
