@@ -646,7 +646,8 @@ def demo(args):
         print(f"{others}\n")
     draw(lambda plt: (figure_of_demo(plt, models, arms), DEMO_TASKS[task]), args.figure)
     if args.readme:
-        replace_block(args.readme, args.figure.stem, f"{text}\n\n![{args.figure.stem}]({args.figure})")
+        figure = os.path.relpath(args.figure, args.readme.parent)
+        replace_block(args.readme, args.figure.stem, f"{text}\n\n![{args.figure.stem}]({figure})")
 
 
 def figure_of_demo(plt, models, arms):
@@ -712,10 +713,13 @@ def own(args):
                 gains[line] = differences[0]
         passes = {run["passes"] for run in runs}
         equal = f"{passes.pop():,} passes a run" if len(passes) == 1 else "unequal passes"
+        n = runs[0].get("data", {})
+        bare = n["sizes"][0] - n["labelled"] if "labelled" in n else 0
         blocks += [f"**{own_title(*key)}**", markdown(head, rows),
                    f"Test {score} on {values_of(runs, 'test_examples')} examples, mean ± standard deviation over "
                    f"seeds. {how_sure(each, sure, digits)} "
-                   f"{'Joint training sees the labelled inputs only; ' if key[1] < 1 else ''}{equal}; "
+                   f"{'Joint training sees the labelled inputs only; ' if key[1] < 1 or bare else ''}"
+                   f"{f'SPT alone saw {bare:,} more sequences, without a label; ' if bare else ''}{equal}; "
                    f"{provenance(runs + [run['first'] for run in runs if run['init']])}."]
         if gains:
             seeds = {len(found) for found, _ in gains.values()}

@@ -971,7 +971,7 @@ def prepare_bidmc(task, request):
 # is cut off. `read_own` gives what a file holds as it is; `save_own` splits, checks and encodes it. A trained model
 # reads new files by the same `read_own` and `encode`.
 
-# series: n of them; as far as they are there, of each: its label, whether it has one (n,), its split, its group.
+# series: n of them; as far as they are there, of each: its label, whether it has one (n,; None: all), its split, group.
 Own = namedtuple("Own", "series labels known split group", defaults=(None, None, None, None))
 
 
@@ -1134,7 +1134,7 @@ def split_own(request, place, own):
     15 %; where no series is in "val", 15 % of those in "train". Classes keep their shares. Examples without a label are
     for training, behind the others; in val and test they are left out."""
     n, split, group = len(own.series), *(part if part is None else np.asarray(part) for part in own[3:])
-    known = np.zeros(n, bool) if own.labels is None else np.asarray(own.known)
+    known = np.full(n, own.labels is not None) if own.known is None else np.asarray(own.known)
     y, names = targets_own(request, place, np.asarray(own.labels), known) if known.any() else (np.zeros(n), ())
     classes, rows = y if names else np.zeros(n, int), np.flatnonzero(known | ~known.any())
 

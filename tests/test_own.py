@@ -490,6 +490,12 @@ def test_a_probe_has_a_column_where_there_is_one(tmp_path):
     assert "| s4 | 50.0 \u00b1 0.0 | 60.0 \u00b1 0.0 | – | 55.0 \u00b1 0.0 | +10.0 (2) | – | – | 1.5 / 3.0 / – / 2.0 |" in text
 
 
+def test_sequences_without_a_label_are_told(tmp_path):
+    finished(tmp_path, "scratch", "s4", 0, 0.5, 250, 90, data=dict(sizes=[50, 9, 9], labelled=30))
+    assert ("Joint training sees the labelled inputs only; SPT alone saw 20 more sequences, without a label; "
+            in shown(tmp_path))
+
+
 def test_an_objective_is_a_line(tmp_path):
     for objective, score in (("masked", 0.6), ("bert", 0.8)):
         name = finished(tmp_path / objective, "pretrain", "s4", 0, dict(val_score=1), 100, 60, objective=objective)
