@@ -252,6 +252,36 @@ def test_what_ends_a_run_is_its_last_record_until_it_resumes(stage, ending, code
     assert "error" not in {record["kind"] for record in log_of(out)}
 
 
+@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
+def test_a_gradient_that_is_not_finite_stops_the_run(stage, mistake, monkeypatch, tmp_path):
+    """While the loss still is: nothing is saved after it."""
+    backward, calls = Run.backward, []
+
+    def breaks(run, loss):
+        backward(run, loss)
+        calls.append(loss)
+        if len(calls) == 6:
+            [*run.model.head.parameters()][0].grad.fill_(math.inf)
+    monkeypatch.setattr(Run, "backward", breaks)
+    line = mistake(stage, flags(tmp_path / "run"))
+    assert re.search(r"loss is \d+\.\d+ at step 5: .*, gradient norm (inf|nan); the last good", line)
+    assert load(tmp_path / "run" / "last.pt")["state"]["step"] == 4
+
+
+def test_dropout_draws_anew_in_every_step(monkeypatch, tmp_path):
+    """And the same for a step of the same run, whatever came before."""
+    states, backward = {}, Run.backward
+
+    def noted(run, loss):
+        backward(run, loss)
+        states.setdefault(run.args.seed, []).append(hash(torch.get_rng_state().numpy().tobytes()))
+    monkeypatch.setattr(Run, "backward", noted)
+    for out, seed in (("a", 0), ("b", 1), ("c", 0)):
+        pretrain.main(flags(tmp_path / out, more=",dropout=0.5", seed=seed))
+    assert len(set(states[0])) == len(set(states[1])) == 6 and not {*states[0]} & {*states[1]}
+    assert states[0][:6] == states[0][6:]
+
+
 def test_a_validation_that_is_not_finite_stops_the_run(mistake, tmp_path):
     line = mistake("pretrain", flags("run", model="rotary", lr="1e30", steps=1, warmup=1))
     assert "validation at step 1 gave" in line and "nothing was saved yet" in line
