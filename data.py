@@ -306,7 +306,10 @@ def kept(task):
 
 def restored(record):
     """-> Task."""
-    return replace(FILE, **record)
+    try:
+        return replace(FILE, **record)
+    except TypeError as error:
+        raise UserError(f"this checkpoint is of another version ({error})") from None
 
 
 def tuples(record):
@@ -359,6 +362,8 @@ def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False)
         train.chosen = np.random.RandomState(42).permutation(len(train))[:max(1, int(fraction * len(train)))]
     if labels and task.labelled is not None:
         train.chosen = np.arange(n) if train.chosen is None else train.chosen[train.chosen < n]
+        if not len(train):
+            raise UserError(f"--train-fraction {fraction} keeps no training example with a label; take more of them")
     return task, train, val, test
 
 
@@ -995,9 +1000,10 @@ def read_own(path, raw, documents=1):
     if own.labels is None:
         return own
     labels = np.asarray(own.labels)
-    labels = np.char.strip(labels) if labels.dtype.kind in "SU" else labels
-    known = np.array([str(label).lower() not in ("", "nan", "nat") for label in labels], bool)
-    return own._replace(labels=labels, known=known & (labels != missing) if missing is not None else known)
+    labels = np.char.strip(labels.astype(str)) if labels.dtype.kind in "SU" else labels
+    none = {"", "nan", "nat", *([] if missing is None else [str(missing).lower()])}
+    known = np.array([label != missing and str(label).lower() not in none for label in labels.tolist()], bool)
+    return own._replace(labels=labels, known=known)
 
 
 def read_npz(path, raw, documents):
@@ -1006,6 +1012,8 @@ def read_npz(path, raw, documents):
         with np.load(io.BytesIO(raw)) as file:
             x = file["x"]
             y, missing, split, group = (file.get(name) for name in ("y", "missing", "split", "group"))
+        missing = missing if missing is None else missing.item()       # one value
+        missing = missing.decode() if isinstance(missing, bytes) else missing
         x = x.astype(str) if x.dtype.kind == "S" else x
         shapes = [x.shape, *(part.shape for part in (y, split, group) if part is not None)]
         texts = (documents,) if documents > 1 else ()
@@ -1100,6 +1108,8 @@ def targets_own(request, place, labels, known):
                             "--regression out") from None
         _each(place, np.abs(y) < 1e300, "its label is infinite")
         return y, ()
+    if labels.dtype.kind == "f" and not (labels[known] % 1).any():
+        labels = np.where(known, labels, 0).astype(int)                # 1.0 is class 1
     names, y[known] = np.unique(labels[known], return_inverse=True)
     hint = " (a header? if labels are numbers to predict: --regression, of data.py and run_all.sh own)"
     if not 1 < len(names) <= 256:
@@ -1147,7 +1157,7 @@ def split_own(request, place, own):
     else:
         _each(place, np.isin(split, SPLITS), "its split is none of train, val and test")
         parts = [rows[split[rows] == name] for name in SPLITS]
-        if len(parts[0]) and not len(parts[1]):           # each class stays in training
+        if len(parts[0]) and not (split == "val").any():  # each class stays in training
             kept = max(round(0.85 * len(parts[0])), len(np.unique(classes[parts[0]]))) / len(parts[0])
             parts[:2] = parts_of(parts[0], (kept, 1 - kept))
             parts[2] = parts[2][stratified(classes[parts[2]], request.seed)]
@@ -1198,7 +1208,7 @@ def points(text):
 
 def as_stored(task, values):
     """Samples as they are saved: float32, or float64 where that would keep too little of what changes."""
-    coarse = any(abs(mean) > 1_000 * std for mean, std in zip(task.mean, task.std))
+    coarse = any(abs(mean) > 1_000 * std for mean, std in zip(np.ravel(task.mean), np.ravel(task.std)))
     with np.errstate(over="ignore"):                      # infinite then, and refused
         return values.astype(np.float64 if coarse else np.float32)
 
@@ -1209,7 +1219,6 @@ def fit_own(place, series, train, kind):
     _each(place, [isinstance(one, str) == text for one in series], "a text among numbers, or numbers among texts")
     series = [points(one).astype(np.int64) if text else one for one in series]
     _each(place, [one.shape[1:] == series[0].shape[1:] for one in series], "not as many channels as example 0")
-    series = [one if text else ended(one) for one in series]
     _each(place, list(map(len, series)), "it is empty")
     values, length = np.concatenate([series[i] for i in train]), max(map(len, series))       # (positions[, channels])
     if values.ndim == 1:
@@ -1243,13 +1252,14 @@ def encode(task, place, series):
     arrays, unknown, longer = [], Counter(), 0
     for i, one in enumerate(series):
         text, where = isinstance(one, str), f"{place}, example {i} (counted from 0)"
-        if not text and not task.channels and one.ndim == 2 and one.shape[1] == 1:
+        if not text and not task.channels and one.ndim == 2 and one.shape[1] == 1 and not (one % 1 > 0).any():
             one, = as_kind(place, [one], "symbols")       # of a .csv
         if text if task.channels else not text and (one.ndim > 1 or one.dtype.kind not in "iu"):
             raise UserError(f"{where}: {'a text' if text else 'samples'}, where the model reads "
                             f"{'samples' if task.channels else 'symbols'}")
         if task.channels:
-            if (one.shape[1:] or (1,)) != (task.channels,) and one.size != task.length * task.channels:
+            flat = one.shape[-1] == task.channels or task.channels == 1 and one.size == task.length      # an image, say
+            if one.ndim > 1 and not flat or one.ndim == 1 and task.channels > 1:
                 raise UserError(f"{where}: its shape is {one.shape}, where a position has {task.channels} channel(s)")
             one = as_stored(task, one.reshape(-1, task.channels))
             array = ended(one) if task.ragged else one
@@ -1257,7 +1267,8 @@ def encode(task, place, series):
             if not np.isfinite(array).all():
                 raise UserError(f"{where}: a value is missing or infinite")
             if not task.ragged and len(array) != task.length:
-                raise UserError(f"{where}: {len(array):,} positions, where all of training had {task.length:,}")
+                raise UserError(f"{where}: {len(array):,} positions, where all of training had {task.length:,} (the first "
+                                "field of a .csv or .tsv is the label, or empty)")
         else:
             words = one.split() if text and task.between else points(one) if text else ended(one)
             whole, words = len(words), words[:task.length - 1 if task.length else None]       # and EOS
@@ -1289,7 +1300,8 @@ def save_own(request, place, own):
     """Splits, checks and saves what a file holds -> what `open_task` fills in."""
     if not own.series:
         raise UserError(f"{place} holds no series")
-    own = own._replace(series=as_kind(place, own.series, request.kind))
+    series = as_kind(place, own.series, request.kind)
+    own = own._replace(series=[one if isinstance(one, str) else ended(one) for one in series])
     if request.group:
         own = own._replace(group=groups(request.group, place, own))
     y, parts, found = split_own(request, place, own)

@@ -20,6 +20,7 @@ import io
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,8 +29,8 @@ import torch
 import torch.nn as nn
 from PIL import Image
 
-from data import (EOS, MASK, PAD, UNK, Parser, Split, UserError, draw_example, encode, height, open_task, read_file,
-                  restored, write_atomically)
+from data import (EOS, MASK, PAD, UNK, Parser, Split, UserError, as_stored, draw_example, encode, height, open_task,
+                  read_file, restored, write_atomically)
 from models import MODELS, Backbone, Classifier, Denoiser, Joint, config
 from pretrain import OBJECTIVES
 from run import between, guarded, read_checkpoint
@@ -40,8 +41,10 @@ class Trained:
     """A run's best weights. task: what it knew of its data; saved: all that defined it; model, in eval mode: Classifier
     or Joint, or the Denoiser of a pretraining run."""
 
-    def __init__(self, run, data_dir="data", device="cpu"):
-        self.run, self.data_dir, self.device = Path(run), data_dir, torch.device(device)
+    device = "cpu"
+
+    def __init__(self, run, data_dir="data"):
+        self.run, self.data_dir = Path(run), data_dir
         if not (self.run / "best.pt").is_file():
             raise UserError(f"{run} has no best.pt; predict.py wants the directory of a run")
         checkpoint = read_checkpoint(self.run / "best.pt")
@@ -68,7 +71,15 @@ class Trained:
             self.model.load_state_dict(checkpoint["model"])
         except RuntimeError as error:
             raise UserError(f"{run}/best.pt does not fit its own sizes: {str(error).splitlines()[1].strip()}") from None
-        self.model.eval().to(self.device)
+        self.model.eval()
+
+    def to(self, device):
+        """The device on which `outputs` computes."""
+        if device == "cuda" and not torch.cuda.is_available():
+            raise UserError("--device cuda, but torch sees no CUDA device; leave it out")
+        self.device = device
+        self.model.to(device)
+        return self
 
     def encoded(self, x, place="x", say=print):
         """Raw sequences -> Split without targets: an array as a file holds it, (n, l) or (n, l, channels), or a list of
@@ -95,7 +106,7 @@ class Trained:
         """What the model gives for every example of a split, in batches as training evaluates them: (n, classes or 1)
         float64; features: what enters its head, (n, d) float32."""
         size, found = self.saved.get("micro_batch") or self.saved["batch"], []
-        model = Classifier(self.model.backbone, 1, "mean").eval().to(self.device) if self.pretrained else self.model
+        model = Classifier(self.model.backbone, 1, "mean").to(self.device).eval() if self.pretrained else self.model
         if features:
             hook = model.head.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].cpu()))
         elif self.pretrained:
@@ -117,26 +128,30 @@ class Trained:
         return low + (outputs[:, 0] + 1) / 2 * (high - low), None
 
     def __call__(self, x):
-        """Raw sequences, as in `encoded` -> `answers`."""
-        return self.answers(self.outputs(self.encoded([x] if isinstance(x, str) else x)))
+        """Raw sequences, as in `encoded`, or one text or one series (l,) -> `answers`."""
+        alone = isinstance(x, str) or isinstance(x, np.ndarray) and x.ndim == 1 and x.dtype.kind in "biuf"
+        return self.answers(self.outputs(self.encoded([x] if alone else x)))
 
 
-def load(run, data_dir="data", device="cpu"):
+def load(run, data_dir="data"):
     """A run directory -> Trained, which is called with raw arrays or texts. data_dir: where the data of a run of an
     older version lie."""
     torch.set_flush_denormal(True)                                     # as in training
-    return Trained(run, data_dir, device)
+    return Trained(run, data_dir)
 
 
 # ---- Labels for sequences --------------------------------------------------------------------------------------------
 
 def held_out(trained):
-    """-> the test split of the run's own data, the row of each example in your file, and its label."""
+    """-> the test split of the run's own data, the row of each example in your file, and its label; None for a
+    pretraining run."""
     task, _, _, test = open_task(trained.saved["task"], trained.data_dir)
     if task.data != trained.saved["data"]:
         raise UserError(f"{trained.run} was trained on {trained.saved['data']}, and {trained.saved['task']} in "
                         f"{trained.data_dir} holds {task.data}")
     rows = np.arange(len(test)) if test.rows is None else test.rows
+    if trained.pretrained:
+        return test, rows, None
     return test, rows, trained.names[test.y] if task.classes else trained.answers(test.y[:, None].astype(np.float64))[0]
 
 
@@ -146,14 +161,28 @@ def new_split(trained, path):
     if not len(own.series):
         raise UserError(f"{path} holds no sequence")
     split, rows = trained.encoded(own.series, path), np.arange(len(own.series))
-    if own.labels is None or not own.known.any():
+    if trained.pretrained or own.labels is None or not own.known.any():
         return split, rows, None
+    if path.suffix.lower() in (".csv", ".tsv"):
+        print("the first field of each line is read as its label")
     if trained.task.classes:
-        return split, rows, np.where(own.known, own.labels.astype(str), "")
+        same = {as_number(name): name for name in trained.names}       # 1, "1" and 1.0 are one class
+        named = [same.get(as_number(label), str(label)) for label in own.labels.tolist()]
+        return split, rows, np.where(own.known, named, "")
+    values = np.full(len(rows), np.nan)
     try:
-        return split, rows, np.where(own.known, own.labels, np.nan).astype(np.float64)
-    except ValueError as error:
+        values[own.known] = own.labels[own.known].astype(np.float64)
+    except (ValueError, TypeError) as error:
         raise UserError(f"{path}: not every label is a number ({error}), as {trained.run} predicts") from None
+    return split, rows, values
+
+
+def as_number(label):
+    """A label as a number where it is one, else as a text."""
+    try:
+        return float(label)
+    except ValueError:
+        return str(label)
 
 
 def write_table(path, rows, labels, answers, names):
@@ -203,6 +232,7 @@ def judged(labels, predicted, names):
 
 
 def label(trained, args):
+    trained.to(args.device)
     split, rows, labels = new_split(trained, args.input) if args.input else held_out(trained)
     if args.features:
         features = trained.outputs(split, features=True)
@@ -276,14 +306,16 @@ class Alone(nn.Module):
         super().__init__()
         task, self.model, self.classes = trained.task, trained.model, trained.task.classes
         self.samples, self.pad = not trained.model.backbone.reads_symbols, trained.model.backbone.mask_channel
-        self.register_buffer("mean", torch.tensor(task.mean) * task.scale)
-        self.register_buffer("std", torch.tensor(task.std) * task.scale)
+        kind = torch.from_numpy(as_stored(task, np.zeros(1))).dtype    # float64 where float32 would lose too much
+        self.register_buffer("mean", torch.tensor(task.mean, dtype=kind))
+        self.register_buffer("std", torch.tensor(task.std, dtype=kind))
+        self.scale = task.scale
         self.ends = task.ends or (-1.0, 1.0)
         self.kernels = [kernels and (kernels[0].detach(),) for kernels in trained.model.backbone.kernels(task.length)]
 
     def forward(self, x, lengths=None):
         if self.samples:
-            x = (x - self.mean) / self.std
+            x = ((x / self.scale - self.mean) / self.std).float()      # as Split.batch does
             x = nn.functional.pad(x, (0, 1)) if self.pad else x
         outputs = self.model.classify(self.model.backbone.body(x, lengths, self.kernels), lengths)
         low, high = self.ends
@@ -296,19 +328,26 @@ def export(trained, path):
     task, b = trained.task, trained.task.documents
     if trained.pretrained:
         raise UserError(f"--export wants a finetuned run, and {trained.run} was pretrained")
-    if task.channels and not trained.model.backbone.reads_symbols:
-        x = torch.randn(b, task.length, task.channels) * torch.tensor(task.std) * task.scale + torch.tensor(task.mean)
+    alone = Alone(trained).eval()
+    if alone.samples:
+        noise = torch.randn(b, task.length, task.channels, dtype=alone.mean.dtype)
+        x = (noise * alone.std + alone.mean) * task.scale
     else:
         x = torch.randint(0 if task.channels else EOS + 1, task.vocab, (b, task.length))
-    lengths = (torch.full((b,), task.length),) if task.ragged or not task.channels else ()
-    alone = Alone(trained).eval()
-    ours = alone(x, *lengths)                  # first, so that what functions remember are not tensors of the tracing
+    ragged = task.ragged or not task.channels
+    lengths, stored = (torch.full((b,), task.length),) if ragged else (), x.numpy()
+    stored = stored if x.ndim == 3 or ragged else stored[..., None]                           # gray levels
+    split = Split(task, stored.reshape(-1, *stored.shape[2:]) if ragged else stored, np.zeros(1),
+                  np.arange(b + 1) * task.length)
+    # Before the tracing, whose tensors the caches of functions must not keep.
+    answer, probabilities = trained.answers(trained.outputs(replace(split, offsets=split.offsets if ragged else None)))
+    ours = torch.from_numpy(answer[:, None] if probabilities is None else probabilities)      # (1, classes or 1)
     names = dict(names=trained.names.tolist(), symbols=task.symbols, length=task.length)
     buffer = io.BytesIO()
     torch.export.save(torch.export.export(alone, (x, *lengths)), buffer, extra_files={"task.json": json.dumps(names)})
     written = torch.export.load(io.BytesIO(buffer.getvalue())).module()
     error = (written(x, *lengths) - ours).abs().max().item()
-    if not error < 1e-5:
+    if not error < 1e-5 * max(1, ours.abs().max().item()):
         raise UserError(f"what torch.export made of {trained.run} differs by {error:.1g}; nothing was written")
     write_atomically(path, lambda file: file.write(buffer.getvalue()))
     inputs = ", ".join(f"{tuple(one.shape)} {str(one.dtype).removeprefix('torch.')}" for one in (x, *lengths))
@@ -394,10 +433,10 @@ def main(argv=None):
     parser.add_argument("--show", type=Path, metavar="FILE", help="draw what a pretrained run fills in (.png, .pdf)")
     parser.add_argument("--prompt", help="how the sequence begins (default: a piece of the validation split)")
     parser.add_argument("--seed", type=between(int, 0, 2**63 - 1), default=0, help="of the symbols that are drawn")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="for predictions and features")
     parser.add_argument("--data-dir", default="data", help="where prepared data sets live")
     args = parser.parse_args(argv)
-    trained = load(args.run, args.data_dir, args.device)
+    trained = load(args.run, args.data_dir)
     if args.show and args.show.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise UserError(f"--show '{args.show}': give a file name that ends in .png, .pdf or .svg")
     if args.export:

@@ -74,6 +74,8 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("predict ft --input own/empty.npz", "samples, where the model reads symbols"),
     ("predict ft --input own/text.csv --out nowhere/p.csv", "cannot write nowhere/p.csv"),
     ("predict ft --input own/text.csv --features own", "cannot write own"),
+    *([] if torch.cuda.is_available() else [
+        ("predict ft --input own/text.csv --device cuda", "--device cuda, but torch sees no CUDA device")]),
     ("predict ft --show sheet.png", "--show wants a run of pretrain.py, and ft is one of finetune.py"),
     ("predict pt --show sheet.jpeg2", "give a file name that ends in .png, .pdf or .svg"),
     ("predict pt --export m.pt2", "--export wants a finetuned run, and pt was pretrained"),

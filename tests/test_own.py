@@ -148,13 +148,14 @@ def rows_of(splits, n):
     return found
 
 
-def test_rows_without_a_label_serve_pretraining_alone(tmp_path):
+@pytest.mark.parametrize("seed", [0, 1])
+def test_rows_without_a_label_serve_pretraining_alone(seed, tmp_path):
     """Whatever stands for no label; in both stages the same normalisation; never in validation or test."""
     x, y = series()
     none = np.arange(N) % 4 == 0
     empty, codes = np.where(none, "", y), np.unique(y, return_inverse=True)[1]
     np.savez(tmp_path / "texts.npz", x=x, y=empty)
-    np.savez(tmp_path / "codes.npz", x=x, y=np.where(none, -1, codes), missing=-1)
+    np.savez(tmp_path / "codes.npz", x=x, y=np.where(none, -1, codes), missing="-1" if seed else -1)
     np.savez(tmp_path / "numbers.npz", x=x, y=np.where(none, np.nan, codes * 2.5))
     (tmp_path / "lines.ts").write_text("@data\n" + "\n".join(":".join([*(",".join(map(str, channel[:length])) for channel in
         one.T), label or "?"]) for one, label, length in zip(x, empty, LENGTHS)))
@@ -182,6 +183,13 @@ def test_without_any_label_there_is_pretraining(tmp_path):
     assert (task.sizes, task.classes, task.labelled) == ((42, 9, 9), 0, 0)
     with pytest.raises(data.UserError, match="bare.npz has no labels, which pretrain.py alone can do without"):
         data.open_task(f"file:{tmp_path / 'bare.npz'}", tmp_path, labels=True)
+
+
+def test_a_validation_split_without_labels_is_not_drawn_anew(tmp_path):
+    split = np.repeat(["train", "val", "test"], 20)
+    np.savez(tmp_path / "v.npz", x=series()[0], y=np.where(split == "val", "", np.tile(["a", "b"], 30)), split=split)
+    with pytest.raises(data.UserError, match="20 / 0 / 20 examples to train, validate and test"):
+        opened(tmp_path / "v.npz", tmp_path)
 
 
 def test_no_group_lies_in_two_splits(tmp_path):

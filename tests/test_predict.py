@@ -105,6 +105,77 @@ def test_predictions_are_the_runs_own_with_its_data_and_without(kind, start, obj
     assert np.load("f.npy").shape == (len(rows), model.saved["arch"]["d"])
 
 
+def test_labels_of_a_file_are_those_of_the_run_however_they_are_written(trained, tmp_path, capsys, monkeypatch):
+    """1, "1" and 1.0; numbers of a text format; the text before a comma, which is said."""
+    folder, found, _ = trained
+    monkeypatch.chdir(tmp_path)
+    x, codes = found["fixed"][0], np.arange(N) % 2 + 1
+    np.savez("codes.npz", x=x, y=np.where(np.arange(N) % 5, codes, np.nan))             # floats, then
+    finetune.main(["--task", "file:codes.npz", "--model", "s4", "--steps", "2", "--eval-every", "2", "--out", "run"])
+    assert [*predict.load("run").names] == ["1", "2"]
+    (tmp_path / "text.csv").write_text("\n".join(",".join(map(str, [y, *one])) for y, one in zip(codes, x)))
+    np.savez("ints.npz", x=x, y=codes)
+    np.savez("floats.npz", x=x, y=codes.astype(float))
+    lines = []
+    for name in ("text.csv", "ints.npz", "floats.npz"):
+        capsys.readouterr()
+        predict.main(["run", "--input", name])
+        text = capsys.readouterr().out
+        assert ("the first field of each line is read as its label" in text) == name.endswith("csv")
+        lines.append([line for line in text.splitlines() if "labels: accuracy" in line])
+    assert lines[0] == lines[1] == lines[2] and len(lines[0]) == 1
+    values = found["numbers"][1]
+    (tmp_path / "values.csv").write_text("\n".join(",".join(map(str, [y, *one])) for y, one in zip(values, x)))
+    predict.main([str(trained[2]("numbers", "scratch")), "--input", "values.csv"])
+    assert "60 labels: R2 " in capsys.readouterr().out
+
+
+def test_channels_come_last(trained):
+    _, found, train = trained
+    model = predict.load(train("ragged", "scratch"))
+    with pytest.raises(data.UserError, match=r"its shape is \(2, 8\), where a position has 2 channel"):
+        model(np.nan_to_num(found["ragged"][0]).transpose(0, 2, 1))
+
+
+def test_a_task_of_images_reads_images(monkeypatch, tmp_path):
+    """(n, side, side), (n, l) and (n, l, 1), integers or floats, as its own test split; exported, too."""
+    monkeypatch.chdir(tmp_path)
+    data.prepare("pathfinder_demo", sizes=(40, 8, 8))
+    words = ["--task", "pathfinder_demo", "--steps", "2", "--eval-every", "2", "--warmup", "1"]
+    for model in ("transformer", "s4"):
+        finetune.main([*words, "--model", model, "--out", model])
+        predict.main([model, "--out", "own.csv"])
+        images = data.open_task("pathfinder_demo")[3].x[:].astype(np.int64)                   # (8, 196, 1)
+        for x in (images.reshape(8, 14, 14), images.reshape(8, 196), images.astype(float)):
+            np.savez("images.npz", x=x)
+            predict.main([model, "--input", "images.npz"])
+            assert [line["prediction"] for line in table("predictions.csv")] == [
+                line["prediction"] for line in table("own.csv")]
+        predict.main([model, "--export", "model.pt2"])
+
+
+def test_an_exported_model_is_centred_in_float64(trained, tmp_path):
+    """Where the data are."""
+    _, found, train = trained
+    for kind in ("fixed", "numbers"):
+        model, x = predict.load(train(kind, "scratch")), found[kind][0][:1]
+        predict.export(model, tmp_path / f"{kind}.pt2")
+        out = torch.export.load(tmp_path / f"{kind}.pt2").module()(torch.from_numpy(x[..., None])).detach()
+        answer, probabilities = model(x)
+        assert np.allclose(out, answer[:, None] if probabilities is None else probabilities, rtol=1e-5)
+
+
+def test_a_run_without_labels_gives_features_and_pictures(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savez("bare.npz", x=np.random.default_rng(0).integers(0, 5, (N, 8)))
+    np.savez("named.npz", x=np.random.default_rng(1).integers(0, 5, (N, 8)), y=np.tile(["a", "b"], N // 2))
+    pretrain.main(["--task", "file:bare.npz", "--model", "s4", "--steps", "2", "--eval-every", "2", "--out", "run"])
+    predict.main(["run", "--features", "own.npy"])
+    predict.main(["run", "--features", "new.npy", "--input", "named.npz"])
+    predict.main(["run", "--show", "new.png", "--input", "named.npz"])
+    assert np.load("own.npy").shape == (9, 32) and np.load("new.npy").shape == (N, 32)
+
+
 def test_an_old_checkpoint_reads_its_data_once_more(trained, tmp_path):
     folder, _, train = trained
     out = shutil.copytree(train("texts", "scratch"), tmp_path / "old")
@@ -191,11 +262,11 @@ def test_every_model_exports(name, tmp_path):
     task = data.replace(data.FILE, length=12, classes=3, vocab=9, symbols=(*data.SPECIAL, *"abcde"), names=(*"xyz",))
     trained = predict.Trained.__new__(predict.Trained)
     backbone = Backbone(config(arch("text_demo", name, layers=2), task))
-    vars(trained).update(run=tmp_path, task=task, pretrained=False, names=np.array(task.names),
+    vars(trained).update(run=tmp_path, task=task, pretrained=False, names=np.array(task.names), saved=dict(batch=4),
                          model=Classifier(backbone, 3, "mean").eval())
     predict.export(trained, tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2").module()
     x, lengths = torch.randint(4, 9, (1, 12)), torch.tensor([7])
     with torch.no_grad():
-        ours = trained.model(x, lengths).softmax(-1)
+        ours = trained.model(x, lengths).softmax(-1)                 # shorter than that of the export
     assert torch.allclose(program(x, lengths), ours, atol=1e-5)
