@@ -1267,7 +1267,7 @@ def encode(task, place, series):
             if not np.isfinite(array).all():
                 raise UserError(f"{where}: a value is missing or infinite")
             if not task.ragged and len(array) != task.length:
-                raise UserError(f"{where}: {len(array):,} positions, where all of training had {task.length:,} (the first "
+                raise UserError(f"{where}: {len(array):,} positions, where training had {task.length:,} (the first "
                                 "field of a .csv or .tsv is the label, or empty)")
         else:
             words = one.split() if text and task.between else points(one) if text else ended(one)
