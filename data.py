@@ -1554,17 +1554,20 @@ def draw_example(axis, task, batch, i, hidden, guess=None, wrong=None):
     else:
         place, black = i * task.documents, not filled
         ids = np.where(hidden, guess, batch.symbols[place]) if filled else batch.symbols[place]
-        column = row = 0
+        column, row, pieces = 0, 0, {}                    # {(row, colour): a line of letters, the others blank}
         for t, covered in zip(range(int(batch.lengths[place])), hidden):
-            word = re.sub(r"\s", "␣" if covered else " ", task.symbols[ids[t]])
+            word = re.sub(r"\s", "␣" if covered and filled else " ", task.symbols[ids[t]])
             colour = "black" if black or not covered else WRONG if wrong[t] else RIGHT
             if column + len(word) > 80:
                 column, row = 0, row + 1
             if row == lines_of(task):
                 break
-            axis.text(column / 80, 1 - row / lines_of(task), "█" * len(word) if covered and black else word, va="top",
-                      family="monospace", fontsize=7.6, parse_math=False, color=colour)
+            line = pieces.get((row, colour), "").ljust(column)
+            pieces[row, colour] = line + ("█" * len(word) if covered and black else word)
             column += len(word) + len(task.between)
+        for (row, colour), line in pieces.items():
+            axis.text(0, 1 - (row + 0.8) / lines_of(task), line, va="baseline", family="monospace", fontsize=7.6,
+                      color=colour, parse_math=False)
     axis.axis("off")
 
 

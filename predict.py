@@ -279,7 +279,7 @@ def show(trained, split, path):
     if task.channels and trained.saved["loss"] == "ce":                # gray levels as samples
         guess = (guess[..., None] / task.scale - task.mean) / task.std
     hides, right = OBJECTIVES[trained.saved["objective"]].hides, 1 - wrong.sum() / hidden.sum()
-    figure = Figure((16 if not task.side else 7.2, height(task) * len(batch.y)), layout="constrained")
+    figure = Figure((17 if not task.side else 7.2, height(task) * len(batch.y)), layout="constrained")
     for i, axes in enumerate(figure.subplots(len(batch.y), 3, squeeze=False)):
         k = i * task.documents
         nothing = np.zeros_like(hidden[k])
