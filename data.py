@@ -442,8 +442,6 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
         raise UserError(f"--regression, --symbols, --samples and --group are for your own data, and {name} is fixed; "
                         "leave them out")
     parameters = zlib.crc32(repr(replace(task, sizes=None, mask=None, source=None, names=None, subset=None)).encode())
-    if own_data.get("group"):
-        own_data["group"] = os.path.abspath(own_data["group"])
     asked = own_data | dict(parameters=parameters, sizes=sizes and list(sizes), seed=seed, source=raw and source)
     path, stamp = name.removeprefix("file:"), None
     if task is FILE and os.path.isfile(path):             # a changed file is another data set
@@ -1587,8 +1585,8 @@ def main(argv=None):
     for kind in ("symbols", "samples"):
         parser.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=f"your own data's numbers "
                             f"are {kind} (default: floats and a .csv's are samples, a .npz's integers symbols)")
-    parser.add_argument("--group", metavar="FILE", help="of your own data, a line an example: its group, a person say; "
-                        "none is in two splits")
+    parser.add_argument("--group", type=os.path.abspath, metavar="FILE", help="of your own data, a line an example: its "
+                        "group, a person say; none is in two splits")
     parser.add_argument("--regression", action="store_true", default=None, help="your own data's labels are numbers to "
                         "predict, not classes")
     parser.add_argument("--seed", type=int, help="of the generator, or of the split of your own data (default: 0)")

@@ -236,7 +236,7 @@ def test_a_file_names_groups(tmp_path):
     np.savez(tmp_path / "g.npz", x=x, y=y)
     names = [f"person {i % 12}" for i in range(N)]
     (tmp_path / "names.txt").write_text("\n".join(names) + "\n")
-    _, *splits = opened(tmp_path / "g.npz", tmp_path, group=tmp_path / "names.txt")
+    _, *splits = opened(tmp_path / "g.npz", tmp_path, group=str(tmp_path / "names.txt"))
     assert len({(names[row], name) for row, name in rows_of(splits, N).items()}) == 12
 
 

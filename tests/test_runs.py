@@ -439,7 +439,7 @@ def test_processes_and_micro_batches_do_not_change_the_step(stage, task, model, 
 
 # What analyze.py finds in every result.json.
 RESULT = set("""task model objective seed data recipe changed full_recipe train_examples train_fraction steps epochs
-    best_step parameters seconds peak_memory_bytes commit torch python device processes threads dtype""".split())
+    best_step parameters seconds peak_memory_bytes commit torch python device processes threads dtype best.pt""".split())
 
 
 @pytest.fixture
