@@ -1585,8 +1585,8 @@ def main(argv=None):
     for kind in ("symbols", "samples"):
         parser.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=f"your own data's numbers "
                             f"are {kind} (default: floats and a .csv's are samples, a .npz's integers symbols)")
-    parser.add_argument("--group", type=os.path.abspath, metavar="FILE", help="of your own data, a line an example: its "
-                        "group, a person say; none is in two splits")
+    parser.add_argument("--group", type=os.path.abspath, metavar="FILE", help="of your own data, a line an example: "
+                        "its group, a person say; none is in two splits")
     parser.add_argument("--regression", action="store_true", default=None, help="your own data's labels are numbers to "
                         "predict, not classes")
     parser.add_argument("--seed", type=int, help="of the generator, or of the split of your own data (default: 0)")
