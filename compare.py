@@ -338,7 +338,6 @@ def bars(axis, names, arms, chance, papers=({}, {})):
 
 Setting = namedtuple("Setting", "values own runs")               # {column: value}, {column: what differs}, {seed: run}
 FIELDS = "task", "model", "objective", "start", "joint"          # what else makes a run another one
-DENOISING = "mask", "loss", "joint"                              # None where nothing is hidden
 
 
 def value_of(run, name):
@@ -370,7 +369,7 @@ def settings_of(found):
         alike[tuple(row.values[name] for name in FIELDS[:4])].append(row)
 
     def differs(name):
-        without = {None} if name in DENOISING or name.startswith("pretraining.") else set()
+        without = {None} if name in experiments.DENOISING or name.startswith("pretraining.") else set()
         return len({row.values[name] for row in rows} - without) > 1 or any(
             len({row.values[name] for row in some}) > 1 for some in alike.values())
 
@@ -400,7 +399,7 @@ def baseline(row, rows, wanted):
             return other.values[name] == "scratch"
         if not wanted and name == "freeze":
             return not other.own.get("freeze")
-        if not wanted and (name in DENOISING or name.startswith("pretraining.")):
+        if not wanted and (name in experiments.DENOISING or name.startswith("pretraining.")):
             return True                                          # without meaning from scratch
         return other.values[name] == row.values[name] or (
             not exactly and name not in FIELDS and other.own.get(name) == row.own.get(name))

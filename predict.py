@@ -81,7 +81,7 @@ class Trained:
         self.model.to(device)
         return self
 
-    def encoded(self, x, place="x", say=print):
+    def encoded(self, x, place="x"):
         """Raw sequences -> Split without targets: an array as a file holds it, (n, l) or (n, l, channels), or a list of
         n arrays or texts (of pairs of texts where an example has two documents)."""
         task = self.task
@@ -90,13 +90,13 @@ class Trained:
             raise UserError(f"{place} holds no sequence")
         arrays, unknown, longer = encode(task, place, [one if isinstance(one, str) else np.asarray(one) for one in x])
         if unknown:
-            some = ", ".join(f"{name!r} ({n:,})" for name, n in Counter(unknown).most_common(5))
-            say(f"note: {sum(unknown.values()):,} of {sum(len(one) - 1 for one in arrays):,} positions hold one of "
-                f"{len(unknown):,} symbols that training never saw, read as unknown: {some}"
-                + (", ..." if len(unknown) > 5 else ""))
+            some = ", ".join(f"{name!r} ({n:,})" for name, n in unknown.most_common(5))
+            print(f"note: {sum(unknown.values()):,} of {sum(len(one) - 1 for one in arrays):,} positions hold one of "
+                  f"{len(unknown):,} symbols that training never saw, read as unknown: {some}"
+                  + (", ..." if len(unknown) > 5 else ""))
         if longer:
-            say(f"note: {longer:,} of {len(arrays):,} sequences are longer than the {task.length:,} positions that the "
-                "model was trained on; the rest of them is not read")
+            print(f"note: {longer:,} of {len(arrays):,} sequences are longer than the {task.length:,} positions that "
+                  "the model was trained on; the rest of them is not read")
         flat = np.stack(arrays) if task.channels and not task.ragged else np.concatenate(arrays)
         offsets = None if task.channels and not task.ragged else np.cumsum([0, *map(len, arrays)])
         return Split(task, flat, np.zeros(len(arrays) // task.documents), offsets)
