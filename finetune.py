@@ -44,20 +44,21 @@ def r2(squared_error, y):
 @torch.no_grad()
 def evaluate(model, task, split, run):
     """Loss and score over a whole split, each sequence once, whatever the batch size or number of processes. The score
-    is accuracy, and R2 for regression."""
+    is accuracy, and R2 for regression. Third, of each class: how many labels, predictions and right predictions."""
     model.eval()
-    sums = torch.zeros(3, dtype=torch.float64, device=run.device)
+    loss = torch.zeros((), dtype=torch.float64, device=run.device)
+    counts = torch.zeros(3, task.classes or 0, dtype=torch.int64, device=run.device)
     for _, rows in run.shares(len(split)):
         batch = split.batch(rows, run.device)
         with run.autocast():
             outputs = model(model.backbone.inputs(batch), batch.lengths).double()             # (b, classes or 1)
-        sums[0] += supervised_loss(task, outputs, batch.y)
+        loss += supervised_loss(task, outputs, batch.y)
         if task.classes:
-            sums[1] += (outputs.argmax(-1) == batch.y).sum()
-        sums[2] += len(batch.y)
+            label, guess = (F.one_hot(one, task.classes) for one in (batch.y, outputs.argmax(-1)))       # (b, classes)
+            counts += torch.stack((label, guess, label * guess)).sum(1)
     model.train()
-    loss, right, n = run.total(sums).tolist()
-    return loss / n, right / n if task.classes else r2(loss, split.y)
+    loss, counts = run.total(loss).item(), dict(zip(("labels", "predicted", "right"), run.total(counts).tolist()))
+    return loss / len(split), sum(counts["right"]) / len(split) if task.classes else r2(loss, split.y), counts
 
 
 # ---- Where the weights come from -------------------------------------------------------------------------------------
@@ -184,7 +185,7 @@ def main(argv=None):
     # ---- training: evaluate, save, stop?, step, log -----------------------------------------------------------
     for step in range(run.step, run.steps + 1):
         if run.evaluates(step):
-            loss, score = evaluate(model, task, val, run)
+            loss, score, _ = evaluate(model, task, val, run)
             run.evaluated(step, score, **{"val_loss": loss, f"val_{score_name}": score})
         if step == run.steps:
             break
@@ -211,9 +212,10 @@ def main(argv=None):
 
     # ---- the test split, once, with the checkpoint that validation chose ---------------------------------------
     run.load_best()
-    test_loss, test_score = evaluate(model, task, test, run)
+    test_loss, test_score, counts = evaluate(model, task, test, run)
     run.finish(**{f"val_{score_name}": run.state["best"], f"test_{score_name}": test_score}, test_loss=test_loss,
-               start=args.start, init=str(args.init) if args.init else None, test_examples=len(test))
+               start=args.start, init=str(args.init) if args.init else None, test_examples=len(test),
+               counts=counts if task.classes else None)
 
 
 if __name__ == "__main__":

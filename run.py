@@ -535,25 +535,13 @@ class Run:
         if self.main:
             write_atomically(self.path, lambda file: file.write("".join(kept).encode()))
         self.log(kind="resume" if kept else "start", step=self.step, total=self.steps, argv=sys.argv,
-                 **self.environment())
+                 **environment(self.device, self.world, self.dtype))
         Run.current = self
 
     def log(self, **record):
         if self.main:
             with open(self.path, "a") as file:
                 file.write(json.dumps(record) + "\n")
-
-    def environment(self):
-        """What a reader needs to place a number: versions, commit, hardware."""
-        try:
-            git = ["git", "-C", Path(__file__).resolve().parent, "describe", "--always", "--dirty", "--abbrev=10"]
-            commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
-        except OSError:                                                # no git on this machine
-            commit = ""
-        cuda = self.device.type == "cuda"
-        return dict(commit=commit or "unknown", torch=torch.__version__, python=platform.python_version(),
-                    device=torch.cuda.get_device_name(self.device) if cuda else f"CPU ({platform.machine()})",
-                    processes=self.world, threads=torch.get_num_threads(), dtype=self.dtype)
 
     def seconds(self):
         return self.seconds_before + time.perf_counter() - self.clock
@@ -601,7 +589,7 @@ class Run:
             full_recipe=not args.changed and args.recipe.split("/")[1:] == [args.model, args.objective],
             steps=self.steps, epochs=round(self.steps / self.per_epoch, 2), best_step=self.state["best_step"],
             parameters=count(self.model), train_examples=self.examples, seconds=round(self.seconds(), 1),
-            peak_memory_bytes=peak, **self.environment())
+            peak_memory_bytes=peak, **environment(self.device, self.world, self.dtype))
         if self.main:
             write_json(args.out / "result.json", record | {"best.pt": sha256_of(args.out / "best.pt")})
         scores = "  ".join(f"{k} {v:.4f}" for k, v in results.items() if isinstance(v, float))
@@ -618,6 +606,18 @@ class Run:
             self.last_barrier = dist.barrier(async_op=True)
             self.last_barrier.wait()
             dist.destroy_process_group()
+
+
+def environment(device, processes=1, dtype="float32"):
+    """What a reader needs to place a number: versions, commit, hardware."""
+    try:
+        git = ["git", "-C", Path(__file__).resolve().parent, "describe", "--always", "--dirty", "--abbrev=10"]
+        commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    except OSError:                            # no git on this machine
+        commit = ""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
+    return dict(commit=commit or "unknown", torch=torch.__version__, python=platform.python_version(), device=name,
+                processes=processes, threads=torch.get_num_threads(), dtype=dtype)
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from conftest import ROOT
 FOUR = {"kernels": set(), "models": {"kernels"}, "pretrain": {"data", "models", "kernels", "run"},
         "finetune": {"data", "models", "run", "pretrain"}}
 FILES = FOUR | {"pathfinder": set(), "data": {"pathfinder"}, "recipes": {"data", "models"},
-                "run": {"data", "models", "recipes", "zoo"}, "predict": {"data", "models", "pretrain", "run"},
+                "run": {"data", "models", "recipes", "zoo"}, "predict": {"data", "models", "pretrain", "run"}, "baseline": {"data", "run"},
                 "experiments": {"data", "models", "pretrain", "recipes", "zoo"},
                 "compare": {"data", "experiments", "models", "pretrain", "recipes"},
                 "analyze": {"compare", "data", "experiments"},

@@ -424,6 +424,7 @@ def test_processes_and_micro_batches_do_not_change_the_step(stage, task, model, 
         # the sums would wait for each other for ever.
         return
     assert all(one[k] == pytest.approx(many[k], abs=1e-3) for k in one if k.startswith("test_"))
+    assert not one.get("counts") or one["counts"]["labels"] == many["counts"]["labels"]
     kinds = ["train"] if stage == "pretrain" and micro else ["train", "eval"]     # validation hides by micro-batch
     for one, many in zip(*(log_of(tmp_path / name, *kinds) for name in ("one", "many")), strict=True):
         assert one.pop("kind") == many.pop("kind") and one == pytest.approx(many, rel=1e-4, abs=1e-5)
@@ -489,7 +490,7 @@ def test_both_stages_from_end_to_end(task, model, more, objective, begun, monkey
     # ---- logs and results
     score = "r2" if task.startswith("bidmc") else "accuracy"
     assert first.keys() == RESULT | {"val_score", "score_is"}
-    assert second.keys() == RESULT | {f"val_{score}", f"test_{score}", "test_loss", "test_examples", "start", "init",
+    assert second.keys() == RESULT | {f"val_{score}", f"test_{score}", "test_loss", "test_examples", "counts", "start", "init",
                                       "label_fraction", "joint"}
     sizes = {key: value for key, value in overrides(SIZES[model] + more).items() if arch(task, model).get(key) != value}
     assert first["changed"] == dict(arch=sizes, train_fraction=0.5, sizes=[24, 9, 7]) | few

@@ -1,0 +1,164 @@
+"""What a task gives away for nothing: to one answer for all, and to a linear model in seconds. A network that is not
+ahead of these has learned little.
+
+    python baseline.py --task text_demo
+    python baseline.py --task file:my.npz --label-fraction 0.05
+
+Symbols: which n-grams of 1 to 5 symbols occur, weighted by naive Bayes (Wang and Manning 2012), and logistic
+regression. Samples: random convolutions (ROCKET, Dempster et al. 2020), and ridge regression. Splits are those of
+finetune.py. Validation chooses how strongly the model is regularised; the test split is seen once. --out DIR writes
+result.json as finetune.py does, with start "baseline".
+"""
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy import sparse
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.feature_extraction.text import HashingVectorizer
+from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier
+from sklearn.metrics import r2_score
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from data import Parser, open_task, write_json
+from run import between, environment, guarded
+
+LONGEST = 5                                    # n-gram
+KERNELS = 1_000                                # random convolutions, two features each
+
+
+# ---- Symbols ---------------------------------------------------------------------------------------------------------
+
+def ngrams(task, split):
+    """Which n-grams occur: 0 or 1, sparse (examples, documents x 2**20 hashes)."""
+    k, rows = task.documents, range(len(split)) if split.chosen is None else split.chosen
+    texts = [(split.x[split.offsets[j]:split.offsets[j + 1]].astype(np.uint32) + 0x10000).tobytes().decode("utf-32-le")
+             for i in rows for j in range(k * i, k * i + k)]           # a character a symbol, none of them a blank
+    vectors = HashingVectorizer(analyzer="char", ngram_range=(1, LONGEST), lowercase=False, norm=None, binary=True,
+                                alternate_sign=False, dtype=np.float32).transform(texts)
+    return sparse.hstack([vectors[i::k] for i in range(k)], "csr")
+
+
+class NaiveBayes(TransformerMixin, BaseEstimator):
+    """Weights each n-gram by the logarithm of how much more frequent it is in a class than in the others."""
+
+    def fit(self, x, y):
+        counts = np.stack([1 + np.asarray(x[y == one].sum(0))[0] for one in (0, 1)])          # (2, features)
+        self.ratio = np.log(counts[1] / counts[1].sum()) - np.log(counts[0] / counts[0].sum())
+        return self
+
+    def transform(self, x):
+        return x.multiply(self.ratio.astype(np.float32)).tocsr()
+
+
+# ---- Samples ---------------------------------------------------------------------------------------------------------
+
+def kernels(length, channels):
+    """Random convolutions -> [(weights (c, channels, width), biases (c,), dilation, padding)], KERNELS in all. A kernel
+    reads some of the channels."""
+    rng, found, shapes = np.random.default_rng(0), [], []
+    for width in (7, 9, 11):
+        dilations = 2 ** np.arange(1 + int(np.log2(max(1, (length - 1) / (width - 1)))))
+        shapes += [(width, int(dilation), padded) for dilation in dilations for padded in (True, False)
+                   if padded or (width - 1) * dilation < length]
+    for some, (width, dilation, padded) in zip(np.array_split(np.arange(KERNELS), len(shapes)), shapes):
+        weights = rng.standard_normal((len(some), channels, width))
+        weights -= weights.mean(-1, keepdims=True)
+        how_many = 2 ** rng.uniform(0, np.log2(min(channels, width) + 1), (len(some), 1))
+        weights *= (rng.random((len(some), channels)).argsort(1).argsort(1) < how_many.astype(int))[..., None]
+        biases = rng.uniform(-1, 1, len(some))
+        found.append((torch.from_numpy(weights).float(), torch.from_numpy(biases).float(), dilation,
+                      padded * (width - 1) * dilation // 2))
+    return found
+
+
+def convolved(task, split):
+    """Of each random convolution its maximum and the share of positions where it is positive: (examples, 2 KERNELS)."""
+    convolutions, found = kernels(task.length, task.channels), []
+    for part in np.array_split(np.arange(len(split)), -(-len(split) * task.length // 50_000)):
+        batch = split.batch(part)
+        x = torch.zeros(len(part), task.length, task.channels)                                # as long in every part
+        for one, series, length in zip(x, batch.samples, batch.lengths if task.ragged else [task.length] * len(part)):
+            one[:length] = series[:length]
+        some = []
+        for weights, biases, dilation, padding in convolutions:
+            y = torch.nn.functional.conv1d(x.transpose(1, 2), weights, biases, 1, padding, dilation)     # (b, c, l)
+            some += [y.amax(-1), (y > 0).float().mean(-1)]
+        found.append(torch.cat(some, 1))
+    return torch.cat(found).numpy()
+
+
+# ---- Fitting ---------------------------------------------------------------------------------------------------------
+
+def models(task):
+    """Linear models of a task's features, the most regularised first."""
+    if task.channels:
+        kind = RidgeClassifier if task.classes else Ridge
+        return [make_pipeline(StandardScaler(), kind(alpha)) for alpha in (1e5, 1e4, 1e3, 1e2, 1e1)]
+    if not task.classes:
+        return [Ridge(alpha, solver="sparse_cg") for alpha in (1e3, 1e2, 1e1, 1)]
+    return [OneVsRestClassifier(make_pipeline(NaiveBayes(), LogisticRegression(C=c, solver="liblinear")))
+            for c in (0.001, 0.01, 0.1, 1)]
+
+
+def fit(task, train, val, test):
+    """-> validation score, predictions (n,) for the test split, and those of one answer for all."""
+    features = convolved if task.channels else ngrams
+    x, x_val, x_test = (features(task, split) for split in (train, val, test))
+    if not task.channels:
+        often = np.flatnonzero(x.getnnz(0) > 1)                        # n-grams of two training examples at least
+        x, x_val, x_test = x[:, often], x_val[:, often], x_test[:, often]
+    y, fitted = np.asarray(train.y if train.chosen is None else train.y[train.chosen]), []
+    for model in models(task):
+        model.fit(x, y)
+        fitted.append((score(task, val.y, model.predict(x_val)), model))
+    best, model = max(fitted, key=lambda pair: pair[0])                # of equal ones the first
+    constant = np.bincount(y).argmax() if task.classes else y.mean()
+    return best, model.predict(x_test), np.full(len(test), constant)
+
+
+def score(task, y, guess):
+    """Accuracy, or R2."""
+    return float(np.mean(guess == y)) if task.classes else float(r2_score(y, guess)) if len(set(y)) > 1 else 0.0
+
+
+def counts(task, y, guess):
+    """As finetune.py's evaluate has them."""
+    some = dict(labels=y, predicted=guess, right=y[guess == y])
+    return {name: np.bincount(each, minlength=task.classes).tolist() for name, each in some.items()}
+
+
+def main(argv=None):
+    parser = Parser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
+    parser.add_argument("--task", required=True, help="as for finetune.py")
+    parser.add_argument("--label-fraction", type=between(float, 1e-9, 1), help="as for finetune.py")
+    parser.add_argument("--data-dir", default="data", help="where prepared data sets live")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write DIR/result.json")
+    args, start = parser.parse_args(argv), time.perf_counter()
+    if args.out and (args.out / "result.json").exists():
+        print(f"{args.out} is finished; nothing to do")
+        return
+    task, train, val, test = open_task(args.task, args.data_dir, None, args.label_fraction, labels=True)
+    name = "random convolutions" if task.channels else f"n-grams of 1 to {LONGEST}"
+    val_score, guess, constant = fit(task, train, val, test)
+    field, seconds = "accuracy" if task.classes else "r2", time.perf_counter() - start
+    found = {f"val_{field}": val_score, f"test_{field}": score(task, test.y, guess),
+             f"constant_{field}": score(task, test.y, constant)}
+    always = f"always {(task.names or range(task.classes))[int(constant[0])]}" if task.classes else "always the mean"
+    print(f"{args.task}, {len(train):,} training and {len(test):,} test examples, test {field}\n"
+          f"{always}: {found[f'constant_{field}']:.4f}\n"
+          f"linear model of {name}: {found[f'test_{field}']:.4f} (validation {val_score:.4f}), {seconds:.0f} s")
+    if args.out:
+        changed = {"label_fraction": args.label_fraction} if args.label_fraction else {}
+        args.out.mkdir(parents=True, exist_ok=True)
+        write_json(args.out / "result.json", found | dict(
+            task=args.task, model=name, objective="none", start="baseline", seed=0, data=task.data, changed=changed,
+            steps=0, train_examples=len(train), test_examples=len(test), seconds=round(seconds, 1),
+            counts=counts(task, test.y, guess) if task.classes else None, **environment(torch.device("cpu"))))
+
+
+if __name__ == "__main__":
+    guarded(main)
