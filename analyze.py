@@ -32,9 +32,10 @@ import numpy as np
 
 import experiments
 from compare import (OTHER, SCRATCH, SPT, bars, by_identity, compare, demo, draw, evaluations, half_width_of, hours,
-                     identity, markdown, mean_std, minus, newest, own, provenance, read_runs, replace_block, scores,
+                     identity, markdown, mean_std, minus, newest, provenance, read_runs, replace_block, scores,
                      signed, values_of, write)
 from data import Parser, UserError
+from verdict import own
 
 ROOT = Path(__file__).parent
 

@@ -2,7 +2,6 @@
 
     python analyze.py compare runs/a runs/b                  any runs, a row a setting; --baseline lr=1e-3
     python analyze.py demo                                   the demo's table and figure, from runs/demo
-    python analyze.py own runs/own                           your own data: SPT and joint training against scratch
 
 A run is what result.json says that it did: task, model, objective, how it started, seed, and everything that differs
 from the recipe in either stage. Names of folders count for nothing.
@@ -33,7 +32,8 @@ from recipes import number, settings
 
 SCRATCH, SPT, OTHER = "#9aa5b1", "#0072b2", "#d55e00"      # colour-blind safe, and apart in gray too
 # How a finetuning run started -> what it is called, its colour.
-STARTS = {"scratch": ("from scratch", SCRATCH), "spt": ("self-pretrained", SPT), "joint": ("joint", OTHER),
+STARTS = {"baseline": ("linear model", "black"), "scratch": ("from scratch", SCRATCH),
+          "spt": ("self-pretrained", SPT), "joint": ("joint", OTHER),
           "probe": ("head alone", "#009e73"), "corpus": ("pretrained elsewhere", "#cc79a7")}
 
 
@@ -135,7 +135,8 @@ def by_identity(runs):
             raise UserError(f"{place(there)} and {place(run)} are two runs of one setting and seed, which differ: "
                             f"{differ}; leave one out, or make what was changed a flag")
         other = sets.setdefault(run["task"], run)
-        if other.get("data") != run.get("data"):
+        one, two = other.get("data") or {}, run.get("data") or {}
+        if any(one[name] != two[name] for name in one.keys() & two.keys()):                  # older runs tell less
             raise UserError(f"{place(other)} and {place(run)} trained on two sets called {run['task']}: "
                             f"{other['data']} and {run['data']}; compare them apart")
     return dict(found)
@@ -657,117 +658,3 @@ def figure_of_demo(plt, models, arms):
         figure, axis = plt.subplots(figsize=(max(6.4, 1.4 * len(models)), 3.6))
         bars(axis, models, arms, dict.fromkeys(models, 50))
     return figure
-
-
-# ---- own: your own data ----------------------------------------------------------------------------------------------
-
-def own_lines(runs):
-    """{(task, share of the labels): {model, and what differs from the recipe: {start: {seed: run}}}}."""
-    found = {}
-    for runs in by_identity(with_pretraining(runs)).values():
-        run = next(iter(runs.values()))
-        own = settings(run["changed"]) | ({"joint": run["joint"]} if run.get("joint") not in (None, 1) else {})
-        share, start = own.pop("label_fraction", None) or 1, run["start"]
-        if start == "spt" and own.pop("freeze", False):
-            start = "probe"
-        line = ", ".join([run["model"], *([run["objective"]] if run["objective"] != "masked" else []), *(
-            f"{name.replace('arch.', '').replace('.', ' ')}={shown(value)}" for name, value in own.items())])
-        if start in experiments.WAYS:
-            found.setdefault((run["task"], share), {}).setdefault(line, {})[start] = runs
-    return found
-
-
-def own_title(task, share):
-    return Path(task.removeprefix("file:")).name + (f" with {100 * share:g} % of the labels" if share < 1 else "")
-
-
-def scatter(lines):
-    """The lines of a share of the labels -> {line and start: {seed: score}}, and the `estimates` of these."""
-    each = {f"{line} {STARTS[start][0]}": scores(arm) for line, arms in lines.items() for start, arm in arms.items()}
-    return each, estimates(each)
-
-
-def own(args):
-    """Your own data, of what is finished: for each share of the labels a table and a sentence, printed; a figure."""
-    found = own_lines(read_runs(args.runs))
-    if not found:
-        raise UserError(f"no finished finetuning run in {args.runs}; run: bash run_all.sh own --tasks file:PATH")
-    blocks = []
-    for key, lines in found.items():
-        probes = any("probe" in arms for arms in lines.values())
-        starts = experiments.WAYS if probes else experiments.WAYS[:3]
-        head = ["model", *(STARTS[start][0] for start in starts), "SPT - scratch [95 % interval] (seeds)",
-                "joint - scratch", "SPT - joint", "minutes a run"]
-        runs = [run for arms in lines.values() for arm in arms.values() for run in arm.values()]
-        digits, score, unit = (3, "R2", "R2") if "test_r2" in runs[0] else (1, "accuracy in percent", "points")
-        each, sure, rows, gains = *scatter(lines), [], {}
-        for line, arms in lines.items():
-            minutes = [mean_std({seed: run["minutes"] for seed, run in arms.get(start, {}).items()}).split(" ")[0]
-                       for start in starts]
-            differences = [gain(each, *(f"{line} {STARTS[start][0]}" for start in pair), sure)
-                           for pair in (("spt", "scratch"), ("joint", "scratch"), ("spt", "joint"))]
-            rows.append([line, *(mean_std(each.get(f"{line} {STARTS[start][0]}"), digits) for start in starts),
-                         *(signed(found, digits, half) for found, half in differences), " / ".join(minutes)])
-            if len(differences[0][0]) > 1:
-                gains[line] = differences[0]
-        passes = {run["passes"] for run in runs}
-        equal = f"{passes.pop():,} passes a run" if len(passes) == 1 else "unequal passes"
-        n = runs[0].get("data", {})
-        bare = n["sizes"][0] - n["labelled"] if "labelled" in n else 0
-        blocks += [f"**{own_title(*key)}**", markdown(head, rows),
-                   f"Test {score} on {values_of(runs, 'test_examples')} examples, mean ± standard deviation over "
-                   f"seeds. {how_sure(each, sure, digits)} "
-                   f"{'Joint training sees the labelled inputs only; ' if key[1] < 1 or bare else ''}"
-                   f"{f'SPT alone saw {bare:,} more sequences, without a label; ' if bare else ''}{equal}; "
-                   f"{provenance(runs + [run['first'] for run in runs if run['init']])}."]
-        if gains:
-            seeds = {len(found) for found, _ in gains.values()}
-            texts = [signed(found, digits, half) for found, half in gains.values()]
-            texts = [text.rsplit(" (", 1)[0] if len(seeds) == 1 else text for text in texts]
-            texts[0] = texts[0].replace(" [", f" {unit} [")            # the unit stands once
-            texts = " and ".join(f"{text} for {line}" for text, line in zip(texts, gains))
-            seeds = " or ".join(map(str, sorted(seeds)))
-            blocks.append(f"On {own_title(*key)} SPT gains {texts} over scratch ({seeds} seeds, "
-                          f"{'un' if 'unequal' in equal else ''}equal passes).")
-    print("\n" + "\n\n".join(blocks) + "\n")
-    draw(lambda plt: own_figure(plt, found), args.figure)
-    if args.readme:
-        figure = os.path.relpath(args.figure, args.readme.parent)
-        replace_block(args.readme, "own", "\n\n".join([*blocks, f"![gains of all seeds]({figure})"]))
-
-
-def dots(axis, lines):
-    """{line: {start: runs}} -> a dot a seed, a bar at the mean."""
-    for y, arms in enumerate(lines.values()):
-        for i, start in enumerate(start for start in experiments.WAYS if start in arms):
-            runs, (label, colour) = arms[start], STARTS[start]
-            height = y + 0.2 * (i - (len(arms) - 1) / 2)
-            if runs:
-                scores = [run["score"] for run in runs]
-                heights = np.linspace(height - 0.04, height + 0.04, len(runs))                # equal scores stay apart
-                axis.scatter(scores, heights, s=7, color=colour, label=label)
-                axis.plot([statistics.mean(scores)] * 2, [height - 0.1, height + 0.1], color=colour)
-    axis.set_yticks(range(len(lines)), lines)
-    axis.set(ylim=(len(lines) - 0.5, -0.5), xlabel="test accuracy, %: seeds and mean")
-    axis.grid(axis="x", color="0.9")
-
-
-def own_figure(plt, found):
-    """For each share of the labels: scores of all seeds on the left, gains over scratch on the right."""
-    figure, axes = plt.subplots(len(found), 2, figsize=(9, 1.2 + 1.6 * len(found)), squeeze=False)
-    for (left, right), (key, lines) in zip(axes, found.items()):
-        each, sure = scatter(lines)
-        for y, (line, arms) in enumerate(lines.items()):
-            score = "R2" if any("test_r2" in run for arm in arms.values() for run in arm.values()) else "accuracy, %"
-            for height, start in ((y - 0.1, "spt"), (y + 0.1, "joint")):
-                points, half = gain(each, f"{line} {STARTS[start][0]}", f"{line} {STARTS['scratch'][0]}", sure)
-                if points:
-                    right.errorbar(statistics.mean(points.values()), height, xerr=half, color=STARTS[start][1],
-                                   marker="o", capsize=3)
-        dots(left, {line: {start: [*arm.values()] for start, arm in arms.items()} for line, arms in lines.items()})
-        right.axvline(0, color="black", linestyle=":")
-        right.set_yticks(range(len(lines)), lines)
-        right.set(xlabel="gain over scratch, 95 % interval", ylim=(len(lines) - 0.5, -0.5))
-        left.set_xlabel(f"test {score}: seeds and mean")
-        left.set_title(own_title(*key), loc="left")
-    return figure, "What self-pretraining and joint training gain"

@@ -155,12 +155,19 @@ def demo(target, models=""):
 WAYS = "scratch", "spt", "joint", "probe"                        # probe: after SPT the head alone is trained
 
 
-def own(task, models="", share="", ways=WAYS[:3]):
-    """Your own data: three ways at equal passes. With a share of the labels, pretraining is the same."""
-    labels, word = f"--label-fraction {share}" if share else "", f"l{share}" if share else ""
-    probe = spt("-".join(filter(None, (word, "probe"))), "", f"--freeze {labels}".strip(), of="")
-    arms = dict(scratch=scratch(word, labels), spt=spt(word, "", labels, of=""),
-                joint=joint(word, f"--joint 1 {labels}".strip()), probe=probe)
+def own(task, models="", share="", ways=WAYS[:3], passes=None):
+    """Your own data: three ways at equal passes, an even number, by default the recipe's. With a share of the labels,
+    pretraining is the same."""
+    labels, few = (f"--label-fraction {share}", f"l{share}") if share else ("", "")
+    whole, half, short = (f"--steps {passes}", f"--steps {passes // 2}", f"p{passes}") if passes else ("", "", "")
+
+    def join(mark, *words):
+        return mark.join(filter(None, words))
+
+    word = join("-", few, short)
+    arms = dict(scratch=scratch(word, join(" ", labels, whole)), spt=spt(word, half, join(" ", labels, half), of=short),
+                joint=joint(word, join(" ", "--joint 1", labels, half)),
+                probe=spt(join("-", word, "probe"), half, join(" ", "--freeze", labels, half), of=short))
     return [Row(task, model, [arms[way] for way in ways]) for model in (models or "rotary s4").split()]
 
 

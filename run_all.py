@@ -6,7 +6,8 @@
     bash run_all.sh demo-init        {S4, DLR} x {own start, random start} x {scratch, SPT} on the reviews of demo-text
     bash run_all.sh architectures    every model x {scratch, SPT} on the reviews of demo-text
     bash run_all.sh own --tasks file:my.npz      your own data (or ucr:NAME): {rotary Transformer, S4} x {scratch, SPT,
-        joint training} at equal passes; with --label-fraction 0.05, --regression, --models s4,mega, --arms spt,probe
+        joint training} at equal passes, beside a linear model; with --label-fraction 0.05, --regression, --models
+        s4,mega, --arms spt,probe, --passes 600 (shortens)
     bash run_all.sh sweep --tasks text_demo --models rotary --vary lr=1e-3,3e-3 --vary arch.d=32,64  every combination,
         from scratch and self-pretrained, as one table; with --arms scratch,spt,joint,probe (probe: after SPT the head
         alone is trained); --select val: test scores of what validation chooses alone. A flag holds for every stage
@@ -75,9 +76,15 @@ def share(text):
     return f"{float(text):g}"
 
 
+def even(text):
+    if not re.fullmatch(r"\d*[02468]", text) or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"must be an even number, half of which pretrains, got {text!r}")
+    return int(text)
+
+
 OWN_FLAGS = "regression", "symbols", "samples", "group"          # of data.py: how your own data are read
 OF_TARGETS = dict.fromkeys((*OWN_FLAGS, "arms"), ["own", "sweep"]) | {
-    "label_fraction": ["own"], "vary": ["sweep"], "select": ["sweep"]}
+    "label_fraction": ["own"], "passes": ["own"], "vary": ["sweep"], "select": ["sweep"]}
 
 
 def parse_args(argv):
@@ -93,7 +100,7 @@ def parse_args(argv):
     add("--preset", default="paper")
     add("--raw", type=Path)
     for name, kind in (("seeds", numbers), ("gpus", numbers), ("tasks", words), ("models", words),
-                       ("label-fraction", share)):
+                       ("label-fraction", share), ("passes", even)):
         add(f"--{name}", type=kind)
     add("--vary", action="append", default=[])
     add("--arms", type=words)
@@ -175,8 +182,8 @@ def plan(args):
             raise UserError("own wants --tasks file:PATH or --tasks ucr:NAME" if target == "own" else
                             "sweep wants --tasks and --models")
         args.tasks = [*map(full_name, args.tasks)]
-        if target == "own" and (len(args.tasks) > 1 or args.tasks[0] in TASKS):
-            raise UserError(f"own wants --tasks file:PATH or --tasks ucr:NAME; got '{','.join(args.tasks)}'")
+        if target == "own" and (theirs := TASKS.keys() & {*args.tasks}):
+            raise UserError(f"own wants --tasks file:PATH or --tasks ucr:NAME; got '{min(theirs)}'")
     tasks = args.tasks or [experiments.DEMOS.get(target, [""])[0]]
     if target in (*experiments.DEMOS, "own", "sweep"):
         for task, model in itertools.product(tasks, args.models or ()):
@@ -185,7 +192,8 @@ def plan(args):
     if unknown := [start for start in args.arms or () if start not in experiments.WAYS]:
         raise UserError(f"--arms {unknown[0]}: there is {' '.join(experiments.WAYS)}")
     if target == "own":
-        entry = experiments.own(tasks[0], models, args.label_fraction, args.arms or experiments.WAYS[:3])
+        ways = args.arms or experiments.WAYS[:3]
+        entry = experiments.own(tasks[0], models, args.label_fraction, ways, args.passes)
         return entry, seeds, f"own/{folder_name(tasks[0])}"
     if target == "sweep":
         starts = args.arms or ["scratch", "spt"]
@@ -321,6 +329,23 @@ def prepare(task, args, quiet=False):
     return done.returncode
 
 
+def taken(folder):
+    """Makes the folder of the runs -> its lock."""
+    try:
+        (folder / "output").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}") from None
+    return locked(folder / ".lock", f"another run_all.sh works on {folder}", wait=False)
+
+
+def costs_nothing(args, folder):
+    """The command that fits a linear model to your own data, in seconds."""
+    share = args.label_fraction
+    name = "-".join(filter(None, (folder_name(args.tasks[0]), share and f"l{share}", "baseline")))
+    return ["python", "baseline.py", "--task", args.tasks[0], *(["--label-fraction", share] if share else []),
+            "--out", (folder / name).as_posix()]
+
+
 def train(args, entry, seeds, folder):
     """Data, then all chains, then the table: of demos and the like after every seed. -> exit code"""
     often, started, failed, lacking = args.target in (*experiments.DEMOS, "own", "sweep"), time.time(), False, set()
@@ -328,11 +353,7 @@ def train(args, entry, seeds, folder):
     for task in tasks:                         # one's own first: a mistake there shows before there is a folder
         if ":" in task and (code := prepare(task, args)):
             return code
-    try:
-        (folder / "output").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}") from None
-    lock = locked(folder / ".lock", f"another run_all.sh works on {folder}", wait=False)             # to the end
+    lock = taken(folder)                       # to the end
     for task in tasks:
         if ":" not in task and (code := prepare(task, args, quiet=args.target == "demo")):
             if code in (130, -signal.SIGINT):
@@ -343,12 +364,11 @@ def train(args, entry, seeds, folder):
     if not entry:
         print("error: nothing is left to run", file=sys.stderr)
         return 1
+    if args.target == "own" and (code := subprocess.run(costs_nothing(args, folder)).returncode):
+        return code
     by_seed = {seed: experiments.chains(entry, seed, folder.as_posix()) for seed in seeds}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    jobs = os.environ.get("JOBS") or str(len(args.gpus) if args.gpus else cores)
-    if not re.fullmatch(r"[1-9]\d*", jobs):
-        raise UserError(f"JOBS must be a number of runs side by side, got '{jobs}'")
-    jobs = int(jobs)
+    jobs = int(os.environ.get("JOBS") or (len(args.gpus) if args.gpus else cores))
     pool, told = Pool(jobs, args.gpus, folder), not often
 
     def tell():
@@ -404,12 +424,23 @@ def show(args, folder, by_seed, last=True):
 
 def main(argv=None):
     args = parse_args(argv)
-    entry, seeds, folder = plan(args)
-    folder = Path(os.environ.get("RUNS") or Path("runs", folder))
+    # Of own, one set after another, each with a folder and a table of its own.
+    sets = [argparse.Namespace(**vars(args) | {"tasks": [task]}) for task in args.tasks] if (
+        args.target == "own" and args.tasks) else [args]
+    plans = [(one, *plan(one)) for one in sets]                  # mistakes in any of them are said before the first
+    for one in sets:
+        one.raw, one.group = (path and path.resolve() for path in (args.raw, args.group))
+    os.chdir(ROOT)
+    return max(carry_out(one, *rest) for one, *rest in plans)
+
+
+def carry_out(args, entry, seeds, folder):
+    """Trains an entry, or prints its commands -> exit code."""
+    folder, jobs = Path(os.environ.get("RUNS") or Path("runs", folder)), os.environ.get("JOBS") or "1"
+    if not re.fullmatch(r"[1-9]\d{0,3}", jobs):
+        raise UserError(f"JOBS must be a number of runs side by side, got '{jobs}'")
     if not re.fullmatch(r"[\w./][\w./-]*", str(folder), re.ASCII):
         raise UserError(f"RUNS must consist of letters, digits, and . _ / -: '{folder}'")
-    args.raw, args.group = (path and path.resolve() for path in (args.raw, args.group))
-    os.chdir(ROOT)
     by_seed = {seed: experiments.chains(entry, seed, folder.as_posix()) for seed in seeds}
     if args.target == "sweep":
         for chain in by_seed[seeds[0]]:
@@ -419,7 +450,8 @@ def main(argv=None):
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)            # --list | head
     more = [*(["--raw", str(args.raw)] if args.raw else []), *reading(args)]
-    for chain in itertools.chain(*by_seed.values()):
+    for chain in [*([[shlex.join(costs_nothing(args, folder))]] if args.target == "own" else []),
+                  *itertools.chain(*by_seed.values())]:
         # Elsewhere, a chain must know how its data are to be read.
         own = {row.task for row in entry if ":" in row.task and shlex.quote(row.task) in chain[0]}
         print(" && ".join([*(shlex.join(["python", "data.py", "--task", task, *more]) for task in own), *chain]))

@@ -421,7 +421,7 @@ def test_run_all_names_folders_as_data_does(name, tmp_path):
     found = {}
     for share in ((), ("--label-fraction", "0.05")):
         lines = subprocess.run([*script, *share], capture_output=True, text=True, cwd=tmp_path).stdout.splitlines()
-        assert len(lines) == 6
+        assert len(lines) == 7 and "python baseline.py" in lines[0]
         found[share] = [re.findall(r"--out (\S+)", line) for line in lines]
         assert all(out.startswith(f"runs/own/{folder}/{folder}-") for outs in found[share] for out in outs)
         for line in lines:
@@ -472,8 +472,9 @@ def test_gains_and_the_sentence_that_says_them(tmp_path):
                 finished(tmp_path, "joint", model, seed, base + 0.01, 125, 90, joint=1.0, **more)
     text = shown(tmp_path)
     for words in ("my.npz", "my.npz with 50 % of the labels"):
-        assert (f"On {words} SPT gains +4.0 points [+2.0, +6.0] for rotary and -3.0 [-5.0, -1.0] for s4 over scratch "
-                "(3 seeds, equal passes).\n") in text
+        table = text.split(f"**{words}**")[1]
+        assert "- **rotary gains by SPT**: +4.0 points [+2.0, +6.0], 3 seeds; the error of 90 test examples" in table
+        assert "- **s4 loses by SPT**: -3.0 points [-5.0, -1.0], 3 seeds; the error of 90 test examples" in table
     assert ("| rotary | 51.0 \u00b1 1.0 | 55.0 \u00b1 1.0 | 52.0 \u00b1 1.0 | +4.0 [+2.0, +6.0] (3) "
             "| +1.0 [-1.0, +3.0] (3) | +3.0 [+1.0, +5.0] (3) | 1.5 / 3.0 / 1.5 |") in text
     assert text.count("250 passes a run") == 2 and text.count("1.1, pooled with 12 degrees of freedom") == 2
@@ -529,8 +530,8 @@ def test_numbers_have_r2(tmp_path):
         finished(tmp_path, "scratch", "s4", seed, dict(test_r2=0.5 + seed / 10), 250, 90)
         first = finished(tmp_path, "pretrain", "s4", seed, dict(val_score=1), 100, 60)
         finished(tmp_path, "spt", "s4", seed, dict(test_r2=0.75 + seed / 10), 150, 90, init=first)
-    wanted = "On my.npz SPT gains +0.250 R2 [-0.054, +0.554] for s4 over scratch (2 seeds, equal passes).\n"
-    assert wanted in shown(tmp_path)
+    assert ("- **s4: cannot be told**: +0.250 R2 [-0.054, +0.554], 2 seeds; if the difference stays, 3 seeds would tell."
+            in shown(tmp_path))
 
 
 def test_from_a_file_to_the_table(tmp_path):
@@ -547,8 +548,9 @@ def test_from_a_file_to_the_table(tmp_path):
                               text=True)
         assert done.returncode == 0, done.stderr
     text = shown(tmp_path / "runs")
-    assert re.search(r"\| s4, eval_every=1, steps=2, warmup=1 \| [\d.]+ \|", text) and "unequal passes" in text
+    assert re.search(r"\| s4, eval_every=1, warmup=1 \| [\d.]+ \|", text) and "my set.npz, 2 passes a run" in text
+    assert "| *linear: random convolutions* |" in text and "python predict.py" in text
     results = [json.loads(path.read_text()) for path in tmp_path.glob("runs/**/result.json")]
-    assert {result.get("start") for result in results} == {None, "scratch", "spt", "joint"}
+    assert {result.get("start") for result in results} == {None, "scratch", "spt", "joint", "baseline"}
     assert {result["task"] for result in results} == {f"file:{tmp_path / 'my set.npz'}"}
     assert all(result["train_examples"] == 42 for result in results)

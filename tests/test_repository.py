@@ -22,7 +22,8 @@ FILES = FOUR | {"pathfinder": set(), "data": {"pathfinder"}, "recipes": {"data",
                 "run": {"data", "models", "recipes", "zoo"}, "predict": {"data", "models", "pretrain", "run"}, "baseline": {"data", "run"},
                 "experiments": {"data", "models", "pretrain", "recipes", "zoo"},
                 "compare": {"data", "experiments", "models", "pretrain", "recipes"},
-                "analyze": {"compare", "data", "experiments"},
+                "verdict": {"compare", "data", "experiments", "recipes"},
+                "analyze": {"compare", "data", "experiments", "verdict"},
                 "run_all": {"analyze", "compare", "data", "experiments", "models", "pretrain", "recipes", "run"}}
 ZOO = """__init__ bigbird dfout ema linear linformer longformer lru mamba mega pythia reformer s4d s5 scan sgconv shared spade
     structured""".split()
