@@ -22,7 +22,8 @@ from recipes import settings
 
 UNEQUAL = 3                                    # to one: from here on balanced accuracy decides
 MOST = 100                                     # seeds that are worth naming
-Key = namedtuple("Key", "task share passes")   # share of the labels; passes, where --passes or --steps set them, or None
+# share: of the labels; passes: of a run, where --passes or --steps set them, or None.
+Key = namedtuple("Key", "task share passes")
 # lines: {model, and what differs from the recipe: {start: {seed: run}}}; baseline: the record of baseline.py, or None;
 # score: what it is called; balanced: whether that is balanced accuracy; ratio: the commonest class to the rarest.
 Bed = namedtuple("Bed", "lines baseline score balanced ratio")
@@ -70,7 +71,7 @@ def measured(lines, baseline):
 
 
 def recalls(runs):
-    """Of each class that is in the test split: the share that is found, mean over runs, and its size: (classes,) both."""
+    """Of each class in the test split: the share that is found, mean over runs, and its size: (classes,) both."""
     labels, right = (np.array([run["counts"][name] for run in runs]).mean(0) for name in ("labels", "right"))
     return right[labels > 0] / labels[labels > 0], labels[labels > 0]
 
@@ -119,7 +120,8 @@ def verdict(bed):
                              None if ceiling else sure[before].variance + sure[after].variance))
     alone = {name: sum(len([*filter(None, run["counts"]["predicted"])]) == 1 for run in arm)
              for name, arm in runs.items() if all(run.get("counts") for run in arm)}
-    said += [f"**{name} predicts one class alone** in {k} of {len(runs[name])} seeds." for name, k in alone.items() if k]
+    said += [f"**{name} predicts one class alone** in {k} of {len(runs[name])} seeds."
+             for name, k in alone.items() if k]
     if bed.baseline:
         said += beside_baseline(bed, runs, means, errors, [name for name, k in alone.items() if k == len(runs[name])])
     return said
@@ -227,8 +229,8 @@ def caption(key, bed):
     equal = "unequal passes" if len(passes) > 1 else f"{passes.pop():,} passes a run"
     some = [run["data"] for run in runs if "labelled" in run.get("data", {})]
     bare = some[0]["sizes"][0] - some[0]["labelled"] if some else 0
-    text = [f"Test {bed.score}{'' if bed.score == 'R2' else ' in percent'} on {n:,} examples, mean ± standard deviation "
-            f"over seeds{'; accuracy in parentheses' if bed.balanced else ''}."]
+    percent, accuracy = "" if bed.score == "R2" else " in percent", "; accuracy in parentheses" if bed.balanced else ""
+    text = [f"Test {bed.score}{percent} on {n:,} examples, mean ± standard deviation over seeds{accuracy}."]
     if bed.ratio > UNEQUAL:
         text.append(f"Classes are unequal, {bed.ratio:.0f}:1" + (
             ", so balanced accuracy decides." if bed.balanced else ", and these older runs kept no balanced accuracy."))
@@ -236,8 +238,9 @@ def caption(key, bed):
         error = statistics.mean(size_error(bed, [run]) for run in runs)
         common = [estimate for estimate in sure.values() if estimate.freedom]
         seeds = math.sqrt(statistics.mean(estimate.variance for estimate in common)) if common else None
-        text.append(f"One test example is worth {100 / n:.2g} points; another test set of this size would move a score by "
-                    f"{error:.1f} (standard error)" + (f", another seed by {seeds:.1f}." if seeds is not None else "."))
+        another = "" if seeds is None else f", another seed by {seeds:.1f}"
+        text.append(f"One test example is worth {100 / n:.2g} points; another test set of this size would move a score "
+                    f"by {error:.1f} (standard error){another}.")
     text.append(how_sure(each, sure, digits))
     text.append(f"{'Joint training sees the labelled inputs only; ' if key.share < 1 or bare else ''}"
                 f"{f'SPT alone saw {bare:,} more sequences, without a label; ' if bare else ''}{equal}; "
@@ -285,7 +288,7 @@ def dots(axis, bed):
 
 
 def figure(plt, found):
-    """For each set and share of the labels: scores of all seeds on the left, gains over scratch on the right, which have
+    """For each set and share of the labels: scores of all seeds on the left, gains over scratch on the right. These have
     one scale for all accuracies, and one for all R2."""
     picture, axes = plt.subplots(len(found), 2, figsize=(9, 1.2 + 1.6 * len(found)), squeeze=False)
     widest = {}
