@@ -29,8 +29,8 @@ import torch
 import torch.nn as nn
 from PIL import Image
 
-from data import (EOS, MASK, PAD, UNK, Parser, Split, UserError, as_stored, draw_example, encode, height, open_task,
-                  read_file, restored, write_atomically)
+from data import (EOS, MASK, OWN_FILES, PAD, UNK, Parser, Split, UserError, as_stored, draw_example, encode, height,
+                  open_task, read_file, restored, write_atomically)
 from models import MODELS, Backbone, Classifier, Denoiser, Joint, config
 from pretrain import OBJECTIVES
 from run import between, guarded, read_checkpoint
@@ -141,6 +141,12 @@ def load(run, data_dir="data"):
 
 
 # ---- Labels for sequences --------------------------------------------------------------------------------------------
+
+def held_examples(trained):
+    """The file of examples that lies beside runs which are handed on without their data, TASK.csv say; or None."""
+    name = trained.saved["task"]
+    return next((path for path in trained.run.parent.glob(f"{name}.*") if path.suffix in OWN_FILES), None)
+
 
 def held_out(trained):
     """-> the test split of the run's own data, the row of each example in your file, and its label; None for a
@@ -269,6 +275,16 @@ def filled_in(trained, batch):
     return hidden.numpy(), guess.numpy(), (wrong & hidden).numpy()
 
 
+def draw_filled_in(places, task, batch, hidden, guess, wrong, hides=True):
+    """On axes (b, 3): each example of a batch as it is, with its hidden positions covered, and as it was filled in."""
+    for i, (whole, covered, filled) in enumerate(places):
+        k = i * task.documents
+        nothing = np.zeros_like(hidden[k])
+        draw_example(whole, task, batch, i, nothing)
+        draw_example(covered, task, batch, i, hidden[k] if hides else nothing)
+        draw_example(filled, task, batch, i, hidden[k], guess[k], wrong[k])
+
+
 def show(trained, split, path):
     """Writes a picture of four sequences: as they are, as the model saw them, as it filled them in."""
     from matplotlib.figure import Figure
@@ -279,17 +295,16 @@ def show(trained, split, path):
     if task.channels and trained.saved["loss"] == "ce":                # gray levels as samples
         guess = (guess[..., None] / task.scale - task.mean) / task.std
     hides, right = OBJECTIVES[trained.saved["objective"]].hides, 1 - wrong.sum() / hidden.sum()
-    figure = Figure((17 if not task.side else 7.2, height(task) * len(batch.y)), layout="constrained")
-    for i, axes in enumerate(figure.subplots(len(batch.y), 3, squeeze=False)):
-        k = i * task.documents
-        nothing = np.zeros_like(hidden[k])
-        draw_example(axes[0], task, batch, i, nothing)
-        draw_example(axes[1], task, batch, i, hidden[k] if hides else nothing)
-        draw_example(axes[2], task, batch, i, hidden[k], guess[k], wrong[k])
+    stacked = not task.channels                # a text is wide
+    n = len(batch.y)
+    figure = Figure((6.2, 3.3 * height(task) * n) if stacked else (7.2 if task.side else 17, height(task) * n),
+                    layout="constrained")
+    places = figure.subplots(*((3 * n, 1) if stacked else (n, 3)), squeeze=False).reshape(n, 3)
+    draw_filled_in(places, task, batch, hidden, guess, wrong, hides)
     titles = ("as it is", f"{trained.saved['mask']:.0%} hidden" if hides else "read from the left",
-              f"as {trained.saved['model']} fills it in: {right:.0%} right")
-    for axis, title in zip(figure.axes, titles):
-        axis.set_title(title, loc="left", fontsize=8 if task.side else 10)
+              f"as {trained.saved['model']} fills it in" + ("" if stacked else f": {right:.0%} right"))
+    for axis, title in zip(places[0] if not stacked else places.flat, titles * n):
+        axis.set_title(title, loc="left", fontsize=10 if task.channels and not task.side else 8)
     write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:].lower()))
     colours = "wrong pixels are orange" if task.side else "what is right is blue, what is wrong orange"
     print(f"wrote {path}: {colours}; of these {hidden.sum():,} hidden positions {right:.1%} are right")
@@ -437,6 +452,9 @@ def main(argv=None):
     parser.add_argument("--data-dir", default="data", help="where prepared data sets live")
     args = parser.parse_args(argv)
     trained = load(args.run, args.data_dir)
+    if not (args.input or Path(args.data_dir, trained.saved["task"]).exists()) and (path := held_examples(trained)):
+        print(f"its data are not here, so this is about {path}")
+        args.input = path
     if args.show and args.show.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise UserError(f"--show '{args.show}': give a file name that ends in .png, .pdf or .svg")
     if args.export:

@@ -288,8 +288,8 @@ def dots(axis, bed):
 
 
 def figure(plt, found):
-    """For each set and share of the labels: scores of all seeds on the left, gains over scratch on the right. These have
-    one scale for all accuracies, and one for all R2."""
+    """For each set and share of the labels: scores of all seeds on the left, gains over scratch on the right. Gains
+    have one scale for all accuracies, and one for all R2."""
     picture, axes = plt.subplots(len(found), 2, figsize=(9, 1.2 + 1.6 * len(found)), squeeze=False)
     widest = {}
     for (left, right), (key, bed) in zip(axes, found.items()):

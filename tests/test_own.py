@@ -544,6 +544,7 @@ def test_from_a_file_to_the_table(tmp_path):
     for line in lines:
         line = line.replace("--resume", f"--steps 2 --eval-every 1 --warmup 1 --data-dir '{tmp_path}/data' --resume")
         line = line.replace("runs/own/", f"{tmp_path}/runs/").split(" && ", 1)[1]
+        line = line.replace("baseline.py", f"baseline.py --data-dir '{tmp_path}/data'")
         done = subprocess.run(["bash", "-c", line], cwd=ROOT, env=os.environ | {"PATH": path}, capture_output=True,
                               text=True)
         assert done.returncode == 0, done.stderr

@@ -1,0 +1,55 @@
+"""The runs in results/weights/: whole, small, and of use without their data."""
+import json
+
+import numpy as np
+import pytest
+
+import finetune
+import predict
+from conftest import ROOT
+
+FOLDER = ROOT / "results" / "weights"
+PAIRS = "text256-rotary", "text256-s4", "pathfinder_demo-transformer", "pathfinder_demo-s4"
+NAMES = [f"{pair}-{stage}" for pair in PAIRS for stage in ("pretrain", "finetuned")]
+
+
+def test_they_are_these_and_small():
+    assert sorted(path.name for path in FOLDER.iterdir() if path.is_dir() and path.name[0] not in "._") == sorted(NAMES)
+    sizes = {path: path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()}
+    assert all(size <= 400_000 for size in sizes.values()) and sum(sizes.values()) < 3_000_000
+    card = (FOLDER / "README.md").read_text()
+    for pair in PAIRS:                         # its numbers are those of the runs
+        first, second = (json.loads((FOLDER / f"{pair}-{stage}" / "result.json").read_text())
+                         for stage in ("pretrain", "finetuned"))
+        line = next(line for line in card.splitlines() if line.startswith(f"| `{pair}-pretrain`"))
+        assert f"| {first['val_score']:.3f} |".replace("| 0.", "| .") in line
+        assert f"| {100 * second['test_accuracy']:.1f} |" in line and f"| {second['parameters']:,} |" in line
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_has_its_kept_score_without_data(name, tmp_path, monkeypatch, capsys):
+    """On the examples beside it, by the commands of the card; within one of them, for other machines' rounding."""
+    monkeypatch.chdir(tmp_path)
+    result = json.loads((FOLDER / name / "result.json").read_text())
+    if name.endswith("pretrain"):
+        predict.main([str(FOLDER / name), "--show", "sheet.png"])
+        assert (tmp_path / "sheet.png").read_bytes()[:4] == b"\x89PNG"
+        trained = predict.load(FOLDER / name)
+        split = predict.new_split(trained, predict.held_examples(trained))[0]
+        hidden, _, wrong = predict.filled_in(trained, split.batch(np.arange(len(split))))
+        assert 1 - wrong.sum() / hidden.sum() == pytest.approx(result["kept"], abs=0.01)
+    else:
+        predict.main([str(FOLDER / name)])
+        lines = (tmp_path / "predictions.csv").read_text().splitlines()[1:]
+        right = [line.split(",")[1] == line.split(",")[2] for line in lines]
+        assert len(right) >= 16 and np.mean(right) == pytest.approx(result["kept"], abs=1.01 / len(right))
+    assert "its data are not here, so this is about" in capsys.readouterr().out
+    assert not (tmp_path / "data").exists()
+
+
+def test_finetuning_starts_from_them(tmp_path, capsys):
+    """On data that are generated anew: they are those of the pretraining, or it would refuse."""
+    words = ["--steps", "2", "--eval-every", "2", "--data-dir", str(tmp_path), "--out", str(tmp_path / "run")]
+    finetune.main(["--init", str(FOLDER / "pathfinder_demo-s4-pretrain"), *words])
+    assert "tensors taken over" in capsys.readouterr().out
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["start"] == "spt"
