@@ -1,0 +1,185 @@
+"""What costs nothing: features beside plain loops, tasks whose answer is known, and what the verdict makes of it."""
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import ttest_ind_from_stats
+
+import baseline
+import data
+import verdict
+from test_own import finished, shown
+
+
+def prepared(folder, name="my", seed=0, **arrays):
+    np.savez(folder / f"{name}.npz", **arrays)
+    return data.open_task(f"file:{folder / name}.npz", folder / "data", labels=True)
+
+
+def test_ngrams_are_those_of_a_plain_loop(tmp_path):
+    """Rows share as many features as their texts share n-grams."""
+    x = np.array(["abcabc", "bcab", "xyz", "aaaaaa", "cab"] * 8)
+    task, train, *_ = prepared(tmp_path, x=x, y=np.arange(40) % 2)
+    ids = [tuple(train.x[a:b]) for a, b in zip(train.offsets, train.offsets[1:])]
+    sets = [{one[i:i + n] for n in range(1, 6) for i in range(len(one) - n + 1)} for one in ids]
+    found = baseline.ngrams(task, train)
+    wanted = [[len(one & two) for two in sets] for one in sets]
+    assert (found @ found.T).toarray().tolist() == wanted
+
+
+@pytest.mark.parametrize("channels, ragged", [(1, False), (3, False), (2, True)])
+def test_random_convolutions_are_those_of_a_plain_loop(channels, ragged, tmp_path):
+    x = np.random.default_rng(1).standard_normal((30, 40, channels))
+    if ragged:
+        x[::2, 25:] = np.nan
+    task, train, *_ = prepared(tmp_path, x=x, y=np.arange(30) % 2)
+    found, column = baseline.convolved(task, train), 0
+    batch, i = train.batch(np.arange(len(train))), 3
+    series = torch.zeros(40, channels)
+    length = batch.lengths[i] if ragged else 40
+    series[:length] = batch.samples[i, :length]
+    kernels = baseline.kernels(40, channels)
+    assert sum(len(biases) for _, biases, _, _ in kernels) == baseline.KERNELS == found.shape[1] // 2
+    for weights, biases, dilation, padding in kernels:
+        width = weights.shape[2]
+        assert torch.allclose(weights.sum(2), torch.zeros(()), atol=1e-5)
+        padded = torch.cat([torch.zeros(padding, channels), series, torch.zeros(padding, channels)])
+        places = range(len(padded) - dilation * (width - 1))
+        plain = [float(biases[0]) + sum(float(weights[0, :, j] @ padded[t + j * dilation]) for j in range(width))
+                 for t in places]
+        assert found[i, column] == pytest.approx(max(plain), abs=1e-4)
+        share = sum(value > 0 for value in plain) / len(plain)
+        assert found[i, column + len(biases)] == pytest.approx(share, abs=1.01 / len(plain))
+        column += 2 * len(biases)
+
+
+def kinds(rng, n=400):
+    """{kind: arrays of a set whose answer n-grams or convolutions know}."""
+    y = np.arange(n) % 3
+    words = rng.integers(0, 20, (n, 30))
+    words[np.arange(n), 5 + rng.integers(0, 20, n)] = 20 + y
+    waves = np.sin(np.arange(60) * np.array([0.2, 0.5, 1.1])[y][:, None] + 6 * rng.random((n, 1)))
+    short = waves + 0.3 * rng.standard_normal((n, 60))
+    ragged = short.copy()
+    ragged[::3, 40:] = np.nan
+    few = np.where(rng.random(n) < 0.5, y, np.nan)
+    return {"symbols": dict(x=words, y=y), "samples": dict(x=short, y=y), "ragged": dict(x=ragged, y=y),
+            "texts": dict(x=np.array(["".join(map(chr, 97 + line)) for line in words]), y=np.array([*"abc"])[y]),
+            "unlabelled": dict(x=short, y=few), "channels": dict(x=np.stack([short, short[::-1]], 2), y=y),
+            "numbers": dict(x=short, y=np.array([0.5, 1, 2])[y] + 0.01 * rng.standard_normal(n))}
+
+
+@pytest.mark.parametrize("kind", kinds(np.random.default_rng(0)))
+def test_it_finds_what_is_there_and_says_so(kind, tmp_path, capsys):
+    np.savez(tmp_path / "my.npz", **kinds(np.random.default_rng(0))[kind])
+    task, folder = f"file:{tmp_path / 'my.npz'}", str(tmp_path / "data")
+    data.prepare(task, folder, regression=kind == "numbers")
+    words = ["--task", task, "--data-dir", folder, "--out", str(tmp_path / "out")]
+    baseline.main(words)
+    found, text = json.loads((tmp_path / "out" / "result.json").read_text()), capsys.readouterr().out
+    score = "r2" if kind == "numbers" else "accuracy"
+    assert found[f"test_{score}"] > 0.9 and found[f"constant_{score}"] < 0.45
+    assert found["start"] == "baseline" and f"{found[f'test_{score}']:.4f}" in text
+    assert kind == "numbers" or found["constant_accuracy"] == found["counts"]["labels"][0] / found["test_examples"]
+    assert kind != "unlabelled" or found["train_examples"] == found["data"]["labelled"] < 200
+    baseline.main(words)
+    assert "is finished" in capsys.readouterr().out
+
+
+def test_a_share_of_the_labels_is_that_of_finetuning(tmp_path):
+    arrays = kinds(np.random.default_rng(0))["symbols"]
+    prepared(tmp_path, **arrays)
+    task, train, val, test = data.open_task(f"file:{tmp_path / 'my.npz'}", tmp_path / "data", None, 0.1)
+    whole = baseline.ngrams(task, data.open_task(f"file:{tmp_path / 'my.npz'}", tmp_path / "data")[1])
+    assert (baseline.ngrams(task, train) != whole[train.chosen]).nnz == 0 and len(train) == 28
+    assert len(baseline.fit(task, train, val, test)[1]) == len(test)
+
+
+# ---- The verdict -----------------------------------------------------------------------------------------------------
+
+def counts(labels, predicted, right):
+    return dict(counts=dict(labels=labels, predicted=predicted, right=right))
+
+
+def trained(folder, model, start, scores, steps=100, **more):
+    """A finished run a seed."""
+    for seed, score in enumerate(scores):
+        init = {}
+        if start == "spt":
+            if not (folder / f"{model}-pretrain-s{seed}-None").exists():
+                finished(folder, "pretrain", model, seed, dict(val_score=1), steps, 60)
+            init = dict(init=f"{model}-pretrain-s{seed}-None")
+        own = dict(val_accuracy=score, test_examples=1000) | init | more
+        finished(folder, start, model, seed, score, steps, 60, **own)
+
+
+def linear(folder, score, constant, **more):
+    finished(folder, "baseline", "n-grams of 1 to 5", 0, score, 0, 3,
+             **dict(objective="none", constant_accuracy=constant, val_accuracy=score, test_examples=1000) | more)
+
+
+def test_what_costs_nothing_comes_first_and_may_be_ahead(tmp_path):
+    linear(tmp_path, 0.77, 0.5)
+    trained(tmp_path, "s4", "scratch", [0.695, 0.7, 0.705])
+    trained(tmp_path, "s4", "spt", [0.711, 0.71, 0.709])
+    text = shown(tmp_path)
+    rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
+    assert rows == ["| model", "| *one answer for all*", "| *linear: n-grams of 1 to 5*", "| s4"]
+    assert "- **The linear model is ahead of every network**: 77.0 %, where s4 self-pretrained has 71.0." in text
+    trained(tmp_path, "rotary", "scratch", [0.82, 0.82, 0.83])
+    assert ("- Validation prefers rotary from scratch, 82.3 %: **ahead of** the linear model, 77.0 %, which is ahead "
+            "of s4 from scratch, s4 self-pretrained." in shown(tmp_path))
+
+
+def test_unequal_classes_are_judged_by_balanced_accuracy(tmp_path):
+    """28:2, and every run but one learns the larger class: 93.3 % is no success."""
+    majority = counts([28, 2], [30, 0], [28, 0]) | dict(test_examples=30)
+    linear(tmp_path, 28 / 30, 28 / 30, **majority)
+    trained(tmp_path, "s4", "scratch", [28 / 30] * 3, **majority)
+    trained(tmp_path, "s4", "spt", [28 / 30] * 3, **counts([28, 2], [28, 2], [27, 1]) | dict(test_examples=30))
+    text = shown(tmp_path)
+    assert "Classes are unequal, 14:1, so balanced accuracy decides." in text
+    assert "| *one answer for all* | 50.0 (93.3) |" in text
+    assert "| s4 | 50.0 ± 0.0 (93.3) | 73.2 ± 0.0 (93.3) |" in text
+    assert "- **s4 from scratch predicts one class alone** in 3 of 3 seeds." in text
+    # Of two examples of a class one is found: sqrt(1/2 1/2 / 2 + 27/28 1/28 / 28) / 2 = 17.8 points.
+    assert verdict.size_error(*next((bed, [*bed.lines["s4"]["spt"].values()]) for bed in verdict.beds(
+        verdict.read_runs(tmp_path)).values())) == pytest.approx(17.8, abs=0.05)
+    assert "the error of 30 test examples, up to 34.8, would take the interval to 0" in text
+
+
+def test_older_runs_have_no_balanced_accuracy_and_it_says_so(tmp_path):
+    linear(tmp_path, 0.9, 0.9, **counts([900, 100], [950, 50], [880, 20]))
+    trained(tmp_path, "s4", "scratch", [0.9] * 2)
+    assert "Classes are unequal, 9:1, and these older runs kept no balanced accuracy." in shown(tmp_path)
+
+
+def test_the_ceiling_is_named_and_no_seeds_are_asked_for(tmp_path):
+    trained(tmp_path, "s4", "scratch", [1.0, 0.998])
+    trained(tmp_path, "s4", "spt", [1.0, 1.0])
+    text = shown(tmp_path)
+    assert "- **Every way is at the ceiling** (99.9 to 100.0 %): this set is too easy to tell them apart." in text
+    assert "**s4: cannot be told**" in text and "would tell" not in text
+
+
+def test_one_seed_tells_nothing(tmp_path):
+    trained(tmp_path, "s4", "scratch", [0.5])
+    trained(tmp_path, "s4", "spt", [0.9])
+    assert "- **s4: cannot be told** from one seed (+40.0 points)." in shown(tmp_path)
+
+
+@pytest.mark.parametrize("mean, deviation, size", [(1.0, 2.0, 5000), (0.4, 0.5, 5000), (3.0, 1.0, 500)])
+def test_the_seeds_that_would_decide_are_those_of_a_t_test(mean, deviation, size):
+    text = verdict.told("s4", {0: mean, 1: mean, 2: mean}, 99.0, "points", 1.0, size, 2 * deviation ** 2)
+    needed = next(k for k in range(4, 100) if ttest_ind_from_stats(mean, deviation, k, 0, deviation, k).pvalue < 0.05)
+    assert f"if the difference stays, {needed} seeds would tell" in text
+    assert "more than 100 seeds" in verdict.told("s4", {0: mean, 1: mean}, 99.0, "points", 1.0, size, 9e4)
+    assert "less than one test example" in verdict.told("s4", {0: mean, 1: mean}, 99.0, "points", 1.0, 10, 1.0)
+
+
+def test_shortened_runs_are_a_table_of_their_own(tmp_path):
+    trained(tmp_path, "s4", "scratch", [0.5, 0.6])
+    trained(tmp_path / "short", "s4", "scratch", [0.4, 0.5], steps=10, changed=dict(steps=10))
+    text = shown(tmp_path)
+    assert "**my.npz**" in text and "**my.npz, 10 passes a run**" in text
