@@ -86,6 +86,12 @@ def size_error(bed, runs):
     return 100 * math.sqrt((share * (1 - share) / n).sum()) / len(share)
 
 
+def worth(bed, n):
+    """Of one of n test examples, in points: least and most, since balanced accuracy counts a rare class more."""
+    sizes = recalls(runs_of(bed.lines)[:1])[1] if bed.balanced else np.array([n])
+    return 100 / len(sizes) / sizes.max(), 100 / len(sizes) / sizes.min()
+
+
 def arms_of(bed):
     """{line and start: [run]}, {line and start: {seed: score}}, and the `estimates` of these."""
     runs = {f"{line} {STARTS[start][0]}": [*arm.values()]
@@ -108,16 +114,15 @@ def verdict(bed):
     means = {name: statistics.mean(arm.values()) for name, arm in each.items()}
     errors = {name: size_error(bed, arm) for name, arm in runs.items()}
     n, said = next(iter(runs.values()))[0]["test_examples"], []
-    least = max(1, 200 / n)
-    ceiling = unit == "points" and min(means.values()) > 100 - least
-    if ceiling:
+    top = 100 - max(1, 200 / n) if unit == "points" else math.inf      # above it there is nothing to gain
+    if min(means.values()) > top:
         said.append(f"**Every way is at the ceiling** ({min(means.values()):.1f} to {max(means.values()):.1f} %): this "
                     "set is too easy to tell them apart.")
     for line, arms in bed.lines.items():
         if {"scratch", "spt"} <= arms.keys() and (found := gain_of(line, "spt", each, sure))[0]:
             before, after = (f"{line} {STARTS[start][0]}" for start in ("scratch", "spt"))
-            said.append(told(line, *found, unit, 1.96 * math.hypot(errors[before], errors[after]), n,
-                             None if ceiling else sure[before].variance + sure[after].variance))
+            said.append(told(line, *found, unit, 1.96 * math.hypot(errors[before], errors[after]), n, worth(bed, n)[0],
+                             None if means[before] > top else sure[before].variance + sure[after].variance))
     alone = {name: sum(len([*filter(None, run["counts"]["predicted"])]) == 1 for run in arm)
              for name, arm in runs.items() if all(run.get("counts") for run in arm)}
     said += [f"**{name} predicts one class alone** in {k} of {len(runs[name])} seeds."
@@ -127,9 +132,9 @@ def verdict(bed):
     return said
 
 
-def told(line, points, half, unit, size, n, variance):
+def told(line, points, half, unit, size, n, least, variance):
     """Of one model, what SPT did. size: half of the 95 % interval that n test examples alone would have, at most;
-    variance: of a difference of two seeds, None where no number of seeds would help."""
+    least: what one of them is worth; variance: of a difference of two seeds, None where scratch is at the ceiling."""
     mean, digits = statistics.mean(points.values()), 3 if unit == "R2" else 1
     text = signed(points, digits, half).rsplit(" (", 1)[0].replace(" [", f" {unit} [")
     text += "" if "[" in text else f" {unit}"
@@ -140,11 +145,11 @@ def told(line, points, half, unit, size, n, variance):
         sure = "" if abs(mean) > math.hypot(half, size) else (
             f"; the error of {n:,} test examples, up to {size:.1f}, would take the interval to 0")
         return f"**{line} {word} by SPT**: {text}, {len(points)} seeds{sure}."
-    if variance is None or not mean:
-        return f"**{line}: cannot be told**: {text}."
+    if variance is None:
+        return f"**{line}: cannot be told**: {text}, and from scratch it is at the ceiling already."
     needed = next((k for k in range(len(points) + 1, MOST + 1)
                    if stdtrit(2 * k - 2, 0.975) * math.sqrt(variance / k) < abs(mean)), None)
-    few = unit == "points" and abs(mean) < 100 / n
+    few = unit == "points" and abs(mean) < least
     return f"**{line}: cannot be told**: {text}, {len(points)} seeds; " + (
         "that is less than one test example." if few else
         f"if the difference stays, {needed or f'more than {MOST}'} seeds would tell.")
@@ -239,8 +244,9 @@ def caption(key, bed):
         common = [estimate for estimate in sure.values() if estimate.freedom]
         seeds = math.sqrt(statistics.mean(estimate.variance for estimate in common)) if common else None
         another = "" if seeds is None else f", another seed by {seeds:.1f}"
-        text.append(f"One test example is worth {100 / n:.2g} points; another test set of this size would move a score "
-                    f"by {error:.1f} (standard error){another}.")
+        points = " to ".join(dict.fromkeys(f"{one:.2g}" for one in worth(bed, n)))
+        text.append(f"One test example is worth {points} points; another test set of this size would move a score by "
+                    f"{error:.1f} (standard error){another}.")
     text.append(how_sure(each, sure, digits))
     text.append(f"{'Joint training sees the labelled inputs only; ' if key.share < 1 or bare else ''}"
                 f"{f'SPT alone saw {bare:,} more sequences, without a label; ' if bare else ''}{equal}; "
