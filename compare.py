@@ -344,8 +344,8 @@ FIELDS = "task", "model", "objective", "start", "joint"          # what else mak
 def value_of(run, name):
     """What a run has in a column: its own value or the recipe's, from its config.json; None where it has no meaning."""
     own = settings(run["changed"]) | {name: run.get(name) for name in FIELDS}
-    if name in own:
-        return str(own[name]) if isinstance(own[name], list) else own[name]
+    if name in own or run["start"] == "baseline":                # which has no settings
+        return str(own.get(name)) if isinstance(own.get(name), list) else own.get(name)
     if name.startswith("pretraining."):
         run, name = run["first"], name.removeprefix("pretraining.")
         if "changed" not in run:                                 # there was none
@@ -393,7 +393,10 @@ def baseline(row, rows, wanted):
         meant |= {f"pretraining.{name}": value} if before is not None and own in (None, before) else {}
         meant |= {name: value} if own is not None or before is None else {}
 
-    def agree(other, name, exactly):
+    def passes(row):
+        return next(iter(row.runs.values()))["passes"]
+
+    def agree(other, name, exactly, budget):
         if name in meant:
             return shown(other.values[name]) == meant[name]
         if not wanted and name == "start":
@@ -402,12 +405,15 @@ def baseline(row, rows, wanted):
             return not other.own.get("freeze")
         if not wanted and (name in experiments.DENOISING or name.startswith("pretraining.")):
             return True                                          # without meaning from scratch
+        if budget and name in ("steps", "epochs"):
+            return passes(other) == passes(row)
         return other.values[name] == row.values[name] or (
             not exactly and name not in FIELDS and other.own.get(name) == row.own.get(name))
 
-    for exactly in (True, False):                                # recipes may differ between ways to start
+    # Recipes may differ between ways to start, and so may steps at equal passes.
+    for exactly, budget in ((True, False), (False, False), (False, True)):
         for other in rows:
-            if other is not row and all(agree(other, name, exactly) for name in row.values):
+            if other is not row and all(agree(other, name, exactly, budget) for name in row.values):
                 return other
     return None
 

@@ -239,6 +239,16 @@ def test_a_baseline_is_of_the_stage_that_has_the_flag(tmp_path):
     assert found["spt", "–", "0.3"] == found["joint", "0.3", "–"] == found["scratch", "–", "–"] == "–"
 
 
+def test_scratch_at_equal_passes_is_what_gains_are_over(tmp_path):
+    """60 steps from scratch, 30 and 30 with pretraining: whatever `steps` says."""
+    put(tmp_path, "p", steps=30, changed={"steps": 30})
+    for name, start, steps, score in (("a", "scratch", 60, 0.5), ("b", "spt", 30, 0.6), ("c", "scratch", 90, 0.1)):
+        changed = {"steps": steps} | ({"pretraining": {"steps": 30}} if start == "spt" else {})
+        finetuned(tmp_path, name, score, start=start, steps=steps, changed=changed, init="x/p" if start == "spt" else None)
+    rows, _ = told(tmp_path)
+    assert [row[-4] for row in rows[1:] if "spt" in row] == ["+10.0"]
+
+
 def test_runs_that_share_a_pretraining_count_it_once(tmp_path):
     put(tmp_path, "p", steps=60)
     for name, changed in (("a", {}), ("b", {"lr": 0.1})):

@@ -551,6 +551,8 @@ def test_from_a_file_to_the_table(tmp_path):
     text = shown(tmp_path / "runs")
     assert re.search(r"\| s4, eval_every=1, warmup=1 \| [\d.]+ \|", text) and "my set.npz, 2 passes a run" in text
     assert "| *linear: random convolutions* |" in text and "python predict.py" in text
+    words = [sys.executable, ROOT / "analyze.py", "compare", tmp_path / "runs", "--figure", tmp_path / "c.png"]
+    assert "| baseline |" in subprocess.run(words, check=True, capture_output=True, text=True).stdout
     results = [json.loads(path.read_text()) for path in tmp_path.glob("runs/**/result.json")]
     assert {result.get("start") for result in results} == {None, "scratch", "spt", "joint", "baseline"}
     assert {result["task"] for result in results} == {f"file:{tmp_path / 'my set.npz'}"}
