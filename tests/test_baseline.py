@@ -185,3 +185,26 @@ def test_shortened_runs_are_a_table_of_their_own(tmp_path):
     trained(tmp_path / "short", "s4", "scratch", [0.4, 0.5], steps=10, changed=dict(steps=10))
     text = shown(tmp_path)
     assert "**my.npz**" in text and "**my.npz, 10 passes a run**" in text
+
+
+def test_the_figure_has_one_scale_of_gains_and_ends_at_100(tmp_path):
+    """No interval where there is one seed; R2 has a scale of its own."""
+    import matplotlib.pyplot as plt
+    linear(tmp_path, 0.77, 0.5)
+    trained(tmp_path, "s4", "scratch", [0.9, 0.95, 0.97])
+    trained(tmp_path, "s4", "spt", [0.99, 1.0, 1.0])
+    trained(tmp_path / "one", "s4", "scratch", [0.5], task="file:one.npz")
+    finished(tmp_path / "one", "pretrain", "s4", 0, dict(val_score=1), 100, 60, task="file:one.npz")
+    finished(tmp_path / "one", "spt", "s4", 0, 0.6, 100, 60, task="file:one.npz", init="s4-pretrain-s0-None")
+    finished(tmp_path / "r2", "scratch", "s4", 0, dict(test_r2=0.5), 100, 60, task="file:r2.npz")
+    found = verdict.beds(verdict.read_runs(tmp_path))
+    axes = verdict.figure(plt, found)[0].axes
+    lefts, rights = axes[::2], axes[1::2]
+    titles = [axis.get_title(loc="left") for axis in lefts]
+    by_title = dict(zip(titles, zip(lefts, rights)))
+    (left, right), (_, alone), (r2, _) = (by_title[name] for name in ("my.npz", "one.npz", "r2.npz"))
+    assert left.get_xlim()[1] == 100 and r2.get_xlim()[1] != 100 and right.get_xlim() == alone.get_xlim()
+    bars = [container.has_xerr for axis in (right, alone) for container in axis.containers]
+    assert bars == [True, False]
+    assert {round(float(line.get_xdata()[0]), 1) for line in left.lines if len(set(line.get_xdata())) == 1} >= {50.0, 77.0}
+    plt.close("all")
