@@ -18,6 +18,7 @@ A prepared task is a folder `data/<task>/` with `{train,val,test}_{x,y}.npy` (sy
 """
 import argparse
 import codecs
+import contextlib
 import csv
 import glob
 import hashlib
@@ -71,6 +72,42 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         raise UserError(message)
+
+
+def exit_code(main, interrupted="interrupted"):
+    """Runs a script's main -> 0, or what it returns; 2, after one line, for a user's mistake and for what a disk does;
+    130 for Ctrl-C; 141, without a word, where nobody reads any more what it prints."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")          # an ASCII terminal
+    text = None
+    try:
+        code = main() or 0
+        print(end="", flush=True)
+    except BrokenPipeError:
+        code = 141
+    except (UserError, OSError, MemoryError, ImportError) as error:              # no matplotlib, say
+        code, text = 2, f"error: {error}"
+    except KeyboardInterrupt:
+        code, text = 130, interrupted
+    with contextlib.suppress(OSError):
+        if text:
+            print(" ".join(text.splitlines()), file=sys.stderr)
+        print(end="", flush=True)
+        return code
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())     # else its end fails too
+    return code
+
+
+@contextlib.contextmanager
+def reading(problem, advice):
+    """UserError, in one line, for whatever the reader of a file raises: a damaged one can make it raise anything."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        kind = f"{type(error).__name__} " if isinstance(error, LookupError) or not str(error) else ""
+        raise UserError(f"{problem}: {kind}{' '.join(str(error).split())[:300]}; {advice}") from None
 
 
 # ---- tasks -----------------------------------------------------------------------------------------------------------
@@ -289,7 +326,7 @@ def folder_name(name):
     if not name.startswith("file:"):
         return name.replace(":", "-")
     path = name.removeprefix("file:")
-    stem = re.sub("[^A-Za-z0-9._-]", "_", Path(path).stem)
+    stem = re.sub("[^A-Za-z0-9._-]", "_", Path(path).stem)[:100]          # a run's name is longer still
     return f"file-{stem}-{hashlib.md5(os.fsencode(path)).hexdigest()[:8]}"
 
 
@@ -306,10 +343,8 @@ def kept(task):
 
 def restored(record):
     """-> Task."""
-    try:
+    with reading("this checkpoint is of another version", "make the run again"):
         return replace(FILE, **record)
-    except TypeError as error:
-        raise UserError(f"this checkpoint is of another version ({error})") from None
 
 
 def tuples(record):
@@ -336,11 +371,11 @@ def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False)
     labels: without the training examples that have none; UserError where none has one.
     """
     folder = prepare(name, data_dir)
-    meta = read_json(folder / "meta.json")
-    found = tuples(meta["found"])
-    source = "generated" if meta["source"] == "generated" else "official files"           # wherever they lie
-    source = source if declared(name).length else "own data"
-    try:
+    with reading(f"{folder} is damaged", _again(name, folder)):
+        meta = read_json(folder / "meta.json")
+        found = tuples(meta["found"])
+        source = "generated" if meta["source"] == "generated" else "official files"       # wherever they lie
+        source = source if declared(name).length else "own data"
         checksum = zlib.crc32(b"".join((folder / f"{split}_y.npy").read_bytes() for split in SPLITS))
         identity = dict(source=source, seed=meta["seed"], sizes=meta["sizes"], labels=checksum)
         identity |= {"inputs": meta["inputs"]} if meta.get("inputs") else {}
@@ -348,10 +383,12 @@ def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False)
         task = replace(declared(name), **found, data=identity)
         arrays = ["x", "y"] + ["offsets"] * (task.ragged or not task.channels)
         arrays += ["rows"] * (folder / "train_rows.npy").exists()      # official sets have none
-        train, val, test = (Split(task, **{array: np.load(folder / f"{split}_{array}.npy", mmap_mode="r")
-                                           for array in arrays}) for split in SPLITS)
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{folder} is damaged ({error}); {_again(name, folder)}") from None
+        splits = [Split(task, **{array: np.load(folder / f"{split}_{array}.npy", mmap_mode="r") for array in arrays})
+                  for split in SPLITS]
+        if found.get("sizes", (*meta["sizes"],)) != (*meta["sizes"],) or not all(
+                map(fits, [task] * 3, splits, meta["sizes"])):
+            raise ValueError("its arrays are not those of which meta.json tells")
+    train, val, test = splits
     n = len(train) if task.labelled is None else task.labelled
     if labels and n == 0:
         raise UserError(f"{name} has no labels, which pretrain.py alone can do without")
@@ -365,6 +402,24 @@ def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False)
         if not len(train):
             raise UserError(f"--train-fraction {fraction} keeps no training example with a label; take more of them")
     return task, train, val, test
+
+
+def fits(task, split, n):
+    """Whether a split's arrays are those of n examples of such a task. Of x, kind and shape alone are looked at."""
+    x, y, offsets, sequences = split.x, split.y, split.offsets, n * task.documents
+    shape = sequences, task.length, task.channels
+    if offsets is not None:
+        lengths, shape = np.diff(offsets), (offsets[-1], task.channels)[:2 if task.channels else 1]
+        if (offsets.dtype.kind, len(lengths), offsets[0]) != ("i", sequences, 0) or (
+                not 0 < lengths.min() <= lengths.max() <= task.length):
+            return False
+    for value in (task.mean, task.std):        # ValueError: not one a channel
+        np.broadcast_to(np.float64(value), task.channels or 1)
+    return (0 < n == len(y) and all(part is None or part.shape == y.shape == (n,) for part in (y, split.rows))
+            and y.dtype == (np.uint8 if task.classes else np.float32) and y.max() < (task.classes or math.inf)
+            and x.dtype.kind in ("iuf" if task.channels else "u") and x.shape == shape and 0 <= task.mask <= 1
+            and len(task.names) in (0, task.classes) and len(task.symbols) == (task.vocab or 0)
+            and (task.labelled or 0) <= task.data["sizes"][0])
 
 
 def order(n, seed, epoch):
@@ -454,20 +509,18 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
                           **own_data)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with locked(folder.parent / f".{folder.name}.lock", f"{folder} is being prepared by another process"):
+            lock = folder.parent / f".{folder.name}.lock"
+            with locked(lock, f"{folder} is being prepared by another process"):
                 if not (folder / "meta.json").exists():   # else another process made it while we waited
-                    folder.mkdir(exist_ok=True)
-                    try:
-                        found = globals()[f"prepare_{task.family}"](task, request) or {}
-                    finally:
-                        if not os.listdir(folder):        # what was asked for could not be read
-                            folder.rmdir()
+                    found = _filled_in(task, request, lock)
                     sizes = [len(np.load(folder / f"{split}_y.npy", mmap_mode="r")) for split in SPLITS]
                     inputs = own and [sha256_of(folder / f"{split}_x.npy")[:8] for split in SPLITS]
                     meta = dict(asked, task=name, sizes=sizes, seed=request.seed, source=source, stamp=stamp,
                                 inputs=inputs, regression=bool(own_data.get("regression")), found=found)
                     write_json(folder / "meta.json", meta)
                     shutil.rmtree(folder / "parts", ignore_errors=True)
+        except BrokenPipeError:                           # what was printed, not a file
+            raise
         except OSError as error:
             raise UserError(f"{folder}: {error}; restore that file, make room, or choose another --data-dir") from None
     there = read_json(folder / "meta.json")
@@ -479,15 +532,23 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
     return folder
 
 
+def _filled_in(task, request, lock):
+    """What `prepare_<family>` fills in. If it cannot read what was asked for, neither folder nor lock stays behind."""
+    request.folder.mkdir(exist_ok=True)
+    try:
+        return globals()[f"prepare_{task.family}"](task, request) or {}
+    finally:
+        if not os.listdir(request.folder):
+            request.folder.rmdir()
+            lock.unlink()
+
+
 def _content(path, stamp, folder):
     """What a file is known by, its checksum. It is not read again where size and time are those in meta.json."""
     if (folder / "meta.json").exists() and (there := read_json(folder / "meta.json")).get("stamp") == stamp:
-        return there["source"]
-    try:
-        with open(path, "rb") as file:
-            return f"{path}, md5 {hashlib.file_digest(file, 'md5').hexdigest()}"
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+        return there.get("source")
+    with reading(f"{path} cannot be read", "restore it"), open(path, "rb") as file:
+        return f"{path}, md5 {hashlib.file_digest(file, 'md5').hexdigest()}"
 
 
 def _again(name, folder):
@@ -869,10 +930,8 @@ def prepare_cifar(task, request):
     """Image (one gray channel) or sCIFAR (three): 32 x 32 pixels row by row, or fewer, each the mean of those whose
     centres lie under it. Validation: a tenth of the training images as random_split with seed 42 draws it."""
     place = find(request, "cifar-10-binary*.tar.gz", "cifar-10-python*.tar.gz", "cifar10*.npz", ".")
-    try:
+    with reading(f"{place} is not all of CIFAR-10", f"it may be: {task.source.accepts}"):
         (images, labels), test = read_cifar(place)
-    except (OSError, ValueError, LookupError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
-        raise UserError(f"{place} is not all of CIFAR-10 ({error!r}); it may be: {task.source.accepts}") from None
     if images.ndim < 4 and task.channels == 3:
         raise UserError(f"{place} holds gray images; {request.folder.name} needs colour")
     train, val = np.split(_shuffled(len(labels)), [int(len(labels) * 0.9)])
@@ -899,8 +958,8 @@ def prepare_speech(task, request):
     with open(path, "wb") as file:                        # all clips, in the order of the archive
         for match, raw in tqdm(_members(place, pattern), str(request.folder), unit="clip"):
             if match[1]:
-                with wave.open(io.BytesIO(raw)) as clip:                                  # 16 kHz, mono, 16 bits
-                    samples = np.frombuffer(clip.readframes(task.length), "<i2")
+                with reading(f"{match[1]} in {place} is damaged", "get it again"), wave.open(io.BytesIO(raw)) as clip:
+                    samples = np.frombuffer(clip.readframes(task.length), "<i2")          # 16 kHz, mono, 16 bits
                 file.write(np.pad(samples, (0, task.length - len(samples))))              # silent after its end
                 rows[match[1]] = len(rows)
             else:
@@ -988,10 +1047,8 @@ def read_own(path, raw, documents=1):
     if path.lower().endswith(".npz"):
         own, missing = read_npz(path, raw, documents)
     else:
-        try:
+        with reading(f"{path} is not UTF-8", "save it as that"):
             text = io.StringIO(raw.decode("utf-8-sig"), newline=None)
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path} is not UTF-8 ({error}); save it as that") from None
         ts, missing = path.lower().endswith(".ts"), None
         own = Own(*(read_ts(path, text) if ts else read_lines(path, text, documents)))
         missing = "?" if ts else None
@@ -1006,7 +1063,8 @@ def read_own(path, raw, documents=1):
 
 def read_npz(path, raw, documents):
     """-> Own without `known`, and the value of y that stands for no label, or None."""
-    try:
+    with reading(path, "it must hold numbers x (n, l) or (n, l, channels), or texts x (n,), and y (n,); a shorter "
+                       "series ends in NaN, or in -1 if it is symbols"):
         with np.load(io.BytesIO(raw)) as file:
             x = file["x"]
             y, missing, split, group = (file.get(name) for name in ("y", "missing", "split", "group"))
@@ -1025,9 +1083,6 @@ def read_npz(path, raw, documents):
         elif x.dtype.kind != "U":
             x = x.astype(np.float64).reshape(*x.shape[:2], math.prod(x.shape[2:]))
         return Own(list(x), y, None, split, group), missing
-    except (OSError, ValueError, LookupError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path}: {str(error).splitlines()[0]}; it must hold numbers x (n, l) or (n, l, channels), or "
-                        "texts x (n,), and y (n,); a shorter series ends in NaN, or in -1 if it is symbols") from None
 
 
 def read_lines(path, file, documents=1):
@@ -1056,7 +1111,8 @@ def read_file(path, documents=1):
         raise UserError(f"{path} is not a file, or not there")
     if not path.lower().endswith(OWN_FILES):
         raise UserError(f"{path} must end in one of {' '.join(OWN_FILES)}")
-    return read_own(path, Path(path).read_bytes(), documents)
+    with reading(path, "restore it, or save it anew"):
+        return read_own(path, Path(path).read_bytes(), documents)
 
 
 def prepare_file(task, request):
@@ -1074,7 +1130,8 @@ def prepare_ucr(task, request):
         request = replace(request, raw=packaged)          # never copied: it is read where it is
     place = find(request, f"{name}.zip", ".")
     found = [*_members(place, rf"(?:^|/){name}_(TRAIN|TEST)\.tsv?$")]
-    halves = {match[1]: read_own(match[0], raw) for match, raw in found}
+    with reading(place, "get it again"):
+        halves = {match[1]: read_own(match[0], raw) for match, raw in found}
     if not len(found) == len(halves) == 2:
         raise UserError(f"{place} must hold one {name}_TRAIN and one {name}_TEST, as .ts or .tsv; of both together it "
                         f"holds {len(found)}")
@@ -1284,10 +1341,8 @@ def encode(task, place, series):
 
 def groups(path, place, own):
     """A file with the group of each example, a line each -> (n,)."""
-    try:
+    with reading(f"--group {path} cannot be read", "restore it"):
         names = Path(path).read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--group {path} cannot be read: {error}") from None
     if own.group is not None or len(names) != len(own.series):
         raise UserError(f"--group {path} has {len(names):,} lines, where {place} has {len(own.series):,} examples"
                         + (" and groups of its own" if own.group is not None else ""))
@@ -1357,23 +1412,20 @@ def find(request, *patterns):
 
 def _members(place, pattern):
     """The files in an archive or folder whose path matches -> iterator over (match, bytes). Nothing is unpacked."""
-    if place.is_dir():
-        for path in sorted(place.rglob("*")):
-            if match := re.search(pattern, path.relative_to(place).as_posix()):
-                yield match, path.read_bytes()
-        return
-    try:
-        if zipfile.is_zipfile(place):
+    with reading(f"{place} is damaged", "get it again"):
+        if place.is_dir():
+            for path in sorted(place.rglob("*")):
+                if match := re.search(pattern, path.relative_to(place).as_posix()):
+                    yield match, path.read_bytes()
+        elif zipfile.is_zipfile(place):
             with zipfile.ZipFile(place) as archive:
                 yield from ((match, archive.read(name)) for name in archive.namelist()
                             if (match := re.search(pattern, name)))
-            return
-        with tarfile.open(place) as archive:
-            for member in archive:
-                if member.isfile() and (match := re.search(pattern, member.name)):
-                    yield match, archive.extractfile(member).read()
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, OSError) as error:
-        raise UserError(f"{place} is damaged ({error}); get it again") from None
+        else:
+            with tarfile.open(place) as archive:
+                for member in archive:
+                    if member.isfile() and (match := re.search(pattern, member.name)):
+                        yield match, archive.extractfile(member).read()
 
 
 def fetch(url, folder, by_hand, sha256=None):
@@ -1434,18 +1486,19 @@ def sha256_of(path):
 def write_atomically(path, write):
     """write(open binary file), then rename: `path` is there whole or not at all. UserError for a full disk."""
     path = Path(path)
-    temporary = path.with_name(path.name + ".tmp")
+    device = path.is_char_device()                        # /dev/stdout, say, whose place no file may take
+    temporary = path if device else path.with_name(path.name + ".tmp")
     try:
         with open(temporary, "wb") as file:
             write(file)
             file.flush()
-            os.fsync(file.fileno())
+            device or os.fsync(file.fileno())
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:              # torch.save reports a full disk as RuntimeError
         raise UserError(f"cannot write {path}: {str(error).splitlines()[0]}; make room, or choose another "
                         "folder") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        device or temporary.unlink(missing_ok=True)
 
 
 def write_json(path, record):
@@ -1454,14 +1507,14 @@ def write_json(path, record):
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def read_json(path):
-    """A JSON object -> dict. UserError when the file is missing or damaged."""
-    try:
-        return dict(json.loads(Path(path).read_text()))
-    except (OSError, ValueError, TypeError) as error:                 # TypeError: JSON, and no object
-        place = Path(path).parent
-        raise UserError(f"{path} is missing or damaged ({error}); restore it, or, if {place} is one data set or run, "
-                        "remove that") from None
+def read_json(path, *wanted):
+    """A JSON object -> dict. UserError when the file is missing or damaged, or lacks one of these fields."""
+    advice = f"restore it, or, if {Path(path).parent} is one data set or run, remove that"
+    with reading(f"{path} is missing or damaged", advice):
+        record = json.loads(Path(path).read_text())
+        if not isinstance(record, dict) or not {*wanted} <= record.keys():
+            raise ValueError(f"it is no record with {' '.join(wanted)}" if wanted else "it is no record")
+        return record
 
 
 def locked(path, busy, wait=True):
@@ -1480,8 +1533,12 @@ def locked(path, busy, wait=True):
 # ---- --list, --show --------------------------------------------------------------------------------------------------
 
 def print_tasks(data_dir):
-    metas = [read_json(path) for kind in ("file", "ucr") for path in Path(data_dir).glob(f"{kind}-*/meta.json")]
-    own = {meta["task"]: replace(declared(meta["task"]), **tuples(meta["found"])) for meta in metas}
+    own = {}
+    for path in [path for kind in ("file", "ucr") for path in Path(data_dir).glob(f"{kind}-*/meta.json")]:
+        with reading(f"{path} is damaged", f"remove {path.parent}"):
+            meta = read_json(path)
+            task = own[meta["task"]] = replace(declared(meta["task"]), **tuples(meta["found"]))
+            f"{task.length:,} {task.classes:,} {sum(task.sizes):,}"
     for name, task in (TASKS | dict(sorted(own.items()))).items():
         state = "prepared" if (Path(data_dir) / folder_name(name) / "meta.json").exists() else "not prepared"
         origin = "generated" if task.make else "not to be downloaded"
@@ -1505,12 +1562,18 @@ def show(name, data_dir, path):
         value = batch.y[i].item()
         if task.ends:                                     # back into the unit of the targets
             value = task.ends[0] + (value + 1) / 2 * (task.ends[1] - task.ends[0])
-        pair[0].set_title(task.names[value] if task.names else f"{value:.3g}", loc="left")
+        pair[0].set_title(task.names[value] if task.names else f"{value:.3g}", loc="left", parse_math=False)
         pair[1].set_title(f"{task.mask:.0%} hidden", loc="left")
         for axis, gone in zip(pair, (np.zeros_like(hidden[i]), hidden[i])):
             draw_example(axis, task, batch, i, gone)
     write_atomically(path, lambda file: figure.savefig(file, format=Path(path).suffix[1:].lower()))
     print(f"wrote {path}")
+
+
+def picture(flag, path):
+    """UserError for a path that no picture can have."""
+    if Path(path).suffix.lower() not in (".png", ".pdf", ".svg") or Path(path).is_dir():
+        raise UserError(f"{flag} '{path}': give a file name that ends in .png, .pdf or .svg")
 
 
 RIGHT, WRONG = "#0072b2", "#d55e00"       # colour-blind safe
@@ -1572,7 +1635,11 @@ def draw_example(axis, task, batch, i, hidden, guess=None, wrong=None):
 # ---- command line ----------------------------------------------------------------------------------------------------
 
 def main(argv=None):
-    """The commands of the module's docstring -> exit code: 0, 2 after a user's mistake, 130 after Ctrl-C."""
+    """The commands of the module's docstring -> `exit_code`."""
+    return exit_code(lambda: command(argv), "interrupted; run the same command again to resume")
+
+
+def command(argv):
     parser = Parser(prog="data.py", description=__doc__, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", help="one of: " + " ".join(TASKS) + " or your own data: file:PATH (.npz, .csv, .tsv, "
@@ -1593,16 +1660,8 @@ def main(argv=None):
     parser.add_argument("--workers", type=int, metavar="K", help="processes of the generator (default: all cores)")
     parser.add_argument("--show", metavar="FILE", help="prepare, then draw some examples before and after masking")
     parser.add_argument("--list", action="store_true", help="print the tasks")
-    try:
-        args = parser.parse_args(argv)
-        print_tasks(args.data_dir) if args.list else _prepare_and_show(args)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; run the same command again to resume", file=sys.stderr)
-        return 130
-    return 0
+    args = parser.parse_args(argv)
+    print_tasks(args.data_dir) if args.list else _prepare_and_show(args)
 
 
 def _prepare_and_show(args):
@@ -1610,8 +1669,8 @@ def _prepare_and_show(args):
         value = getattr(args, flag)
         if value is not None and value < least:
             raise UserError(f"--{flag} {value}: must be at least {least}")
-    if args.show is not None and Path(args.show).suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise UserError(f"--show '{args.show}': give a file name that ends in .png, .pdf or .svg")
+    if args.show is not None:
+        picture("--show", args.show)
     sizes, task = [getattr(args, split) for split in SPLITS], TASKS.get(args.task)
     if any(sizes) and not (task and task.length):
         raise UserError("--train, --val and --test have no meaning for your own data, all of which is taken")
@@ -1628,6 +1687,4 @@ def _prepare_and_show(args):
 
 
 if __name__ == "__main__":
-    if "--list" in sys.argv and hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)     # piped into head: ends quietly
     sys.exit(main())

@@ -12,6 +12,11 @@ R2 for regression. Validation chooses the checkpoint by it; the test split is ev
 checkpoint, and every test sequence counts. Loop, run directory, --resume and torchrun are as in stage 1, and so is the
 table of recipes.
 """
+import sys
+
+if __name__ == "__main__":                     # Ctrl-C while the rest is imported
+    sys.excepthook = lambda kind, *rest: kind is KeyboardInterrupt or sys.__excepthook__(kind, *rest)
+
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -109,12 +114,17 @@ def inherit(flags):
         raise UserError(f"--init {flags.init} is not a directory; it wants that of a pretraining run")
     saved = read_json(flags.init / "config.json")
     needed = {"task", "model", "objective", "arch", "train_fraction", "changed"}
-    if saved.get("start") != "pretrain" or not needed <= saved.keys():
+    if saved.get("start") != "pretrain" or not needed <= saved.keys() or not isinstance(saved["changed"], dict):
         raise UserError(f"{flags.init} is not a pretraining run, or one of an older version; --init wants a new one")
     for name in ("task", "model", "objective"):
         if getattr(flags, name) not in (None, saved[name]):
             raise UserError(f"--{name} {getattr(flags, name)}, but {flags.init} was pretrained with --{name} "
                             f"{saved[name]}; leave that flag out, or choose another --init")
+    if (flags.init / "best.pt").exists():
+        kept = read_checkpoint(flags.init / "best.pt")["config"]
+        if edited := [name for name in sorted(needed - {"changed"}) if kept.get(name) != saved[name]]:
+            raise UserError(f"{flags.init}/config.json is not that of its best.pt: {edited[0]} = {saved[edited[0]]}, "
+                            f"not {kept.get(edited[0])}; restore it, or choose another --init")
     if flags.arch is not None:
         raise UserError(f"--arch has no meaning with --init: sizes are those of {flags.init}")
     fixed = {name: saved[name] for name in ("task", "model", "objective", "arch")}

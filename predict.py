@@ -15,6 +15,11 @@ A file is .npz, .csv, .tsv or .ts as for `--task file:`, labels may be missing. 
 
 The run directory is all that is needed: best.pt holds how its data were normalised, its symbols and its classes.
 """
+import sys
+
+if __name__ == "__main__":                     # Ctrl-C while the rest is imported
+    sys.excepthook = lambda kind, *rest: kind is KeyboardInterrupt or sys.__excepthook__(kind, *rest)
+
 import csv
 import io
 import json
@@ -30,7 +35,7 @@ import torch.nn as nn
 from PIL import Image
 
 from data import (EOS, MASK, OWN_FILES, PAD, UNK, Parser, Split, UserError, as_stored, draw_example, encode, height,
-                  open_task, read_file, restored, write_atomically)
+                  open_task, picture, read_file, reading, restored, write_atomically)
 from models import MODELS, Backbone, Classifier, Denoiser, Joint, config
 from pretrain import OBJECTIVES
 from run import between, guarded, read_checkpoint
@@ -48,7 +53,13 @@ class Trained:
         if not (self.run / "best.pt").is_file():
             raise UserError(f"{run} has no best.pt; predict.py wants the directory of a run")
         checkpoint = read_checkpoint(self.run / "best.pt")
-        saved = self.saved = checkpoint["config"]
+        with reading(f"{run}/best.pt does not fit its own sizes", "it may be of another version of the code"):
+            self.build(checkpoint)
+
+    def build(self, checkpoint):
+        """The model of a checkpoint, with its weights."""
+        run, data_dir, saved = self.run, self.data_dir, checkpoint["config"]
+        self.saved = saved
         if saved["model"] not in MODELS:
             raise UserError(f"{run} was trained with --model {saved['model']}, which is not in zoo/ any more")
         if saved["objective"] not in OBJECTIVES:
@@ -57,6 +68,8 @@ class Trained:
         self.task = restored(checkpoint["task"]) if "task" in checkpoint else open_task(saved["task"], data_dir)[0]
         task, objective = self.task, OBJECTIVES[saved["objective"]]
         self.names = np.array(task.names or [str(i) for i in range(task.classes)])
+        if len(self.names) != task.classes:
+            raise ValueError(f"{len(self.names)} names of {task.classes} classes")
         self.pretrained, joint = saved["start"] == "pretrain", saved["start"] == "joint"
         hidden = (self.pretrained or joint) and objective.hides and task.channels is not None
         backbone = Backbone(config(saved["arch"], task, causal=objective.causal, mask_channel=hidden))
@@ -67,10 +80,7 @@ class Trained:
             self.model = Joint(backbone, task.classes or 1, saved["pool"], saved["head"], predicted)
         else:
             self.model = Classifier(backbone, task.classes or 1, saved["pool"], saved["head"])
-        try:
-            self.model.load_state_dict(checkpoint["model"])
-        except RuntimeError as error:
-            raise UserError(f"{run}/best.pt does not fit its own sizes: {str(error).splitlines()[1].strip()}") from None
+        self.model.load_state_dict(checkpoint["model"])
         self.model.eval()
 
     def to(self, device):
@@ -202,7 +212,7 @@ def write_table(path, rows, labels, answers, names):
         label = [] if labels is None else [labels[i]]
         more = [] if probabilities is None else [f"{p:.6f}" for p in probabilities[i]]
         writer.writerow([row, *label, predicted[i], *more])
-    write_atomically(path, lambda file: file.write(text.getvalue().encode()))
+    write_atomically(path, lambda file: file.write(text.getvalue().encode(errors="replace")))
 
 
 def judged(labels, predicted, names):
@@ -455,8 +465,8 @@ def main(argv=None):
     if not (args.input or Path(args.data_dir, trained.saved["task"]).exists()) and (path := held_examples(trained)):
         print(f"its data are not here, so this is about {path}")
         args.input = path
-    if args.show and args.show.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise UserError(f"--show '{args.show}': give a file name that ends in .png, .pdf or .svg")
+    if args.show:
+        picture("--show", args.show)
     if args.export:
         export(trained, args.export)
     elif args.show:

@@ -26,8 +26,8 @@ import torch
 import torch.distributed as dist
 
 import zoo                                     # noqa: F401, fills MODELS
-from data import (TASKS, Parser, UserError, folder_name, full_name, kept, locked, look_up, order, read_json,
-                  sha256_of, write_atomically, write_json)
+from data import (TASKS, Parser, UserError, exit_code, folder_name, full_name, kept, locked, look_up, order, read_json,
+                  reading, sha256_of, write_atomically, write_json)
 from models import MODELS, SizeError, count, keys_of
 from recipes import arch, assignments, fit, halved, recipe_line, settings
 from zoo.structured import guide
@@ -321,7 +321,7 @@ class Run:
         if self.world > 1:
             dist.barrier()                     # nobody writes before all have looked
         if "result.json" in there:
-            read_json(out / "result.json")
+            read_json(out / "result.json", "task", "seed")
             self.say(f"{out} is finished; nothing to do")
             self.close()
             raise SystemExit(0)
@@ -346,12 +346,10 @@ class Run:
             dist.barrier()
         if self.resumes:
             saved = read_checkpoint(args.out / "last.pt")
-            try:
+            with reading(f"{args.out}/last.pt does not fit", "it may be of another version of the code"):
                 model.load_state_dict(saved["model"])
                 optimizer.load_state_dict(saved["optimizer"])
-                self.state = saved["state"]
-            except (RuntimeError, ValueError, KeyError) as error:      # written by another version of the code
-                raise UserError(f"{args.out}/last.pt does not fit: {str(error).splitlines()[0]}") from None
+                self.state = {name: type(value)(saved["state"][name]) for name, value in self.state.items()}
             if self.state["best_step"]:
                 read_checkpoint(args.out / "best.pt")                  # needed at the end: fail now rather than then
         self.step = self.state["step"]
@@ -632,36 +630,36 @@ def read_checkpoint(path):
     """A checkpoint on the CPU. Only tensors and plain values are ever unpickled (weights_only). That of a finished run
     must be the one of which result.json has the checksum."""
     path, record = Path(path), Path(path).with_name("result.json")
-    wanted = read_json(record).get(path.name) if record.exists() else None
+    wanted = read_json(record, "task", "seed").get(path.name) if record.exists() else None
     if wanted is not None and path.exists() and sha256_of(path) != wanted:
         raise UserError(f"{path} is damaged, or not that of the run of which {record} tells: wrong checksum")
-    try:
+    with reading(f"{path} is missing, cut short, or not a checkpoint of this project", "choose another"):
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        checkpoint["model"], checkpoint["config"]
-    except Exception as error:             # a damaged file can make its reader raise anything
-        raise UserError(f"{path} is missing, cut short, or not a checkpoint of this project "
-                        f"({type(error).__name__})") from None
+        {str.lower(name): tensor.shape for name, tensor in checkpoint["model"].items()}, {**checkpoint["config"]}
     return checkpoint
 
 
 def guarded(main):
-    """Runs a stage's main; a user's mistake is one line and exit code 2, Ctrl-C is one line and exit code 130. The log
-    gets a last record that tells what went wrong, for `analyze.py status`; --resume takes it away again."""
-    code = 1
-    try:
-        main()
-    except (Exception, KeyboardInterrupt) as error:
-        text = f"{type(error).__name__}: {error}"
-        if isinstance(error, (UserError, SizeError)):
-            code, text = 2, str(error)
-        elif isinstance(error, torch.OutOfMemoryError):
-            code, text = 2, "out of GPU memory; give a smaller --micro-batch"
-        elif isinstance(error, KeyboardInterrupt):
-            code, text = 130, "interrupted; the same command with --resume continues from the last checkpoint"
-        if Run.current is not None:
-            with contextlib.suppress(OSError):                         # the disk may be what went wrong
-                Run.current.log(kind="error", error=text)
-        if code == 1:
-            raise                                                      # a bug: show the traceback
-        print(f"error: {text}", file=sys.stderr)
-        raise SystemExit(code) from None
+    """Runs a script's main and ends with its `exit_code`. The log of a run gets a last record that tells what went
+    wrong, for `analyze.py status`; --resume takes it away again."""
+    def logged():
+        try:
+            return main()
+        except (Exception, KeyboardInterrupt) as error:
+            text = f"{type(error).__name__}: {error}"
+            if isinstance(error, (UserError, SizeError)):
+                text = str(error)
+            elif isinstance(error, torch.OutOfMemoryError):
+                text = "out of GPU memory; give a smaller --micro-batch"
+            elif isinstance(error, KeyboardInterrupt):
+                text = interrupted
+            if Run.current is not None:
+                with contextlib.suppress(OSError):                     # the disk may be what went wrong
+                    Run.current.log(kind="error", error=text)
+            if isinstance(error, (SizeError, torch.OutOfMemoryError)):
+                raise UserError(text) from None
+            raise                                                      # of a bug, exit_code shows the traceback
+
+    interrupted = "interrupted; the same command with --resume continues from the last checkpoint"
+    if code := exit_code(logged, f"error: {interrupted}"):
+        raise SystemExit(code)

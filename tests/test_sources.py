@@ -219,7 +219,7 @@ def test_text(prepared, raw, monkeypatch, tmp_path):
     assert splits[1].y.tolist() == (shuffled[54:] >= 30).long().tolist()
     point(monkeypatch, "text256", "", bytes=(raw / NAME).stat().st_size, sha256="0")
     unpack(tmp_path / "half", {NAME: (raw / NAME).read_bytes()[:1000]})
-    for folder, words in (tmp_path / "half", "is damaged ("), (raw, "wrong checksum"):
+    for folder, words in (tmp_path / "half", "is damaged: "), (raw, "wrong checksum"):
         assert words in fails("--task", "text256", "--data-dir", tmp_path / "again", "--raw", folder)
 
 
