@@ -28,6 +28,11 @@ What each of them trains stands in experiments.py. Rerunning skips finished runs
 analyze.py status RUNS` shows what runs. Environment: JOBS=runs side by side (default: CPU cores, or GPUs)  RUNS=folder
 of the runs
 """
+import sys
+
+if __name__ == "__main__":                     # Ctrl-C while the rest is imported
+    sys.excepthook = lambda kind, *rest: kind is KeyboardInterrupt or sys.__excepthook__(kind, *rest)
+
 import argparse
 import contextlib
 import itertools
@@ -37,7 +42,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -48,10 +52,10 @@ import torch
 import experiments
 from analyze import newest
 from data import TASKS, Parser, UserError, declared, folder_name, full_name, locked
-from models import MODELS, Backbone, SizeError, config
+from models import MODELS, Backbone, config
 from pretrain import OBJECTIVES
 from recipes import arch, recipe_line
-from run import MACHINE_FLAGS, flags
+from run import MACHINE_FLAGS, flags, guarded
 
 ROOT = Path(__file__).resolve().parent
 
@@ -59,8 +63,8 @@ ROOT = Path(__file__).resolve().parent
 # ---- Which runs ------------------------------------------------------------------------------------------------------
 
 def numbers(text):
-    if not re.fullmatch(r"\d+(,\d+)*", text):
-        raise argparse.ArgumentTypeError(f"must be numbers, got {text!r}")
+    if not re.fullmatch(r"\d{1,18}(,\d{1,18})*", text, re.ASCII):              # a seed has 63 bits
+        raise argparse.ArgumentTypeError(f"must be numbers of at most 18 digits, got {text!r}")
     return text.split(",")
 
 
@@ -447,8 +451,6 @@ def carry_out(args, entry, seeds, folder):
             check(chain)
     if not args.list:
         return train(args, entry, seeds, folder)
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)            # --list | head
     more = [*(["--raw", str(args.raw)] if args.raw else []), *reading(args)]
     for chain in [*([[shlex.join(costs_nothing(args, folder))]] if args.target == "own" else []),
                   *itertools.chain(*by_seed.values())]:
@@ -459,10 +461,4 @@ def carry_out(args, entry, seeds, folder):
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (UserError, SizeError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    guarded(main)

@@ -7,7 +7,6 @@ Models run on tensors that have shapes but no values, so nothing here takes a GP
 """
 import contextlib
 import math
-import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from kernels import ceil_div, rotary_phases, two_levels
 from data import TASKS, Parser, UserError
 from models import MODELS, Backbone, Denoiser, SizeError, config, count, make_optimizer
 from recipes import arch
-from run import guarded
+from run import between, guarded
 
 # What its maker says of the GPU that costs are computed for: bytes, bytes a second, and operations a second of matrix
 # products, in bfloat16 and in float32.
@@ -174,18 +173,16 @@ def print_models(task, length, batch=None):
               f"| {int(batch + more):,} |")
 
 
-def main():
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)                      # piped into head: ends quietly
+def main(argv=None):
     parser = Parser(description="What each architecture costs, in its sizes on a task.")
     parser.add_argument("task", nargs="?", default="text", help="default: text")
-    parser.add_argument("length", nargs="?", type=int, default=1024, help="of the sequence, default: 1024")
-    parser.add_argument("--cost", dest="batch", type=int, nargs="?", const=32, metavar="BATCH",
+    parser.add_argument("length", nargs="?", type=between(int, 1, 2**31), default=1024,
+                        help="of the sequence, default: 1024")
+    parser.add_argument("--cost", dest="batch", type=between(int, 1, 2**31), nargs="?", const=32, metavar="BATCH",
                         help="of a training step instead, and the least time it takes on a GPU; default batch: 32")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.task not in TASKS:
         raise UserError(f"no task {args.task!r}; one of: {' '.join(TASKS)}")
-    if args.length < 1 or (args.batch is not None and args.batch < 1):
-        raise UserError("length and batch must be at least 1")
     print_models(**vars(args))
 
 

@@ -14,7 +14,6 @@ alone both take the same.
 import argparse
 import math
 import resource
-import signal
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -256,5 +255,4 @@ def main():
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)                      # piped into head: ends quietly
     guarded(main)

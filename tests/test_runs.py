@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import save_file
 
+import costs
 import data
 import finetune
 import predict
@@ -104,7 +105,7 @@ def mistake(capsys):
     def make(stage, words, code=2):
         Run.current = None
         with pytest.raises(SystemExit) as end:
-            guarded(lambda: (STAGES | dict(predict=predict))[stage].main(words))
+            guarded(lambda: (STAGES | dict(predict=predict, costs=costs))[stage].main(words))
         line = capsys.readouterr().err
         assert end.value.code == code and line.startswith("error: ") and line.count("\n") == 1 and line.endswith("\n")
         return line
