@@ -16,14 +16,17 @@ A cell is the mean ± standard deviation over seeds of the test accuracy at the 
 paper's tables a gain is paired: the same seed with and without self-pretraining, a 95 % interval from Student's t.
 Intervals of `compare`, `demo` and `own`: see compare.py.
 """
+import sys
+
+if __name__ == "__main__":                     # Ctrl-C while the rest is imported
+    sys.excepthook = lambda kind, *rest: kind is KeyboardInterrupt or sys.__excepthook__(kind, *rest)
+
 import argparse
 import base64
 import functools
 import json
 import math
-import signal
 import statistics
-import sys
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -34,7 +37,7 @@ import experiments
 from compare import (OTHER, SCRATCH, SPT, bars, by_identity, compare, demo, draw, evaluations, half_width_of, hours,
                      identity, markdown, mean_std, minus, newest, provenance, read_runs, replace_block, scores,
                      signed, values_of, write)
-from data import Parser, UserError
+from data import Parser, UserError, exit_code, picture, reading
 from verdict import own
 
 ROOT = Path(__file__).parent
@@ -102,12 +105,15 @@ def kernels_of(runs):
     for run in runs:
         path = run["folder"] / "kernels.npz"
         prefix = "" if run["folder"].name == run["run"] else f"{run['run']}/"             # kept runs share one file
-        arrays = np.load(path) if path.exists() else {}
-        if f"{prefix}after" in arrays:
-            kernels = np.stack([arrays[f"{prefix}before"], arrays[f"{prefix}after"]])     # (2, layers, directions, l)
-            kernels[:, :, 1:, 1:] = kernels[:, :, 1:, :-1]            # the backward one starts at lag 1 (`fft_conv`)
-            kernels[:, :, 1:, 0] = 0
-            found[run["run"]] = kernels.max(2)
+        if not path.exists():
+            continue
+        with reading(f"{path} is damaged", "remove it, or make the run again"), np.load(path) as arrays:
+            if f"{prefix}after" in arrays:
+                # (2, layers, directions, l)
+                kernels = np.stack([arrays[f"{prefix}before"], arrays[f"{prefix}after"]])
+                kernels[:, :, 1:, 1:] = kernels[:, :, 1:, :-1]        # the backward one starts at lag 1 (`fft_conv`)
+                kernels[:, :, 1:, 0] = 0
+                found[run["run"]] = kernels.max(2)
     return found
 
 
@@ -399,6 +405,7 @@ def figure3(plt, cells):
 
 def figure4(plt, cells):
     """Maximal |K| over channels and directions against the lag, for odd layers: after SPT and as HiPPO starts."""
+    plt.rcParams["text.parse_math"] = True                    # powers of ten along the axes
     figure, axes = plt.subplots(len(KERNEL_TASKS), 1, figsize=(8, 10))
     for axis, task in zip(axes, KERNEL_TASKS):
         runs = cells.get(Cell(task, "s4", "", "pretrain"), {}).values()
@@ -476,7 +483,7 @@ def everything(args):
     cells, note = by_cell(runs, args.preset), f", mini\n\n{MINI_NOTE}" if mini else ""
     text = "\n\n".join([f"### The paper's claims{note}\n\n{claims(cells)}", *(table(cells, n, mini) for n in PAPER)])
     print(f"{len(runs)} runs in {args.runs}, of which {len(runs) - sum(map(len, cells.values()))} match no cell")
-    write(args.out / "tables.md", lambda temporary: temporary.write_text(text + "\n"))
+    write(args.out / "tables.md", lambda file: file.write(f"{text}\n".encode()))
     for number in FIGURES:
         draw_paper(number, cells, args.out / f"figure{number}.png", mini)
 
@@ -495,7 +502,7 @@ def report(args):
             page.append("<table><tr><td>" + "\n<tr><td>".join(rows) + "</table>")
         else:
             page.append(f"<h2>{block[4:]}</h2>" if block.startswith("### ") else f"<p>{block}")
-    write(args.out / "report.html", lambda temporary: temporary.write_text("\n".join(page)))
+    write(args.out / "report.html", lambda file: file.write("\n".join(page).encode()))
 
 
 def keep(args):
@@ -508,8 +515,8 @@ def keep(args):
     shown = [run for task in KERNEL_TASKS for run in cells.get(Cell(task, "s4", "", "pretrain"), {}).values()]
     if shown:
         kernels = kernels_to_keep(shown)
-        write(args.out / "kernels.npz", lambda temporary: np.savez_compressed(temporary, **kernels))
-    write(args.out / "runs.jsonl", lambda temporary: temporary.write_text("".join(map(line_to_keep, runs))))
+        write(args.out / "kernels.npz", lambda file: np.savez_compressed(file, **kernels))
+    write(args.out / "runs.jsonl", lambda file: file.write("".join(map(line_to_keep, runs)).encode()))
 
 
 def line_to_keep(run):
@@ -521,8 +528,9 @@ def kernels_to_keep(runs):
     """{name in kernels.npz: array}, as `kernels_of` reads them."""
     kernels = {}
     for run in runs:
-        arrays = np.load(run["folder"] / "kernels.npz")
-        kernels |= {f"{run['run']}/{stage}": arrays[stage] for stage in ("before", "after")}
+        path = run["folder"] / "kernels.npz"
+        with reading(f"{path} is missing or damaged", "make the run again"), np.load(path) as arrays:
+            kernels |= {f"{run['run']}/{stage}": arrays[stage] for stage in ("before", "after")}
     return kernels
 
 
@@ -549,20 +557,27 @@ def status(args):
     folders = [path.parent for path in sorted(Path(where).glob("**/log.jsonl"))]
     if not folders:
         raise UserError(f"status {where}: no run was started there")
-    started = [folder for folder in folders if not (folder / "result.json").exists()]
+    done = {run["folder"] for run in read_runs(Path(where))}                      # says which of them are damaged
+    started = [folder for folder in folders if folder not in done]
     print(f"{len(folders) - len(started)} of {len(folders)} runs are done")
     for folder in started:
-        last = newest(folder)
-        step, total, seconds = last.get("step", 0), last.get("total", 0), last.get("ms_per_step", 0) / 1000
-        numbers = [f"{name} {value:.3f}" for name, value in last.items() if name == "loss" or name.startswith("val_")]
-        text = " ".join([f"{folder.name}: {step}/{total}", *numbers])
-        silent = time.time() - (folder / "log.jsonl").stat().st_mtime
-        if last.get("kind") == "error":
-            print(f"failed   {folder.name}: {last['error']}")
-        elif silent > 600 + 1000 * seconds:                  # ten minutes, and ten times 100 steps, a line of the log
-            print(f"silent   {text} for {silent / 60:.0f} minutes")
-        else:
-            print(f"running  {text}" + (f", {seconds * (total - step) / 60:.0f} minutes left" if seconds else ""))
+        if not (folder / "result.json").exists():
+            with reading(f"{folder / 'log.jsonl'} is damaged", "move that run elsewhere"):
+                print(state_of(folder))
+
+
+def state_of(folder):
+    """The line of `status` for a run without result.json."""
+    last = newest(folder)
+    step, total, seconds = last.get("step", 0), last.get("total", 0), last.get("ms_per_step", 0) / 1000
+    numbers = [f"{name} {value:.3f}" for name, value in last.items() if name == "loss" or name.startswith("val_")]
+    text = " ".join([f"{folder.name}: {step}/{total}", *numbers])
+    silent = time.time() - (folder / "log.jsonl").stat().st_mtime
+    if last.get("kind") == "error":
+        return f"failed   {folder.name}: {last['error']}"
+    if silent > 600 + 1000 * seconds:                        # ten minutes, and ten times 100 steps, a line of the log
+        return f"silent   {text} for {silent / 60:.0f} minutes"
+    return f"running  {text}" + (f", {seconds * (total - step) / 60:.0f} minutes left" if seconds else "")
 
 
 # ---- commands --------------------------------------------------------------------------------------------------------
@@ -573,13 +588,8 @@ COMMANDS = {"table": one, "figure": one, "all": everything, "report": report, "k
 
 
 def main(argv=None):
-    """The commands of the module's docstring -> exit code: 0, 2 after a user's mistake."""
-    try:
-        command(argv)
-    except (UserError, OSError, ImportError) as error:       # a missing file, a full disk; no matplotlib
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    """The commands of the module's docstring -> `exit_code`."""
+    return exit_code(lambda: command(argv))
 
 
 def command(argv):
@@ -609,10 +619,10 @@ def command(argv):
     alone = args.runs.is_dir() and len(args.what) < 2                # the folder of all these runs
     args.figure = args.figure or (Path("results/demo.png") if args.command == "demo" else
                                   (args.runs if alone else Path()) / f"{args.command}.png")
+    if of_users:
+        picture("--figure", args.figure)
     COMMANDS[args.command](args)
 
 
 if __name__ == "__main__":
-    for quiet in (signal.SIGPIPE, signal.SIGINT):            # table 2 | head, Ctrl-C: no traceback
-        signal.signal(quiet, signal.SIG_DFL)
     sys.exit(main())

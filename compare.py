@@ -12,6 +12,7 @@ scatter alike: three seeds alone leave two degrees of freedom, which widens an i
 seed. An arm that scatters three times as much as the others may pass the test: its intervals hold the truth in some 87
 of 100 tables, not in 95 (tests/test_compare.py).
 """
+import contextlib
 import json
 import math
 import os
@@ -25,7 +26,7 @@ import numpy as np
 from scipy.special import chdtrc, stdtrit
 
 import experiments
-from data import UserError, read_json
+from data import UserError, read_json, reading, write_atomically
 from models import MODELS
 from pretrain import OBJECTIVES
 from recipes import number, settings
@@ -53,9 +54,11 @@ def read_runs(source, strict=False):
                 run = {"run": path.parent.name} | json.loads(record)
                 if "start" in run:
                     run["score"] = float(run["test_r2"] if "test_r2" in run else 100 * run["test_accuracy"])
-                settings(run["changed"])
-                runs.append(run | dict(seed=int(run["seed"]), seconds=float(run["seconds"]), folder=path.parent))
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                    STARTS[run["start"]], Path(run.get("init") or "")
+                hash(identity(run)), {**(run.get("data") or {})}
+                numbers = dict(seed=int(run["seed"]), steps=int(run["steps"]), seconds=float(run["seconds"]))
+                runs.append(run | numbers | {"folder": path.parent})
+            except Exception as error:                           # a record of any kind
                 if strict:
                     raise UserError(f"{path} is damaged: {error!r}; remove it and make the run again") from None
                 print(f"warning: a run in {path} is skipped: {error!r}", file=sys.stderr)
@@ -63,10 +66,12 @@ def read_runs(source, strict=False):
 
 
 def read_log(folder):
-    """The records of a run's log.jsonl, as far as it goes: the last line of a killed run may be torn."""
-    path = folder / "log.jsonl"
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    """The records of a run's log.jsonl. What is none is left out: the last line of a killed run may be torn."""
+    path, found = folder / "log.jsonl", []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError, RecursionError):
+            found.append(json.loads(line))
+    return [record for record in found if isinstance(record, dict)]
 
 
 def newest(folder):
@@ -77,7 +82,7 @@ def newest(folder):
 def evaluations(run):
     """The records of a run's evaluations, which a kept run holds as `evals`, and others from now on."""
     if "evals" not in run:
-        run["evals"] = [record for record in read_log(run["folder"]) if record["kind"] == "eval"]
+        run["evals"] = [record for record in read_log(run["folder"]) if record.get("kind") == "eval"]
     return run["evals"]
 
 
@@ -268,11 +273,9 @@ def how_sure(arms, found, digits=1, of=""):
 # ---- What is written -------------------------------------------------------------------------------------------------
 
 def write(path, save):
-    """save(temporary path), then rename: no reader ever sees half a file."""
-    temporary = path.with_name(f".tmp-{path.name}")
+    """save(open binary file), then rename: no reader ever sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    save(temporary)
-    temporary.replace(path)
+    write_atomically(path, save)
     print(f"{path}: written")
 
 
@@ -280,14 +283,16 @@ def markdown(head, rows):
     """A table, or nothing where there is no row."""
     if not rows:
         return ""
-    head, *rows = ["|" + "|".join(f" {cell} " if cell else " " for cell in row) + "|" for row in (head, *rows)]
-    return "\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows])
+    cells = [[f" {cell} ".replace("|", r"\|") if cell else " " for cell in row] for row in (head, *rows)]
+    first, *others = [f"|{'|'.join(row)}|" for row in cells]
+    return "\n".join([first, "|---" * len(head) + "|", *others])
 
 
 def replace_block(path, name, text, check=False):
     """Puts text between <!-- name:begin --> and <!-- name:end --> of a Markdown file, or checks that it is there."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    old = path.read_text()
+    with reading(f"{path} cannot be read", "name another file"):
+        old = path.read_text(encoding="utf-8")
     new, found = re.subn(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{text}\n{end}", old, 1, re.S)
     if not found:
         raise UserError(f"{path} has no {begin} ... {end}")
@@ -295,7 +300,7 @@ def replace_block(path, name, text, check=False):
         return
     if check:
         raise UserError(f"{path} differs from the runs after {begin}; mend it: the same command without --check")
-    write(path, lambda temporary: temporary.write_text(new))
+    write(path, lambda file: file.write(new.encode()))
 
 
 def draw(make, path):
@@ -303,13 +308,13 @@ def draw(make, path):
     import matplotlib.pyplot as plt
 
     plt.switch_backend("Agg")
-    plt.rcParams.update({"font.size": 8, "axes.titlesize": 8, "lines.linewidth": 1})
+    plt.rcParams.update({"font.size": 8, "axes.titlesize": 8, "lines.linewidth": 1, "text.parse_math": False})
     figure, title = make(plt)
     entries = {label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels())}
     figure.legend(entries.values(), entries.keys(), loc="lower center", ncols=5, frameon=False)
     figure.suptitle(title, fontsize=10)
     figure.tight_layout(rect=(0, 0.07, 1, 0.98))
-    write(path, lambda temporary: figure.savefig(temporary, dpi=150))
+    write(path, lambda file: figure.savefig(file, format=path.suffix[1:].lower(), dpi=150))
     plt.close(figure)
 
 

@@ -17,10 +17,11 @@ from scipy.special import stdtrit
 import experiments
 from compare import (STARTS, by_identity, draw, estimates, gain, how_sure, markdown, mean_std, provenance, read_runs,
                      replace_block, shown, signed, values_of, with_pretraining)
-from data import UserError
+from data import UserError, reading
 from recipes import settings
 
 UNEQUAL = 3                                    # to one: from here on balanced accuracy decides
+COUNTS = "labels", "predicted", "right"        # of each class, in a record
 MOST = 100                                     # seeds that are worth naming
 # share: of the labels; passes: of a run, where --passes or --steps set them, or None.
 Key = namedtuple("Key", "task share passes")
@@ -36,6 +37,10 @@ def beds(runs):
     found, baselines = {}, {}
     for runs in by_identity(with_pretraining(runs)).values():
         run = next(iter(runs.values()))
+        for one in runs.values():
+            with reading(f"{one['folder'] / 'result.json'} is damaged", "remove it and make the run again"):
+                one["test_examples"] + one.get("val_accuracy", one.get("val_r2", 0))
+                [*map((one.get("counts") or dict.fromkeys(COUNTS)).__getitem__, COUNTS)]
         own = settings(run["changed"]) | ({"joint": run["joint"]} if run.get("joint") not in (None, 1) else {})
         share, start = own.pop("label_fraction", None) or 1, run["start"]
         if start == "baseline":

@@ -219,11 +219,10 @@ def test_what_cannot_be_written_is_one_line(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "tables.md").write_text("old")
-    (out / ".tmp-tables.md").symlink_to("/dev/full")
+    (out / "tables.md.tmp").symlink_to("/dev/full")
     done = run("all", "--runs", tmp_path, "--out", out)
     assert done.returncode == 2 and "No space left on device" in done.stderr and done.stderr.count("\n") == 1
     assert (out / "tables.md").read_text() == "old"
-    (out / ".tmp-tables.md").unlink()
     (tmp_path / "matplotlib.py").write_text("raise ImportError('No module named matplotlib')")
     done = run("all", "--runs", tmp_path, "--out", out, env=os.environ | {"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 2 and done.stderr == "error: No module named matplotlib\n"
@@ -261,7 +260,7 @@ def test_status(tmp_path):
     for folder, log in logs.items():
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "log.jsonl").write_text(log)
-    (tmp_path / "done" / "result.json").write_text("{}")
+    (tmp_path / "done" / "result.json").write_text(json.dumps(BASE))
     os.utime(tmp_path / "quiet" / "log.jsonl", (time.time() - 900, time.time() - 900))
     assert run("status", tmp_path).stdout.splitlines() == [
         "1 of 5 runs are done", "failed   broken: loss is nan", "running  new: 0/6000",

@@ -230,9 +230,9 @@ def keep(args):
     if kernels:
         with np.load(HERE / "kernels.npz") as old:
             kernels |= old
-        write(HERE / "kernels.npz", lambda temporary: np.savez_compressed(temporary, **kernels))
+        write(HERE / "kernels.npz", lambda file: np.savez_compressed(file, **kernels))
     lines = sorted([*lines, *map(line_to_keep, new)], key=lambda line: json.loads(line)["run"])
-    write(KEPT, lambda temporary: temporary.write_text("".join(lines)))
+    write(KEPT, lambda file: file.write("".join(lines).encode()))
     print(f"{len(new)} runs added to {len(there)}, which stay as they are")
     page(args)
 
