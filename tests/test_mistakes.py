@@ -2,8 +2,13 @@
 nothing."""
 import contextlib
 import io
+import json
+import os
 import re
 import shutil
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +20,10 @@ import data
 import finetune
 import pretrain
 from conftest import ROOT
-from test_analyze import run_all
+from test_analyze import put, run_all
 from test_runs import SIZES, contents, elsewhere, flags, mistake, opened  # noqa: F401, two are fixtures
 
+DAMAGES = "missing", "cut", "pickle", "other", "flip", "deep"
 BASE, INIT = "--task listops --model s4 ", "--init pt --batch 8 "
 RESUME = BASE + f"--arch {SIZES['s4']} --steps 2 --batch 8 --eval-every 2 --out pt --resume"
 MISTAKES = [                      # words before the flags: environment, or damage done to a file of the run `pt`
@@ -61,7 +67,7 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("pretrain missing:best.pt " + RESUME, "best.pt is missing, cut short, or not a checkpoint of this project"),
     ("finetune pickle:best.pt " + INIT, "best.pt is missing, cut short, or not a checkpoint of this project"),
     ("pretrain other:last.pt " + RESUME, "last.pt does not fit: Error"),
-    ("finetune other:best.pt " + INIT, "holds another architecture than this run"),
+    ("finetune other:best.pt " + INIT, "config.json is not that of its best.pt: arch = "),
     ("pretrain " + BASE + "--arch ffn_share=0.3", "s4 on listops has no ffn_share; it has: dropout"),
     ("pretrain --task listops --model rotary --arch ffn_share=0.3", "it comes with ffn=lowrank or blockdense"),
     ("pretrain --sample pt", "python predict.py pt"), ("predict nowhere", "nowhere has no best.pt; predict.py wants"),
@@ -163,7 +169,49 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("analyze compare pt", "no finished finetuning run in pt"), ("analyze compare nowhere", "no runs in nowhere"),
     ("analyze compare ft pt", "no finished finetuning run in pt"),
     ("analyze compare ft --baseline lr=1 --select val", "--baseline has no meaning with --select"),
-    ("analyze compare ft --baseline lr=1", "--baseline lr: these runs differ in")]
+    ("analyze compare ft --baseline lr=1", "--baseline lr: these runs differ in"),
+    # what a disk, an editor or a stranger can do
+    ("data --task file:own/huge.npz", "huge.npz: Unable to allocate 7.28 TiB"),
+    ("data --task file:own/secret.npz", "secret.npz: File 'x.npy' is encrypted"),
+    ("data --task file:own/method.npz", "method.npz: That compression method is not supported"),
+    ("data --task file:own/bytes.npz", "bytes.npz: 'ascii' codec can't decode byte 0xe9"),
+    ("data --task ucr:Secret --raw own", "Secret.zip is damaged: File 'Secret_TRAIN.ts' is encrypted"),
+    (f"data --task file:own/{'n' * 249}.csv", "is not a file, or not there"),
+    (f"pretrain {BASE} --batch 8 --out {'o' * 300}", "File name too long"),
+    ("predict ft --input own/huge.npz", "huge.npz: Unable to allocate 7.28 TiB"),
+    ("predict ft --input own/secret.npz", "secret.npz: File 'x.npy' is encrypted"),
+    *((f"finetune {how}:config.json {INIT}", words) for how, words in (
+        ("arch", "config.json is not that of its best.pt: arch = x, not {"), ("model", "best.pt: model = 5, not s4"),
+        ("deep", "config.json is missing or damaged: maximum recursion depth"), ("list", "it is no record"),
+        ("changed", "is not a pretraining run, or one of an older version"))),
+    *((f"pretrain {how}:last.pt {RESUME}", f"last.pt does not fit: {words}") for how, words in (
+        ("stateless", "KeyError 'step'"), ("still", "KeyError 'optimizer'"), ("worded", "invalid literal for int()"))),
+    ("pretrain bare:last.pt " + RESUME, "last.pt is missing, cut short, or not a checkpoint of this project: "),
+    ("finetune bare:best.pt " + INIT, "best.pt is missing, cut short, or not a checkpoint of this project: "),
+    ("predict sizeless:ft/best.pt ft", "best.pt does not fit its own sizes: KeyError 'arch'"),
+    *((f"analyze {how}:ft/result.json compare ft", "result.json is damaged: ")
+      for how in ("list", "text", "number", "fields", "deep", "steps")),
+    *((f"predict {how}:ft/result.json ft", "result.json is missing or damaged: it is no record")
+      for how in ("list", "text", "number", "fields")),
+    ("analyze counts:ft/result.json own ft", "result.json is damaged: string indices must be integers"),
+    *((f"data {how}:data/listops_demo/meta.json --task listops_demo", "listops_demo is damaged: its arrays are not those")
+      for how in ("length", "classes", "channels", "names", "sizes")),
+    ("data mean:data/listops_demo/meta.json --task listops_demo", "damaged: could not convert string to float: 'x'"),
+    ("data found:data/listops_demo/meta.json --task listops_demo", "damaged: 'list' object has no attribute 'items'"),
+    *((f"data {how}:data/listops_demo/val_{array}.npy --task listops_demo", "listops_demo is damaged: ")
+      for how, array in (("cut", "x"), ("floats", "x"), ("twice", "x"), ("twice", "y"), ("floats", "offsets"))),
+    ("data --list", "meta.json is damaged: KeyError 'task'"),
+    ("analyze figure 4 --runs kept", "kernels.npz is damaged: all input arrays must have the same shape"),
+    ("analyze cut:kept/k/kernels.npz figure 4 --runs kept", "kernels.npz is damaged: File is not a zip file"),
+    ("analyze cut:kept/k/kernels.npz keep --runs kept", "kernels.npz is missing or damaged: File is not a zip file"),
+    ("analyze words:pt/log.jsonl status pt", "log.jsonl is damaged: unsupported operand"),
+    ("analyze compare ft --figure f.xyz", "--figure 'f.xyz': give a file name that ends in .png, .pdf or .svg"),
+    ("analyze compare ft --figure own", "--figure 'own': give a file name"),
+    ("data --task file:own/whole.npz --show pictures.png", "--show 'pictures.png': give a file name"),
+    ("run_all JOBS=abc demo", "JOBS must be a number of runs side by side, got 'abc'"),
+    ("run_all demo --seeds 9223372036854775808", "--seeds: must be numbers of at most 18 digits"),
+    *((f"costs {task}", f"no task '{task}'; one of: listops") for task in ("nothing", "file:own/whole.npz", "ucr:FordA")),
+    (f"costs text {2**70}", "length: must be between 1 and")]
 
 
 def own_files(folder):
@@ -197,6 +245,41 @@ def own_files(folder):
                           "mixed.csv": b"1,2,3\n2,some text\n" + b"1,3\n2,4\n" * 9,
                           "colons.ts": b"@data\n1,2:a\n1,2:3:a\n"}.items():
         (folder / name).write_bytes(content)
+    np.savez(folder / "bytes.npz", x=x, y=np.where(y, b"\xe9", b"a"))
+    with zipfile.ZipFile(folder / "huge.npz", "w") as archive, archive.open("x.npy", "w") as file:       # terabytes
+        np.lib.format.write_array_header_1_0(file, dict(descr="<f8", fortran_order=False, shape=(10**6, 10**6)))
+    with zipfile.ZipFile(folder / "Secret.zip", "w") as archive:
+        archive.writestr("Secret_TRAIN.ts", "@data\n1,2:a\n")
+    (folder / "method.npz").write_bytes(whole)
+    (folder / "secret.npz").write_bytes(whole)
+    for name, place, value in (("secret.npz", 8, 1), ("Secret.zip", 8, 1), ("method.npz", 10, 99)):
+        spoiled = bytearray((folder / name).read_bytes())
+        for mark, shift in ((b"PK\1\2", place), (b"PK\3\4", place - 2)):     # in the directory, beside each member
+            for found in re.finditer(re.escape(mark), bytes(spoiled)):
+                spoiled[found.start() + shift] = value
+        (folder / name).write_bytes(spoiled)
+
+
+JSON = dict(list=[], text="x", number=5, fields={}, words=dict(kind="train", step="a", total="b", ms_per_step="c"))
+EDITS = dict(                     # what an editor changes in a JSON object, a checkpoint or an array
+    arch=lambda it: it.update(arch="x"), model=lambda it: it.update(model=5), changed=lambda it: it.update(changed=[1]),
+    steps=lambda it: it.pop("steps"), counts=lambda it: it.update(counts="x"),
+    length=lambda it: it["found"].update(length=5), classes=lambda it: it["found"].update(classes=3),
+    channels=lambda it: it["found"].update(channels=1), names=lambda it: it["found"].update(names=["a"]),
+    mean=lambda it: it["found"].update(mean="x"), found=lambda it: it.update(found=[]),
+    sizes=lambda it: it.update(sizes=[23, 9, 7]), bare=lambda it: it.update(model=None),
+    stateless=lambda it: it.update(state={}), still=lambda it: it.pop("optimizer"),
+    worded=lambda it: it["state"].update(step="x"), sizeless=lambda it: it["config"].pop("arch"),
+    floats=lambda it: it + 0.5, twice=lambda it: np.concatenate([it, it]))
+
+
+def edited(how, path):
+    if path.suffix == ".npy":
+        np.save(path, EDITS[how](np.load(path)))
+        return
+    it = torch.load(path) if path.suffix == ".pt" else json.loads(path.read_text())
+    EDITS[how](it)
+    torch.save(it, path) if path.suffix == ".pt" else path.write_text(json.dumps(it))
 
 
 def damage(how, path):
@@ -204,9 +287,13 @@ def damage(how, path):
     if how == "flip":
         path.write_bytes(whole[:-9000] + bytes([whole[-9000] ^ 1]) + whole[-8999:])
         return
-    if path.name != "result.json":
-        path.with_name("result.json").unlink()
-    if how == "missing":
+    if path.name not in ("result.json", "kernels.npz"):
+        path.with_name("result.json").unlink(missing_ok=path.parent.name not in ("pt", "ft"))
+    if how in JSON or how == "deep":
+        path.write_text("[" * 100_000 if how == "deep" else json.dumps(JSON[how]))
+    elif how in EDITS:
+        edited(how, path)
+    elif how == "missing":
         path.unlink()
     elif how == "other":
         shutil.copy(path.parent.with_name("other") / path.name, path)
@@ -226,17 +313,22 @@ def runs(tmp_path_factory):
     for path in (ROOT / "run_all.sh", *ROOT.glob("*.py")):
         shutil.copy(path, folder)
     shutil.copytree(ROOT / "zoo", folder / "zoo", ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "data").mkdir()                             # before `contents` looks
+    data.prepare("listops_demo", str(folder / "data"), (24, 9, 7), workers=1)
+    (folder / "data" / "file-x").mkdir()
+    (folder / "data" / "file-x" / "meta.json").write_text("{}")
+    (folder / "pictures.png").mkdir()
+    kernels = put(folder / "kept", "k", task="listops") / "kernels.npz"
+    np.savez(kernels, before=np.ones((1, 2, 5)), after=np.ones((2, 2, 5)))
     (folder / "afile").touch()
     return folder
 
 
 def outcome(script, words, mistake):
     """-> what a command prints to say what is wrong."""
-    if script in ("pretrain", "finetune", "predict"):
+    if script in ("pretrain", "finetune", "predict", "costs"):
         return mistake(script, words)
     if script == "run_all":
-        done = run_all(*words, folder=Path.cwd())
+        done = run_all(*words, folder=Path.cwd(), **{name: os.environ[name] for name in os.environ.keys() & {"JOBS"}})
         assert done.returncode == 2
         return done.stderr
     with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.redirect_stdout(io.StringIO()):
@@ -254,14 +346,66 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(command, words, runs, m
     for word in rest:
         if re.match("[A-Z_]+=", word):
             monkeypatch.setenv(*word.split("="))
-        elif re.match("(missing|cut|pickle|other|flip):", word):
-            damage(word.split(":")[0], tmp_path / "pt" / word.split(":")[1])
+        elif len(parts := word.split(":")) == 2 and parts[0] in {*DAMAGES, *JSON, *EDITS}:
+            damage(parts[0], tmp_path / ("" if "/" in parts[1] else "pt") / parts[1])
         else:
             argv.append(word)
     before = contents(tmp_path)
     line = outcome(script, argv, mistake)
     assert words in line and line.count("\n") == 1 and "error: " in line
-    assert contents(tmp_path) == before
+    assert contents(tmp_path) == before and not [*tmp_path.rglob(".file-*.lock"), *tmp_path.rglob(".ucr-*.lock")]
+
+
+def test_what_is_no_record_is_named_and_does_not_count(runs, tmp_path, monkeypatch, capsys):
+    """By `own` and `status`, which go on with the others."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        shutil.copytree(runs / "ft", tmp_path / "runs" / name)
+    for how in ("list", "text", "number", "fields", "deep"):
+        damage(how, tmp_path / "runs" / "two" / "result.json")
+        for command in ("own", "status"):
+            assert analyze.main([command, "runs"]) == 0
+            said = capsys.readouterr()
+            assert said.err.startswith("warning: a run in runs/two/result.json is skipped: ")
+            assert "1 of 2 runs are done" in said.out or "one seed" in said.out.lower()
+    (tmp_path / "runs" / "two" / "result.json").unlink()
+    (tmp_path / "runs" / "two" / "log.jsonl").write_bytes(b'garbage}\n5\n[]\n\xff}\n{"step": 3, "total": 9}\n{"step": 4,')
+    assert analyze.main(["status", "runs"]) == 0 and "running  two: 3/9" in capsys.readouterr().out
+
+
+def test_dollars_and_bars_in_names(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(runs / "ft", tmp_path / "runs" / "ft")
+    record = json.loads((tmp_path / "runs" / "ft" / "result.json").read_text())
+    name = r"file:/a|$\frac$|b_$^$.npz"
+    put(tmp_path / "runs", "other", **record | dict(seed=1, task=name))
+    for command in ("compare", "own"):
+        assert analyze.main([command, "runs", "--figure", f"{command}.png"]) == 0
+        assert (tmp_path / f"{command}.png").read_bytes()[:4] == b"\x89PNG"
+        for table in re.findall(r"(?:^\|.*\n)+", capsys.readouterr().out, re.M):
+            assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
+
+
+def test_terminals(runs, tmp_path):
+    """That know ASCII alone, take nothing more, or are gone; Ctrl-C while a script imports."""
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
+    shutil.copytree(runs / "ft", tmp_path / "ft")
+
+    def run(command, **more):
+        words = f"{sys.executable} {ROOT}/{command}; exit ${{PIPESTATUS[0]}}"
+        return subprocess.run(["bash", "-c", words], cwd=tmp_path, capture_output=True, text=True,
+                              env=os.environ | dict(OMP_NUM_THREADS="1") | more)
+
+    compare = run("analyze.py compare ft", PYTHONIOENCODING="ascii")
+    assert compare.returncode == 0 and compare.stderr == "" and "? standard deviation" in compare.stdout
+    for command in ("data.py --list", "analyze.py compare ft", "predict.py ft --features f.npy --input none.csv"):
+        lost = run(f"{command} | true", PYTHONUNBUFFERED="1")
+        assert lost.returncode in (2, 141) and lost.stderr.count("\n") == (lost.returncode == 2)
+    full = run("data.py --list > /dev/full")
+    assert (full.returncode, full.stderr) == (2, "error: [Errno 28] No space left on device\n")
+    for script in ("pretrain", "finetune", "predict", "baseline", "analyze", "run_all"):
+        stopped = run(f"{script}.py", PYTHONPATH=str(tmp_path))
+        assert stopped.returncode and stopped.stderr == "", stopped.stderr
 
 
 def test_there_are_many():
