@@ -16,10 +16,7 @@ A cell is the mean ± standard deviation over seeds of the test accuracy at the 
 paper's tables a gain is paired: the same seed with and without self-pretraining, a 95 % interval from Student's t.
 Intervals of `compare`, `demo` and `own`: see compare.py.
 """
-import sys
-
-if __name__ == "__main__":                     # Ctrl-C while the rest is imported
-    sys.excepthook = lambda kind, *rest: kind is KeyboardInterrupt or sys.__excepthook__(kind, *rest)
+import quiet  # noqa: F401, first
 
 import argparse
 import base64
@@ -27,6 +24,7 @@ import functools
 import json
 import math
 import statistics
+import sys
 import time
 from collections import namedtuple
 from pathlib import Path

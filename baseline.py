@@ -9,10 +9,7 @@ regression. Samples: random convolutions (ROCKET, Dempster et al. 2020), and rid
 finetune.py. Validation chooses how strongly the model is regularised; the test split is seen once. --out DIR writes
 result.json as finetune.py does, with start "baseline".
 """
-import sys
-
-if __name__ == "__main__":                     # Ctrl-C while the rest is imported
-    sys.excepthook = lambda kind, *rest: kind is KeyboardInterrupt or sys.__excepthook__(kind, *rest)
+import quiet  # noqa: F401, first
 
 import time
 from pathlib import Path

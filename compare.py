@@ -55,7 +55,7 @@ def read_runs(source, strict=False):
                 if "start" in run:
                     run["score"] = float(run["test_r2"] if "test_r2" in run else 100 * run["test_accuracy"])
                     STARTS[run["start"]], Path(run.get("init") or "")
-                hash(identity(run)), {**(run.get("data") or {})}
+                hash(identity(run)), {**(run.get("data") or {})}       # what is asked of it later
                 numbers = dict(seed=int(run["seed"]), steps=int(run["steps"]), seconds=float(run["seconds"]))
                 runs.append(run | numbers | {"folder": path.parent})
             except Exception as error:                           # a record of any kind
@@ -338,6 +338,22 @@ def bars(axis, names, arms, chance, papers=({}, {})):
             axis.hlines(chance[name], i - 0.4, i + 0.4, color="black", linestyle=":", label="chance")
     axis.set_xticks(range(len(names)), names)
     axis.set(ylabel="test accuracy, %", ylim=(0, 108))
+
+
+def dots(axis, lines):
+    """{line: {start: runs}} -> a dot a seed, a bar at the mean."""
+    for y, arms in enumerate(lines.values()):
+        for i, start in enumerate(start for start in experiments.WAYS if start in arms):
+            runs, (label, colour) = arms[start], STARTS[start]
+            height = y + 0.2 * (i - (len(arms) - 1) / 2)
+            if runs:
+                values = [run["score"] for run in runs]
+                heights = np.linspace(height - 0.04, height + 0.04, len(runs))                # equal scores stay apart
+                axis.scatter(values, heights, s=7, color=colour, label=label, clip_on=False, zorder=3)
+                axis.plot([statistics.mean(values)] * 2, [height - 0.1, height + 0.1], color=colour)
+    axis.set_yticks(range(len(lines)), lines)
+    axis.set(ylim=(len(lines) - 0.5, -0.5), xlabel="test accuracy, %: seeds and mean")
+    axis.grid(axis="x", color="0.9")
 
 
 # ---- compare: any runs -----------------------------------------------------------------------------------------------

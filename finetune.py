@@ -12,10 +12,7 @@ R2 for regression. Validation chooses the checkpoint by it; the test split is ev
 checkpoint, and every test sequence counts. Loop, run directory, --resume and torchrun are as in stage 1, and so is the
 table of recipes.
 """
-import sys
-
-if __name__ == "__main__":                     # Ctrl-C while the rest is imported
-    sys.excepthook = lambda kind, *rest: kind is KeyboardInterrupt or sys.__excepthook__(kind, *rest)
+import quiet  # noqa: F401, first
 
 import os
 from pathlib import Path

@@ -15,10 +15,7 @@ A file is .npz, .csv, .tsv or .ts as for `--task file:`, labels may be missing. 
 
 The run directory is all that is needed: best.pt holds how its data were normalised, its symbols and its classes.
 """
-import sys
-
-if __name__ == "__main__":                     # Ctrl-C while the rest is imported
-    sys.excepthook = lambda kind, *rest: kind is KeyboardInterrupt or sys.__excepthook__(kind, *rest)
+import quiet  # noqa: F401, first
 
 import csv
 import io

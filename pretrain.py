@@ -16,10 +16,7 @@ For example, an expression of ListOps when its second and fifth symbols are hidd
 The result is a run directory with the weights that predicted the validation split best, `best.pt`. Hand it to
 `finetune.py --init`. Recipes are in recipes.py; flags and `Run`, all of a run that is not the method, in run.py.
 """
-import sys
-
-if __name__ == "__main__":                     # Ctrl-C while the rest is imported
-    sys.excepthook = lambda kind, *rest: kind is KeyboardInterrupt or sys.__excepthook__(kind, *rest)
+import quiet  # noqa: F401, first
 
 from collections import namedtuple
 from typing import NamedTuple

@@ -28,10 +28,7 @@ What each of them trains stands in experiments.py. Rerunning skips finished runs
 analyze.py status RUNS` shows what runs. Environment: JOBS=runs side by side (default: CPU cores, or GPUs)  RUNS=folder
 of the runs
 """
-import sys
-
-if __name__ == "__main__":                     # Ctrl-C while the rest is imported
-    sys.excepthook = lambda kind, *rest: kind is KeyboardInterrupt or sys.__excepthook__(kind, *rest)
+import quiet  # noqa: F401, first
 
 import argparse
 import contextlib
@@ -42,6 +39,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque

@@ -15,13 +15,12 @@ import numpy as np
 from scipy.special import stdtrit
 
 import experiments
-from compare import (STARTS, by_identity, draw, estimates, gain, how_sure, markdown, mean_std, provenance, read_runs,
-                     replace_block, shown, signed, values_of, with_pretraining)
-from data import UserError, reading
+from compare import (STARTS, by_identity, dots, draw, estimates, gain, how_sure, markdown, mean_std, provenance,
+                     read_runs, replace_block, shown, signed, with_pretraining)
+from data import UserError
 from recipes import settings
 
 UNEQUAL = 3                                    # to one: from here on balanced accuracy decides
-COUNTS = "labels", "predicted", "right"        # of each class, in a record
 MOST = 100                                     # seeds that are worth naming
 # share: of the labels; passes: of a run, where --passes or --steps set them, or None.
 Key = namedtuple("Key", "task share passes")
@@ -37,10 +36,6 @@ def beds(runs):
     found, baselines = {}, {}
     for runs in by_identity(with_pretraining(runs)).values():
         run = next(iter(runs.values()))
-        for one in runs.values():
-            with reading(f"{one['folder'] / 'result.json'} is damaged", "remove it and make the run again"):
-                one["test_examples"] + one.get("val_accuracy", one.get("val_r2", 0))
-                [*map((one.get("counts") or dict.fromkeys(COUNTS)).__getitem__, COUNTS)]
         own = settings(run["changed"]) | ({"joint": run["joint"]} if run.get("joint") not in (None, 1) else {})
         share, start = own.pop("label_fraction", None) or 1, run["start"]
         if start == "baseline":
@@ -278,26 +273,6 @@ def own(args):
         replace_block(args.readme, "own", "\n\n".join([*blocks, f"![gains of all seeds]({picture})"]))
 
 
-def dots(axis, bed):
-    """A dot a seed, a bar at the mean; lines across for what costs nothing."""
-    for y, arms in enumerate(bed.lines.values()):
-        for i, start in enumerate(start for start in experiments.WAYS if start in arms):
-            values, (label, colour) = [run["score"] for run in arms[start].values()], STARTS[start]
-            height = y + 0.2 * (i - (len(arms) - 1) / 2)
-            heights = np.linspace(height - 0.04, height + 0.04, len(values))                  # equal scores stay apart
-            axis.scatter(values, heights, s=7, color=colour, label=label, clip_on=False, zorder=3)
-            axis.plot([statistics.mean(values)] * 2, [height - 0.1, height + 0.1], color=colour)
-    if bed.baseline:
-        axis.axvline(constant_of(bed), color="black", linestyle=":", label="one answer for all")
-        axis.axvline(bed.baseline["score"], color="black", linestyle="--", label="linear model")
-    axis.set_yticks(range(len(bed.lines)), bed.lines)
-    unit = "R2" if bed.score == "R2" else f"{bed.score}, %"
-    axis.set(ylim=(len(bed.lines) - 0.5, -0.5), xlabel=f"test {unit}: seeds and mean")
-    if bed.score != "R2":
-        axis.set_xlim(right=100)
-    axis.grid(axis="x", color="0.9")
-
-
 def figure(plt, found):
     """For each set and share of the labels: scores of all seeds on the left, gains over scratch on the right. Gains
     have one scale for all accuracies, and one for all R2."""
@@ -312,7 +287,13 @@ def figure(plt, found):
                     mean = statistics.mean(points.values())
                     right.errorbar(mean, height, xerr=half or None, color=STARTS[start][1], marker="o", capsize=3)
                     widest[bed.score == "R2"] = max(widest.get(bed.score == "R2", 0), abs(mean) + half)
-        dots(left, bed)
+        dots(left, {line: {start: [*arm.values()] for start, arm in arms.items()} for line, arms in bed.lines.items()})
+        if bed.baseline:
+            left.axvline(constant_of(bed), color="black", linestyle=":", label="one answer for all")
+            left.axvline(bed.baseline["score"], color="black", linestyle="--", label="linear model")
+        left.set_xlabel(f"test {'R2' if bed.score == 'R2' else f'{bed.score}, %'}: seeds and mean")
+        if bed.score != "R2":
+            left.set_xlim(right=100)
         right.axvline(0, color="black", linestyle=":")
         right.set_yticks(range(len(bed.lines)), bed.lines)
         right.set(xlabel="gain over scratch, 95 % interval", ylim=(len(bed.lines) - 0.5, -0.5))

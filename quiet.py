@@ -1,0 +1,7 @@
+"""No traceback where Ctrl-C comes while a script still imports, which takes seconds. Scripts import this first."""
+import sys
+from pathlib import Path
+
+if Path(getattr(sys.modules["__main__"], "__file__", "/")).resolve().parent == Path(__file__).resolve().parent:
+    # Of a script of ours alone: what imports it from elsewhere keeps its own way.
+    sys.excepthook = lambda kind, *rest: kind is KeyboardInterrupt or sys.__excepthook__(kind, *rest)
