@@ -141,7 +141,9 @@ def by_identity(runs):
                             f"{differ}; leave one out, or make what was changed a flag")
         other = sets.setdefault(run["task"], run)
         one, two = other.get("data") or {}, run.get("data") or {}
-        if any(one[name] != two[name] for name in one.keys() & two.keys()):                  # older runs tell less
+        if one.keys() < two.keys():            # older runs tell less of their data
+            sets[run["task"]] = run
+        if any(one[name] != two[name] for name in one.keys() & two.keys()):
             raise UserError(f"{place(other)} and {place(run)} trained on two sets called {run['task']}: "
                             f"{other['data']} and {run['data']}; compare them apart")
     return dict(found)
@@ -432,7 +434,7 @@ def baseline(row, rows, wanted):
             not exactly and name not in FIELDS and other.own.get(name) == row.own.get(name))
 
     # Recipes may differ between ways to start, and so may steps at equal passes.
-    for exactly, budget in ((True, False), (False, False), (False, True)):
+    for exactly, budget in ((True, False), (False, False), *([] if wanted else [(False, True)])):
         for other in rows:
             if other is not row and all(agree(other, name, exactly, budget) for name in row.values):
                 return other
@@ -551,7 +553,7 @@ def tell(columns, rows, wanted, select):
     alike = f"{', '.join(alike)}: mean" if alike else "Mean"
     caption = [f"{alike} ± standard deviation over seeds.", *notes,
                "Gains are over the row from scratch that validation chose." if select else
-               "" if wanted else "Gains are over the row from scratch that is otherwise the same"
+               "" if wanted else "Gains are over the row from scratch that is otherwise the same, or has as many passes"
                + ("; –: there is none." if lonely else "."),
                "*: chosen by validation; the test scores of no other are shown." if select else "",
                f"Passes through the model and minutes: of both stages. {provenance(every)}."]

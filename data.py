@@ -1598,8 +1598,8 @@ def draw_example(axis, task, batch, i, hidden, guess=None, wrong=None):
         pixels = batch.samples[i].numpy()                                                     # (l, channels)
         pixels = np.where(hidden[:, None], guess, pixels) if filled else pixels
         pixels = (pixels * task.std + task.mean).clip(0, 1)
-        marked = wrong if filled else hidden
-        axis.imshow(np.where(marked[:, None], (0.84, 0.37, 0.0), pixels).reshape(task.side, task.side, 3))
+        marked, colour = (wrong, (0.84, 0.37, 0.0)) if filled else (hidden, (0.34, 0.71, 0.91))
+        axis.imshow(np.where(marked[:, None], colour, pixels).reshape(task.side, task.side, 3))
     elif task.channels:                                   # 400 steps around the loudest one
         series = batch.samples[i, :None if batch.lengths is None else batch.lengths[i]]
         start = max(min(int(series.abs().sum(1).argmax()) - 200, len(series) - 400), 0)

@@ -366,8 +366,8 @@ def train(args, entry, seeds, folder):
     if not entry:
         print("error: nothing is left to run", file=sys.stderr)
         return 1
-    if args.target == "own" and (code := subprocess.run(costs_nothing(args, folder)).returncode):
-        return code
+    if args.target == "own" and subprocess.run(costs_nothing(args, folder)).returncode:
+        print("warning: there is no linear model to compare with", file=sys.stderr)
     by_seed = {seed: experiments.chains(entry, seed, folder.as_posix()) for seed in seeds}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     jobs = int(os.environ.get("JOBS") or (len(args.gpus) if args.gpus else cores))
@@ -433,7 +433,12 @@ def main(argv=None):
     for one in sets:
         one.raw, one.group = (path and path.resolve() for path in (args.raw, args.group))
     os.chdir(ROOT)
-    return max(carry_out(one, *rest) for one, *rest in plans)
+    codes = []
+    for one, *rest in plans:
+        codes.append(carry_out(one, *rest))
+        if codes[-1] == 130 or codes[-1] < 0:                    # stopped
+            break
+    return next(filter(None, codes), 0)
 
 
 def carry_out(args, entry, seeds, folder):

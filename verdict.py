@@ -15,8 +15,8 @@ import numpy as np
 from scipy.special import stdtrit
 
 import experiments
-from compare import (STARTS, by_identity, dots, draw, estimates, gain, how_sure, markdown, mean_std, provenance,
-                     read_runs, replace_block, shown, signed, with_pretraining)
+from compare import (STARTS, by_identity, dots, draw, estimates, gain, half_width, how_sure, markdown, mean_std,
+                     provenance, read_runs, replace_block, shown, signed, with_pretraining)
 from data import UserError
 from recipes import settings
 
@@ -24,22 +24,22 @@ UNEQUAL = 3                                    # to one: from here on balanced a
 MOST = 100                                     # seeds that are worth naming
 # share: of the labels; passes: of a run, where --passes or --steps set them, or None.
 Key = namedtuple("Key", "task share passes")
-# lines: {model, and what differs from the recipe: {start: {seed: run}}}; baseline: the record of baseline.py, or None;
+# lines: {model, and what differs from the recipe: {start: {seed: run}}}; linear: the record of baseline.py, or None;
 # score: what it is called; balanced: whether that is balanced accuracy; ratio: the commonest class to the rarest.
-Bed = namedtuple("Bed", "lines baseline score balanced ratio")
+Bed = namedtuple("Bed", "lines linear score balanced ratio")
 
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
 
 def beds(runs):
     """{Key: Bed}: runs on the same data with the same labels."""
-    found, baselines = {}, {}
+    found, linear = {}, {}
     for runs in by_identity(with_pretraining(runs)).values():
         run = next(iter(runs.values()))
         own = settings(run["changed"]) | ({"joint": run["joint"]} if run.get("joint") not in (None, 1) else {})
         share, start = own.pop("label_fraction", None) or 1, run["start"]
         if start == "baseline":
-            baselines[run["task"], share] = run
+            linear[run["task"], share] = run
         steps = [own.pop(name, None) for name in ("steps", "pretraining.steps")]
         if start == "spt" and own.pop("freeze", False):
             start = "probe"
@@ -48,18 +48,19 @@ def beds(runs):
         if start in experiments.WAYS:
             key = Key(run["task"], share, run["passes"] if any(steps) else None)
             found.setdefault(key, {}).setdefault(line, {})[start] = runs
-    return {key: measured(lines, baselines.get(key[:2])) for key, lines in found.items()}
+    return {key: measured(lines, linear.get(key[:2])) for key, lines in found.items()}
 
 
 def runs_of(lines):
     return [run for arms in lines.values() for arm in arms.values() for run in arm.values()]
 
 
-def measured(lines, baseline):
+def measured(lines, linear):
     """-> Bed; where classes are unequal the score of each run becomes its balanced accuracy, if all have it."""
-    runs = runs_of(lines) + ([baseline] if baseline else [])
+    linear = linear and dict(linear)           # other tables have it, too
+    runs = runs_of(lines) + ([linear] if linear else [])
     if "test_r2" in runs[0]:
-        return Bed(lines, baseline, "R2", False, 1)
+        return Bed(lines, linear, "R2", False, 1)
     counts = [run["counts"]["labels"] for run in runs if run.get("counts")]
     there = [n for n in counts[0] if n] if counts else [1]
     ratio = max(there) / min(there)
@@ -67,7 +68,7 @@ def measured(lines, baseline):
     if balanced:
         for run in runs:
             run["accuracy"], run["score"] = run["score"], 100 * float(recalls([run])[0].mean())
-    return Bed(lines, baseline, "balanced accuracy" if balanced else "accuracy", balanced, ratio)
+    return Bed(lines, linear, "balanced accuracy" if balanced else "accuracy", balanced, ratio)
 
 
 def recalls(runs):
@@ -92,104 +93,125 @@ def worth(bed, n):
     return 100 / len(sizes) / sizes.max(), 100 / len(sizes) / sizes.min()
 
 
-def arms_of(bed):
-    """{line and start: [run]}, {line and start: {seed: score}}, and the `estimates` of these."""
-    runs = {f"{line} {STARTS[start][0]}": [*arm.values()]
-            for line, arms in bed.lines.items() for start, arm in arms.items()}
-    each = {name: {run["seed"]: run["score"] for run in arm} for name, arm in runs.items()}
-    return runs, each, estimates(each)
+def runs_by_arm(bed):
+    """{(line, start): [run]}."""
+    return {(line, start): [*arm.values()] for line, arms in bed.lines.items() for start, arm in arms.items()}
 
 
-def gain_of(line, start, each, sure):
-    """{seed: difference to training from scratch}, half its interval."""
-    return gain(each, f"{line} {STARTS[start][0]}", f"{line} {STARTS['scratch'][0]}", sure)
+def scored(bed):
+    """{(line, start): {seed: score}}, and the `estimates` of these."""
+    each = {arm: {run["seed"]: run["score"] for run in runs} for arm, runs in runs_by_arm(bed).items()}
+    return each, estimates(each)
+
+
+def called(arm):
+    """(line, start) in words."""
+    return f"{arm[0]} {STARTS[arm[1]][0]}"
 
 
 # ---- The verdict -----------------------------------------------------------------------------------------------------
 
 def verdict(bed):
     """What the table means, a sentence a line."""
-    runs, each, sure = arms_of(bed)
-    unit = "R2" if bed.score == "R2" else "points"
-    means = {name: statistics.mean(arm.values()) for name, arm in each.items()}
-    errors = {name: size_error(bed, arm) for name, arm in runs.items()}
-    n, said = next(iter(runs.values()))[0]["test_examples"], []
-    top = 100 - max(1, 200 / n) if unit == "points" else math.inf      # above it there is nothing to gain
-    if min(means.values()) > top:
+    each, sure = scored(bed)
+    n, r2 = runs_of(bed.lines)[0]["test_examples"], bed.score == "R2"
+    means = {arm: statistics.mean(scores.values()) for arm, scores in each.items() if arm[1] != "probe"}
+    top = math.inf if r2 else max(98, 100 - 200 / n)             # above it there is nothing to gain
+    said = []
+    if means and min(means.values()) > top:
         said.append(f"**Every way is at the ceiling** ({min(means.values()):.1f} to {max(means.values()):.1f} %): this "
                     "set is too easy to tell them apart.")
     for line, arms in bed.lines.items():
-        if {"scratch", "spt"} <= arms.keys() and (found := gain_of(line, "spt", each, sure))[0]:
-            before, after = (f"{line} {STARTS[start][0]}" for start in ("scratch", "spt"))
-            said.append(told(line, *found, unit, 1.96 * math.hypot(errors[before], errors[after]), n, worth(bed, n)[0],
-                             None if means[before] > top else sure[before].variance + sure[after].variance))
-    alone = {name: sum(len([*filter(None, run["counts"]["predicted"])]) == 1 for run in arm)
-             for name, arm in runs.items() if all(run.get("counts") for run in arm)}
-    said += [f"**{name} predicts one class alone** in {k} of {len(runs[name])} seeds."
-             for name, k in alone.items() if k]
-    if bed.baseline:
-        said += beside_baseline(bed, runs, means, errors, [name for name, k in alone.items() if k == len(runs[name])])
-    return said
+        words = {start: told(bed, line, start, top) for start in ("spt", "joint") if {start, "scratch"} <= arms.keys()}
+        said += [text for start, text in words.items()
+                 if text and (start == "spt" or "cannot be told" not in text or "spt" not in words)]
+    if not any("scratch" in arms for arms in bed.lines.values()):
+        said.append("Nothing was trained from scratch, so no gain can be told.")
+    for arm, runs in runs_by_arm(bed).items():
+        if alone := sum(len([*filter(None, run["counts"]["predicted"])]) == 1 for run in runs if run.get("counts")):
+            said.append(f"**{called(arm)} predicts one class alone** in {alone} of {len(runs)} seeds.")
+    return said + (beside_linear(bed, means, sure) if bed.linear and means else [])
 
 
-def told(line, points, half, unit, size, n, least, variance):
-    """Of one model, what SPT did. size: half of the 95 % interval that n test examples alone would have, at most;
-    least: what one of them is worth; variance: of a difference of two seeds, None where scratch is at the ceiling."""
-    mean, digits = statistics.mean(points.values()), 3 if unit == "R2" else 1
+def told(bed, line, start, top):
+    """What SPT or joint training did to a model, or None where no seed has both. top: from where on is the ceiling."""
+    each, sure = scored(bed)
+    ours, scratch = (line, start), (line, "scratch")
+    points, half = gain(each, ours, scratch, sure)
+    if not points:
+        return None
+    runs, by, unit = runs_by_arm(bed), {"spt": "SPT", "joint": "joint training"}[start], "points"
+    size = 1.96 * math.hypot(*(size_error(bed, runs[arm]) for arm in (ours, scratch)))
+    mean, n, seeds = statistics.mean(points.values()), runs[ours][0]["test_examples"], len(points)
+    digits, unit = (3, "R2") if bed.score == "R2" else (1, "points")
     text = signed(points, digits, half).rsplit(" (", 1)[0].replace(" [", f" {unit} [")
-    text += "" if "[" in text else f" {unit}"
-    if len(points) == 1:
-        return f"**{line}: cannot be told** from one seed ({text})."
-    if abs(mean) > half:
-        word = "gains" if mean > 0 else "loses"
-        sure = "" if abs(mean) > math.hypot(half, size) else (
-            f"; the error of {n:,} test examples, up to {size:.1f}, would take the interval to 0")
-        return f"**{line} {word} by SPT**: {text}, {len(points)} seeds{sure}."
-    if variance is None:
-        return f"**{line}: cannot be told**: {text}, and from scratch it is at the ceiling already."
-    needed = next((k for k in range(len(points) + 1, MOST + 1)
-                   if stdtrit(2 * k - 2, 0.975) * math.sqrt(variance / k) < abs(mean)), None)
-    few = unit == "points" and abs(mean) < least
-    return f"**{line}: cannot be told**: {text}, {len(points)} seeds; " + (
-        "that is less than one test example." if few else
-        f"if the difference stays, {needed or f'more than {MOST}'} seeds would tell.")
+    text = f"{text}{'' if '[' in text else f' {unit}'}, {seeds} seeds"
+    name = line if start == "spt" else f"{line}, joint training"
+    if seeds == 1:
+        return f"**{name}: cannot be told** from one seed ({text.removesuffix(', 1 seeds')})."
+    if abs(mean) > math.hypot(half, size) and (mean < 0 or not at_ceiling(each[scratch], top)):
+        return f"**{line} {'gains' if mean > 0 else 'loses'} by {by}**: {text}."
+    return f"**{name}: cannot be told**: {text}; " + (
+        "from scratch it is at the ceiling already." if at_ceiling(each[scratch], top) else
+        "there is no difference." if not mean else
+        f"{n:,} test examples alone move a difference by up to {size:.1f}, so more seeds would not tell."
+        if abs(mean) <= size else
+        f"if the difference stays, {enough(mean, size, sure[ours].variance + sure[scratch].variance, seeds)} seeds "
+        "would tell.")
 
 
-def beside_baseline(bed, runs, means, errors, known):
-    """The networks beside what costs nothing. known: arms of which it is said already that they learned nothing."""
-    means = {name: mean for name, mean in means.items() if not name.endswith(STARTS["probe"][0])} or means
+def at_ceiling(scores, top):
+    return statistics.mean(scores.values()) > top
+
+
+def enough(mean, size, variance, seeds):
+    """How many seeds would tell a difference of this mean and variance; size: half of the 95 % interval that the test
+    set's size alone leaves."""
+    return next((k for k in range(seeds + 1, MOST + 1)
+                 if math.hypot(stdtrit(2 * k - 2, 0.975) * math.sqrt(variance / k), size) < abs(mean)),
+                f"more than {MOST}")
+
+
+def beside_linear(bed, means, sure):
+    """The networks beside what costs nothing."""
     digits, percent = (3, "") if bed.score == "R2" else (1, " %")
-    linear, error = bed.baseline["score"], size_error(bed, [bed.baseline])
+    linear, runs, constant = bed.linear, runs_by_arm(bed), constant_of(bed)
+    halves = {arm: math.hypot(1.96 * size_error(bed, runs[arm]), half_width((sure[arm], len(runs[arm]))))
+              for arm in means}                                  # of the 95 % interval of a mean
+    own = 1.96 * size_error(bed, [linear])
 
-    def validation(name):
-        return statistics.mean(run.get("val_accuracy", run.get("val_r2")) for run in runs[name])
+    def beside(arm):
+        apart = means[arm] - linear["score"]
+        return "level with" if abs(apart) <= math.hypot(own, halves[arm]) else "ahead of" if apart > 0 else "behind"
 
-    def beside(name):
-        apart = means[name] - linear
-        return "level with" if abs(apart) <= 1.96 * math.hypot(error, errors[name]) else (
-            "ahead of" if apart > 0 else "behind")
+    def validation(arm):
+        return statistics.mean(run.get("val_accuracy", run.get("val_r2")) for run in runs[arm])
 
-    best = max(means, key=validation)
-    behind = [name for name in means if beside(name) == "behind"]
-    text = f"the linear model, {linear:.{digits}f}{percent}"
-    if len(behind) == len(means):
+    best, said = max(means, key=validation), []
+    behind = [called(arm) for arm in means if arm != best and beside(arm) == "behind"]
+    has = f"{linear['score']:.{digits}f}{percent}"
+    if len(behind) == len(means) - 1 and beside(best) == "behind":
         most = max(means, key=means.get)
-        yield (f"**The linear model is ahead of every network**: {linear:.{digits}f}{percent}, where {most} has "
-               f"{means[most]:.{digits}f}.")
+        said.append(f"**The linear model is ahead of every network**: {has}, where {called(most)} has "
+                    f"{means[most]:.{digits}f}.")
     else:
-        yield (f"Validation prefers {best}, {means[best]:.{digits}f}{percent}: **{beside(best)}** {text}"
-               + (f", which is ahead of {', '.join(behind)}." if behind else "."))
-    constant = constant_of(bed)
-    none = [name for name in means if name not in known and means[name] <= constant + 1.96 * errors[name]]
+        said.append(f"Validation {'R2' if bed.score == 'R2' else 'accuracy'} chooses {called(best)}; on test it has "
+                    f"{means[best]:.{digits}f}{percent} and is **{beside(best)}** the linear model, {has}."
+                    + (f" Also behind that: {', '.join(behind)}." if behind and beside(best) == "behind" else
+                       f" Behind the linear model: {', '.join(behind)}." if behind else ""))
+    none = [called(arm) for arm in means if all(
+        run["score"] <= constant + 1.96 * size_error(bed, [run]) for run in runs[arm])]
     if none:
-        yield f"No better than one answer for all ({constant:.{digits}f}{percent}): {', '.join(none)}."
+        said.append(f"No better than one answer for all ({constant:.{digits}f}{percent}), in any seed: "
+                    f"{', '.join(none)}.")
+    return said
 
 
 def constant_of(bed):
     """The score of one answer for all, by baseline.py."""
     if bed.score == "R2":
-        return bed.baseline["constant_r2"]
-    return 100 / len(recalls([bed.baseline])[0]) if bed.balanced else 100 * bed.baseline["constant_accuracy"]
+        return bed.linear["constant_r2"]
+    return 100 / len(recalls([bed.linear])[0]) if bed.balanced else 100 * bed.linear["constant_accuracy"]
 
 
 # ---- Table, caption, figure ------------------------------------------------------------------------------------------
@@ -205,53 +227,56 @@ def table(bed):
     starts = experiments.WAYS if probes else experiments.WAYS[:3]
     head = ["model", *(STARTS[start][0] for start in starts), "SPT - scratch [95 % interval] (seeds)",
             "joint - scratch", "SPT - joint", "minutes a run"]
-    digits, rows, (runs, each, sure) = 3 if bed.score == "R2" else 1, [], arms_of(bed)
+    digits, rows, runs, (each, sure) = 3 if bed.score == "R2" else 1, [], runs_by_arm(bed), scored(bed)
 
     def cell(score, accuracy):
         return f"{score} ({statistics.mean(accuracy):.1f})" if bed.balanced else score
 
-    if one := bed.baseline:
+    if one := bed.linear:
         nothing = [""] * (len(head) - 3)
         constant = f"{constant_of(bed):.{digits}f}"
         rows += [["*one answer for all*", cell(constant, [100 * one.get("constant_accuracy", 0)]), *nothing, ""],
                  [f"*linear: {one['model']}*", cell(f"{one['score']:.{digits}f}", [one.get("accuracy", 0)]), *nothing,
-                  f"{one['minutes']:.1f}"]]
+                  f"{one['seconds']:.0f} s"]]
     for line, arms in bed.lines.items():
-        names = {start: f"{line} {STARTS[start][0]}" for start in starts}
-        minutes = [f"{statistics.mean(run['minutes'] for run in runs[name]):.1f}" if name in runs else "–"
-                   for name in names.values()]
-        differences = [gain(each, names[one], names[other], sure)
+        ours = [(line, start) for start in starts]
+        minutes = [f"{statistics.mean(run['minutes'] for run in runs[arm]):.1f}" if arm in runs else "–"
+                   for arm in ours]
+        differences = [gain(each, (line, one), (line, other), sure)
                        for one, other in (("spt", "scratch"), ("joint", "scratch"), ("spt", "joint"))]
-        rows.append([line, *(cell(mean_std(each[name], digits), [run.get("accuracy", 0) for run in runs[name]])
-                             if name in each else "–" for name in names.values()),
+        rows.append([line, *(cell(mean_std(each[arm], digits), [run.get("accuracy", 0) for run in runs[arm]])
+                             if arm in each else "–" for arm in ours),
                      *(signed(found, digits, half) for found, half in differences), " / ".join(minutes)])
     return markdown(head, rows)
 
 
 def caption(key, bed):
-    runs, (_, each, sure) = runs_of(bed.lines), arms_of(bed)
+    """What the scores are and how sure they are; second, where they come from."""
+    runs, (each, sure) = runs_of(bed.lines), scored(bed)
     digits, n, passes = 3 if bed.score == "R2" else 1, runs[0]["test_examples"], {run["passes"] for run in runs}
     equal = "unequal passes" if len(passes) > 1 else f"{passes.pop():,} passes a run"
     some = [run["data"] for run in runs if "labelled" in run.get("data", {})]
     bare = some[0]["sizes"][0] - some[0]["labelled"] if some else 0
+    joint = any("joint" in arms for arms in bed.lines.values()) and (key.share < 1 or bare)
     percent, accuracy = "" if bed.score == "R2" else " in percent", "; accuracy in parentheses" if bed.balanced else ""
     text = [f"Test {bed.score}{percent} on {n:,} examples, mean ± standard deviation over seeds{accuracy}."]
     if bed.ratio > UNEQUAL:
         text.append(f"Classes are unequal, {bed.ratio:.0f}:1" + (
             ", so balanced accuracy decides." if bed.balanced else ", and these older runs kept no balanced accuracy."))
-    if bed.score != "R2":
+    if bed.score == "R2":
+        text.append("How far another test set would move R2 is not known.")
+    else:
         error = statistics.mean(size_error(bed, [run]) for run in runs)
-        common = [estimate for estimate in sure.values() if estimate.freedom]
-        seeds = math.sqrt(statistics.mean(estimate.variance for estimate in common)) if common else None
-        another = "" if seeds is None else f", another seed by {seeds:.1f}"
-        points = " to ".join(dict.fromkeys(f"{one:.2g}" for one in worth(bed, n)))
+        deviations = sorted(math.sqrt(estimate.variance) for estimate in sure.values() if estimate.freedom)
+        seeds, points = (" to ".join(dict.fromkeys(texts)) for texts in (
+            [f"{one:.1f}" for one in deviations[::max(1, len(deviations) - 1)]],
+            [f"{one:.2g}" for one in worth(bed, n)]))
         text.append(f"One test example is worth {points} points; another test set of this size would move a score by "
-                    f"{error:.1f} (standard error){another}.")
-    text.append(how_sure(each, sure, digits))
-    text.append(f"{'Joint training sees the labelled inputs only; ' if key.share < 1 or bare else ''}"
-                f"{f'SPT alone saw {bare:,} more sequences, without a label; ' if bare else ''}{equal}; "
-                f"{provenance(runs + [run['first'] for run in runs if run['init']])}.")
-    return " ".join(text)
+                    f"{error:.1f} (standard error){f', another seed by {seeds}' if seeds else ''}.")
+    source = (f"{how_sure(each, sure, digits)} {'Joint training sees the labelled inputs only; ' if joint else ''}"
+              f"{f'SPT alone saw {bare:,} more sequences, without a label; ' if bare else ''}{equal}; "
+              f"{provenance(runs + [run['first'] for run in runs if run['init']] + [bed.linear] * bool(bed.linear))}.")
+    return f"{' '.join(text)}\n\n{source}"
 
 
 def own(args):
@@ -266,7 +291,7 @@ def own(args):
         there = [run for run in runs_of(bed.lines) if (run["folder"] / "best.pt").exists()]
         if there:
             best = max(there, key=lambda run: run.get("val_accuracy", run.get("val_r2")))["folder"]
-            print(f"The best run by validation labels new sequences: python predict.py {best} --input FILE\n")
+            print(f"The run that validation prefers labels new sequences: python predict.py {best} --input FILE\n")
     draw(lambda plt: figure(plt, found), args.figure)
     if args.readme:
         picture = os.path.relpath(args.figure, args.readme.parent)
@@ -279,18 +304,18 @@ def figure(plt, found):
     picture, axes = plt.subplots(len(found), 2, figsize=(9, 1.2 + 1.6 * len(found)), squeeze=False)
     widest = {}
     for (left, right), (key, bed) in zip(axes, found.items()):
-        _, each, sure = arms_of(bed)
+        each, sure = scored(bed)
         for y, line in enumerate(bed.lines):
             for height, start in ((y - 0.1, "spt"), (y + 0.1, "joint")):
-                points, half = gain_of(line, start, each, sure)
+                points, half = gain(each, (line, start), (line, "scratch"), sure)
                 if points:
                     mean = statistics.mean(points.values())
                     right.errorbar(mean, height, xerr=half or None, color=STARTS[start][1], marker="o", capsize=3)
                     widest[bed.score == "R2"] = max(widest.get(bed.score == "R2", 0), abs(mean) + half)
         dots(left, {line: {start: [*arm.values()] for start, arm in arms.items()} for line, arms in bed.lines.items()})
-        if bed.baseline:
+        if bed.linear:
             left.axvline(constant_of(bed), color="black", linestyle=":", label="one answer for all")
-            left.axvline(bed.baseline["score"], color="black", linestyle="--", label="linear model")
+            left.axvline(bed.linear["score"], color="black", linestyle="--", label="linear model")
         left.set_xlabel(f"test {'R2' if bed.score == 'R2' else f'{bed.score}, %'}: seeds and mean")
         if bed.score != "R2":
             left.set_xlim(right=100)

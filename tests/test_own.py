@@ -441,7 +441,7 @@ def finished(folder, start, model, seed, score, steps, seconds, **more):
     (folder / name).mkdir(parents=True)
     result = dict(task="file:/some/my.npz", model=model, objective="masked", seed=seed, steps=steps, seconds=seconds,
                   changed={}, train_fraction=None, commit="c", device="d", torch="t", init=None,
-                  test_examples=90) | more
+                  test_examples=90_000) | more
     result |= {} if start == "pretrain" else dict(start=start)
     result |= score if isinstance(score, dict) else dict(test_accuracy=score)
     (folder / name / "result.json").write_text(json.dumps(result))
@@ -473,8 +473,8 @@ def test_gains_and_the_sentence_that_says_them(tmp_path):
     text = shown(tmp_path)
     for words in ("my.npz", "my.npz with 50 % of the labels"):
         table = text.split(f"**{words}**")[1]
-        assert "- **rotary gains by SPT**: +4.0 points [+2.0, +6.0], 3 seeds; the error of 90 test examples" in table
-        assert "- **s4 loses by SPT**: -3.0 points [-5.0, -1.0], 3 seeds; the error of 90 test examples" in table
+        assert "- **rotary gains by SPT**: +4.0 points [+2.0, +6.0], 3 seeds." in table
+        assert "- **s4 loses by SPT**: -3.0 points [-5.0, -1.0], 3 seeds." in table
     assert ("| rotary | 51.0 \u00b1 1.0 | 55.0 \u00b1 1.0 | 52.0 \u00b1 1.0 | +4.0 [+2.0, +6.0] (3) "
             "| +1.0 [-1.0, +3.0] (3) | +3.0 [+1.0, +5.0] (3) | 1.5 / 3.0 / 1.5 |") in text
     assert text.count("250 passes a run") == 2 and text.count("1.1, pooled with 12 degrees of freedom") == 2
@@ -501,6 +501,8 @@ def test_a_probe_has_a_column_where_there_is_one(tmp_path):
 
 def test_sequences_without_a_label_are_told(tmp_path):
     finished(tmp_path, "scratch", "s4", 0, 0.5, 250, 90, data=dict(sizes=[50, 9, 9], labelled=30))
+    assert "Joint training" not in shown(tmp_path)
+    finished(tmp_path, "joint", "s4", 0, 0.5, 125, 90, data=dict(sizes=[50, 9, 9], labelled=30))
     assert ("Joint training sees the labelled inputs only; SPT alone saw 20 more sequences, without a label; "
             in shown(tmp_path))
 

@@ -88,6 +88,11 @@ def test_predictions_are_the_runs_own_with_its_data_and_without(kind, start, obj
         assert r2 == pytest.approx(result["test_r2"], abs=1e-6)
     else:
         assert sum(line["label"] == line["prediction"] for line in own) / len(own) == result["test_accuracy"]
+        pairs = [(line["label"], line["prediction"]) for line in own]
+        assert result["counts"] == {name: [*map(count, ("no", "yes"))] for name, count in (
+            ("labels", lambda one: sum(label == one for label, _ in pairs)),
+            ("predicted", lambda one: sum(guess == one for _, guess in pairs)),
+            ("right", lambda one: pairs.count((one, one))))}
         sums = [float(line["p(no)"]) + float(line["p(yes)"]) for line in own]
         assert sums == pytest.approx([1] * len(own), abs=2e-6)
     shutil.copytree(out, tmp_path / "copy")
