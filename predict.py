@@ -313,7 +313,8 @@ def show(trained, split, path):
     for axis, title in zip(places[0] if not stacked else places.flat, titles * n):
         axis.set_title(title, loc="left", fontsize=10 if task.channels and not task.side else 8)
     write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:].lower()))
-    colours = "hidden pixels are blue, wrong ones orange" if task.side else "what is right is blue, what is wrong orange"
+    colours = ("hidden pixels are blue, wrong ones orange" if task.side else
+               "what is right is blue, what is wrong orange")
     print(f"wrote {path}: {colours}; of these {hidden.sum():,} hidden positions {right:.1%} are right")
 
 

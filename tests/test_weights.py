@@ -13,6 +13,18 @@ PAIRS = "text256-rotary", "text256-s4", "pathfinder_demo-transformer", "pathfind
 NAMES = [f"{pair}-{stage}" for pair in PAIRS for stage in ("pretrain", "finetuned")]
 
 
+def test_what_the_pages_say_of_the_linear_model_is_kept():
+    """README, the card of the weights and text.md, by results/baseline.jsonl."""
+    kept = [json.loads(line) for line in (ROOT / "results" / "baseline.jsonl").read_text().splitlines()]
+    found = {run["task"]: f"{100 * run['test_accuracy']:.1f}" for run in kept}
+    assert found.keys() == {"text256", "text_demo", "pathfinder_demo", "listops_demo"}
+    readme, card, text = ((ROOT / name).read_text() for name in (
+        "README.md", "results/weights/README.md", "results/text.md"))
+    assert f"n-grams has {found['text256']} %" in readme and f"A linear model has {found['pathfinder_demo']} %" in readme
+    assert card.count(f"| {found['text256']} |") == 2 and card.count(f"| {found['pathfinder_demo']} |") == 2
+    assert found["text256"] in text and found["text_demo"] in text
+
+
 def test_they_are_these_and_small():
     assert sorted(path.name for path in FOLDER.iterdir() if path.is_dir() and path.name[0] not in "._") == sorted(NAMES)
     sizes = {path: path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()}
