@@ -87,8 +87,8 @@ def exit_code(main, interrupted="interrupted"):
         code = 141
     except (UserError, OSError, MemoryError, ImportError) as error:              # no matplotlib, say
         code, text = 2, f"error: {error}"
-    except KeyboardInterrupt:
-        code, text = 130, interrupted
+    except KeyboardInterrupt as error:
+        code, text = 130, str(error) or interrupted
     with contextlib.suppress(OSError):
         if text:
             print(" ".join(text.splitlines()), file=sys.stderr)

@@ -31,8 +31,8 @@ import torch
 import torch.nn as nn
 from PIL import Image
 
-from data import (EOS, MASK, OWN_FILES, PAD, UNK, Parser, Split, UserError, as_stored, draw_example, encode, height,
-                  open_task, picture, read_file, reading, restored, write_atomically)
+from data import (EOS, MASK, OWN_FILES, PAD, UNK, Parser, Split, UserError, as_stored, draw_example, encode,
+                  full_name, height, open_task, picture, read_file, reading, restored, write_atomically)
 from models import MODELS, Backbone, Classifier, Denoiser, Joint, config
 from pretrain import OBJECTIVES
 from run import between, guarded, read_checkpoint
@@ -260,6 +260,8 @@ def label(trained, args):
         print("predicted: " + ", ".join(f"{name} {counts[name]:,}" for name in trained.names if counts[name]))
     for line in [] if labels is None else judged(labels, answers[0], trained.names):
         print(line)
+    if args.input and trained.saved["task"] == full_name(f"file:{args.input}"):
+        print("note: this is the file that the run was trained on; without --input it is the test split alone")
 
 
 # ---- What a pretrained run fills in ----------------------------------------------------------------------------------

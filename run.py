@@ -651,15 +651,15 @@ def guarded(main):
                 text = str(error)
             elif isinstance(error, torch.OutOfMemoryError):
                 text = "out of GPU memory; give a smaller --micro-batch"
-            elif isinstance(error, KeyboardInterrupt):
-                text = interrupted
+            elif isinstance(error, KeyboardInterrupt) and Run.current is not None:
+                text = "interrupted; the same command with --resume continues from the last checkpoint"
+                error = KeyboardInterrupt(f"error: {text}")
             if Run.current is not None:
                 with contextlib.suppress(OSError):                     # the disk may be what went wrong
                     Run.current.log(kind="error", error=text)
             if isinstance(error, (SizeError, torch.OutOfMemoryError)):
-                raise UserError(text) from None
-            raise                                                      # of a bug, exit_code shows the traceback
+                error = UserError(text)
+            raise error                                                # of a bug, exit_code shows the traceback
 
-    interrupted = "interrupted; the same command with --resume continues from the last checkpoint"
-    if code := exit_code(logged, f"error: {interrupted}"):
+    if code := exit_code(logged):
         raise SystemExit(code)

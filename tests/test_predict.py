@@ -128,7 +128,10 @@ def test_labels_of_a_file_are_those_of_the_run_however_they_are_written(trained,
         text = capsys.readouterr().out
         assert ("the first field of each line is read as its label" in text) == name.endswith("csv")
         lines.append([line for line in text.splitlines() if "labels: accuracy" in line])
+        assert "the file that the run was trained on" not in text
     assert lines[0] == lines[1] == lines[2] and len(lines[0]) == 1
+    predict.main(["run", "--input", "codes.npz"])
+    assert "note: this is the file that the run was trained on" in capsys.readouterr().out
     values = found["numbers"][1]
     (tmp_path / "values.csv").write_text("\n".join(",".join(map(str, [y, *one])) for y, one in zip(values, x)))
     predict.main([str(trained[2]("numbers", "scratch")), "--input", "values.csv"])
