@@ -183,7 +183,7 @@ SPEECH = Source(("https://storage.googleapis.com/download.tensorflow.org/data/sp
                 "speech_commands_v0.02.tar.gz, or a folder of it", "CC BY 4.0", 2_428_923_189,
                 "af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58")
 # Data of your own, file:PATH and ucr:NAME. What is 0 or empty here, `save_own` fills in.
-OWN_FILES = ".npz", ".csv", ".tsv", ".ts"
+OWN_FILES = ".npz", ".csv", ".tsv", ".ts", ".txt"
 FILE = Task("file", length=0, classes=0, sizes=(), mask=0, source=Source((), "nothing, leave it out", "your own"))
 UCR = Task("ucr", length=0, classes=0, sizes=(), mask=0, source=Source(
     ("https://www.timeseriesclassification.com/aeon-toolkit/NAME.zip",),
@@ -1042,13 +1042,16 @@ def read_own(path, raw, documents=1):
 
     .npz: x, floats (n, l) or (n, l, channels), integers (n, l), which are symbols, or texts (n,); perhaps y (n,), its
     `missing` value, split (n,), train, val or test, and group (n,). .csv, .tsv: a line an example, its label, then
-    numbers or one text (`documents` of them). .ts: see `read_ts`. A label that is empty, NaN or `missing` is none.
+    numbers or one text (`documents` of them). .txt: a line a text, without label. .ts: see `read_ts`. A label that is
+    empty, NaN or `missing` is none.
     """
     if path.lower().endswith(".npz"):
         own, missing = read_npz(path, raw, documents)
     else:
         with reading(f"{path} is not UTF-8", "save it as that"):
             text = io.StringIO(raw.decode("utf-8-sig"), newline=None)
+        if path.lower().endswith(".txt"):
+            return Own(list(filter(None, map(str.strip, text))))
         ts, missing = path.lower().endswith(".ts"), None
         own = Own(*(read_ts(path, text) if ts else read_lines(path, text, documents)))
         missing = "?" if ts else None
@@ -1100,8 +1103,9 @@ def read_lines(path, file, documents=1):
                   np.array([field.strip() or "nan" for field in fields], np.float64)[:, None] for _, fields in lines]
     except (csv.Error, ValueError) as error:
         label, fields = lines[0] if lines else ("", [])
-        raise UserError(f"{path}: {error}; a line is its label first, then numbers with a decimal point, or one text, "
-                        f"and there is no header; the first line here: {','.join([label, *fields])[:60]!r}") from None
+        raise UserError(f"{path}: {error}; a line is its label first, then numbers with a decimal point, or one text "
+                        "(in quotes, if it has a comma), and there is no header; the first line here: "
+                        f"{','.join([label, *fields])[:60]!r}") from None
     return series, [label for label, _ in lines]
 
 

@@ -7,7 +7,7 @@
     python predict.py RUN --show sheet.png        a pretrained run: sequences as they are, hidden, and filled in
     python predict.py RUN --prompt "[MAX 3"       a causally pretrained run continues: symbols, or sample.png
 
-A file is .npz, .csv, .tsv or .ts as for `--task file:`, labels may be missing. In Python:
+A file is .npz, .csv, .tsv, .ts or .txt as for `--task file:`, labels may be missing. In Python:
 
     from predict import load
     model = load("runs/text_demo-s4-masked-scratch-s0")
@@ -449,8 +449,8 @@ def generate(trained, args):
 def main(argv=None):
     parser = Parser(description="What a trained run says of new sequences.", allow_abbrev=False)
     parser.add_argument("run", type=Path, metavar="RUN", help="directory of a run")
-    parser.add_argument("--input", type=Path, metavar="FILE", help="new sequences, .npz, .csv, .tsv or .ts (default: "
-                        "the test split)")
+    parser.add_argument("--input", type=Path, metavar="FILE", help="new sequences, .npz, .csv, .tsv, .ts, or .txt, a "
+                        "text a line (default: the test split)")
     parser.add_argument("--out", type=Path, default=Path("predictions.csv"), metavar="FILE",
                         help="of the predictions (default: predictions.csv)")
     parser.add_argument("--features", type=Path, metavar="FILE", help="write features (n, d) as .npy, no predictions")
@@ -462,7 +462,8 @@ def main(argv=None):
     parser.add_argument("--data-dir", default="data", help="where prepared data sets live")
     args = parser.parse_args(argv)
     trained = load(args.run, args.data_dir)
-    if not (args.input or Path(args.data_dir, trained.saved["task"]).exists()) and (path := held_examples(trained)):
+    here = Path(args.data_dir, trained.saved["task"]).exists()
+    if not (here or args.input or args.export) and (path := held_examples(trained)):
         print(f"its data are not here, so this is about {path}")
         args.input = path
     if args.show:

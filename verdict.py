@@ -202,7 +202,8 @@ def beside_linear(bed, means, sure):
     none = [called(arm) for arm in means if all(
         run["score"] <= constant + 1.96 * size_error(bed, [run]) for run in runs[arm])]
     if none:
-        said.append(f"Cannot be told from one answer for all ({constant:.{digits}f}{percent}): {', '.join(none)}.")
+        said.append(f"Not shown to be better than one answer for all ({constant:.{digits}f}{percent}): "
+                    f"{', '.join(none)}.")
     return said
 
 

@@ -52,6 +52,15 @@ def written(folder, kind):
     return path
 
 
+def test_a_line_of_a_txt_is_a_text(tmp_path):
+    """With its commas and quotes; without a label, so it is for pretraining alone."""
+    (tmp_path / "my.txt").write_text("".join(f'one, "two" {i}\n\n' for i in range(40)))
+    task, *splits = opened(tmp_path / "my.txt", tmp_path)
+    ids = splits[0].x[:splits[0].offsets[1]]
+    assert "".join(task.symbols[i] for i in ids[:-1]) == f'one, "two" {splits[0].rows[0]}'
+    assert sum(map(len, splits)) == 40 and task.labelled == 0
+
+
 def opened(path, folder, **more):
     data.prepare(f"file:{path}", folder, **more)
     return data.open_task(f"file:{path}", folder)

@@ -51,6 +51,11 @@ def test_each_has_its_kept_score_without_data(name, tmp_path, monkeypatch, capsy
         hidden, _, wrong = predict.filled_in(trained, split.batch(np.arange(len(split))))
         assert 1 - wrong.sum() / hidden.sum() == pytest.approx(result["kept"], abs=0.01)
     else:
+        if name.startswith("text256"):
+            (tmp_path / "new.txt").write_text("A lovely, warm film\nBad, bad, bad\n")
+            predict.main([str(FOLDER / name), "--input", "new.txt", "--out", "new.csv"])
+            found = [line.split(",")[1] for line in (tmp_path / "new.csv").read_text().splitlines()]
+            assert found == ["prediction", "positive", "negative"]
         predict.main([str(FOLDER / name)])
         lines = (tmp_path / "predictions.csv").read_text().splitlines()[1:]
         right = [line.split(",")[1] == line.split(",")[2] for line in lines]
