@@ -285,6 +285,13 @@ class Split:
     def __len__(self):
         return len(self.y if self.chosen is None else self.chosen)
 
+    def lengths(self):
+        """Of each example, the longest of its documents (n,); None where all are equally long."""
+        if self.offsets is None:
+            return None
+        longest = np.diff(self.offsets).reshape(-1, self.task.documents).max(1)
+        return longest if self.chosen is None else longest[self.chosen]
+
     def batch(self, indices, device="cpu"):
         """Examples `indices` (examples,) -> Batch. Only their part of the files is read."""
         import torch

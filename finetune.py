@@ -50,7 +50,7 @@ def evaluate(model, task, split, run):
     model.eval()
     loss = torch.zeros((), dtype=torch.float64, device=run.device)
     counts = torch.zeros(3, task.classes or 0, dtype=torch.int64, device=run.device)
-    for _, rows in run.shares(len(split)):
+    for _, rows in run.shares(len(split), split.lengths()):
         batch = split.batch(rows, run.device)
         with run.autocast():
             outputs = model(model.backbone.inputs(batch), batch.lengths).double()             # (b, classes or 1)
@@ -162,7 +162,7 @@ class Labelled(NamedTuple):
     lengths: "torch.Tensor | None"
     y: torch.Tensor
     corrupted: "torch.Tensor | None" = None
-    hidden: "torch.Tensor | None" = None          # (m,) positions to predict, in b l
+    hidden: "torch.Tensor | None" = None          # positions to predict: (b, l), then (m,) in b l
     targets: "torch.Tensor | None" = None
 
 
@@ -171,7 +171,7 @@ def main(argv=None):
     run, objective = Run(args), OBJECTIVES[args.objective]
     task, train, val, test = open_task(args.task, args.data_dir, args.train_fraction, args.label_fraction, labels=True)
     score_name = "accuracy" if task.classes else "r2"
-    run.open(task, len(train))
+    run.open(task, train)
     torch.manual_seed(args.seed)
     model = make_model(args, task, run).to(run.device)
     optimizer = make_optimizer(model, args.lr, args.wd)
@@ -179,15 +179,15 @@ def main(argv=None):
 
     def prepare(step):
         """The parts of a step's batch, on the CPU, while the step before runs."""
-        rows, mine = run.rows(step)               # examples of the whole batch; the slice of them for this process
+        rows, mine = run.rows(step)               # examples of the whole batch; which of them are this process's
         batch = train.batch(rows[mine])
-        parts = [Labelled(*batch.part(some)) for some in run.slices(rows, mine)]
+        whole = Labelled(*batch)
         if args.joint is None:
-            return parts
+            return run.parts(whole, rows, task.documents)
         corrupted, targets, hidden = objective.pretext(args, task, batch, rows, mine, args.seed, step)
-        return [part._replace(corrupted=corrupted[some] if objective.hides else None, targets=targets[some],
-                              hidden=hidden[some].flatten().nonzero()[:, 0])
-                for part, some in zip(parts, run.slices(rows, mine, task.documents))]
+        whole = whole._replace(corrupted=corrupted if objective.hides else None, hidden=hidden, targets=targets)
+        return [part._replace(hidden=part.hidden.flatten().nonzero()[:, 0])
+                for part in run.parts(whole, rows, task.documents)]
 
     # ---- training: evaluate, save, stop?, step, log -----------------------------------------------------------
     for step in range(run.step, run.steps + 1):

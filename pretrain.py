@@ -65,12 +65,12 @@ def shift(batch, loss):
 
 
 def masked(args, task, batch, rows, mine, *key):
-    """A batch -> inputs, targets, hidden. rows: the examples of the whole batch on all processes; mine: the slice of
-    them that `batch` holds. Positions are drawn for the whole batch, so that they do not depend on the number of
-    processes."""
-    k = task.documents                                                                        # sequences per example
+    """A batch -> inputs, targets, hidden. rows: the examples of the whole batch on all processes; mine: those of them
+    that `batch` holds, by their place there. Positions are drawn for the whole batch, so that they depend neither on
+    the number of processes nor on the order in which it is computed."""
     l = (batch.symbols if batch.samples is None else batch.samples).shape[1]
-    hidden = hide((k * len(rows), task.length), args.mask, *key)[k * mine.start:k * mine.stop, :l]
+    hidden = hide((len(rows) * task.documents, task.length), args.mask, *key)
+    hidden = hidden.reshape(len(rows), -1, task.length)[mine].reshape(-1, task.length)[:, :l]              # (b, l)
     return corrupt(batch, torch.from_numpy(hidden).to(batch.y.device), args.loss)
 
 
@@ -132,7 +132,7 @@ class Denoising(NamedTuple):
     """Sequences of a batch that pass through the model together."""
     inputs: torch.Tensor
     lengths: "torch.Tensor | None"
-    hidden: torch.Tensor                # (m,) positions to predict, in b l
+    hidden: torch.Tensor                # positions to predict: (b, l), then (m,) in b l
     targets: torch.Tensor
 
 
@@ -144,7 +144,7 @@ def main(argv=None):
     args = parse_args(argv)
     run, objective = Run(args), OBJECTIVES[args.objective]
     task, train, val, _ = open_task(args.task, args.data_dir, args.train_fraction)
-    run.open(task, len(train))
+    run.open(task, train)
 
     # ---- model and optimiser: every process builds the same one --------------------------------------------------
     torch.manual_seed(args.seed)
@@ -158,13 +158,11 @@ def main(argv=None):
     def prepare(step):
         """The parts of a step's batch, on the CPU, while the step before runs. Hidden positions as flat numbers: a GPU
         would have to wait for a mask to be counted."""
-        rows, mine = run.rows(step)               # examples of the whole batch; the slice of them for this process
+        rows, mine = run.rows(step)               # examples of the whole batch; which of them are this process's
         batch = train.batch(rows[mine])
         inputs, targets, hidden = objective.pretext(args, task, batch, rows, mine, args.seed, step)
-        lengths = batch.lengths
-        return [Denoising(inputs[some], None if lengths is None else lengths[some],
-                          hidden[some].flatten().nonzero()[:, 0], targets[some])
-                for some in run.slices(rows, mine, task.documents)]
+        return [part._replace(hidden=part.hidden.flatten().nonzero()[:, 0])
+                for part in run.parts(Denoising(inputs, batch.lengths, hidden, targets), rows, task.documents)]
 
     # ---- training: evaluate, save, stop?, step, log -----------------------------------------------------------
     for step in range(run.step, run.steps + 1):

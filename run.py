@@ -255,6 +255,8 @@ class Run:
     """
 
     SAVE_SECONDS = 600                         # between evaluations, a checkpoint at least this often
+    POSITIONS = 8_192                          # of a part, about, so that small batches stay whole
+    EARLY = 1, 2, 5, 10, 20, 50                # steps after which a line is printed, if not in the log
     current = None                             # that of this process, for `guarded` to log what ended it
 
     def __init__(self, args):
@@ -275,8 +277,13 @@ class Run:
         if cuda:
             torch.cuda.set_device(self.device)
         if self.world > 1:
-            dist.init_process_group("nccl" if cuda else "gloo")
-        self.bf16 = args.dtype == "bfloat16" or (args.dtype == "auto" and cuda and torch.cuda.is_bf16_supported())
+            dist.init_process_group("nccl" if cuda else "gloo", device_id=self.device if cuda else None)
+        # TF32, which some containers switch on, would make a kernel's error of 9e-7 one of 4e-4.
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+        # Older GPUs emulate bfloat16, slowly and without fused attention.
+        able = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+        self.bf16 = args.dtype == "bfloat16" or args.dtype == "auto" and able
         self.dtype = "bfloat16" if self.bf16 else "float32"
         self.say(f"device {self.device} x {self.world}; {self.dtype}; SSM kernels and convolutions always float32")
 
@@ -284,10 +291,12 @@ class Run:
         if self.main:
             print(text, flush=True)
 
-    def open(self, task, examples):
-        """Sets the length of the run, for that many training examples. Checks that the run directory is free or, with
+    def open(self, task, train):
+        """Sets the length of the run, for these training examples. Checks that the run directory is free or, with
         --resume, this run's. A finished run ends here. Nothing is written yet."""
-        args, out, self.task = self.args, self.args.out, kept(task)
+        args, out, self.task, examples = self.args, self.args.out, kept(task), len(train)
+        # BatchNorm takes its statistics over the whole batch, or over each micro-batch as it stands.
+        self.lengths = None if args.arch.get("norm") == "batch" else train.lengths()
         few = getattr(args, "label_fraction", None) is not None or task.labelled is not None
         if few and examples < args.batch:
             args.batch = args.changed["batch"] = examples
@@ -367,7 +376,8 @@ class Run:
             # Buffers are equal on all processes already, as BatchNorm counts the whole batch. Newer torch renames this
             # argument.
             warnings.filterwarnings("ignore", "`broadcast_buffers`", FutureWarning)
-            self.forward = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
+            self.forward = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False,
+                                                                     gradient_as_bucket_view=True)
         return self.forward
 
     def print_plan(self):
@@ -431,22 +441,39 @@ class Run:
         return [part._make(view if view is None else view.pin_memory() for view in part) for part in prepare(step)]
 
     def rows(self, step):
-        """The examples of a step's batch, int64 (batch,), and the slice of them for this process: a pure function of
-        seed and step, so that there is no sampler state to save."""
+        """The examples of a step's batch, int64 (batch,), and which of them are this process's, the longest first where
+        lengths differ: a pure function of seed and step, so that there is no sampler state to save."""
         args, (epoch, i) = self.args, divmod(step, self.per_epoch)
         if getattr(self, "epoch", None) != epoch:                      # shuffling at every step would take time
             self.epoch, self.order = epoch, order(self.examples, args.seed, epoch)
         rows = self.order[i * args.batch:(i + 1) * args.batch]
-        return rows, slice(*(len(rows) * r // self.world for r in (self.rank, self.rank + 1)))
+        if self.lengths is None:
+            return rows, np.arange(*(len(rows) * r // self.world for r in (self.rank, self.rank + 1)))
+        return rows, np.argsort(-self.lengths[rows], kind="stable")[self.rank::self.world]
 
-    def slices(self, rows, mine, documents=1):
-        """Slices of this process's sequences (`documents` an example), at most --micro-batch examples each. Every
-        process makes equally many, because BatchNorm and DDP meet in each of them."""
+    def parts(self, whole, rows, documents=1):
+        """A batch of this process, tensors whose rows are sequences (`documents` an example) or examples, in parts that
+        pass through the model one after another. Where lengths differ they are cut to the longest of a part, some
+        8,192 positions: of a batch of film reviews two thirds would be padding. At most --micro-batch examples each.
+        Every process makes equally many, because BatchNorm and DDP meet in each of them."""
         largest, smallest = -(-len(rows) // self.world), len(rows) // self.world
-        parts = min(-(-largest // (self.args.micro_batch or largest)), smallest)
-        n = mine.stop - mine.start
-        bounds = [documents * (n * i // parts) for i in range(parts + 1)]
-        return [slice(*pair) for pair in itertools.pairwise(bounds)]
+        n, most = len(range(self.rank, len(rows), self.world)), self.args.micro_batch or largest
+        if self.lengths is None:
+            n = len(rows) * (self.rank + 1) // self.world - len(rows) * self.rank // self.world
+            parts = min(-(-largest // most), smallest)
+            bounds, widths = [n * i // parts for i in range(parts + 1)], [None] * parts
+        else:
+            longest, bounds, widths = -np.sort(-self.lengths[rows])[::self.world], [0], []
+            while bounds[-1] < smallest:
+                width = int(longest[bounds[-1]])
+                widths.append(width if width <= 512 else -(-width // 128) * 128)                # few shapes
+                bounds.append(bounds[-1] + min(most, max(1, self.POSITIONS // (width * documents))))
+            bounds[-1] = n
+        return [whole._make(view if view is None else
+                            view[low if len(view) == n else documents * low:
+                                 high if len(view) == n else documents * high,
+                                 *([slice(width)] if view.ndim > 1 else [])] for view in whole)
+                for (low, high), width in zip(itertools.pairwise(bounds), widths)]
 
     def exchange(self, parts):
         """The parts of a batch, one after another; gradients are exchanged between processes in the last one only."""
@@ -455,11 +482,12 @@ class Run:
             with contextlib.nullcontext() if last else self.forward.no_sync():
                 yield part
 
-    def shares(self, n):
-        """(i, examples of the i-th batch) of an evaluation on n examples, those that are this process's."""
-        size = self.args.micro_batch or self.args.batch
+    def shares(self, n, lengths=None):
+        """(i, examples of the i-th batch) of an evaluation on n examples, those that are this process's. lengths (n,):
+        examples of like length together."""
+        size, order = self.args.micro_batch or self.args.batch, np.arange(n) if lengths is None else np.argsort(lengths)
         for i in range(self.rank, -(-n // size), self.world):
-            yield i, np.arange(i * size, min((i + 1) * size, n))
+            yield i, order[i * size:(i + 1) * size]
 
     def autocast(self):
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
@@ -499,11 +527,20 @@ class Run:
             self.loss_sum.zero_()
             state.update(loss_sum=0.0, loss_steps=0)
             self.log(kind="train", step=step + 1, loss=loss, lr=lr, ms_per_step=round(1000 * pace, 2))
-            left = datetime.timedelta(seconds=int(pace * (self.steps - step - 1)))
+            left = self.left(step, pace)
             self.say(f"step {step + 1:>6}/{self.steps}  loss {loss:.4f}  lr {lr:.2e}  {1000 * pace:7.1f} ms/step  "
                      f"time left {left}")
+        elif step + 1 in self.EARLY:           # how long it will take, before the first line of the log
+            self.read_loss()
+            pace = sum(self.times[-max(1, len(self.times) // 2):]) / max(1, len(self.times) // 2)      # the later half
+            self.say(f"step {step + 1:>6}/{self.steps}  loss {state['loss_sum'] / state['loss_steps']:.4f}  "
+                     f"{1000 * pace:7.1f} ms/step  time left {self.left(step, pace)}")
         if logs and now - self.saved_at > self.SAVE_SECONDS:           # where all processes have read the loss
             self.save_last(step + 1)
+
+    def left(self, step, pace):
+        """The time that the other steps take, without evaluations."""
+        return datetime.timedelta(seconds=int(pace * (self.steps - step - 1)))
 
     def read_loss(self):
         """The sum of losses so far into `state`. Stops the run where a loss or gradient was not finite: before anything

@@ -16,6 +16,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -709,3 +710,55 @@ def test_a_frozen_backbone_stays_as_it_was_pretrained(task, model, mistake, tmp_
     assert len(moments) == len(probe["model"]) - len(kept) and all(each["exp_avg"].abs().sum() for each in moments.values())
     assert result_of(tmp_path / "probe")["changed"]["freeze"] is True
     assert "--freeze has no meaning with --joint" in mistake("finetune", flags("x", joint=1, freeze=True))
+
+
+@pytest.mark.parametrize("stage, task, model, documents", [
+    ("pretrain", "listops", "rotary", 1), ("pretrain", "listops", "dlr", 1), ("pretrain", "retrieval", "rotary", 2),
+    ("finetune", "listops", "transformer", 1), ("finetune", "retrieval", "s4_rand", 2), ("joint", "listops", "rotary", 1)])
+def test_parts_of_like_length_do_not_change_the_step(stage, task, model, documents, tmp_path, monkeypatch):
+    """A batch whole and in many parts, each cut to its longest sequence: the same losses, scores and first moments."""
+    flags, shapes, parts = partial(globals()["flags"], joint=0.5 if stage == "joint" else None), {}, Run.parts
+
+    def seen(run, whole, rows, *more):
+        found = parts(run, whole, rows, *more)
+        shapes.setdefault(run.args.out.name, []).append([part[0].shape for part in found])
+        return found
+
+    monkeypatch.setattr(Run, "parts", seen)
+    for name, positions in (("whole", 10**9), ("cut", 20)):
+        monkeypatch.setattr(Run, "POSITIONS", positions)
+        STAGES[stage].main(flags(name, task, model, batch=9, arch=f"{SIZES[model]},norm=layer"
+                                 if model in ("dlr", "s4_rand") else SIZES[model]))
+    assert all(len(some) == 1 for some in shapes["whole"]) and min(map(len, shapes["cut"])) > 2
+    for whole, cut in zip(shapes["whole"], shapes["cut"], strict=True):
+        widths = [shape[1] for shape in cut]
+        assert sum(shape[0] for shape in cut) == whole[0][0] == 9 * documents
+        assert widths == sorted(widths, reverse=True) and widths[0] == whole[0][1] and widths[-1] < widths[0]
+    for one, many in zip(*(log_of(tmp_path / name, "train", "eval") for name in ("whole", "cut")), strict=True):
+        assert one == pytest.approx(many, rel=1e-4, abs=1e-5) if one.pop("kind") == many.pop("kind") else False
+    one, many = (load(tmp_path / name / "last.pt") for name in ("whole", "cut"))
+    for i, state in one["optimizer"]["state"].items():
+        ours, theirs = state["exp_avg"], many["optimizer"]["state"][i]["exp_avg"]
+        assert (ours - theirs).norm() <= 1e-3 * ours.norm() + 1e-6, i
+
+
+def test_wide_parts_have_few_widths_and_all_processes_as_many(monkeypatch):
+    """At the lengths of film reviews: above 512 multiples of 128, cut to what there is; each example once."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(50, 4000, 64)
+    for world in (1, 3):
+        runs, seen, counts = [Run.__new__(Run) for _ in range(world)], [], set()
+        for rank, run in enumerate(runs):
+            run.world, run.rank, run.lengths = world, rank, lengths
+            run.args, run.per_epoch, run.examples = SimpleNamespace(batch=64, micro_batch=None, seed=0), 1, 64
+            rows, mine = run.rows(0)
+            l = lengths[rows[mine]].max()
+            x = torch.from_numpy((np.arange(l) < lengths[rows[mine]][:, None]).astype(np.int64))
+            found = run.parts(pretrain.Denoising(x, torch.from_numpy(lengths[rows[mine]]), x, x), rows)
+            counts.add(len(found))
+            widths = {part.inputs.shape[1] for part in found}
+            assert all(width <= 512 or width % 128 == 0 or width == l for width in widths)
+            seen += [int(n) for part in found for n in part.lengths]
+            for part in found:
+                assert part.inputs.sum() == part.lengths.sum() and part.inputs.numel() <= 2 * Run.POSITIONS
+        assert len(counts) == 1 and sorted(seen) == sorted(lengths)
