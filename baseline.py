@@ -25,7 +25,7 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from data import Parser, open_task, read_json, write_json
+from data import UNEQUAL, Parser, open_task, read_json, write_json
 from run import between, environment, guarded
 
 LONGEST = 5                                    # n-gram
@@ -96,7 +96,7 @@ def convolved(task, split, count=KERNELS):
 
 # ---- Fitting ---------------------------------------------------------------------------------------------------------
 
-def models(task):
+def linear_models(task):
     """Linear models of a task's features, the most regularised first."""
     if task.channels:
         kind = RidgeClassifier if task.classes else Ridge
@@ -114,17 +114,17 @@ def fit(task, train, val, test):
     x, x_val, x_test = (convolved(task, split, max(count, KERNELS // 10)) if task.channels else ngrams(task, split)
                         for split in splits)
     if not task.channels:
-        often = np.flatnonzero(x.getnnz(0) > 1)                        # n-grams of two training examples at least
-        x, x_val, x_test = x[:, often], x_val[:, often], x_test[:, often]
+        some = np.flatnonzero(x.getnnz(0) > 1)                         # n-grams of two training examples at least
+        x, x_val, x_test = x[:, some], x_val[:, some], x_test[:, some]
     y, fitted = np.asarray(train.y if train.chosen is None else train.y[train.chosen]), []
-    for model in models(task):
+    for model in linear_models(task):
         model.fit(x, y)
         fitted.append((model, model.predict(x_val)))
-    often = np.bincount(y) if task.classes else np.zeros(1)
-    unequal = task.classes and often.max() > 3 * often[often > 0].min()                       # as in verdict.py
+    sizes = np.bincount(y) if task.classes else np.zeros(0)            # of the classes
+    unequal = task.classes and sizes.max() > UNEQUAL * sizes[sizes > 0].min()
     model, guess = max(fitted, key=lambda pair: balanced_accuracy_score(val.y, pair[1]) if unequal else
                        score(task, val.y, pair[1]))                    # of equal ones the first
-    constant = often.argmax() if task.classes else y.mean()
+    constant = sizes.argmax() if task.classes else y.mean()
     return score(task, val.y, guess), model.predict(x_test), np.full(len(test), constant)
 
 

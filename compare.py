@@ -52,10 +52,11 @@ def read_runs(source, strict=False):
         for record in text.splitlines() if source.is_file() else [text]:
             try:
                 run = {"run": path.parent.name} | json.loads(record)
+                # Raises where what is asked of a run later is not there, or of another kind.
                 if "start" in run:
                     run["score"] = float(run["test_r2"] if "test_r2" in run else 100 * run["test_accuracy"])
                     STARTS[run["start"]], Path(run.get("init") or "")
-                hash(identity(run)), {**(run.get("data") or {})}       # what is asked of it later
+                hash(identity(run)), {**(run.get("data") or {})}
                 numbers = dict(seed=int(run["seed"]), steps=int(run["steps"]), seconds=float(run["seconds"]))
                 runs.append(run | numbers | {"folder": path.parent})
             except Exception as error:                           # a record of any kind

@@ -183,6 +183,7 @@ SPEECH = Source(("https://storage.googleapis.com/download.tensorflow.org/data/sp
                 "speech_commands_v0.02.tar.gz, or a folder of it", "CC BY 4.0", 2_428_923_189,
                 "af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58")
 # Data of your own, file:PATH and ucr:NAME. What is 0 or empty here, `save_own` fills in.
+UNEQUAL = 3                                    # to one: where classes are more so, balanced accuracy decides
 OWN_FILES = ".npz", ".csv", ".tsv", ".ts", ".txt"
 FILE = Task("file", length=0, classes=0, sizes=(), mask=0, source=Source((), "nothing, leave it out", "your own"))
 UCR = Task("ucr", length=0, classes=0, sizes=(), mask=0, source=Source(
@@ -264,12 +265,6 @@ class Batch(NamedTuple):
     samples: "torch.Tensor | None"      # float32 (b, l, channels), normalised
     lengths: "torch.Tensor | None"      # int64 (b,), EOS counted; None: no padding
     y: "torch.Tensor"                   # int64 (examples,), or float32 for regression
-
-    def part(self, examples):
-        """Some of the examples, a slice -> Batch."""
-        k = 1 if self.lengths is None else len(self.lengths) // len(self.y)               # documents of an example
-        some = slice(k * examples.start, k * examples.stop)
-        return Batch(*(view if view is None else view[some] for view in self[:3]), self.y[examples])
 
 
 @dataclass
@@ -1544,21 +1539,26 @@ def locked(path, busy, wait=True):
 # ---- --list, --show --------------------------------------------------------------------------------------------------
 
 def print_tasks(data_dir):
-    own = {}
-    for path in [path for kind in ("file", "ucr") for path in Path(data_dir).glob(f"{kind}-*/meta.json")]:
+    lines, folder = {name: line_of(name, task, data_dir) for name, task in TASKS.items()}, Path(data_dir)
+    for path in sorted([*folder.glob("file-*/meta.json"), *folder.glob("ucr-*/meta.json")]):
         with reading(f"{path} is damaged", f"remove {path.parent}"):
             meta = read_json(path)
-            task = own[meta["task"]] = replace(declared(meta["task"]), **tuples(meta["found"]))
-            f"{task.length:,} {task.classes:,} {sum(task.sizes):,}"
-    for name, task in (TASKS | dict(sorted(own.items()))).items():
-        state = "prepared" if (Path(data_dir) / folder_name(name) / "meta.json").exists() else "not prepared"
-        origin = "generated" if task.make else "not to be downloaded"
-        if task.source.urls:
-            origin = f"{task.source.bytes or 400_000_000:,} bytes from {task.source.urls[0].split('/')[2]}"
-        print(f"{name:16} length {task.length:,} x {task.documents}, {task.classes or 'no'} classes, "
-              f"{' / '.join(f'{size:,}' for size in task.sizes)} examples; {state}")
-        if name in TASKS:
-            print(f"{'':16} {origin}; --raw: {task.source.accepts}; licence: {task.source.licence}")
+            task = replace(declared(meta["task"]), **tuples(meta["found"]))
+            lines[meta["task"]] = line_of(meta["task"], task, data_dir)
+    print("\n".join(lines.values()))
+
+
+def line_of(name, task, data_dir):
+    """What --list says of a task; of one's own data one line, of the others two."""
+    state = "prepared" if (Path(data_dir) / folder_name(name) / "meta.json").exists() else "not prepared"
+    line = (f"{name:16} length {task.length:,} x {task.documents}, {task.classes or 'no'} classes, "
+            f"{' / '.join(f'{size:,}' for size in task.sizes)} examples; {state}")
+    if name not in TASKS:
+        return line
+    origin = "generated" if task.make else "not to be downloaded"
+    if task.source.urls:
+        origin = f"{task.source.bytes or 400_000_000:,} bytes from {task.source.urls[0].split('/')[2]}"
+    return f"{line}\n{'':16} {origin}; --raw: {task.source.accepts}; licence: {task.source.licence}"
 
 
 def show(name, data_dir, path):

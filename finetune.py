@@ -183,11 +183,11 @@ def main(argv=None):
         batch = train.batch(rows[mine])
         whole = Labelled(*batch)
         if args.joint is None:
-            return run.parts(whole, rows, task.documents)
+            return run.parts(whole, rows, mine, task.documents)
         corrupted, targets, hidden = objective.pretext(args, task, batch, rows, mine, args.seed, step)
         whole = whole._replace(corrupted=corrupted if objective.hides else None, hidden=hidden, targets=targets)
         return [part._replace(hidden=part.hidden.flatten().nonzero()[:, 0])
-                for part in run.parts(whole, rows, task.documents)]
+                for part in run.parts(whole, rows, mine, task.documents)]
 
     # ---- training: evaluate, save, stop?, step, log -----------------------------------------------------------
     for step in range(run.step, run.steps + 1):

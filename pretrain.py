@@ -162,7 +162,7 @@ def main(argv=None):
         batch = train.batch(rows[mine])
         inputs, targets, hidden = objective.pretext(args, task, batch, rows, mine, args.seed, step)
         return [part._replace(hidden=part.hidden.flatten().nonzero()[:, 0])
-                for part in run.parts(Denoising(inputs, batch.lengths, hidden, targets), rows, task.documents)]
+                for part in run.parts(Denoising(inputs, batch.lengths, hidden, targets), rows, mine, task.documents)]
 
     # ---- training: evaluate, save, stop?, step, log -----------------------------------------------------------
     for step in range(run.step, run.steps + 1):

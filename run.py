@@ -451,15 +451,14 @@ class Run:
             return rows, np.arange(*(len(rows) * r // self.world for r in (self.rank, self.rank + 1)))
         return rows, np.argsort(-self.lengths[rows], kind="stable")[self.rank::self.world]
 
-    def parts(self, whole, rows, documents=1):
+    def parts(self, whole, rows, mine, documents=1):
         """A batch of this process, tensors whose rows are sequences (`documents` an example) or examples, in parts that
         pass through the model one after another. Where lengths differ they are cut to the longest of a part, some
         8,192 positions: of a batch of film reviews two thirds would be padding. At most --micro-batch examples each.
         Every process makes equally many, because BatchNorm and DDP meet in each of them."""
         largest, smallest = -(-len(rows) // self.world), len(rows) // self.world
-        n, most = len(range(self.rank, len(rows), self.world)), self.args.micro_batch or largest
+        n, most = len(mine), self.args.micro_batch or largest
         if self.lengths is None:
-            n = len(rows) * (self.rank + 1) // self.world - len(rows) * self.rank // self.world
             parts = min(-(-largest // most), smallest)
             bounds, widths = [n * i // parts for i in range(parts + 1)], [None] * parts
         else:
@@ -469,11 +468,14 @@ class Run:
                 widths.append(width if width <= 512 else -(-width // 128) * 128)                # few shapes
                 bounds.append(bounds[-1] + min(most, max(1, self.POSITIONS // (width * documents))))
             bounds[-1] = n
-        return [whole._make(view if view is None else
-                            view[low if len(view) == n else documents * low:
-                                 high if len(view) == n else documents * high,
-                                 *([slice(width)] if view.ndim > 1 else [])] for view in whole)
-                for (low, high), width in zip(itertools.pairwise(bounds), widths)]
+
+        def cut(view, low, high, width):
+            each = 1 if len(view) == n else documents                  # rows of an example
+            some = view[each * low:each * high]
+            return some[:, :width] if view.ndim > 1 else some
+
+        return [whole._make(view if view is None else cut(view, *pair, width) for view in whole)
+                for pair, width in zip(itertools.pairwise(bounds), widths)]
 
     def exchange(self, parts):
         """The parts of a batch, one after another; gradients are exchanged between processes in the last one only."""
@@ -485,7 +487,8 @@ class Run:
     def shares(self, n, lengths=None):
         """(i, examples of the i-th batch) of an evaluation on n examples, those that are this process's. lengths (n,):
         examples of like length together."""
-        size, order = self.args.micro_batch or self.args.batch, np.arange(n) if lengths is None else np.argsort(lengths)
+        size = self.args.micro_batch or self.args.batch
+        order = np.arange(n) if lengths is None else np.argsort(lengths, kind="stable")
         for i in range(self.rank, -(-n // size), self.world):
             yield i, order[i * size:(i + 1) * size]
 
@@ -532,7 +535,8 @@ class Run:
                      f"time left {left}")
         elif step + 1 in self.EARLY:           # how long it will take, before the first line of the log
             self.read_loss()
-            pace = sum(self.times[-max(1, len(self.times) // 2):]) / max(1, len(self.times) // 2)      # the later half
+            later = self.times[len(self.times) // 2:]                  # the first ones are slower
+            pace = sum(later) / len(later)
             self.say(f"step {step + 1:>6}/{self.steps}  loss {state['loss_sum'] / state['loss_steps']:.4f}  "
                      f"{1000 * pace:7.1f} ms/step  time left {self.left(step, pace)}")
         if logs and now - self.saved_at > self.SAVE_SECONDS:           # where all processes have read the loss
@@ -672,6 +676,7 @@ def read_checkpoint(path):
         raise UserError(f"{path} is damaged, or not that of the run of which {record} tells: wrong checksum")
     with reading(f"{path} is missing, cut short, or not a checkpoint of this project", "choose another"):
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        # Raises unless these are tensors by name, and flags.
         {str.lower(name): tensor.shape for name, tensor in checkpoint["model"].items()}, {**checkpoint["config"]}
     return checkpoint
 

@@ -10,6 +10,7 @@ import os
 import statistics
 from collections import namedtuple
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
@@ -17,16 +18,40 @@ from scipy.special import stdtrit
 import experiments
 from compare import (STARTS, by_identity, dots, draw, estimates, gain, half_width, how_sure, markdown, mean_std,
                      provenance, read_runs, replace_block, shown, signed, with_pretraining)
-from data import UserError
+from data import UNEQUAL, UserError
 from recipes import settings
 
-UNEQUAL = 3                                    # to one: from here on balanced accuracy decides
 MOST = 100                                     # seeds that are worth naming
 # share: of the labels; passes: of a run, where --passes or --steps set them, or None.
 Key = namedtuple("Key", "task share passes")
-# lines: {model, and what differs from the recipe: {start: {seed: run}}}; linear: the record of baseline.py, or None;
-# score: what it is called; balanced: whether that is balanced accuracy; ratio: the commonest class to the rarest.
-Bed = namedtuple("Bed", "lines linear score balanced ratio")
+
+
+class Bed(NamedTuple):
+    """What one table shows."""
+    lines: dict                                # {model, and what differs from the recipe: {start: {seed: run}}}
+    linear: "dict | None"                      # the record of baseline.py
+    score: str                                 # R2, accuracy or balanced accuracy
+    ratio: float                               # of the commonest class to the rarest
+
+    @property
+    def balanced(self):
+        return self.score == "balanced accuracy"
+
+    @property
+    def r2(self):
+        return self.score == "R2"
+
+    @property
+    def digits(self):
+        return 3 if self.r2 else 1
+
+    @property
+    def unit(self):
+        return "R2" if self.r2 else "points"
+
+    @property
+    def percent(self):
+        return "" if self.r2 else " %"
 
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
@@ -60,15 +85,15 @@ def measured(lines, linear):
     linear = linear and dict(linear)           # other tables have it, too
     runs = runs_of(lines) + ([linear] if linear else [])
     if "test_r2" in runs[0]:
-        return Bed(lines, linear, "R2", False, 1)
+        return Bed(lines, linear, "R2", 1)
     counts = [run["counts"]["labels"] for run in runs if run.get("counts")]
     there = [n for n in counts[0] if n] if counts else [1]
     ratio = max(there) / min(there)
-    balanced = ratio > UNEQUAL and len(counts) == len(runs)
-    if balanced:
-        for run in runs:
-            run["accuracy"], run["score"] = run["score"], 100 * float(recalls([run])[0].mean())
-    return Bed(lines, linear, "balanced accuracy" if balanced else "accuracy", balanced, ratio)
+    if not (ratio > UNEQUAL and len(counts) == len(runs)):
+        return Bed(lines, linear, "accuracy", ratio)
+    for run in runs:
+        run["accuracy"], run["score"] = run["score"], 100 * float(recalls([run])[0].mean())
+    return Bed(lines, linear, "balanced accuracy", ratio)
 
 
 def recalls(runs):
@@ -79,7 +104,7 @@ def recalls(runs):
 
 def size_error(bed, runs):
     """Standard error of a score from the size of the test set alone, in points; 0 for R2, of which it is not known."""
-    if bed.score == "R2":
+    if bed.r2:
         return 0.0
     share, n = np.array([statistics.mean(run["test_accuracy"] for run in runs)]), np.array([runs[0]["test_examples"]])
     if bed.balanced:
@@ -114,15 +139,16 @@ def called(arm):
 def verdict(bed):
     """What the table means, a sentence a line."""
     each, sure = scored(bed)
-    n, r2 = runs_of(bed.lines)[0]["test_examples"], bed.score == "R2"
+    n = runs_of(bed.lines)[0]["test_examples"]
     means = {arm: statistics.mean(scores.values()) for arm, scores in each.items() if arm[1] != "probe"}
-    top = math.inf if r2 else max(98, 100 - 200 / n)             # above it there is nothing to gain
+    top = math.inf if bed.r2 else max(98, 100 - 200 / n)             # above it there is nothing to gain
     said = []
     if means and min(means.values()) > top:
         said.append(f"**Every way is at the ceiling** ({min(means.values()):.1f} to {max(means.values()):.1f} %): this "
                     "set is too easy to tell them apart.")
     for line, arms in bed.lines.items():
-        words = {start: told(bed, line, start, top) for start in ("spt", "joint") if {start, "scratch"} <= arms.keys()}
+        words = {start: told(bed, each, sure, line, start, top)
+                 for start in ("spt", "joint") if {start, "scratch"} <= arms.keys()}
         said += [text for start, text in words.items()
                  if text and (start == "spt" or "cannot be told" not in text or "spt" not in words)]
     if not any("scratch" in arms for arms in bed.lines.values()):
@@ -133,22 +159,21 @@ def verdict(bed):
     return said + (beside_linear(bed, means, sure) if bed.linear and means else [])
 
 
-def told(bed, line, start, top):
-    """What SPT or joint training did to a model, or None where no seed has both. top: from where on is the ceiling."""
-    each, sure = scored(bed)
+def told(bed, each, sure, line, start, top):
+    """What SPT or joint training did to a model, or None where no seed has both. each, sure: as `scored` has them;
+    top: from where on is the ceiling."""
     ours, scratch = (line, start), (line, "scratch")
     points, half = gain(each, ours, scratch, sure)
     if not points:
         return None
-    runs, by, unit = runs_by_arm(bed), {"spt": "SPT", "joint": "joint training"}[start], "points"
+    runs, by = runs_by_arm(bed), {"spt": "SPT", "joint": "joint training"}[start]
     size = 1.96 * math.hypot(*(size_error(bed, runs[arm]) for arm in (ours, scratch)))
     mean, n, seeds = statistics.mean(points.values()), runs[ours][0]["test_examples"], len(points)
-    digits, unit = (3, "R2") if bed.score == "R2" else (1, "points")
-    text = signed(points, digits, half).rsplit(" (", 1)[0].replace(" [", f" {unit} [")
-    text = f"{text}{'' if '[' in text else f' {unit}'}, {seeds} seeds"
+    change, _, interval = signed(points, bed.digits, half).rsplit(" (", 1)[0].partition(" ")
     name = line if start == "spt" else f"{line}, joint training"
     if seeds == 1:
-        return f"**{name}: cannot be told** from one seed ({text.removesuffix(', 1 seeds')})."
+        return f"**{name}: cannot be told** from one seed ({change} {bed.unit})."
+    text = f"{' '.join(filter(None, (change, bed.unit, interval)))}, {seeds} seeds"
     if abs(mean) > math.hypot(half, size) and (mean < 0 or not at_ceiling(each[scratch], top)):
         return f"**{line} {'gains' if mean > 0 else 'loses'} by {by}**: {text}."
     return f"**{name}: cannot be told**: {text}; " + (
@@ -174,7 +199,6 @@ def enough(mean, size, variance, seeds):
 
 def beside_linear(bed, means, sure):
     """The networks beside what costs nothing."""
-    digits, percent = (3, "") if bed.score == "R2" else (1, " %")
     linear, runs, constant = bed.linear, runs_by_arm(bed), constant_of(bed)
     halves = {arm: math.hypot(1.96 * size_error(bed, runs[arm]), half_width((sure[arm], len(runs[arm]))))
               for arm in means}                                  # of the 95 % interval of a mean
@@ -189,27 +213,29 @@ def beside_linear(bed, means, sure):
 
     best, said = max(means, key=validation), []
     behind = [called(arm) for arm in means if arm != best and beside(arm) == "behind"]
-    has = f"{linear['score']:.{digits}f}{percent}"
+
+    def text(score):
+        return f"{score:.{bed.digits}f}{bed.percent}"
+
     if len(behind) == len(means) - 1 and beside(best) == "behind":
         most = max(means, key=means.get)
-        said.append(f"**The linear model is ahead of every network**: {has}, where {called(most)} has "
-                    f"{means[most]:.{digits}f}.")
+        said.append(f"**The linear model is ahead of every network**: {text(linear['score'])}, where {called(most)} "
+                    f"has {means[most]:.{bed.digits}f}.")
     else:
-        said.append(f"Validation {'R2' if bed.score == 'R2' else 'accuracy'} chooses {called(best)}; on test it has "
-                    f"{means[best]:.{digits}f}{percent} and is **{beside(best)}** the linear model, {has}."
+        said.append(f"Validation {'R2' if bed.r2 else 'accuracy'} chooses {called(best)}; on test it has "
+                    f"{text(means[best])} and is **{beside(best)}** the linear model, {text(linear['score'])}."
                     + (f" Also behind that: {', '.join(behind)}." if behind and beside(best) == "behind" else
                        f" Behind the linear model: {', '.join(behind)}." if behind else ""))
     none = [called(arm) for arm in means if all(
         run["score"] <= constant + 1.96 * size_error(bed, [run]) for run in runs[arm])]
     if none:
-        said.append(f"Not shown to be better than one answer for all ({constant:.{digits}f}{percent}): "
-                    f"{', '.join(none)}.")
+        said.append(f"Not shown to be better than one answer for all ({text(constant)}): {', '.join(none)}.")
     return said
 
 
 def constant_of(bed):
     """The score of one answer for all, by baseline.py."""
-    if bed.score == "R2":
+    if bed.r2:
         return bed.linear["constant_r2"]
     return 100 / len(recalls([bed.linear])[0]) if bed.balanced else 100 * bed.linear["constant_accuracy"]
 
@@ -227,43 +253,43 @@ def table(bed):
     starts = experiments.WAYS if probes else experiments.WAYS[:3]
     head = ["model", *(STARTS[start][0] for start in starts), "SPT - scratch [95 % interval] (seeds)",
             "joint - scratch", "SPT - joint", "minutes a run"]
-    digits, rows, runs, (each, sure) = 3 if bed.score == "R2" else 1, [], runs_by_arm(bed), scored(bed)
+    rows, runs, (each, sure) = [], runs_by_arm(bed), scored(bed)
 
     def cell(score, accuracy):
         return f"{score} ({statistics.mean(accuracy):.1f})" if bed.balanced else score
 
     if one := bed.linear:
         nothing = [""] * (len(head) - 3)
-        constant = f"{constant_of(bed):.{digits}f}"
+        constant = f"{constant_of(bed):.{bed.digits}f}"
         rows += [["*one answer for all*", cell(constant, [100 * one.get("constant_accuracy", 0)]), *nothing, ""],
-                 [f"*linear: {one['model']}*", cell(f"{one['score']:.{digits}f}", [one.get("accuracy", 0)]), *nothing,
-                  f"{one['seconds']:.0f} s"]]
+                 [f"*linear: {one['model']}*", cell(f"{one['score']:.{bed.digits}f}", [one.get("accuracy", 0)]),
+                  *nothing, f"{one['seconds']:.0f} s"]]
     for line, arms in bed.lines.items():
         ours = [(line, start) for start in starts]
         minutes = [f"{statistics.mean(run['minutes'] for run in runs[arm]):.1f}" if arm in runs else "–"
                    for arm in ours]
         differences = [gain(each, (line, one), (line, other), sure)
                        for one, other in (("spt", "scratch"), ("joint", "scratch"), ("spt", "joint"))]
-        rows.append([line, *(cell(mean_std(each[arm], digits), [run.get("accuracy", 0) for run in runs[arm]])
+        rows.append([line, *(cell(mean_std(each[arm], bed.digits), [run.get("accuracy", 0) for run in runs[arm]])
                              if arm in each else "–" for arm in ours),
-                     *(signed(found, digits, half) for found, half in differences), " / ".join(minutes)])
+                     *(signed(found, bed.digits, half) for found, half in differences), " / ".join(minutes)])
     return markdown(head, rows)
 
 
 def caption(key, bed):
     """What the scores are and how sure they are; second, where they come from."""
     runs, (each, sure) = runs_of(bed.lines), scored(bed)
-    digits, n, passes = 3 if bed.score == "R2" else 1, runs[0]["test_examples"], {run["passes"] for run in runs}
+    n, passes = runs[0]["test_examples"], {run["passes"] for run in runs}
     equal = "unequal passes" if len(passes) > 1 else f"{passes.pop():,} passes a run"
     some = [run["data"] for run in runs if "labelled" in run.get("data", {})]
     bare = some[0]["sizes"][0] - some[0]["labelled"] if some else 0
     joint = any("joint" in arms for arms in bed.lines.values()) and (key.share < 1 or bare)
-    percent, accuracy = "" if bed.score == "R2" else " in percent", "; accuracy in parentheses" if bed.balanced else ""
+    percent, accuracy = "" if bed.r2 else " in percent", "; accuracy in parentheses" if bed.balanced else ""
     text = [f"Test {bed.score}{percent} on {n:,} examples, mean ± standard deviation over seeds{accuracy}."]
     if bed.ratio > UNEQUAL:
         text.append(f"Classes are unequal, {bed.ratio:.0f}:1" + (
             ", so balanced accuracy decides." if bed.balanced else ", and these older runs kept no balanced accuracy."))
-    if bed.score == "R2":
+    if bed.r2:
         text.append("How far another test set would move R2 is not known.")
     else:
         error = statistics.mean(size_error(bed, [run]) for run in runs)
@@ -273,7 +299,7 @@ def caption(key, bed):
             [f"{one:.2g}" for one in worth(bed, n)]))
         text.append(f"One test example is worth {points} points; another test set of this size would move a score by "
                     f"{error:.1f} (standard error){f', another seed by {seeds}' if seeds else ''}.")
-    source = (f"{how_sure(each, sure, digits)} {'Joint training sees the labelled inputs only; ' if joint else ''}"
+    source = (f"{how_sure(each, sure, bed.digits)} {'Joint training sees the labelled inputs only; ' if joint else ''}"
               f"{f'SPT alone saw {bare:,} more sequences, without a label; ' if bare else ''}{equal}; "
               f"{provenance(runs + [run['first'] for run in runs if run['init']] + [bed.linear] * bool(bed.linear))}.")
     return f"{' '.join(text)}\n\n{source}"
@@ -311,19 +337,19 @@ def figure(plt, found):
                 if points:
                     mean = statistics.mean(points.values())
                     right.errorbar(mean, height, xerr=half or None, color=STARTS[start][1], marker="o", capsize=3)
-                    widest[bed.score == "R2"] = max(widest.get(bed.score == "R2", 0), abs(mean) + half)
+                    widest[bed.r2] = max(widest.get(bed.r2, 0), abs(mean) + half)
         dots(left, {line: {start: [*arm.values()] for start, arm in arms.items()} for line, arms in bed.lines.items()})
         if bed.linear:
             left.axvline(constant_of(bed), color="black", linestyle=":", label="one answer for all")
             left.axvline(bed.linear["score"], color="black", linestyle="--", label="linear model")
-        left.set_xlabel(f"test {'R2' if bed.score == 'R2' else f'{bed.score}, %'}: seeds and mean")
-        if bed.score != "R2":
+        left.set_xlabel(f"test {bed.score}{'' if bed.r2 else ', %'}: seeds and mean")
+        if not bed.r2:
             left.set_xlim(right=100)
         right.axvline(0, color="black", linestyle=":")
         right.set_yticks(range(len(bed.lines)), bed.lines)
         right.set(xlabel="gain over scratch, 95 % interval", ylim=(len(bed.lines) - 0.5, -0.5))
         left.set_title(name_of(key), loc="left")
     for (_, right), bed in zip(axes, found.values()):
-        limit = 1.05 * widest.get(bed.score == "R2", 1) or 1
+        limit = 1.05 * widest.get(bed.r2, 1) or 1
         right.set_xlim(-limit, limit)
     return picture, "What self-pretraining and joint training gain"

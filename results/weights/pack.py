@@ -2,12 +2,10 @@
 
     python results/weights/pack.py runs/text256-rotary-masked-pretrain-s0 results/weights/text256-rotary-pretrain
 
-Weights of more than 400 kB are rounded to float16, and the test score is that of the rounded ones. `kept` in result.json
-is what the run says of the examples that lie here, TASK.csv or TASK.npz: accuracy, or the share of hidden positions that
-it fills in right. A test compares it.
+Weights of more than 400 kB are rounded to float16, and the test score is that of the rounded ones. `kept` in
+result.json is what the run says of the examples that lie here, TASK.csv or TASK.npz: accuracy, or the share of hidden
+positions that it fills in right. A test compares it.
 """
-import hashlib
-import io
 import json
 import sys
 from pathlib import Path
@@ -17,7 +15,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from data import open_task, write_atomically, write_json               # noqa: E402
+from data import open_task, sha256_of, write_atomically, write_json    # noqa: E402
 from predict import filled_in, held_examples, load, new_split          # noqa: E402
 from run import read_checkpoint                                        # noqa: E402
 
@@ -40,11 +38,9 @@ def pack(source, target):
     if rounded:
         checkpoint["model"] = {name: value.half() if value.dtype == torch.float32 else value
                                for name, value in checkpoint["model"].items()}
-    buffer = io.BytesIO()
-    torch.save(checkpoint, buffer)
     record = json.loads((source / "result.json").read_text())
-    record |= {"best.pt": hashlib.sha256(buffer.getvalue()).hexdigest(), "weights": "float16" if rounded else "float32"}
-    write_atomically(target / "best.pt", lambda file: file.write(buffer.getvalue()))
+    write_atomically(target / "best.pt", lambda file: torch.save(checkpoint, file))
+    record |= {"best.pt": sha256_of(target / "best.pt"), "weights": "float16" if rounded else "float32"}
     write_atomically(target / "config.json", lambda file: file.write((source / "config.json").read_bytes()))
     write_json(target / "result.json", record)
     trained = load(target)
@@ -53,8 +49,8 @@ def pack(source, target):
         record["test_accuracy"] = float(np.mean(trained.outputs(test).argmax(-1) == test.y))
     record["kept"] = kept(trained)
     write_json(target / "result.json", record)
-    print(f"{target}: {(target / 'best.pt').stat().st_size:,} bytes, {record['weights']}, kept examples {record['kept']:.4f}"
-          + (f", test {record['test_accuracy']:.4f}" if "start" in record else ""))
+    size, test = (target / "best.pt").stat().st_size, record.get("test_accuracy")
+    print(f"{target}: {size:,} bytes, {record['weights']}, kept examples {record['kept']:.4f}, test {test}")
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ def main(path):
     paths, review = above.subplots(1, 6).reshape(2, 3), below.subplots(3, 1).reshape(1, 3)
     above.suptitle("A small Transformer on Pathfinder: hidden pixels are blue, wrong ones orange", x=0.01, ha="left",
                    fontsize=7.5)
-    below.suptitle("One with rotary positions on a review: what it fills in right is blue, what is wrong orange", x=0.01,
-                   ha="left", fontsize=7.5)
+    below.suptitle("One with rotary positions on a review: what it fills in right is blue, what is wrong orange",
+                   x=0.01, ha="left", fontsize=7.5)
     for name, some, axes in (("pathfinder_demo-transformer", [1, 2], paths), ("text256-rotary", [7], review)):
         trained = load(HERE / f"{name}-pretrain")
         split = new_split(trained, held_examples(trained))[0]
