@@ -347,7 +347,7 @@ def figure(plt, found):
             left.set_xlim(right=100)
         right.axvline(0, color="black", linestyle=":")
         right.set_yticks(range(len(bed.lines)), bed.lines)
-        right.set(xlabel="gain over scratch, 95 % interval", ylim=(len(bed.lines) - 0.5, -0.5))
+        right.set(xlabel="gain over scratch, 95 % interval over seeds", ylim=(len(bed.lines) - 0.5, -0.5))
         left.set_title(name_of(key), loc="left")
     for (_, right), bed in zip(axes, found.values()):
         limit = 1.05 * widest.get(bed.r2, 1) or 1
