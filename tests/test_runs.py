@@ -754,7 +754,7 @@ def test_wide_parts_have_few_widths_and_all_processes_as_many(monkeypatch):
             rows, mine = run.rows(0)
             l = lengths[rows[mine]].max()
             x = torch.from_numpy((np.arange(l) < lengths[rows[mine]][:, None]).astype(np.int64))
-            found = run.parts(pretrain.Denoising(x, torch.from_numpy(lengths[rows[mine]]), x, x), rows)
+            found = run.parts(pretrain.Denoising(x, torch.from_numpy(lengths[rows[mine]]), x, x), rows, mine)
             counts.add(len(found))
             widths = {part.inputs.shape[1] for part in found}
             assert all(width <= 512 or width % 128 == 0 or width == l for width in widths)
