@@ -573,6 +573,8 @@ def state_of(folder):
     silent = time.time() - (folder / "log.jsonl").stat().st_mtime
     if last.get("kind") == "error":
         return f"failed   {folder.name}: {last['error']}"
+    if last.get("kind") == "stop":
+        return f"stopped  {text}: {last['text']}; its command with --resume continues"
     if silent > 600 + 1000 * seconds:                        # ten minutes, and ten times 100 steps, a line of the log
         return f"silent   {text} for {silent / 60:.0f} minutes"
     return f"running  {text}" + (f", {seconds * (total - step) / 60:.0f} minutes left" if seconds else "")

@@ -41,6 +41,7 @@ import math
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right
 
 # ---- 1  Recurrence and convolution -----------------------------------------------------------------------------------
 
@@ -410,31 +411,24 @@ def rotary(x, start=0, dim=-2):
     of the first element; dim: the dimension of positions, if it is another.
     """
     l, e = x.shape[dim], x.shape[-1]
-    phases = rotary_phases(l if start == 0 else fft_length(start + l), e, x.device)[start:start + l]
-    phases = phases.unflatten(0, (l,) + (1,) * (x.ndim - 2 - dim % x.ndim))              # (l, 1, ..., e/2)
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))                      # (..., l, e/2)
-    return torch.view_as_real(pairs * phases).flatten(-2).to(x.dtype)
+    turns = rotary_turns(l if start == 0 else fft_length(start + l), e, x.device)[start:start + l]
+    turns = turns.unflatten(0, (l,) + (1,) * (x.ndim - 2 - dim % x.ndim))                # (l, 1, ..., e/2, 2)
+    pairs = x.float().unflatten(-1, (-1, 2))                                             # (..., l, e/2, 2)
+    if torch.compiler.is_compiling():                       # which leaves complex numbers to uncompiled code
+        (one, two), (cos, sin) = pairs.unbind(-1), turns.unbind(-1)
+        turned = torch.stack((one * cos - two * sin, one * sin + two * cos), -1)
+    else:
+        turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(turns))
+    return turned.flatten(-2).to(x.dtype)
 
 
 @functools.lru_cache(maxsize=8)
-def rotary_phases(l, e, device):
-    """exp(i t 10000^(-2m/e)) for position t and pair m, (l, e/2). Angles are float64: at l = 65536 a float32 angle is
-    off by thousandths of a radian."""
+def rotary_turns(l, e, device):
+    """exp(i t 10000^(-2m/e)) for position t and pair m, (l, e/2, 2): cosine and sine. Angles are float64: at l = 65536
+    a float32 angle is off by thousandths of a radian."""
     frequency = 10000.0 ** (-torch.arange(0, e, 2, device=device, dtype=torch.float64) / e)
     angle = torch.arange(l, device=device, dtype=torch.float64)[:, None] * frequency
-    return torch.polar(torch.ones_like(angle), angle).to(torch.complex64)
-
-
-@functools.lru_cache(maxsize=None)
-def flash_attn_works():
-    """Whether flash-attn is installed and a call works: a build for another GPU or torch imports, then fails."""
-    try:
-        from flash_attn import flash_attn_func
-        probe = torch.zeros(1, 8, 1, 32, device="cuda", dtype=torch.bfloat16)
-        flash_attn_func(probe, probe, probe)
-        return True
-    except Exception:
-        return False
+    return torch.stack((angle.cos(), angle.sin()), -1).float()
 
 
 def true_lengths(lengths, b, l, device):
@@ -457,16 +451,16 @@ def padding_mask(lengths, l, dtype):
 def _attend(q, k, v, causal, mask):
     """softmax(q k^T / sqrt(e) + mask) v. Causal: the last query is aligned with the last key, for looking one block
     back."""
-    flash = q.is_cuda and q.dtype in (torch.float16, torch.bfloat16)
-    if mask is None and flash and not torch.compiler.is_compiling() and flash_attn_works():
-        from flash_attn import flash_attn_func
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))                                 # (b, l, h, e)
-        return flash_attn_func(q, k, v, causal=causal).transpose(1, 2)
     lq, lk = q.shape[-2], k.shape[-2]
-    if causal and lq != lk:               # scaled_dot_product_attention aligns is_causal with the first key instead
-        mask = torch.ones(lq, lk, dtype=torch.bool, device=q.device).tril(lk - lq)       # (lq, lk)
-        causal = False
+    if causal and lq != lk:               # is_causal would align the first query with the first key instead
+        causal, mask = False, causal_lower_right(lq, lk)               # says so to the library, without a (lq, lk) mask
+        if torch.compiler.is_compiling():
+            mask = torch.ones(lq, lk, dtype=torch.bool, device=q.device).tril(lk - lq)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+
+
+def faster(q, k, v, causal, block, lengths):
+    """`attention` by other means, or None where there are none: zoo/gpu_attention.py puts a function for GPUs here."""
 
 
 def attention(q, k, v, causal=False, block=None, lengths=None):
@@ -477,6 +471,8 @@ def attention(q, k, v, causal=False, block=None, lengths=None):
     lengths (b,): keys at or past a sequence's true length are not attended. What comes out at queries past the true
     length is finite and without meaning.
     """
+    if (y := faster(q, k, v, causal, block, lengths)) is not None:
+        return y
     l, mask = k.shape[-2], None
     if lengths is not None and not causal:          # causal: padding is at the end, where no real query ever looks
         mask = padding_mask(lengths, l, q.dtype)                                         # (b, 1, 1, l)

@@ -528,6 +528,12 @@ def at(x, hidden):
     return x[hidden] if hidden.dtype == torch.bool else x.flatten(0, 1)[hidden]
 
 
+def exactly(head, x):
+    """head(x) in float32: bfloat16 is too coarse for samples, and for R2 near 1."""
+    with torch.autocast(x.device.type, enabled=False):
+        return head(x.float())
+
+
 class Denoiser(nn.Module):
     """Stage 1: predicts the symbol or sample at chosen positions. `outputs` is the vocabulary (or gray levels) under
     cross-entropy, the number of channels under L1."""
@@ -539,7 +545,7 @@ class Denoiser(nn.Module):
 
     def forward(self, x, lengths, hidden):
         """x as in Backbone, hidden as in `at` -> (m, outputs): no logits where no loss is taken."""
-        return self.head(at(self.backbone(x, lengths), hidden))
+        return exactly(self.head, at(self.backbone(x, lengths), hidden))
 
 
 class Classifier(nn.Module):
@@ -588,8 +594,7 @@ class Classifier(nn.Module):
         if self.pair:
             one, two = x.unflatten(0, (-1, 2)).unbind(1)                                      # (b, d) both
             x = torch.cat((one, two, one - two, one * two), -1)                               # (b, 4 d)
-        with torch.autocast(x.device.type, enabled=False):             # bfloat16 is too coarse for R2 near 1
-            return self.head(x.float())                                                       # (b, outputs)
+        return exactly(self.head, x)                                                          # (b, outputs)
 
 
 class Joint(Classifier):
@@ -616,7 +621,7 @@ class Joint(Classifier):
             features = self.backbone(corrupted, lengths)
             for norm, momentum in zip(norms, kept):
                 norm.momentum = momentum
-        return outputs, self.predict(at(features, hidden))
+        return outputs, exactly(self.predict, at(features, hidden))
 
 
 # ---- Optimiser groups ------------------------------------------------------------------------------------------------

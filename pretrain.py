@@ -113,8 +113,7 @@ def validate(model, task, split, args, run):
     """Loss and score per hidden position over a whole split; the score is accuracy (ce) or minus squared error (l1)."""
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=run.device)
-    for i, rows in run.shares(len(split)):
-        batch = split.batch(rows, run.device)
+    for i, rows, batch in run.batches(split):
         pretext = OBJECTIVES[args.objective].pretext
         inputs, targets, hidden = pretext(args, task, batch, rows, slice(0, len(rows)), args.seed, EVAL_KEY, i)
         with run.autocast():

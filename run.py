@@ -14,6 +14,7 @@ import math
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -30,6 +31,7 @@ from data import (TASKS, Parser, UserError, exit_code, folder_name, full_name, k
                   reading, sha256_of, write_atomically, write_json)
 from models import MODELS, SizeError, count, keys_of
 from recipes import arch, assignments, fit, halved, recipe_line, settings
+from zoo.gpu_attention import variable_length
 from zoo.structured import guide
 
 
@@ -65,6 +67,12 @@ def overrides(text):
         return assignments(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def known(device):
+    if device == "mps":
+        raise argparse.ArgumentTypeError("Apple's GPU has no float64 and no complex128, which kernels need; use cpu")
+    return device
 
 
 def moved(run):
@@ -118,7 +126,7 @@ def flags(stage, objectives):
             "with two documents an example")
     add = parser.add_argument_group("machine").add_argument
     add("--micro-batch", type=positive, help="examples per forward pass; halve it when memory runs out")
-    add("--device", default="auto", choices=("auto", "cpu", "cuda"), help="auto: GPU if there is one")
+    add("--device", default="auto", type=known, choices=("auto", "cpu", "cuda"), help="auto: GPU if there is one")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"),
         help="auto: bfloat16 autocast on a GPU that has it, else float32")
     add("--compile", action="store_true", help="torch.compile the backbone")
@@ -255,8 +263,9 @@ class Run:
     """
 
     SAVE_SECONDS = 600                         # between evaluations, a checkpoint at least this often
-    POSITIONS = 8_192                          # of a part, about, so that small batches stay whole
     EARLY = 1, 2, 5, 10, 20, 50                # steps after which a line is printed, if not in the log
+    positions = 8_192                          # of a part, about, so that small batches stay whole
+    told = None                                # the signal that asked this process to stop
     current = None                             # that of this process, for `guarded` to log what ended it
 
     def __init__(self, args):
@@ -278,6 +287,7 @@ class Run:
             torch.cuda.set_device(self.device)
         if self.world > 1:
             dist.init_process_group("nccl" if cuda else "gloo", device_id=self.device if cuda else None)
+        self.side, self.asked = dist.new_group(backend="gloo") if self.world > 1 and cuda else None, None
         # TF32, which some containers switch on, would make a kernel's error of 9e-7 one of 4e-4.
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
@@ -285,7 +295,9 @@ class Run:
         able = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
         self.bf16 = args.dtype == "bfloat16" or args.dtype == "auto" and able
         self.dtype = "bfloat16" if self.bf16 else "float32"
-        self.say(f"device {self.device} x {self.world}; {self.dtype}; SSM kernels and convolutions always float32")
+        padded = f"; padded attention by {variable_length()[0] or 'a mask'}" if cuda and self.bf16 else ""
+        self.say(f"device {self.device} x {self.world}; {self.dtype}; SSM kernels and convolutions always float32"
+                 f"{padded}")
 
     def say(self, text):
         if self.main:
@@ -295,6 +307,7 @@ class Run:
         """Sets the length of the run, for these training examples. Checks that the run directory is free or, with
         --resume, this run's. A finished run ends here. Nothing is written yet."""
         args, out, self.task, examples = self.args, self.args.out, kept(task), len(train)
+        self.family = task.family
         # BatchNorm takes its statistics over the whole batch, or over each micro-batch as it stands.
         self.lengths = None if args.arch.get("norm") == "batch" else train.lengths()
         few = getattr(args, "label_fraction", None) is not None or task.labelled is not None
@@ -343,6 +356,8 @@ class Run:
         """Takes the run directory, restores what was saved there, prints and logs the plan -> the model to call, which
         is compiled or distributed on request."""
         args, self.model, self.optimizer, self.forward = self.args, model, optimizer, model
+        # Each part makes its convolution kernels anew: fewer parts where there are some.
+        self.positions *= 2 if any(hasattr(layer.mixer, "kernel") for layer in model.backbone.layers) else 1
         self.state = dict(step=0, evaluated=0, best=-math.inf, best_step=0, seconds=0.0, loss_sum=0.0, loss_steps=0)
         if self.main:
             try:
@@ -404,15 +419,18 @@ class Run:
 
     def evaluates(self, step):
         """Whether to evaluate before this step; not again right after resuming."""
+        self.step = step
         due = step == self.steps or (step > 0 and step % self.args.eval_every == 0)
         if due:
             self.read_loss()
+        self.due_at = time.perf_counter()
         return due and step > self.state["evaluated"]
 
     def evaluated(self, step, score, **values):
         """Logs an evaluation; writes best.pt if `score` is the best so far, and last.pt."""
         if not all(math.isfinite(value) for value in values.values()):
             raise UserError(f"validation at step {step} gave {values}; {self.last_good()}")
+        self.evaluation = time.perf_counter() - self.due_at
         self.log(kind="eval", step=step, **values)
         self.say(f"step {step:>6}/{self.steps}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
         self.state["evaluated"] = step
@@ -431,14 +449,17 @@ class Run:
         torch.manual_seed(int(stream[0]))
         parts = (self.prepared or self.thread.submit(self.pinned, prepare, step)).result()
         self.prepared = self.thread.submit(self.pinned, prepare, step + 1) if step + 1 < self.steps else None
-        return [part._make(view if view is None else view.to(self.device, non_blocking=True) for view in part)
-                for part in parts]
+        return [self.shipped(part) for part in parts]
 
     def pinned(self, prepare, step):
         """`prepare(step)`, for a GPU in memory from which it copies without holding up the CPU."""
+        parts = prepare(step)
         if self.device.type == "cpu":
-            return prepare(step)
-        return [part._make(view if view is None else view.pin_memory() for view in part) for part in prepare(step)]
+            return parts
+        return [part._make(view if view is None else view.pin_memory() for view in part) for part in parts]
+
+    def shipped(self, part):
+        return part._make(view if view is None else view.to(self.device, non_blocking=True) for view in part)
 
     def rows(self, step):
         """The examples of a step's batch, int64 (batch,), and which of them are this process's, the longest first where
@@ -466,7 +487,7 @@ class Run:
             while bounds[-1] < smallest:
                 width = int(longest[bounds[-1]])
                 widths.append(width if width <= 512 else -(-width // 128) * 128)                # few shapes
-                bounds.append(bounds[-1] + min(most, max(1, self.POSITIONS // (width * documents))))
+                bounds.append(bounds[-1] + min(most, max(1, self.positions // (width * documents))))
             bounds[-1] = n
 
         def cut(view, low, high, width):
@@ -484,13 +505,22 @@ class Run:
             with contextlib.nullcontext() if last else self.forward.no_sync():
                 yield part
 
-    def shares(self, n, lengths=None):
-        """(i, examples of the i-th batch) of an evaluation on n examples, those that are this process's. lengths (n,):
-        examples of like length together."""
-        size = self.args.micro_batch or self.args.batch
-        order = np.arange(n) if lengths is None else np.argsort(lengths, kind="stable")
-        for i in range(self.rank, -(-n // size), self.world):
-            yield i, order[i * size:(i + 1) * size]
+    def batches(self, split, lengths=None):
+        """(i, examples, batch) of the batches of an evaluation that are this process's. lengths (n,): examples of like
+        length together. The next batch is made in the background."""
+        size, n = self.args.micro_batch or self.args.batch, len(split)
+        order, ahead = np.arange(n) if lengths is None else np.argsort(lengths, kind="stable"), None
+
+        def submit(i):
+            rows = order[i * size:(i + 1) * size]
+            return i, rows, self.thread.submit(self.pinned, lambda _: [split.batch(rows)], 0) if len(rows) else None
+
+        for i in range(self.rank, -(-n // size) + self.rank, self.world):          # as many rounds on every process
+            if self.stops():
+                self.leave()
+            (i, rows, made), ahead = ahead or submit(i), submit(i + self.world)
+            if made is not None:
+                yield i, rows, self.shipped(made.result()[0])
 
     def autocast(self):
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
@@ -524,27 +554,66 @@ class Run:
             self.read_loss()
         now = time.perf_counter()
         self.times.append(now - self.begun)    # evaluating and saving do not count as training speed
+        if logs or step + 1 in self.EARLY:     # early lines are only printed: how long will it take?
+            later = self.times if logs else self.times[len(self.times) // 2:]            # the first steps are slower
+            pace, lr = sum(later) / len(later), max(group["lr"] for group in groups)
+            if not logs:
+                self.read_loss()
+            loss = state["loss_sum"] / state["loss_steps"]
+            self.say(f"step {step + 1:>6}/{self.steps}  loss {loss:.4f}  lr {lr:.2e}  {1000 * pace:7.1f} ms/step  "
+                     f"time left {self.left(step, pace)}")
+            if step + 1 == min(2, self.steps):
+                self.warn(step, pace)
         if logs:
-            pace, self.times = sum(self.times) / len(self.times), []
-            loss, lr = state["loss_sum"] / state["loss_steps"], max(group["lr"] for group in groups)
+            self.times = []
             self.loss_sum.zero_()
             state.update(loss_sum=0.0, loss_steps=0)
             self.log(kind="train", step=step + 1, loss=loss, lr=lr, ms_per_step=round(1000 * pace, 2))
-            left = self.left(step, pace)
-            self.say(f"step {step + 1:>6}/{self.steps}  loss {loss:.4f}  lr {lr:.2e}  {1000 * pace:7.1f} ms/step  "
-                     f"time left {left}")
-        elif step + 1 in self.EARLY:           # how long it will take, before the first line of the log
-            self.read_loss()
-            later = self.times[len(self.times) // 2:]                  # the first ones are slower
-            pace = sum(later) / len(later)
-            self.say(f"step {step + 1:>6}/{self.steps}  loss {state['loss_sum'] / state['loss_steps']:.4f}  "
-                     f"{1000 * pace:7.1f} ms/step  time left {self.left(step, pace)}")
-        if logs and now - self.saved_at > self.SAVE_SECONDS:           # where all processes have read the loss
-            self.save_last(step + 1)
+            if now - self.saved_at > self.SAVE_SECONDS:                # where all processes have read the loss
+                self.save_last(step + 1)
+        self.step, self.stepping = step + 1, True
+        if self.stops():
+            self.leave()
 
     def left(self, step, pace):
-        """The time that the other steps take, without evaluations."""
-        return datetime.timedelta(seconds=int(pace * (self.steps - step - 1)))
+        """The time that the other steps, validation and test take."""
+        _, val, test = self.args.data["sizes"]
+        often = self.steps // self.args.eval_every - (step + 1) // self.args.eval_every
+        each = self.evaluation or pace / 3 * val / self.args.batch     # a forward pass is a third of a step
+        times = often + (self.steps % self.args.eval_every > 0) + (test / val if self.args.start != "pretrain" else 0)
+        return datetime.timedelta(seconds=int(pace * (self.steps - step - 1) + each * times))
+
+    def warn(self, step, pace):
+        """Where a run takes days: what ends today."""
+        left, demo = self.left(step, pace), f"{self.family}_demo"
+        if left.days:
+            today = int(self.steps * (datetime.timedelta(hours=12) / left))
+            self.say(f"  note: about {left.days} days on this machine. What ends today: --task "
+                     f"{demo if demo in TASKS else 'pathfinder_demo'}, or --steps {today}; "
+                     f"hours of a GPU: python results/costs.py {self.args.task} --cost")
+
+    # ---- preemption: a machine that is taken away says so first ------------------------------------------------------
+
+    def stops(self):
+        """Whether a signal asked a process to stop: the answer to the call before, which is the same on all processes,
+        so that none has to wait for another."""
+        if self.world == 1:
+            return self.told is not None
+        before, flag = self.asked, torch.tensor(float(self.told is not None))
+        self.asked = flag, dist.all_reduce(flag, group=self.side, async_op=True)
+        if before is not None:
+            before[1].wait()
+        return before is not None and bool(before[0])
+
+    def leave(self):
+        """Saves what is not saved yet; ends this process."""
+        if self.step > self.state["step"]:
+            self.save_last(self.step)
+        text = f"stopped by {signal.Signals(self.told).name if self.told else 'a signal'} after step {self.step}"
+        self.log(kind="stop", text=text)       # without a step of its own: --resume takes it away again
+        self.say(f"{text}; the same command with --resume continues")
+        self.close()
+        raise SystemExit(PREEMPTED)
 
     def read_loss(self):
         """The sum of losses so far into `state`. Stops the run where a loss or gradient was not finite: before anything
@@ -564,7 +633,7 @@ class Run:
         be written again), so the file reads as if nothing had happened."""
         state, self.path, kept = self.state, self.args.out / "log.jsonl", []
         self.clock = self.saved_at = time.perf_counter()
-        self.times, self.seconds_before = [], state["seconds"]
+        self.times, self.seconds_before, self.evaluation, self.stepping = [], state["seconds"], None, False
         if self.resumes and self.path.is_file():
             with contextlib.suppress(ValueError, KeyError, TypeError):     # a line torn by a kill ends the reading
                 for line in self.path.read_text(errors="replace").splitlines():
@@ -617,18 +686,13 @@ class Run:
 
     def finish(self, **results):
         """result.json, written last: its presence means that the run is complete."""
-        if self.device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(self.device)
-        else:
-            import resource
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         args, names = self.args, ("task", "model", "objective", "train_fraction", "label_fraction", "joint", "seed",
                                   "data", "recipe", "changed")
         record = results | {name: getattr(args, name) for name in names if name in args} | dict(
             full_recipe=not args.changed and args.recipe.split("/")[1:] == [args.model, args.objective],
             steps=self.steps, epochs=round(self.steps / self.per_epoch, 2), best_step=self.state["best_step"],
             parameters=count(self.model), train_examples=self.examples, seconds=round(self.seconds(), 1),
-            peak_memory_bytes=peak, **environment(self.device, self.world, self.dtype))
+            peak_memory_bytes=peak_memory(self.device), **environment(self.device, self.world, self.dtype))
         if self.main:
             write_json(args.out / "result.json", record | {"best.pt": sha256_of(args.out / "best.pt")})
         scores = "  ".join(f"{k} {v:.4f}" for k, v in results.items() if isinstance(v, float))
@@ -639,12 +703,26 @@ class Run:
     def close(self):
         """All processes together: one that leaves early takes the others' connections with it."""
         if self.world > 1:
+            if self.asked is not None:
+                self.asked[1].wait()
             # The handle is kept. Otherwise gloo's thread may be the last to drop it, for which it needs the
             # interpreter's lock, while the group's destructor holds that lock and waits for the thread: some runs never
             # exited.
             self.last_barrier = dist.barrier(async_op=True)
             self.last_barrier.wait()
             dist.destroy_process_group()
+
+
+def peak_memory(device):
+    """The most memory that this process has had, on this device: bytes. None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:                        # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def environment(device, processes=1, dtype="float32"):
@@ -681,6 +759,17 @@ def read_checkpoint(path):
     return checkpoint
 
 
+PREEMPTED = 143                                # exit code after SIGTERM and SIGUSR1
+
+
+def on_signal(number, _):
+    """A run saves after the step or batch that it is in. What has made no step yet has nothing to save."""
+    if Run.current is not None and Run.current.stepping:
+        Run.current.told = number
+    else:
+        raise SystemExit(PREEMPTED)
+
+
 def guarded(main):
     """Runs a script's main and ends with its `exit_code`. The log of a run gets a last record that tells what went
     wrong, for `analyze.py status`; --resume takes it away again."""
@@ -703,5 +792,8 @@ def guarded(main):
                 error = UserError(text)
             raise error                                                # of a bug, exit_code shows the traceback
 
+    for name in "SIGTERM", "SIGUSR1":
+        if hasattr(signal, name):              # not every system has them
+            signal.signal(getattr(signal, name), on_signal)
     if code := exit_code(logged):
         raise SystemExit(code)

@@ -383,7 +383,7 @@ def train(args, entry, seeds, folder):
         pool.stop()
         raise SystemExit(128 + number)
 
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
         number = getattr(signal, name, None)
         if number and signal.getsignal(number) != signal.SIG_IGN:          # nohup ignores SIGHUP, and so do we
             signal.signal(number, stop)

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from kernels import ceil_div, rotary_phases, two_levels
+from kernels import ceil_div, rotary_turns, two_levels
 from data import TASKS, Parser, UserError
 from models import MODELS, Backbone, Denoiser, SizeError, config, count, make_optimizer
 from recipes import arch
@@ -71,7 +71,7 @@ class Cost(TorchDispatchMode):
 def without_values():
     """Tensors made here have shapes but no values: they must neither come from a cache nor stay in it."""
     def clear():
-        rotary_phases.cache_clear()
+        rotary_turns.cache_clear()
         two_levels.cache_clear()
 
     clear()

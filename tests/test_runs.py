@@ -726,7 +726,7 @@ def test_parts_of_like_length_do_not_change_the_step(stage, task, model, documen
 
     monkeypatch.setattr(Run, "parts", seen)
     for name, positions in (("whole", 10**9), ("cut", 20)):
-        monkeypatch.setattr(Run, "POSITIONS", positions)
+        monkeypatch.setattr(Run, "positions", positions)
         STAGES[stage].main(flags(name, task, model, batch=9, arch=f"{SIZES[model]},norm=layer"
                                  if model in ("dlr", "s4_rand") else SIZES[model]))
     assert all(len(some) == 1 for some in shapes["whole"]) and min(map(len, shapes["cut"])) > 2
@@ -760,5 +760,5 @@ def test_wide_parts_have_few_widths_and_all_processes_as_many(monkeypatch):
             assert all(width <= 512 or width % 128 == 0 or width == l for width in widths)
             seen += [int(n) for part in found for n in part.lengths]
             for part in found:
-                assert part.inputs.sum() == part.lengths.sum() and part.inputs.numel() <= 2 * Run.POSITIONS
+                assert part.inputs.sum() == part.lengths.sum() and part.inputs.numel() <= 2 * Run.positions
         assert len(counts) == 1 and sorted(seen) == sorted(lengths)
