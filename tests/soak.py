@@ -4,8 +4,8 @@ for bit. Not part of the suite: an hour or more on 2 CPU cores.
     python tests/soak.py                       # the table of results/soak.md
     python tests/soak.py --kills 20 --only finetune,run_all
 
-kill -9 hits a command, with all processes that it has started, at a moment drawn uniformly between its first file and
-the end. The same command (training: with --resume) is started again, and killed again, until it comes to its end by
+A signal comes at a moment drawn uniformly between a command's first file and its end: half of them kill -9, for all
+processes that it has started; half SIGTERM, for the command alone, which is to end what it has started. The same command (training: with --resume) is started again, and killed again, until it comes to its end by
 itself. Then its files must be those of the twin: all arrays and meta.json of a data set; log, result and the tensors of
 both checkpoints of a run. All this happens in a copy of the scripts in which an epoch of your own data is 20 steps.
 """
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "results")]
 
 from test_runs import load, log_of, result_of, same  # noqa: E402
 
@@ -63,19 +63,24 @@ def start(command, folder):
                             env=os.environ | dict(PATH=path, OMP_NUM_THREADS="1", JOBS="2", CUDA_VISIBLE_DEVICES=""))
 
 
-def kill(process):
-    """kill -9 to all processes of a session, until none is left."""
+def kill(process, term):
+    """Until no process of a session is left: kill -9 to all, or SIGTERM to the first, half a minute before the rest."""
+    if term:
+        process.send_signal(signal.SIGTERM)
+    patience = time.time() + (30 if term else 0)
     while True:
         listing = subprocess.run(["ps", "-eo", "pid=,sid=,stat="], capture_output=True, text=True).stdout
         left = [int(pid) for pid, session, state in map(str.split, listing.splitlines())
                 if int(session) == process.pid and state[0] != "Z"]
         if not left:
             return process.wait()
-        for pid in left:
+        for pid in left if time.time() > patience else []:
+            assert not term, f"{left} outlived SIGTERM"
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+        time.sleep(0.01)
 
 
 def differences(one, two):
@@ -103,7 +108,7 @@ def differences(one, two):
 
 def soak(what, kills, folder, seed):
     """-> row of the table: what, kills, times started, runs or data sets compared, what differed."""
-    rng, made, hits, starts, found = random.Random(f"{what} {seed}"), folder / what, 0, 0, []
+    rng, made, hits, terms, starts, found = random.Random(f"{what} {seed}"), folder / what, 0, 0, 0, []
     twin, result = copy(made / "twin"), RESULTS.get(what, "run")
     if what == "finetune":
         assert start(COMMANDS["pretrain"].replace("--out run", "--out first"), twin).wait() == 0, twin
@@ -123,12 +128,13 @@ def soak(what, kills, folder, seed):
                 assert code == 0, (here / "errors.txt").read_text()[-2000:]
                 break
             except subprocess.TimeoutExpired:
-                kill(process)
-                hits += 1
+                code = kill(process, term := rng.random() < 0.5)
+                assert not term or code in (0, 143, -signal.SIGTERM), (code, (here / "errors.txt").read_text()[-2000:])
+                hits, terms = hits + 1, terms + term
         found += differences(twin / result, here / result)
         compared += len([*(here / result).rglob("meta.json"), *(here / result).rglob("result.json")])
         shutil.rmtree(here)
-    return f"| {what} | {hits} | {starts} | {compared} | {', '.join(found) or 'none'} |"
+    return f"| {what} | {hits - terms} | {terms} | {starts} | {compared} | {', '.join(found) or 'none'} |"
 
 
 def main():
@@ -139,7 +145,8 @@ def main():
     args = parser.parse_args()
     some = args.only.split(",")
     torch.set_num_threads(1)
-    print("| command | kill -9 | started | runs or sets compared | different from the twin |\n|---|---|---|---|---|")
+    print("| command | kill -9 | SIGTERM | started | runs or sets compared | different from the twin |\n"
+          "|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         for name, n, l in (("own", 120, 40), ("large", 20_000, 200)):
             x = np.random.default_rng(0).normal(size=(n, l)).astype(np.float32)

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import save_file
 
+import analyze
 import costs
 import data
 import finetune
@@ -222,6 +223,61 @@ def test_kill_9_inside_any_write_then_resume_is_bit_identical(stage, start, tmp_
     assert n > 10
 
 
+TOLD = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)]
+
+
+@pytest.mark.parametrize("stage, task, model, told", [
+    ("pretrain", "listops", "s4", TOLD[0]), ("finetune", "bidmc_hr", "rotary", TOLD[-1]),
+    ("joint", "listops", "s4", TOLD[0])])
+def test_a_signal_saves_the_step_and_the_run_goes_on_to_the_bit(stage, task, model, told, start, tmp_path):
+    """Preemption, at random moments: nothing that was trained is lost."""
+    words = partial(flags, task=task, model=model, steps=120, log_every=3, joint=0.5 if stage == "joint" else None)
+    quiet, out, log, rng = tmp_path / "quiet", tmp_path / "out", tmp_path / "out" / "log.jsonl", random.Random(stage)
+    STAGES[stage].main(words(quiet))
+    for _ in range(4):
+        seen, more = len(log.read_text().splitlines()) if log.exists() else 0, 1 + rng.randrange(4)
+        process = start(stage, words(out, resume=True))
+        while not log.exists() or len(log.read_text().splitlines()) <= seen + more:
+            assert process.is_alive(), Path("errors").read_text()
+            time.sleep(0.001)
+        time.sleep(rng.random() * 0.02)
+        os.kill(process.pid, told)
+        process.join()
+        last = log_of(out)[-1]
+        assert process.exitcode == 143 and last["kind"] == "stop", Path("errors").read_text()
+        step = load(out / "last.pt")["state"]["step"]
+        assert last["text"] == f"stopped by {told.name} after step {step}" and step > 0
+        assert "stopped by" in analyze.state_of(out) and "--resume continues" in analyze.state_of(out)
+    STAGES[stage].main(words(out, resume=True))
+    assert_same_run(quiet, out)
+
+
+def tell_in(name, n):
+    """A signal to this process in the n-th call of a method of `Run`, before it does anything."""
+    method, calls = getattr(Run, name), iter(range(1, 99))
+
+    def told(*arguments, **more):
+        if next(calls) == n:
+            os.kill(os.getpid(), TOLD[0])
+        return method(*arguments, **more)
+    setattr(Run, name, told)
+
+
+@pytest.mark.parametrize("name, n, step", [
+    ("open", 1, None), ("print_plan", 1, None),             # data preparation, or where --compile takes minutes: nothing is lost
+    ("backward", 1, None), ("backward", 4, 4), ("evaluated", 1, 5), ("shipped", 5, 4), ("save_last", 2, 6),
+    ("load_best", 1, 6)])
+def test_a_signal_at_any_time_ends_a_run_in_order(name, n, step, start, tmp_path):
+    """Before the first step is done there is nothing to save. In an evaluation: what was trained before it."""
+    finetune.main(flags(tmp_path / "quiet"))
+    process = start("finetune", flags(out := tmp_path / "run"), partial(tell_in, name, n))
+    process.join()
+    assert process.exitcode == 143 and not (out / "result.json").exists(), Path("errors").read_text()
+    assert not (out / "last.pt").exists() if step is None else load(out / "last.pt")["state"]["step"] == step
+    finetune.main(flags(out, resume=True))
+    assert_same_run(tmp_path / "quiet", out)
+
+
 NAN = "loss is nan at step 5: learning rates main .*, own .*, gradient norm nan; the last good checkpoint is .*"
 
 
@@ -402,6 +458,34 @@ def lag():
     Run.open = late
 
 
+def as_torchrun(start, stage, words, processes):
+    """[process]"""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        world = dict(WORLD_SIZE=str(processes), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]))
+    return [start(stage, words, lag if rank else None, RANK=str(rank), **world) for rank in range(processes)]
+
+
+def test_processes_agree_when_to_stop(start, tmp_path):
+    """Though one of them alone is told, and is told at any time. Then they resume, again until told."""
+    words, out = partial(flags, task="listops", model="s4", batch=9, steps=60, eval_every=7), tmp_path / "many"
+    as_torchrun(start, "pretrain", words("quiet"), 2)[0].join()
+    for rank in (1, 0):
+        running = as_torchrun(start, "pretrain", words("many", resume=True), 2)
+        lines = len((out / "log.jsonl").read_text().splitlines()) if out.exists() else 0
+        while not (out / "log.jsonl").exists() or len((out / "log.jsonl").read_text().splitlines()) < lines + 6:
+            assert all(process.is_alive() for process in running), Path("errors").read_text()
+            time.sleep(0.001)
+        os.kill(running[rank].pid, TOLD[-1])
+        for process in running:
+            process.join(60)
+        assert [process.exitcode for process in running] == [143, 143], Path("errors").read_text()
+        assert log_of(out)[-1]["kind"] == "stop" and 0 < load(out / "last.pt")["state"]["step"] < 60
+    for process in as_torchrun(start, "pretrain", words("many", resume=True), 2):
+        process.join(60)
+    assert_same_run(tmp_path / "quiet", out)
+
+
 @pytest.mark.parametrize("stage, task, model, processes, micro", [
     ("pretrain", "listops", "s4", 2, None), ("pretrain", "retrieval", "rotary", 2, 2),
     ("finetune", "listops", "s4", 2, None), ("finetune", "listops", "s4", 2, 2),
@@ -411,11 +495,7 @@ def test_processes_and_micro_batches_do_not_change_the_step(stage, task, model, 
     """A batch of 9, padded; S4 has BatchNorm. Processes are started as torchrun does."""
     flags = partial(globals()["flags"], joint=0.5 if stage == "joint" else None)
     STAGES[stage].main(flags("one", task, model, batch=9))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        world = dict(WORLD_SIZE=str(processes), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]))
-    words = flags("many", task, model, batch=9, micro_batch=micro)
-    running = [start(stage, words, lag if rank else None, RANK=str(rank), **world) for rank in range(processes)]
+    running = as_torchrun(start, stage, flags("many", task, model, batch=9, micro_batch=micro), processes)
     for process in running:
         process.join(60)
         process.kill()
