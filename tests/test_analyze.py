@@ -50,9 +50,8 @@ def run(*words, cwd=ROOT, **more):
 
 
 def run_all(*words, folder=ROOT, **more):
-    path = folder / "bin" if (folder / "bin").exists() else os.path.dirname(sys.executable)
     return subprocess.run(["bash", "run_all.sh", *words], cwd=folder, capture_output=True, text=True, timeout=60,
-                          env=os.environ | {"PATH": f"{path}:{os.environ['PATH']}", "JOBS": "2"} | more)
+                          env=os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "JOBS": "2"} | more)
 
 
 @functools.cache

@@ -25,13 +25,12 @@ FILES = FOUR | {"quiet": set(), "pathfinder": set(), "data": {"pathfinder"}, "re
                 "verdict": {"compare", "data", "experiments", "recipes"},
                 "analyze": {"compare", "data", "experiments", "verdict"},
                 "run_all": {"analyze", "compare", "data", "experiments", "models", "pretrain", "recipes", "run"}}
-ZOO = """__init__ bigbird dfout ema linear linformer longformer lru mamba mega pythia reformer s4d s5 scan sgconv shared spade
+ZOO = """__init__ bigbird dfout ema gpu_attention linear linformer longformer lru mamba mega pythia reformer s4d s5 scan sgconv shared spade
     structured""".split()
 FILES |= {f"zoo/{name}": {"data", "kernels", "models", "recipes", "zoo"} for name in ZOO}
 FILES |= dict.fromkeys(("results/costs", "results/speed"), {"data", "kernels", "models", "pretrain", "recipes", "run"})
 MODULES = {name.split("/")[0] for name in FILES}
 LONGEST = {"zoo": 175}                                           # lines of a file there
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"]}
 
 
 def parsed(name):
@@ -125,7 +124,7 @@ print(json.dumps(said))"""
 
 def test_a_file_of_zoo_that_does_not_load_is_one_line(copy):
     """Which names it, or what is loaded after it and clashes; in every script, whatever model it was asked for."""
-    path, environment = copy / "zoo" / "mine.py", ENVIRONMENT | {"PYTHONDONTWRITEBYTECODE": "1"}
+    path, environment = copy / "zoo" / "mine.py", os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     try:
         texts = json.dumps([text for text, _ in UNLOADABLE])
         command = [sys.executable, "-c", LOADS]
@@ -149,7 +148,7 @@ def test_no_paths_of_one_machine():
 
 
 def shell(command, folder):
-    done = subprocess.run(["bash", "-c", command], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
+    done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     return done.stdout
 
@@ -189,7 +188,7 @@ def test_readme_commands_run(copy):
 def test_a_mistake_of_the_command_line_has_no_traceback(copy):
     for script in ("pretrain.py", "finetune.py"):
         words = [sys.executable, script, "--task", "scifar", "--model", "pythia"]
-        done = subprocess.run(words, cwd=copy, env=ENVIRONMENT, capture_output=True, text=True)
+        done = subprocess.run(words, cwd=copy, capture_output=True, text=True)
         assert done.returncode == 2 and done.stderr.startswith("error: no recipe") and done.stderr.count("\n") == 1
 
 
@@ -216,7 +215,7 @@ def test_speed_counts_what_a_step_launches(copy):
         count, waits = found[model]
         assert re.search(rf"^\| {model} \| [\d.]+ \| {count} \| \d+ \| {waits} \|$", page, re.M) and waits == "0"
     command = [sys.executable, "results/speed.py", "nothing"]
-    done = subprocess.run(command, cwd=copy, env=ENVIRONMENT, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1) and done.stderr.startswith("error: no table nothing")
 
 
