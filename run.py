@@ -356,8 +356,9 @@ class Run:
         """Takes the run directory, restores what was saved there, prints and logs the plan -> the model to call, which
         is compiled or distributed on request."""
         args, self.model, self.optimizer, self.forward = self.args, model, optimizer, model
-        # Each part makes its convolution kernels anew: fewer parts where there are some.
-        self.positions *= 2 if any(hasattr(layer.mixer, "kernel") for layer in model.backbone.layers) else 1
+        # Each part makes its convolution kernels anew, and on a GPU launches as many operations: fewer parts there.
+        convolves = any(hasattr(layer.mixer, "kernel") for layer in model.backbone.layers)
+        self.positions *= 2 if convolves or self.device.type == "cuda" else 1
         self.state = dict(step=0, evaluated=0, best=-math.inf, best_step=0, seconds=0.0, loss_sum=0.0, loss_steps=0)
         if self.main:
             try:

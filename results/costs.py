@@ -1,7 +1,8 @@
 """What each architecture costs, in the sizes that it has on a task: the tables of results/costs.md.
 
     python results/costs.py [TASK] [LENGTH]      of a sequence: parameters, memory, FLOPs
-    python results/costs.py TASK LENGTH --cost   of a training step: operations, FLOPs, bytes, the least time on a GPU
+    python results/costs.py TASK --cost          of a training step and of the recipe's run: time and memory on a GPU
+    python results/costs.py --hours              the runs of table 2
 
 Models run on tensors that have shapes but no values, so nothing here takes a GPU's memory or time.
 """
@@ -21,21 +22,25 @@ from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import kernels
 from kernels import ceil_div, rotary_turns, two_levels
 from data import TASKS, Parser, UserError
 from models import MODELS, Backbone, Denoiser, SizeError, config, count, make_optimizer
-from recipes import arch
-from run import between, guarded
+from recipes import arch, recipe_line
+from run import Run, between, guarded
+from zoo.gpu_attention import near_attention
 
 # What its maker says of the GPU that costs are computed for: bytes, bytes a second, and operations a second of matrix
-# products, in bfloat16 and in float32.
-GPU = dict(name="H100 SXM", memory=80e9, bandwidth=3.35e12, bfloat16=989e12, float32=67e12)
+# products, in bfloat16 and in float32. launch: seconds from one operation to the next on the CPU, usual for PyTorch.
+GPU = dict(name="H100 SXM", memory=80e9, bandwidth=3.35e12, bfloat16=989e12, float32=67e12, launch=5e-6)
+# Symbols of a training example, on average; other sequences are taken as long as the task's longest.
+MEAN_LENGTH = dict(text=1300, listops=1040)
 
 
 class Cost(TorchDispatchMode):
     """Counts what runs under it, without autograd's views: operations; FLOPs of matrix products, attention and Fourier
     transforms (2 a multiply-add, 2.5 n log2 n a real FFT); bytes read and written, each operation's operands once; and
-    the seconds that GPU needs at least, if each operation takes the larger of its arithmetic's and its memory's time.
+    the seconds that GPU would take if each operation took the larger of its arithmetic's and its memory's time.
     """
 
     def __init__(self):
@@ -104,10 +109,22 @@ def describe(c):
     return mixers, rest - mixers, kept, cost.flops / c.length
 
 
-def cost_of_step(c, batch):
-    """Cost of a training step, forward, backward and AdamW, of `batch` sequences of symbols of which a quarter is
-    hidden, in bfloat16 where autocast takes it -> `Cost`, with the bytes that autograd keeps and those of weights,
-    gradients and AdamW's moments."""
+@contextlib.contextmanager
+def as_on_a_gpu():
+    """Attention in many blocks is one call there, and one for each block on a CPU."""
+    usual = kernels.faster
+    kernels.faster = lambda q, k, v, causal, block, lengths: (
+        near_attention(q, k, v, block, None, causal, lengths) if block and q.shape[2] > 8 * block else None)
+    try:
+        yield
+    finally:
+        kernels.faster = usual
+
+
+def cost_of_step(c, batch, length, padded):
+    """Cost of a training step, forward, backward and AdamW, of `batch` sequences of symbols of that length, of which a
+    quarter is hidden, in bfloat16 where autocast takes it -> `Cost`, with the bytes that autograd keeps and those of
+    weights, gradients and AdamW's moments. padded: whether the model is told true lengths."""
     with without_values():
         model = Denoiser(Backbone(c), c.vocab)
         optimizer = make_optimizer(model, 1e-3, 0.0)
@@ -115,11 +132,40 @@ def cost_of_step(c, batch):
             p.grad = torch.zeros_like(p)
         optimizer.step()                                             # makes the moments, off the count
         optimizer.zero_grad()
-        x, lengths = torch.zeros(batch, c.length, dtype=torch.int64), torch.full((batch,), c.length)
-        hidden = torch.zeros(ceil_div(batch * c.length, 4), dtype=torch.int64)
-        kept, cost = run_without_values(model, x, lengths, hidden, optimizer=optimizer)
+        x = torch.zeros(batch, length, dtype=torch.int64)
+        lengths = torch.full((batch,), length) if padded else None
+        hidden = torch.zeros(ceil_div(batch * length, 4), dtype=torch.int64)
+        with as_on_a_gpu():
+            kept, cost = run_without_values(model, x, lengths, hidden, optimizer=optimizer)
     cost.kept, cost.weights = kept, 16 * count(model)
     return cost
+
+
+def cost_on(task, model, batch):
+    """Cost of a training step on a task's batch as `Run` takes it: whole, or where lengths differ in parts of like
+    length, without padding to speak of -> `Cost`; launches: their seconds; most: the sequences that fit into memory."""
+    known, sizes = TASKS[task], arch(task, model)
+    c = config(sizes, SimpleNamespace(length=known.length, vocab=256, channels=None), causal="pythia" in model)
+    unequal, sequences = known.channels is None or known.ragged, batch * known.documents
+    whole = not unequal or sizes.get("norm") == "batch"
+    length = known.length if whole else MEAN_LENGTH.get(task, known.length)
+    some = sequences if whole else min(sequences, max(1, 2 * Run.positions // length))
+    one, two = (cost_of_step(c, n, length, unequal and whole) for n in (some, 2 * some))
+    parts = sequences / some
+    one.operations, one.flops = one.operations * math.ceil(parts), one.flops * parts
+    one.bytes, one.seconds = one.bytes * parts, one.seconds * parts
+    one.launches = one.operations * GPU["launch"]
+    more = (GPU["memory"] - one.weights - one.kept) * some / (two.kept - one.kept)               # sequences
+    one.most = int(some + more) if whole else math.inf
+    return one
+
+
+def stages(task, model):
+    """{stage: (batch, steps)} of the recipe."""
+    recipes = {start: recipe_line(task, TASKS[task], model, None, start)[2] for start in ("pretrain", "spt", "scratch")}
+    size = TASKS[task].sizes[0]
+    return {start: (recipe["batch"], recipe.get("steps") or recipe["epochs"] * (size // recipe["batch"]))
+            for start, recipe in recipes.items()}
 
 
 def run_without_values(model, *inputs, optimizer=None):
@@ -141,36 +187,67 @@ def run_without_values(model, *inputs, optimizer=None):
     return sum(s.nbytes() for s in saved.values()), cost
 
 
-def print_models(task, length, batch=None):
-    """One line for each model, in the sizes that it has on a task: of a sequence or, with batch, of a training step."""
+def print_models(task, length):
+    """One line for each model, in the sizes that it has on a task: of a sequence."""
     outside = SimpleNamespace(length=length, vocab=256, channels=None)
-    configs = {model: config(sizes, outside, causal="pythia" in model)
-               for model in MODELS if (sizes := arch(task, model)) is not None}
-    if batch is None:
-        print(f"Sizes as on {task}; a batch of one sequence of {length:,} symbols. Kept: by autograd for the backward "
-              "pass, float32.\n")
-        print("| model | parameters of mixers | other parameters | MiB kept | MFLOPs per position |")
-        print("|---|---|---|---|---|")
-        for model, c in configs.items():
+    print(f"Sizes as on {task}; a batch of one sequence of {length:,} symbols. Kept: by autograd for the backward "
+          "pass, float32.\n")
+    print("| model | parameters of mixers | other parameters | MiB kept | MFLOPs per position |\n|---|---|---|---|---|")
+    for model in MODELS:
+        if (sizes := arch(task, model)) is not None:
             try:
-                mixers, rest, memory, flops = describe(c)
+                mixers, rest, memory, flops = describe(config(sizes, outside, causal="pythia" in model))
                 print(f"| {model} | {mixers:,} | {rest:,} | {memory / 2**20:,.1f} | {flops / 1e6:,.2f} |")
             except SizeError as error:         # no such form
                 print(f"| {model} | {error} | | | |")
-        return
-    print(f"Sizes as on {task}; a training step on {batch} sequences of {length:,} symbols, bfloat16 but for kernels, "
-          f"convolutions and norms. Computed, not measured: the least time, if each operation took the larger of its "
-          f"arithmetic's and its memory's on one {GPU['name']} ({GPU['bandwidth'] / 1e12:g} TB/s, "
-          f"{GPU['bfloat16'] / 1e12:g} TFLOP/s in bfloat16, {GPU['float32'] / 1e12:g} in float32), and the sequences "
-          f"whose kept tensors fill {GPU['memory'] / 1e9:g} GB.\n")
-    print("| model | operations | TFLOP | GB moved | ms at least | GB kept | sequences at most |")
-    print("|---|---|---|---|---|---|---|")
-    for model, c in configs.items():
-        step, twice = cost_of_step(c, batch), cost_of_step(c, 2 * batch)
-        more = (GPU["memory"] - step.weights - step.kept) * batch / (twice.kept - step.kept)         # sequences
-        print(f"| {model} | {step.operations:,} | {step.flops / 1e12:.2f} | {step.bytes / 1e9:.1f} "
-              f"| {1000 * step.seconds:.1f} | {(step.kept + step.weights) / 1e9:.2f} "
-              f"| {int(batch + more):,} |")
+
+
+COLUMNS = ("batch", "operations", "TFLOP", "GB moved", "ms computed", "ms of launches", "GB kept", "sequences on 80 GB",
+           "hours")
+
+
+def header(*first):
+    print(f"Computed, not measured, for one {GPU['name']} ({GPU['bandwidth'] / 1e12:g} TB/s, "
+          f"{GPU['bfloat16'] / 1e12:g} TFLOP/s in bfloat16, {GPU['float32'] / 1e12:g} in float32), in bfloat16 but for "
+          "kernels, convolutions and norms. ms computed: each operation takes the larger of its arithmetic's and its "
+          f"memory's time, which real ones exceed. ms of launches: {GPU['launch'] * 1e6:g} microseconds an operation. "
+          "hours: the recipe's steps, each the larger of both, without evaluations.\n")
+    columns = [*first, *COLUMNS]
+    print("|", " | ".join(columns), "|\n" + "|---" * len(columns) + "|")
+
+
+def row(*first, task, model, batch, steps):
+    """A line of the table -> its hours."""
+    cost = cost_on(task, model, batch)
+    hours = steps * max(cost.seconds, cost.launches) / 3600
+    most = f"{cost.most:,}" if cost.most < math.inf else "any, in parts"
+    print(f"| {' | '.join(first)} | {batch} | {cost.operations:,} | {cost.flops / 1e12:.2f} | {cost.bytes / 1e9:.1f} "
+          f"| {1000 * cost.seconds:.1f} | {1000 * cost.launches:.1f} | {(cost.kept + cost.weights) / 1e9:.2f} | {most} "
+          f"| {hours:.1f} |", flush=True)
+    return hours
+
+
+def print_steps(task, batch):
+    """One line for each model, in the sizes that it has on a task: of a training step, and of pretraining with it."""
+    print(f"A training step on {task}; hours of pretraining.", end=" ")
+    header("model")
+    for model in MODELS:
+        if arch(task, model) is not None and "pythia" not in model:                  # which is not pretrained
+            own, steps = stages(task, model)["pretrain"]
+            try:
+                row(model, task=task, model=model, batch=batch or own, steps=steps * own // (batch or own))
+            except SizeError as error:
+                print(f"| {model} | {error} |")
+
+
+def print_hours():
+    """Table 2: the rotary Transformer and S4, every stage."""
+    header("task", "model", "stage")
+    hours = sum(row(task, model, stage, task=task, model=model, batch=batch, steps=steps)
+                for task in "listops text retrieval image pathfinder pathx pathx256".split()
+                for model in ("rotary", "s4") if (task, model) != ("pathx256", "rotary")
+                for stage, (batch, steps) in stages(task, model).items())
+    print(f"\nAll of them: {hours:.0f} hours.")
 
 
 def main(argv=None):
@@ -178,12 +255,18 @@ def main(argv=None):
     parser.add_argument("task", nargs="?", default="text", help="default: text")
     parser.add_argument("length", nargs="?", type=between(int, 1, 2**31), default=1024,
                         help="of the sequence, default: 1024")
-    parser.add_argument("--cost", dest="batch", type=between(int, 1, 2**31), nargs="?", const=32, metavar="BATCH",
-                        help="of a training step instead, and the least time it takes on a GPU; default batch: 32")
+    parser.add_argument("--cost", type=between(int, 0, 2**31), nargs="?", const=0, metavar="BATCH",
+                        help="of a training step at the task's own length instead; default batch: the recipe's")
+    parser.add_argument("--hours", action="store_true", help="of table 2's runs")
     args = parser.parse_args(argv)
     if args.task not in TASKS:
         raise UserError(f"no task {args.task!r}; one of: {' '.join(TASKS)}")
-    print_models(**vars(args))
+    if args.hours:
+        print_hours()
+    elif args.cost is not None:
+        print_steps(args.task, args.cost)
+    else:
+        print_models(args.task, args.length)
 
 
 if __name__ == "__main__":

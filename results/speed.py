@@ -13,7 +13,6 @@ alone both take the same.
 """
 import argparse
 import math
-import resource
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -33,7 +32,7 @@ from data import Parser, UserError
 from models import MODELS, Backbone, Denoiser, config, make_optimizer
 from pretrain import spt_loss
 from recipes import arch
-from run import guarded
+from run import guarded, peak_memory
 
 # ---- Kernels, a layer, a position ------------------------------------------------------------------------------------
 
@@ -61,7 +60,7 @@ def measure(kernel, naive, make, sizes, device):
     kernel(*(v.to(device) for v in make(2, 4, 1, 16)), 16).sum()                         # warm up
     arguments, l, seconds = make(*sizes), sizes[-1], []
     leaves = [v.detach().to(device).requires_grad_() for v in arguments]
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_memory(torch.device("cpu"))
     for _ in range(1 if kernel is naive else 3):
         start = time.perf_counter()
         K = kernel(*leaves, l)                                                           # (c, d, l)
@@ -69,8 +68,7 @@ def measure(kernel, naive, make, sizes, device):
         if device == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
-    on_cpu = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    peak = torch.cuda.max_memory_allocated() if device == "cuda" else on_cpu
+    peak = peak_memory(torch.device(device)) - (0 if device == "cuda" else before)
     # Four channels are enough for the error: rows of A, P, B, C and W, elements of dt; DLR's Lambda has none.
     few = [v[..., :4, :] if v.ndim > 1 else v if v.is_complex() else v[:4] for v in arguments]
     exact = naive(*(v.to(torch.promote_types(v.dtype, torch.float64)) for v in few), l)  # (c, 4, l)

@@ -6,6 +6,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+import first_hour
 import kernels
 from costs import without_values
 from data import TASKS
@@ -155,3 +156,23 @@ def test_the_gpu_call_has_these_shapes(name, monkeypatch):
         for sides in ((-1, -1), (16, 16), (16, 0)):
             y = packed_attention(library(*LIBRARIES[name]), q, k, v, torch.tensor([64, 1, 9], device="cuda"), *sides)
             assert y.is_cuda and y.shape == q.shape and y.dtype == q.dtype
+
+
+def test_the_first_hour_runs_without_a_gpu(tmp_path, capsys, monkeypatch):
+    """Its sections but the suite and the kernels' minutes; what fails says so, and the others keep their places."""
+    page, sections = tmp_path / "gpu.md", ("parity", "attention", "steps", "torchrun")
+    words = ["--device", "cpu", "--out", str(page), "--only"]
+    assert first_hour.main([*words, ",".join(sections)]) == 0
+    before = page.read_text()
+    assert all(f"<!-- {name}:begin -->" in before for name in sections) and "**" not in before
+    assert all(f"| {model} | 0e+00 | 0e+00 |" in before for model in MODELS if model != "pythia")
+
+    def broken(device):
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setitem(first_hour.SECTIONS, "steps", broken)
+    assert first_hour.main([*words, "steps"]) == 1
+    after = page.read_text()
+    assert "**Not as it should be.** **failed**: RuntimeError: no kernel image" in after
+    assert before.split("<!-- steps")[::2] == after.split("<!-- steps")[::2]
+    assert "after 5, 10, 15 and 20 steps" in capsys.readouterr().out

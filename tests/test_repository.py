@@ -28,7 +28,8 @@ FILES = FOUR | {"quiet": set(), "pathfinder": set(), "data": {"pathfinder"}, "re
 ZOO = """__init__ bigbird dfout ema gpu_attention linear linformer longformer lru mamba mega pythia reformer s4d s5 scan sgconv shared spade
     structured""".split()
 FILES |= {f"zoo/{name}": {"data", "kernels", "models", "recipes", "zoo"} for name in ZOO}
-FILES |= dict.fromkeys(("results/costs", "results/speed"), {"data", "kernels", "models", "pretrain", "recipes", "run"})
+FILES |= dict.fromkeys(("results/costs", "results/speed", "results/first_hour"),
+                       {"data", "kernels", "models", "pretrain", "recipes", "run", "zoo"})
 MODULES = {name.split("/")[0] for name in FILES}
 LONGEST = {"zoo": 175}                                           # lines of a file there
 
