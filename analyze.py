@@ -574,7 +574,7 @@ def state_of(folder):
     if last.get("kind") == "error":
         return f"failed   {folder.name}: {last['error']}"
     if last.get("kind") == "stop":
-        return f"stopped  {text}: {last['text']}; its command with --resume continues"
+        return f"stopped  {folder.name}: {last['text']} of {total}; the same command with --resume continues"
     if silent > 600 + 1000 * seconds:                        # ten minutes, and ten times 100 steps, a line of the log
         return f"silent   {text} for {silent / 60:.0f} minutes"
     return f"running  {text}" + (f", {seconds * (total - step) / 60:.0f} minutes left" if seconds else "")

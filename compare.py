@@ -15,7 +15,6 @@ of 100 tables, not in 95 (tests/test_compare.py).
 import contextlib
 import json
 import math
-import os
 import re
 import statistics
 import sys
@@ -676,8 +675,7 @@ def demo(args):
         print(f"{others}\n")
     draw(lambda plt: (figure_of_demo(plt, models, arms), DEMO_TASKS[task]), args.figure)
     if args.readme:
-        figure = os.path.relpath(args.figure, args.readme.parent)
-        replace_block(args.readme, args.figure.stem, f"{text}\n\n![{args.figure.stem}]({figure})")
+        replace_block(args.readme, args.figure.stem, text)
 
 
 def figure_of_demo(plt, models, arms):

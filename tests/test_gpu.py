@@ -6,8 +6,10 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+import costs
 import first_hour
 import kernels
+from conftest import ROOT
 from costs import without_values
 from data import TASKS
 from kernels import attention
@@ -156,6 +158,24 @@ def test_the_gpu_call_has_these_shapes(name, monkeypatch):
         for sides in ((-1, -1), (16, 16), (16, 0)):
             y = packed_attention(library(*LIBRARIES[name]), q, k, v, torch.tensor([64, 1, 9], device="cuda"), *sides)
             assert y.is_cuda and y.shape == q.shape and y.dtype == q.dtype
+
+
+@pytest.mark.parametrize("block, first, task, model, stage", [
+    ("cost", ["longformer"], "pathx", "longformer", "pretrain"), ("hours", ["pathx", "s4", "scratch"], "pathx", "s4", "scratch"),
+    ("hours", ["text", "rotary", "spt"], "text", "rotary", "spt"), ("hours", ["retrieval", "s4", "pretrain"], "retrieval", "s4", "pretrain")])
+def test_the_page_of_costs_shows_what_is_computed(block, first, task, model, stage, capsys):
+    batch, steps = costs.stages(task, model)[stage]
+    costs.row(*first, task=task, model=model, batch=batch, steps=steps)
+    page = (ROOT / "results" / "costs.md").read_text()
+    assert capsys.readouterr().out in page.split(f"<!-- {block}:begin -->")[1].split(f"<!-- {block}:end -->")[0]
+
+
+def test_parts_of_like_length_cost_their_mean_and_memory_of_one():
+    """A batch of ListOps in parts of 15 expressions; S4 takes it whole, because of its BatchNorm."""
+    one, four = (costs.cost_on("listops", "rotary", n) for n in (15, 60))
+    assert four.operations == 4 * one.operations and four.flops == pytest.approx(4 * one.flops) and four.kept == one.kept
+    one, two = (costs.cost_on("listops", "s4", n) for n in (4, 8))
+    assert one.operations == two.operations and two.kept > 1.5 * one.kept
 
 
 def test_the_first_hour_runs_without_a_gpu(tmp_path, capsys, monkeypatch):
