@@ -453,9 +453,11 @@ def _attend(q, k, v, causal, mask):
     back."""
     lq, lk = q.shape[-2], k.shape[-2]
     if causal and lq != lk:               # is_causal would align the first query with the first key instead
-        causal, mask = False, causal_lower_right(lq, lk)               # says so to the library, without a (lq, lk) mask
-        if torch.compiler.is_compiling():
-            mask = torch.ones(lq, lk, dtype=torch.bool, device=q.device).tril(lk - lq)
+        if q.is_cuda and not torch.compiler.is_compiling():
+            mask = causal_lower_right(lq, lk)                          # tells the library; no mask of 67 MB
+        else:
+            mask = torch.ones(lq, lk, dtype=torch.bool, device=q.device).tril(lk - lq)   # (lq, lk)
+        causal = False
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
 
 

@@ -93,6 +93,7 @@ def test_attention_of_pathx_is_what_flash_needs(model, causal, monkeypatch):
         calls.append(arguments)
         return attend(*arguments)
 
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
     monkeypatch.setattr(kernels, "_attend", noted)
     monkeypatch.setattr(kernels, "causal_lower_right", lambda *sizes: masks.append(sizes) or lower_right(*sizes))
     c = SimpleNamespace(**{"rotary": 0.0} | vars(config(arch("pathx", model), TASKS["pathx"], causal=causal)) | {"block": 96})
