@@ -69,10 +69,10 @@ def overrides(text):
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def known(device):
-    if device == "mps":
+def device(text):
+    if text == "mps":
         raise argparse.ArgumentTypeError("Apple's GPU has no float64 and no complex128, which kernels need; use cpu")
-    return device
+    return text
 
 
 def moved(run):
@@ -126,7 +126,7 @@ def flags(stage, objectives):
             "with two documents an example")
     add = parser.add_argument_group("machine").add_argument
     add("--micro-batch", type=positive, help="examples per forward pass; halve it when memory runs out")
-    add("--device", default="auto", type=known, choices=("auto", "cpu", "cuda"), help="auto: GPU if there is one")
+    add("--device", default="auto", type=device, choices=("auto", "cpu", "cuda"), help="auto: GPU if there is one")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"),
         help="auto: bfloat16 autocast on a GPU that has it, else float32")
     add("--compile", action="store_true", help="torch.compile the backbone")
@@ -266,6 +266,7 @@ class Run:
     EARLY = 1, 2, 5, 10, 20, 50                # steps after which a line is printed, if not in the log
     positions = 8_192                          # of a part, about, so that small batches stay whole
     told = None                                # the signal that asked this process to stop
+    asked = None                               # what all processes were asked last, by `stops`
     current = None                             # that of this process, for `guarded` to log what ended it
 
     def __init__(self, args):
@@ -287,7 +288,7 @@ class Run:
             torch.cuda.set_device(self.device)
         if self.world > 1:
             dist.init_process_group("nccl" if cuda else "gloo", device_id=self.device if cuda else None)
-        self.side, self.asked = dist.new_group(backend="gloo") if self.world > 1 and cuda else None, None
+        self.side = dist.new_group(backend="gloo") if self.world > 1 and cuda else None          # for `stops`
         # TF32, which some containers switch on, would make a kernel's error of 9e-7 one of 4e-4.
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
@@ -295,9 +296,7 @@ class Run:
         able = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
         self.bf16 = args.dtype == "bfloat16" or args.dtype == "auto" and able
         self.dtype = "bfloat16" if self.bf16 else "float32"
-        padded = f"; padded attention by {variable_length()[0] or 'a mask'}" if cuda and self.bf16 else ""
-        self.say(f"device {self.device} x {self.world}; {self.dtype}; SSM kernels and convolutions always float32"
-                 f"{padded}")
+        self.say(f"device {self.device} x {self.world}; {self.dtype}; SSM kernels and convolutions always float32")
 
     def say(self, text):
         if self.main:
@@ -377,7 +376,7 @@ class Run:
                 self.state = {name: type(value)(saved["state"][name]) for name, value in self.state.items()}
             if self.state["best_step"]:
                 read_checkpoint(args.out / "best.pt")                  # needed at the end: fail now rather than then
-        self.step = self.state["step"]
+        self.step = self.first = self.state["step"]
         self.loss_sum = torch.full((), self.state["loss_sum"], dtype=torch.float64, device=self.device)
         self.latest = torch.zeros(3, dtype=torch.float64, device=self.device)
         self.thread, self.prepared = ThreadPoolExecutor(1), None
@@ -406,6 +405,9 @@ class Run:
                      f"lr {group['initial_lr']:g}, weight decay {group['weight_decay']:g}")
         self.say(f"  {self.steps:,} steps of {args.batch} examples = {self.steps / self.per_epoch:.1f} epochs; "
                  f"{args.schedule} schedule after {args.warmup:,} warm-up steps; evaluation every {args.eval_every:,}")
+        if self.device.type == "cuda" and self.bf16 and self.lengths is not None and not args.compile:
+            library = variable_length()[0]
+            self.say(f"  attention of padded batches: {f'FlashAttention of {library}' if library else 'with a mask'}")
         if args.fitted:
             self.say(f"  your own data: {args.fitted}")
         self.say(f"  run directory {args.out}; differs from the recipe in {args.changed or 'nothing'}")
@@ -420,7 +422,6 @@ class Run:
 
     def evaluates(self, step):
         """Whether to evaluate before this step; not again right after resuming."""
-        self.step = step
         due = step == self.steps or (step > 0 and step % self.args.eval_every == 0)
         if due:
             self.read_loss()
@@ -475,9 +476,9 @@ class Run:
 
     def parts(self, whole, rows, mine, documents=1):
         """A batch of this process, tensors whose rows are sequences (`documents` an example) or examples, in parts that
-        pass through the model one after another. Where lengths differ they are cut to the longest of a part, some
-        8,192 positions: of a batch of film reviews two thirds would be padding. At most --micro-batch examples each.
-        Every process makes equally many, because BatchNorm and DDP meet in each of them."""
+        pass through the model one after another. Where lengths differ they are cut to the longest of a part, of some
+        `positions`: of a batch of film reviews two thirds would be padding. At most --micro-batch examples each. Every
+        process makes equally many, because BatchNorm and DDP meet in each of them."""
         largest, smallest = -(-len(rows) // self.world), len(rows) // self.world
         n, most = len(mine), self.args.micro_batch or largest
         if self.lengths is None:
@@ -516,10 +517,11 @@ class Run:
             rows = order[i * size:(i + 1) * size]
             return i, rows, self.thread.submit(self.pinned, lambda _: [split.batch(rows)], 0) if len(rows) else None
 
-        for i in range(self.rank, -(-n // size) + self.rank, self.world):          # as many rounds on every process
+        for first in range(0, -(-n // size), self.world):                          # as many rounds on every process
             if self.stops():
                 self.leave()
-            (i, rows, made), ahead = ahead or submit(i), submit(i + self.world)
+            i, rows, made = ahead or submit(first + self.rank)
+            ahead = submit(i + self.world)
             if made is not None:
                 yield i, rows, self.shipped(made.result()[0])
 
@@ -555,7 +557,8 @@ class Run:
             self.read_loss()
         now = time.perf_counter()
         self.times.append(now - self.begun)    # evaluating and saving do not count as training speed
-        if logs or step + 1 in self.EARLY:     # early lines are only printed: how long will it take?
+        done = step + 1 - self.first           # by this process
+        if logs or done in self.EARLY:         # early lines are only printed: how long will it take?
             later = self.times if logs else self.times[len(self.times) // 2:]            # the first steps are slower
             pace, lr = sum(later) / len(later), max(group["lr"] for group in groups)
             if not logs:
@@ -563,7 +566,7 @@ class Run:
             loss = state["loss_sum"] / state["loss_steps"]
             self.say(f"step {step + 1:>6}/{self.steps}  loss {loss:.4f}  lr {lr:.2e}  {1000 * pace:7.1f} ms/step  "
                      f"time left {self.left(step, pace)}")
-            if step + 1 == min(2, self.steps):
+            if done == 2:
                 self.warn(step, pace)
         if logs:
             self.times = []
@@ -579,19 +582,21 @@ class Run:
     def left(self, step, pace):
         """The time that the other steps, validation and test take."""
         _, val, test = self.args.data["sizes"]
-        often = self.steps // self.args.eval_every - (step + 1) // self.args.eval_every
+        often = self.steps // self.args.eval_every - step // self.args.eval_every      # that after this step, too
         each = self.evaluation or pace / 3 * val / self.args.batch     # a forward pass is a third of a step
         times = often + (self.steps % self.args.eval_every > 0) + (test / val if self.args.start != "pretrain" else 0)
         return datetime.timedelta(seconds=int(pace * (self.steps - step - 1) + each * times))
 
     def warn(self, step, pace):
         """Where a run takes days: what ends today."""
-        left, demo = self.left(step, pace), f"{self.family}_demo"
+        left, task, model = self.left(step, pace), self.args.task, self.args.model
         if left.days:
-            today = int(self.steps * (datetime.timedelta(hours=12) / left))
-            self.say(f"  note: about {left.days} days on this machine. What ends today: --task "
-                     f"{demo if demo in TASKS else 'pathfinder_demo'}, or --steps {today}; "
-                     f"hours of a GPU: python results/costs.py {self.args.task} --cost")
+            ends = [f"--steps {int(self.steps * (datetime.timedelta(hours=12) / left))}"]
+            if self.args.start != "spt":       # whose task is that of --init
+                ends.append(f"--task {f'{self.family}_demo' if f'{self.family}_demo' in TASKS else 'pathfinder_demo'}")
+            gpu = f". Hours of a GPU: python results/costs.py {task} --cost --model {model}" if task in TASKS else ""
+            self.say(f"  note: about {left / datetime.timedelta(days=1):.1f} days on this machine. What ends today: "
+                     f"{', or '.join(ends)}{gpu}")
 
     # ---- preemption: a machine that is taken away says so first ------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
     python results/costs.py [TASK] [LENGTH]      of a sequence: parameters, memory, FLOPs
     python results/costs.py TASK --cost          of a training step and of the recipe's run: time and memory on a GPU
-    python results/costs.py --hours              the runs of table 2
+    python results/costs.py --hours              table 2's rotary Transformer and S4, every stage
 
 Models run on tensors that have shapes but no values, so nothing here takes a GPU's memory or time.
 """
@@ -144,11 +144,11 @@ def cost_of_step(c, batch, length, padded):
 def cost_on(task, model, batch):
     """Cost of a training step on a task's batch as `Run` takes it: whole, or where lengths differ in parts of like
     length, without padding to speak of -> `Cost`; launches: their seconds; most: the sequences that fit into memory."""
-    known, sizes = TASKS[task], arch(task, model)
-    c = config(sizes, SimpleNamespace(length=known.length, vocab=256, channels=None), causal="pythia" in model)
-    unequal, sequences = known.channels is None or known.ragged, batch * known.documents
+    facts, sizes = TASKS[task], arch(task, model)
+    c = config(sizes, SimpleNamespace(length=facts.length, vocab=256, channels=None), causal="pythia" in model)
+    unequal, sequences = facts.channels is None or facts.ragged, batch * facts.documents
     whole = not unequal or sizes.get("norm") == "batch"
-    length = known.length if whole else MEAN_LENGTH.get(task, known.length)
+    length = facts.length if whole else MEAN_LENGTH.get(task, facts.length)
     some = sequences if whole else min(sequences, max(1, 2 * Run.positions // length))
     one, two = (cost_of_step(c, n, length, unequal and whole) for n in (some, 2 * some))
     parts = sequences / some
@@ -227,12 +227,12 @@ def row(*first, task, model, batch, steps):
     return hours
 
 
-def print_steps(task, batch):
+def print_steps(task, batch, only):
     """One line for each model, in the sizes that it has on a task: of a training step, and of pretraining with it."""
     print(f"A training step on {task}; hours of pretraining.", end=" ")
     header("model")
     for model in MODELS:
-        if arch(task, model) is not None and "pythia" not in model:                  # which is not pretrained
+        if only in (None, model) and arch(task, model) is not None and "pythia" not in model:        # not pretrained
             own, steps = stages(task, model)["pretrain"]
             try:
                 row(model, task=task, model=model, batch=batch or own, steps=steps * own // (batch or own))
@@ -257,14 +257,15 @@ def main(argv=None):
                         help="of the sequence, default: 1024")
     parser.add_argument("--cost", type=between(int, 0, 2**31), nargs="?", const=0, metavar="BATCH",
                         help="of a training step at the task's own length instead; default batch: the recipe's")
-    parser.add_argument("--hours", action="store_true", help="of table 2's runs")
+    parser.add_argument("--model", choices=MODELS, metavar="MODEL", help="with --cost: this one alone")
+    parser.add_argument("--hours", action="store_true", help="table 2's rotary Transformer and S4, every stage")
     args = parser.parse_args(argv)
     if args.task not in TASKS:
         raise UserError(f"no task {args.task!r}; one of: {' '.join(TASKS)}")
     if args.hours:
         print_hours()
     elif args.cost is not None:
-        print_steps(args.task, args.cost)
+        print_steps(args.task, args.cost, args.model)
     else:
         print_models(args.task, args.length)
 

@@ -13,6 +13,7 @@
 """
 import argparse
 import contextlib
+import copy
 import io
 import json
 import math
@@ -81,42 +82,51 @@ def parity(device):
           "rounding puts Reformer's positions into other buckets.\n\n"
           "| model | outputs, float32 | gradients | outputs, bfloat16 | gradients | |\n|---|---|---|---|---|---|")
     good = True
-    x, lengths = torch.randint(0, 95, (8, 128)), torch.tensor([128, 1, 40, 77, 100, 128, 9, 64])
-    real = (torch.arange(128) < lengths[:, None]) & (torch.rand(8, 128) < 0.3)
-    real[:, 0] = True
-    hidden = real.flatten().nonzero()[:, 0]
-
-    def passed(c, weights, place, bf16):
-        model = Denoiser(Backbone(c), c.vocab)
-        model.load_state_dict(weights)
-        model.to(place).train()
-        with torch.autocast(place.type, torch.bfloat16, enabled=bf16):
-            y = model(x.to(place), lengths.to(place), hidden.to(place))
-        spt_loss(y, x.to(place), hidden.to(place), "ce")[0].backward()
-        return y.detach().cpu().float(), torch.cat([p.grad.cpu().flatten() for p in model.parameters()
-                                                    if p.grad is not None])
-
-    for model in MODELS:
-        if (sizes := arch("text_demo", model)) is None or model == "pythia":
+    for model, causal, block in [(model, causal, None) for model in MODELS if model != "pythia"
+                                 for causal in (False, True)] + [("rotary", False, 48), ("rotary", True, 48)]:
+        sizes = arch("text_demo", model) | ({"block": block} if block else {})
+        try:
+            c = config(sizes, argparse.Namespace(length=128, vocab=95, channels=None), causal=causal)
+            torch.manual_seed(0)
+            drawn = Denoiser(Backbone(c), c.vocab)
+        except SizeError:                      # no such form
             continue
-        sizes = sizes | {key: 0.0 for key in sizes if key == "dropout"}
-        torch.manual_seed(0)
-        c = config(sizes, argparse.Namespace(length=128, vocab=95, channels=None), causal="pythia" in model)
-        weights, cells, fine = Denoiser(Backbone(c), c.vocab).state_dict(), [], True
-        y, grad = passed(c, weights, torch.device("cpu"), False)
+        batch, cells, fine = padded_batch(), [], True
+        y, grad = passed(drawn, batch, torch.device("cpu"), False)
         for dtype, allowed in TOLERANCE.items():
-            ours, its = passed(c, weights, device, dtype == "bfloat16")
-            errors = ((ours - y).abs().max() / y.abs().max()).item(), ((its - grad).norm() / grad.norm()).item()
+            its, theirs = passed(drawn, batch, device, dtype == "bfloat16")
+            errors = ((its - y).abs().max() / y.abs().max()).item(), ((theirs - grad).norm() / grad.norm()).item()
             cells += [f"{error:.0e}" for error in errors]
             if (model, dtype) != ("reformer", "bfloat16"):
                 fine &= all(error <= most for error, most in zip(errors, allowed))
         good &= fine
-        print(f"| {model} | {' | '.join(cells)} | {'' if fine else '**off**'} |", flush=True)
+        name = ", ".join([model, *(["causal"] if causal else []), *([f"blocks of {block}"] if block else [])])
+        print(f"| {name} | {' | '.join(cells)} | {'' if fine else '**off**'} |", flush=True)
     return good
 
 
+def padded_batch():
+    """Symbols (8, 128), true lengths, and the numbers of positions to predict."""
+    lengths = torch.tensor([128, 1, 40, 77, 100, 128, 9, 64])
+    hidden = (torch.arange(128) < lengths[:, None]) & (torch.rand(8, 128) < 0.3)
+    hidden[:, 0] = True
+    return torch.randint(0, 95, (8, 128)), lengths, hidden.flatten().nonzero()[:, 0]
+
+
+def passed(drawn, batch, device, bf16):
+    """Outputs and all gradients of a model with these weights there, as float32 on the CPU. Without dropout."""
+    model = copy.deepcopy(drawn).to(device).eval()
+    x, lengths, hidden = (v.to(device) for v in batch)
+    with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+        y = model(x, lengths, hidden)
+    spt_loss(y, x, hidden, "ce")[0].backward()
+    gradients = [p.grad.cpu().flatten() for p in model.parameters() if p.grad is not None]
+    return y.detach().cpu().float(), torch.cat(gradients)
+
+
 def torchrun(device):
-    """The losses of the first steps, in one process and in as many as there are GPUs (CPU: two)."""
+    """The losses of the same run in one process, in as many as there are GPUs (CPU: two), and in these with a SIGTERM
+    and --resume in between."""
     processes = torch.cuda.device_count() if device.type == "cuda" else 2
     if processes < 2:
         print("There is one GPU: nothing to compare.")
@@ -124,22 +134,37 @@ def torchrun(device):
     with tempfile.TemporaryDirectory() as folder:
         x = np.random.default_rng(0).normal(size=(256, 64)).astype(np.float32)
         np.savez(f"{folder}/own.npz", x=x, y=np.arange(256) % 2)
-        losses = []
-        for n in (1, processes):
+
+        def run(n, out, told=False):
             starts = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"] if n > 1 else []
-            words = [ROOT / "pretrain.py", "--task", f"file:{folder}/own.npz", "--model", "s4", "--steps", "20",
-                     "--log-every", "5", "--dtype", "float32", "--device", device.type, "--out", f"{folder}/{n}",
-                     "--data-dir", f"{folder}/data"]
-            done = subprocess.run([sys.executable, *starts, *map(str, words)], capture_output=True, text=True)
-            if done.returncode:
-                raise RuntimeError(done.stderr[-500:])
-            log = map(json.loads, Path(folder, str(n), "log.jsonl").read_text().splitlines())
-            losses.append([record["loss"] for record in log if record["kind"] == "train"])
-    print(f"Losses after 5, 10, 15 and 20 steps, float32\n\n| processes | {' | '.join(map(str, (5, 10, 15, 20)))} |\n"
-          "|---|---|---|---|---|")
-    for n, some in zip((1, processes), losses):
-        print(f"| {n} | {' | '.join(f'{loss:.5f}' for loss in some)} |")
-    return all(math.isclose(*pair, rel_tol=1e-3) for pair in zip(*losses))
+            words = [ROOT / "pretrain.py", "--task", f"file:{folder}/own.npz", "--model", "s4", "--steps", "200",
+                     "--log-every", "50", "--dtype", "float32", "--device", device.type, "--data-dir", f"{folder}/data",
+                     "--out", f"{folder}/{out}", "--resume"]
+            log = Path(folder, out, "log.jsonl")
+            process = subprocess.Popen([sys.executable, *starts, *map(str, words)], stdout=subprocess.PIPE,
+                                       stderr=subprocess.STDOUT, text=True)
+            while told and process.poll() is None and not (log.exists() and '"train"' in log.read_text()):
+                time.sleep(0.01)
+            if told:
+                process.terminate()
+            said = process.communicate()[0]
+            records = [*map(json.loads, log.read_text().splitlines())] if log.exists() else []
+            if told and (not records or records[-1]["kind"] != "stop") or not told and process.returncode:
+                raise RuntimeError(said[-500:])
+            return [record["loss"] for record in records if record["kind"] == "train"]
+
+        run(processes, "told", told=True)
+        rows = {"1": run(1, "one"), str(processes): run(processes, "many"),
+                f"{processes}, stopped by SIGTERM, resumed": run(processes, "told")}
+    print("Losses up to step 50, 100, 150 and 200, float32\n\n"
+          "| processes | 50 | 100 | 150 | 200 |\n|---|---|---|---|---|")
+    for name, losses in rows.items():
+        print(f"| {name} | {' | '.join(f'{loss:.5f}' for loss in losses)} |")
+    return alike(*rows.values())
+
+
+def alike(first, *others):
+    return all(math.isclose(*pair, rel_tol=2e-3) for some in others for pair in zip(first, some, strict=True))
 
 
 # ---- how fast it is --------------------------------------------------------------------------------------------------
@@ -176,15 +201,16 @@ SMALL = ("listops_demo", "rotary"), ("pathfinder_demo", "s4")
 def steps(device):
     """A step of pretraining on sequences of the task's full length, with the recipe's batch, at most 32."""
     print("ms: forward, backward and AdamW. Computed: by results/costs.py, for an H100 SXM. GB: the most that was "
-          "allocated, and what costs.py says is kept.\n\n| task | model | batch | ms | ms computed | of launches | GB "
-          "| GB computed | compiled, ms | first step, s |\n|---|---|---|---|---|---|---|---|---|---|")
+          "allocated, and what costs.py says is kept. error: of compiled outputs, the largest, beside uncompiled ones."
+          "\n\n| task | model | batch | ms | ms computed | of launches | GB | GB computed | compiled, ms | first step, s "
+          "| error |\n|---|---|---|---|---|---|---|---|---|---|---|")
     for task, model in PAIRS if device.type == "cuda" else SMALL:
-        known, batch = TASKS[task], min(32, stages(task, model)["pretrain"][0])
-        c = config(arch(task, model), argparse.Namespace(length=known.length, vocab=256, channels=None))
-        cost = cost_of_step(c, batch, known.length, False)
+        length, batch = TASKS[task].length, min(32, stages(task, model)["pretrain"][0])
+        c = config(arch(task, model), argparse.Namespace(length=length, vocab=256, channels=None))
+        cost = cost_of_step(c, batch, length, False)
         denoiser = Denoiser(Backbone(c), 256).to(device)
         optimizer = make_optimizer(denoiser, 1e-3, 0.0)
-        x = torch.randint(0, 256, (batch, known.length), device=device)
+        x = torch.randint(0, 256, (batch, length), device=device)
         hidden = torch.arange(0, x.numel(), 4, device=device)
 
         def step():
@@ -198,18 +224,29 @@ def steps(device):
             torch.cuda.reset_peak_memory_stats(device)
         eager = milliseconds(step, device, 10)
         peak = f"{torch.cuda.max_memory_allocated(device) / 1e9:.2f}" if device.type == "cuda" else "–"
-        torch._dynamo.reset()
-        denoiser.backbone.body = torch.compile(denoiser.backbone.body,           # a CPU takes half a minute to compile
-                                               backend="inductor" if device.type == "cuda" else "eager")
-        start = time.perf_counter()
-        step()
-        wait(device)
-        first = time.perf_counter() - start
-        compiled = milliseconds(step, device, 10)
-        computed = 1000 * cost.seconds, 1000 * GPU["launch"] * cost.operations
-        print(f"| {task} | {model} | {batch} | {eager:.1f} | {computed[0]:.1f} | {computed[1]:.1f} | {peak} "
-              f"| {(cost.kept + cost.weights) / 1e9:.2f} | {compiled:.1f} | {first:.0f} |", flush=True)
+        compiled = "failed | | |"
+        with contextlib.suppress(Exception):   # without a compiler, say; the other numbers are as good
+            compiled = in_compiled_form(denoiser, x, hidden, step, device)
+        print(f"| {task} | {model} | {batch} | {eager:.1f} | {1000 * cost.seconds:.1f} "
+              f"| {1000 * GPU['launch'] * cost.operations:.1f} | {peak} | {(cost.kept + cost.weights) / 1e9:.2f} "
+              f"| {compiled}", flush=True)
     return True
+
+
+def in_compiled_form(denoiser, x, hidden, step, device):
+    """The row's last cells: milliseconds, seconds of the first step, how far outputs are from uncompiled ones."""
+    def output():
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            return denoiser(x, None, hidden).float()
+
+    body, start, before = denoiser.backbone.body, time.perf_counter(), output()
+    torch._dynamo.reset()
+    denoiser.backbone.body = torch.compile(body, backend="inductor" if device.type == "cuda" else "eager")
+    after = output()
+    step()
+    wait(device)
+    first, error = time.perf_counter() - start, (after - before).abs().max() / before.abs().max()
+    return f"{milliseconds(step, device, 10):.1f} | {first:.0f} | {error:.0e} |"
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ for bit. Not part of the suite: an hour or more on 2 CPU cores.
     python tests/soak.py --kills 20 --only finetune,run_all
 
 A signal comes at a moment drawn uniformly between a command's first file and its end: half of them kill -9, for all
-processes that it has started; half SIGTERM, for the command alone, which is to end what it has started. The same command (training: with --resume) is started again, and killed again, until it comes to its end by
-itself. Then its files must be those of the twin: all arrays and meta.json of a data set; log, result and the tensors of
-both checkpoints of a run. All this happens in a copy of the scripts in which an epoch of your own data is 20 steps.
+processes that it has started; half SIGTERM, for the command alone, which is to end what it has started. The same
+command (training: with --resume) is started again, and killed again, until it comes to its end by itself. Then its
+files must be those of the twin: all arrays and meta.json of a data set; log, result and the tensors of both checkpoints
+of a run. All this happens in a copy of the scripts in which an epoch of your own data is 20 steps.
 """
 import argparse
 import os

@@ -1,6 +1,7 @@
 """Runs: stopping and resuming, several processes, both stages from end to end, and what a user can do wrong."""
 import contextlib
 import copy
+import datetime
 import json
 import math
 import multiprocessing.forkserver
@@ -255,22 +256,23 @@ def test_a_signal_saves_the_step_and_the_run_goes_on_to_the_bit(stage, task, mod
 
 
 def tell_in(name, n):
-    """A signal to this process in the n-th call of a method of `Run`, before it does anything."""
-    method, calls = getattr(Run, name), iter(range(1, 99))
+    """A signal to this process in the n-th call of a method of `Run`, or of `open_task`, before it does anything."""
+    place = finetune if hasattr(finetune, name) else Run
+    method, calls = getattr(place, name), iter(range(1, 99))
 
     def told(*arguments, **more):
         if next(calls) == n:
             os.kill(os.getpid(), TOLD[0])
         return method(*arguments, **more)
-    setattr(Run, name, told)
+    setattr(place, name, told)
 
 
 @pytest.mark.parametrize("name, n, step", [
-    ("open", 1, None), ("print_plan", 1, None),             # data preparation, or where --compile takes minutes: nothing is lost
-    ("backward", 1, None), ("backward", 4, 4), ("evaluated", 1, 5), ("shipped", 5, 4), ("save_last", 2, 6),
-    ("load_best", 1, 6)])
+    ("open_task", 1, None), ("print_plan", 1, None), ("backward", 1, None), ("backward", 4, 4), ("evaluated", 1, 5),
+    ("shipped", 5, 4), ("save_last", 2, 6), ("load_best", 1, 6)])
 def test_a_signal_at_any_time_ends_a_run_in_order(name, n, step, start, tmp_path):
-    """Before the first step is done there is nothing to save. In an evaluation: what was trained before it."""
+    """Where data are prepared, and in the first step, which may compile for minutes, there is nothing to save. In an
+    evaluation: what was trained before it."""
     finetune.main(flags(tmp_path / "quiet"))
     process = start("finetune", flags(out := tmp_path / "run"), partial(tell_in, name, n))
     process.join()
@@ -278,6 +280,51 @@ def test_a_signal_at_any_time_ends_a_run_in_order(name, n, step, start, tmp_path
     assert not (out / "last.pt").exists() if step is None else load(out / "last.pt")["state"]["step"] == step
     finetune.main(flags(out, resume=True))
     assert_same_run(tmp_path / "quiet", out)
+
+
+def forecasts(text):
+    """The steps of which a line was printed, and the seconds left that each of them says."""
+    lines = re.findall(r"step +(\d+)/\d+ .* time left (?:(\d+) days?, )?(\d+):(\d+):(\d+)\n", text)
+    return {int(step): 86_400 * int(days or 0) + 3600 * int(h) + 60 * int(m) + int(s) for step, days, h, m, s in lines}
+
+
+def test_a_run_says_early_how_long_it_takes(monkeypatch, capsys, tmp_path):
+    """On a clock of our own: a step takes 100 s, an evaluation 1,000 s. A run of 8 steps has two, finetuning a test too.
+    Before the first one, an evaluation is taken to need a third of the time of as many training examples."""
+    now = [0.0]
+    monkeypatch.setattr(run_py.time, "perf_counter", lambda: now[0])
+    backward, evaluated = Run.backward, Run.evaluated
+
+    def slow(run, loss):
+        backward(run, loss)
+        now[0] += 100
+
+    def slow_evaluation(run, *arguments, **values):
+        now[0] += 1000
+        evaluated(run, *arguments, **values)
+
+    monkeypatch.setattr(Run, "backward", slow)
+    monkeypatch.setattr(Run, "evaluated", slow_evaluation)
+    pretrain.main(flags("first", steps=8, log_every=4))                # 24 sequences, 9 and 7: 8 in a batch
+    guess = 100 / 3 * 9 / 8
+    assert forecasts(capsys.readouterr().out) == {
+        1: int(700 + 2 * guess), 2: int(600 + 2 * guess), 4: int(400 + 2 * guess), 5: 1300, 8: 1000}
+    stop_in(5, monkeypatch, "finetune", flags("second", steps=8, log_every=100))
+    capsys.readouterr()
+    finetune.main(flags("second", steps=8, log_every=100, resume=True))                # from 4, counted anew
+    guess *= 1 + 7 / 9
+    assert forecasts(capsys.readouterr().out) == {5: int(300 + guess), 6: int(200 + guess)}
+
+
+@pytest.mark.parametrize("task, model, demo", [
+    ("listops", "s4", "listops_demo"), ("bidmc_hr", "rotary", "pathfinder_demo")])
+def test_where_a_run_takes_days_it_says_what_ends_today(task, model, demo, monkeypatch, capsys):
+    """12.5 s a step."""
+    monkeypatch.setattr(Run, "left", lambda run, step, pace: datetime.timedelta(seconds=12.5 * (run.steps - step - 1)))
+    stop_in(3, monkeypatch, "pretrain", flags("run", task, model, steps=1_000_000, eval_every=1_000_000))
+    note = (f"  note: about 144.7 days on this machine. What ends today: --steps 3456, or --task {demo}. Hours of a GPU: "
+            f"python results/costs.py {task} --cost --model {model}\n")
+    assert note in capsys.readouterr().out
 
 
 NAN = "loss is nan at step 5: learning rates main .*, own .*, gradient norm nan; the last good checkpoint is .*"
@@ -371,9 +418,10 @@ def test_a_torn_log_does_not_stop_a_run(monkeypatch, tmp_path):
 WINDOWS = """
 import os, signal, sys
 sys.modules["resource"] = None                                       # so that importing it fails
-for module, names in (signal, "SIGPIPE SIGUSR1 SIGUSR2 SIGHUP SIGALRM SIGKILL"), (os, "killpg sched_getaffinity fork getuid"):
-    for name in names.split():
-        delattr(module, name)
+for name in "SIGPIPE SIGUSR1 SIGUSR2 SIGHUP SIGALRM SIGKILL".split():
+    delattr(signal, name)
+for name in "killpg sched_getaffinity fork getuid".split():
+    delattr(os, name)
 import data, finetune, predict, pretrain
 data.main("--task listops_demo --train 64 --val 16 --test 16 --workers 1".split())
 flags = "--steps 4 --log-every 2 --arch d=8,layers=1,state=4,n_ssm=2".split()

@@ -18,11 +18,13 @@ from zoo.shared import real_keys, split_blocks
 # ---- Sequences of unequal lengths ------------------------------------------------------------------------------------
 
 @functools.lru_cache(maxsize=4)                                          # all layers ask for the same
-def boundaries(lengths, l):
-    """True lengths (b,) -> where sequences begin and end in b l positions, int32 (2 b + 1,). A sequence's padding is a
-    sequence of its own, so nothing is moved, and the host need not know how many positions are real."""
-    first = torch.arange(len(lengths), device=lengths.device) * l
-    return F.pad(torch.stack((first, first + lengths), 1).flatten(), (0, 1), value=len(lengths) * l).int()
+def boundaries(lengths, b, l, device):
+    """True lengths (b,), or None for l -> where sequences begin and end in b l positions, int32 (2 b + 1,). A
+    sequence's padding is a sequence of its own, so nothing is moved, and the host need not know how many positions are
+    real."""
+    first = torch.arange(b, device=device) * l
+    ends = torch.stack((first, first + true_lengths(lengths, b, l, device)), 1).flatten()
+    return F.pad(ends, (0, 1), value=b * l).int()
 
 
 def each_alone(q, k, v, bounds, longest, left, right):
@@ -40,10 +42,11 @@ def each_alone(q, k, v, bounds, longest, left, right):
 
 
 def packed_attention(function, q, k, v, lengths, left=-1, right=-1):
-    """(b, h, l, e) thrice, lengths (b,) -> (b, h, l, e), by a function like `each_alone`. What comes out past the true
-    length is finite and without meaning."""
+    """(b, h, l, e) thrice, lengths (b,) or None -> (b, h, l, e), by a function like `each_alone`. What comes out past
+    the true length is finite and without meaning."""
     b, _, l, _ = q.shape
-    y = function(*(x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)), boundaries(lengths, l), l, left, right)
+    bounds = boundaries(lengths, b, l, q.device)
+    y = function(*(x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)), bounds, l, left, right)
     return y.unflatten(0, (b, l)).transpose(1, 2)
 
 
@@ -54,6 +57,8 @@ def library(module, name):
                                                               window_size=(left, right))
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()                                       # whoever asks first
 def agrees(function, device, dtype):
     """Whether a function gives what `each_alone` does in float32, and its gradients, to what half precision bears."""
     lengths, draws = torch.tensor([80, 1, 33], device=device), torch.Generator().manual_seed(0)
@@ -90,10 +95,10 @@ def variable_length():
 
 def packed(q, k, v, lengths, left=-1, right=-1):
     """`packed_attention` where it can be had, else None. Compiled code has a mask instead."""
-    fits = q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0
+    e = q.shape[-1]
+    fits = q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and e % 8 == 0 and e <= 128          # on every GPU
     if not fits or torch.compiler.is_compiling() or variable_length()[1] is None:
         return None
-    lengths = true_lengths(lengths, len(q), q.shape[2], q.device)
     return packed_attention(variable_length()[1], q, k, v, lengths, left, right)
 
 
