@@ -264,7 +264,7 @@ class Run:
 
     SAVE_SECONDS = 600                         # between evaluations, a checkpoint at least this often
     EARLY = 1, 2, 5, 10, 20, 50                # steps after which a line is printed, if not in the log
-    positions = 8_192                          # of a part, about, so that small batches stay whole
+    positions = 4_096                          # of a part, about: results/speed.md; small batches stay whole
     told = None                                # the signal that asked this process to stop
     asked = None                               # what all processes were asked last, by `stops`
     current = None                             # that of this process, for `guarded` to log what ended it
@@ -357,7 +357,7 @@ class Run:
         args, self.model, self.optimizer, self.forward = self.args, model, optimizer, model
         # Each part makes its convolution kernels anew, and on a GPU launches as many operations: fewer parts there.
         convolves = any(hasattr(layer.mixer, "kernel") for layer in model.backbone.layers)
-        self.positions *= 2 if convolves or self.device.type == "cuda" else 1
+        self.positions *= 4 if convolves or self.device.type == "cuda" else 1
         self.state = dict(step=0, evaluated=0, best=-math.inf, best_step=0, seconds=0.0, loss_sum=0.0, loss_steps=0)
         if self.main:
             try:

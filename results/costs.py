@@ -149,7 +149,7 @@ def cost_on(task, model, batch):
     unequal, sequences = facts.channels is None or facts.ragged, batch * facts.documents
     whole = not unequal or sizes.get("norm") == "batch"
     length = facts.length if whole else MEAN_LENGTH.get(task, facts.length)
-    some = sequences if whole else min(sequences, max(1, 2 * Run.positions // length))
+    some = sequences if whole else min(sequences, max(1, 4 * Run.positions // length))
     one, two = (cost_of_step(c, n, length, unequal and whole) for n in (some, 2 * some))
     parts = sequences / some
     one.operations, one.flops = one.operations * math.ceil(parts), one.flops * parts

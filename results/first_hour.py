@@ -202,8 +202,8 @@ def steps(device):
     """A step of pretraining on sequences of the task's full length, with the recipe's batch, at most 32."""
     print("ms: forward, backward and AdamW. Computed: by results/costs.py, for an H100 SXM. GB: the most that was "
           "allocated, and what costs.py says is kept. error: of compiled outputs, the largest, beside uncompiled ones."
-          "\n\n| task | model | batch | ms | ms computed | of launches | GB | GB computed | compiled, ms | first step, s "
-          "| error |\n|---|---|---|---|---|---|---|---|---|---|---|")
+          "\n\n| task | model | batch | ms | ms computed | of launches | GB | GB computed | compiled, ms | first step, "
+          "s | error |\n|---|---|---|---|---|---|---|---|---|---|---|")
     for task, model in PAIRS if device.type == "cuda" else SMALL:
         length, batch = TASKS[task].length, min(32, stages(task, model)["pretrain"][0])
         c = config(arch(task, model), argparse.Namespace(length=length, vocab=256, channels=None))

@@ -1,4 +1,5 @@
 """What a GPU would run, as far as it can be seen without one."""
+import importlib.util
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 import costs
 import first_hour
 import kernels
-from conftest import ROOT
+from conftest import ROOT, alike
 from costs import without_values
 from data import TASKS
 from kernels import attention
@@ -113,6 +114,8 @@ def test_attention_of_pathx_is_what_flash_needs(model, causal, monkeypatch):
 
 def fake_gpu():
     """Whether tensors without values can be on a GPU that is not there: a CUDA build of a newer torch."""
+    if not importlib.util.find_spec("torch.nn.attention.varlen"):
+        return False                                       # an older torch asks the driver
     try:
         with without_values():
             return torch.version.cuda and (torch.zeros(2, 2, device="cuda") @ torch.zeros(2, 2, device="cuda")).is_cuda
@@ -171,7 +174,9 @@ def test_the_page_of_costs_shows_what_is_computed(block, first, task, model, sta
     batch, steps = costs.stages(task, model)[stage]
     costs.row(*([model] if first == 1 else [task, model, stage]), task=task, model=model, batch=batch, steps=steps)
     page = (ROOT / "results" / "costs.md").read_text()
-    assert capsys.readouterr().out in page.split(f"<!-- {block}:begin -->")[1].split(f"<!-- {block}:end -->")[0]
+    shown = page.split(f"<!-- {block}:begin -->")[1].split(f"<!-- {block}:end -->")[0].splitlines()
+    found = capsys.readouterr().out.strip()
+    assert any(alike(found, line) for line in shown)
 
 
 def test_parts_of_like_length_cost_their_mean_and_memory_of_one():
