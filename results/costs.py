@@ -187,14 +187,14 @@ def run_without_values(model, *inputs, optimizer=None):
     return sum(s.nbytes() for s in saved.values()), cost
 
 
-def print_models(task, length):
+def print_models(task, length, only):
     """One line for each model, in the sizes that it has on a task: of a sequence."""
     outside = SimpleNamespace(length=length, vocab=256, channels=None)
     print(f"Sizes as on {task}; a batch of one sequence of {length:,} symbols. Kept: by autograd for the backward "
           "pass, float32.\n")
     print("| model | parameters of mixers | other parameters | MiB kept | MFLOPs per position |\n|---|---|---|---|---|")
     for model in MODELS:
-        if (sizes := arch(task, model)) is not None:
+        if only in (None, model) and (sizes := arch(task, model)) is not None:
             try:
                 mixers, rest, memory, flops = describe(config(sizes, outside, causal="pythia" in model))
                 print(f"| {model} | {mixers:,} | {rest:,} | {memory / 2**20:,.1f} | {flops / 1e6:,.2f} |")
@@ -257,17 +257,19 @@ def main(argv=None):
                         help="of the sequence, default: 1024")
     parser.add_argument("--cost", type=between(int, 0, 2**31), nargs="?", const=0, metavar="BATCH",
                         help="of a training step at the task's own length instead; default batch: the recipe's")
-    parser.add_argument("--model", choices=MODELS, metavar="MODEL", help="with --cost: this one alone")
+    parser.add_argument("--model", choices=MODELS, metavar="MODEL", help="this one alone")
     parser.add_argument("--hours", action="store_true", help="table 2's rotary Transformer and S4, every stage")
     args = parser.parse_args(argv)
     if args.task not in TASKS:
         raise UserError(f"no task {args.task!r}; one of: {' '.join(TASKS)}")
+    if args.cost is not None and "pythia" in (args.model or ""):
+        raise UserError(f"{args.model} is not pretrained here, so it has no step of pretraining")
     if args.hours:
         print_hours()
     elif args.cost is not None:
         print_steps(args.task, args.cost, args.model)
     else:
-        print_models(args.task, args.length)
+        print_models(args.task, args.length, args.model)
 
 
 if __name__ == "__main__":

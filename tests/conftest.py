@@ -25,8 +25,13 @@ import zoo  # noqa: E402, F401, all of MODELS
 torch.set_num_threads(1)
 
 
-def alike(one, other):
-    """Whether two lines are the same, their numbers within 5 %: versions of torch differ by some operations."""
+OLD = torch.__version__.startswith("2.8.")            # counts some operations more, and keeps a third less for Reformer
+
+
+def same_line(one, other):
+    """Whether two lines are the same; with an old torch, their numbers within 5 %."""
+    if not OLD:
+        return one == other
     number = r"\d[\d,]*\.?\d*"
     ours, its = ([float(n.replace(",", "")) for n in re.findall(number, line)] for line in (one, other))
     return re.sub(number, "#", one) == re.sub(number, "#", other) and all(

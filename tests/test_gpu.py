@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import costs
 import first_hour
 import kernels
-from conftest import ROOT, alike
+from conftest import ROOT, same_line
 from costs import without_values
 from data import TASKS
 from kernels import attention
@@ -176,7 +176,7 @@ def test_the_page_of_costs_shows_what_is_computed(block, first, task, model, sta
     page = (ROOT / "results" / "costs.md").read_text()
     shown = page.split(f"<!-- {block}:begin -->")[1].split(f"<!-- {block}:end -->")[0].splitlines()
     found = capsys.readouterr().out.strip()
-    assert any(alike(found, line) for line in shown)
+    assert any(same_line(found, line) for line in shown)
 
 
 def test_parts_of_like_length_cost_their_mean_and_memory_of_one():
