@@ -265,6 +265,7 @@ class Run:
     SAVE_SECONDS = 600                         # between evaluations, a checkpoint at least this often
     EARLY = 1, 2, 5, 10, 20, 50                # steps after which a line is printed, if not in the log
     positions = 4_096                          # of a part, about: results/speed.md; small batches stay whole
+    COSTLY = 4                                 # times as many where each part costs something of its own, see `start`
     told = None                                # the signal that asked this process to stop
     asked = None                               # what all processes were asked last, by `stops`
     current = None                             # that of this process, for `guarded` to log what ended it
@@ -357,7 +358,7 @@ class Run:
         args, self.model, self.optimizer, self.forward = self.args, model, optimizer, model
         # Each part makes its convolution kernels anew, and on a GPU launches as many operations: fewer parts there.
         convolves = any(hasattr(layer.mixer, "kernel") for layer in model.backbone.layers)
-        self.positions *= 4 if convolves or self.device.type == "cuda" else 1
+        self.positions *= self.COSTLY if convolves or self.device.type == "cuda" else 1
         self.state = dict(step=0, evaluated=0, best=-math.inf, best_step=0, seconds=0.0, loss_sum=0.0, loss_steps=0)
         if self.main:
             try:
@@ -541,8 +542,8 @@ class Run:
 
     def stepped(self, step):
         """After the optimiser's step: the model's own `after_step()`, if it has one (an averaged teacher, say); every
-        --log-every steps a log line and, if the last is ten minutes old, last.pt. Nothing is read from the device at
-        other times."""
+        --log-every steps a log line and, if the last is ten minutes old, last.pt; first a few lines that are only
+        printed. Nothing is read from the device at other times."""
         getattr(self.model, "after_step", lambda: None)()
         state, groups = self.state, self.optimizer.param_groups
         norm = torch.nn.utils.get_total_norm([p.grad for g in groups for p in g["params"] if p.grad is not None])
@@ -591,12 +592,12 @@ class Run:
         """Where a run takes days: what ends today."""
         left, task, model = self.left(step, pace), self.args.task, self.args.model
         if left.days:
-            ends = [f"--steps {int(self.steps * (datetime.timedelta(hours=12) / left))}"]
-            if self.args.start != "spt":       # whose task is that of --init
-                ends.append(f"--task {f'{self.family}_demo' if f'{self.family}_demo' in TASKS else 'pathfinder_demo'}")
+            steps = int(self.steps * (datetime.timedelta(hours=12) / left))
+            demo = f"{self.family}_demo" if f"{self.family}_demo" in TASKS else "pathfinder_demo"
+            other = f", or --task {demo}" if self.args.start != "spt" else ""            # its task is that of --init
             gpu = f". Hours of a GPU: python results/costs.py {task} --cost --model {model}" if task in TASKS else ""
             self.say(f"  note: about {left / datetime.timedelta(days=1):.1f} days on this machine. What ends today: "
-                     f"{', or '.join(ends)}{gpu}")
+                     f"--steps {steps}{other}{gpu}")
 
     # ---- preemption: a machine that is taken away says so first ------------------------------------------------------
 

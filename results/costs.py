@@ -28,7 +28,7 @@ from data import TASKS, Parser, UserError
 from models import MODELS, Backbone, Denoiser, SizeError, config, count, make_optimizer
 from recipes import arch, recipe_line
 from run import Run, between, guarded
-from zoo.gpu_attention import near_attention
+from zoo.gpu_attention import many_blocks, near_attention
 
 # What its maker says of the GPU that costs are computed for: bytes, bytes a second, and operations a second of matrix
 # products, in bfloat16 and in float32. launch: seconds from one operation to the next on the CPU, usual for PyTorch.
@@ -114,7 +114,7 @@ def as_on_a_gpu():
     """Attention in many blocks is one call there, and one for each block on a CPU."""
     usual = kernels.faster
     kernels.faster = lambda q, k, v, causal, block, lengths: (
-        near_attention(q, k, v, block, None, causal, lengths) if block and q.shape[2] > 8 * block else None)
+        near_attention(q, k, v, block, None, causal, lengths) if many_blocks(q.shape[2], block) else None)
     try:
         yield
     finally:
@@ -149,7 +149,7 @@ def cost_on(task, model, batch):
     unequal, sequences = facts.channels is None or facts.ragged, batch * facts.documents
     whole = not unequal or sizes.get("norm") == "batch"
     length = facts.length if whole else MEAN_LENGTH.get(task, facts.length)
-    some = sequences if whole else min(sequences, max(1, 4 * Run.positions // length))
+    some = sequences if whole else min(sequences, max(1, Run.COSTLY * Run.positions // length))
     one, two = (cost_of_step(c, n, length, unequal and whole) for n in (some, 2 * some))
     parts = sequences / some
     one.operations, one.flops = one.operations * math.ceil(parts), one.flops * parts

@@ -128,11 +128,16 @@ def near_attention(q, k, v, size, reach=None, causal=False, lengths=None):
     return y.unflatten(0, (b, n)).transpose(1, 2).flatten(2, 3)[:, :, :l]                # (b, h, l, e)
 
 
+def many_blocks(l, block):
+    """Whether a length has many blocks. PathX has 4."""
+    return block is not None and l > 8 * block
+
+
 def faster(q, k, v, causal, block, lengths):
     """`kernels.attention` by one of these, or None. On a CPU a call per block is faster; in compiled code each number
     of blocks would be compiled anew."""
     l = q.shape[2]
-    if block is not None and l > 8 * block and (q.is_cuda or torch.compiler.is_compiling()):             # PathX has 4
+    if many_blocks(l, block) and (q.is_cuda or torch.compiler.is_compiling()):
         return near_attention(q, k, v, block, None, causal, lengths)
     if lengths is not None and not causal and (block is None or block >= l):
         return packed(q, k, v, lengths)
