@@ -203,6 +203,20 @@ text256         s4              1 1e-2
 """
 
 
+# Question 10. passes: of both stages at a budget of 1. tried: rates on the labels, of which trials chose (question 12)
+# one for scratch and one for spt, each for budgets below 1, for 1 and 2, and for 4 and more. share: of the passes, that
+# pretraining takes where the budget varies.
+CURVE = """
+task            model       pool passes tried                scratch            spt                share
+pathfinder_demo transformer mean   2700 0.0003/0.001/0.003   0.001/0.001/0.001  0.001/0.001/0.001   0.5
+pathfinder_demo transformer max    2700 0.0003/0.001/0.003   0.001/0.001/0.001  0.001/0.001/0.001   0.5
+pathfinder_demo s4          mean   1900 0.003/0.01/0.03      0.01/0.01/0.01     0.01/0.01/0.01      0.5
+text256         s4          max    6000 0.0013/0.004/0.01    0.004/0.004/0.004  0.004/0.004/0.004   0.5
+text256         rotary      max    6000 0.0003/0.001/0.003   0.001/0.001/0.001  0.001/0.001/0.001   0.5
+"""
+BUDGETS, SHARES = (0.25, 0.5, 1, 2, 4), (0.1, 0.25, 0.5, 0.75)
+
+
 def settled(row):
     """A row of a question with what its arms share: evaluations, joint training's weight and rate, the rate of S4 on
     text_demo. Runs of `architectures`, called rated, stay as they are."""
@@ -245,6 +259,55 @@ def fraction(share, rates=""):
 
 def length(steps):
     return scratch(f"s{steps}", f"--steps {steps} --eval-every {steps // 10}")
+
+
+def alone(curve, budget, rate, word="", more=""):
+    """A model of CURVE from scratch with this budget; evaluated after each tenth, as in each stage of `after`."""
+    n = round(int(curve["passes"]) * budget)
+    return scratch(f"b{budget:g}-lr{rate:g}{word}", f"--steps {n} --eval-every {n // 10} --lr {rate}{more}")
+
+
+def after(curve, budget, share, rate, more=""):
+    """The same with a share of the budget for pretraining, which all rates on the labels share."""
+    first = round(int(curve["passes"]) * budget * share)
+    n, word = round(int(curve["passes"]) * budget) - first, f"b{budget:g}-share{share:g}"
+    return spt(f"{word}-lr{rate:g}", f"--steps {first} --eval-every {first // 10}",
+               f"--steps {n} --eval-every {n // 10} --lr {rate}{more}", of=word)
+
+
+def chosen(curve, start, budget):
+    """The rate that trials chose."""
+    return float(curve[start].split("/")[0 if budget < 1 else 1 if budget < 4 else 2])
+
+
+def of_curve(curve, some):
+    """Rows of question 10 for a line of CURVE, or with its trials. some(curve, flag of pooling) -> arms."""
+    usual = "max" if curve["task"] == "text256" else "mean"
+    other = curve["pool"] != usual
+    return rows(curve["task"], curve["model"], some(curve, f" --pool {curve['pool']}" if other else ""),
+                curve["pool"] if other else "")
+
+
+def budgets(curve, pool):
+    """From scratch and after SPT with each budget, then each share of pretraining at a budget of 1."""
+    share = float(curve["share"])
+    return [*(alone(curve, b, chosen(curve, "scratch", b), more=pool) for b in BUDGETS),
+            *(after(curve, b, share, chosen(curve, "spt", b), pool) for b in BUDGETS),
+            *(after(curve, 1, s, chosen(curve, "spt", 1), pool) for s in SHARES if s != share)]
+
+
+def tried(curve, pool):
+    """Three rates from scratch and three after SPT, at three budgets."""
+    rates = [float(rate) for rate in curve["tried"].split("/")]
+    return [arm for b in (0.25, 1, 4) for arm in (*(alone(curve, b, rate, more=pool) for rate in rates),
+                                                  *(after(curve, b, 0.5, rate, pool) for rate in rates))]
+
+
+def regularised(curve, pool):
+    """From scratch at four times the passes, where S4 overfits on text."""
+    rate = chosen(curve, "scratch", 4)
+    return [alone(curve, 4, rate, f"-{word}", f"{pool} {flags}") for word, flags in (
+        ("dropout0.1", "--arch dropout=0.1"), ("dropout0.2", "--arch dropout=0.2"), ("wd0.1", "--wd 0.1"))]
 
 
 def pretrainings(rates, flags=""):
@@ -300,17 +363,18 @@ def questions():
              spt("lr0.01", f"{small} 4", f"--lr 1e-2 {short}", of="100k")]
     long = [scratch("", "--lr 3e-3 --steps 7600 --eval-every 760"),
             spt("", "--lr 3e-3 --steps 4000", "--lr 3e-3 --steps 3600 --eval-every 360")]
+    curve = read_table(CURVE)
     found = {
-        0: ("Trials by which settings were chosen: validation accuracy, seed 0", 1, of_trials(path, text)),
-        1: ("SPT, joint training or scratch at equal passes?", 3, [
+        0: ("Trials by which settings were chosen: validation accuracy, seed 0", range(1), of_trials(path, text)),
+        1: ("SPT, joint training or scratch at equal passes?", range(3), [
             rows("text256", "rotary linear s4", three), rows(path, "transformer s4", three),
             rows(path, "s4", [scratch("s900", "--steps 900 --eval-every 90")])]),
-        2: ("Few labels: what does SPT gain with 1, 5, 25 and 100 % of them?", 3, [
+        2: ("Few labels: what does SPT gain with 1, 5, 25 and 100 % of them?", range(3), [
             *(rows(text, model, few(share) if share else three, share and f"l{share}")
               for model in ("rotary", "s4") for share in (0.01, 0.05, 0.25, "")),
             *(rows(text, model, fraction(share), f"f{share}")
               for model in ("rotary", "s4") for share in (0.05, 0.25))]),
-        3: ("Does SPT make the initialisation redundant?", 3, [
+        3: ("Does SPT make the initialisation redundant?", range(3), [
             rows(path, "s4 s4d", both()), rows(path, "s4d", both("", "--arch dt_max=0.01"), "short"),
             rows(path, "dfout dlr s4_rand dlr_rand", slow, "lr0.003"),
             rows(path, "s4_rand dlr_rand", long, "lr0.003-long"),
@@ -318,36 +382,41 @@ def questions():
             rows(text, "s4d", rated("9e-3", "9e-3", "9e-3", "", "--arch dt_max=0.01"), "rated-short"),
             rows(text, "dfout", fast, "rated"), rows(text, "dlr s4_rand", rated("9e-3", "9e-3", "3e-3"), "rated"),
             rows(text, "dlr_rand", fast, "rated")]),
-        4: ("Luck: how many of ten seeds leave chance?", 10, [
+        4: ("Luck: how many of ten seeds leave chance?", range(10), [
             rows(path, "transformer rotary", three),
             rows(path, "transformer", [scratch("", "--pool max"), spt("", "", "--pool max", of=""),
                                        joint("", "--pool max")], "max"),
             rows(path, "transformer", [joint("w0.1", "--lr 0.003 --joint 0.1")], "lr0.003")]),
-        5: ("How much pretraining, and on how much?", 5, [
+        5: ("How much pretraining, and on how much?", range(5), [
             rows(path, "transformer", [length(1400), *(
                 spt(f"p{n}", f"--steps {n}") for n in (175, 350, 700, 1400, 2800)), scratch(), length(4200)]),
             rows(path, "transformer", [scratch("n0.125", eighth), *(
                 spt(f"n{share}", f"--train-fraction {share}", eighth) for share in (0.125, 0.25, 0.5, 1))]),
             rows(path, "transformer", [*(
                 scratch(f"n{share}", f"--train-fraction {share}") for share in (0.125, 0.25, 0.5)), scratch()])]),
-        6: ("What to hide?", 3, [
+        6: ("What to hide?", range(3), [
             rows(path, "transformer", [spt(), spt("m0.15", "--mask 0.15"), spt("m0.5", "--mask 0.5"),
                                        *hide("runs3 runs10 patches rows")]),
             rows(path, "transformer", [spt(*rate10), *hide("runs3 runs10 patches rows", *rate10)]),
             rows(path, "transformer", [spt("p2800", "--steps 2800"), *hide("runs3 patches", "p2800", "--steps 2800")]),
             rows(text, "rotary", [spt(), spt("m0.15", "--mask 0.15"), spt("m0.5", "--mask 0.5"),
                                   *hide("runs3 runs10")])]),
-        7: ("Masked or causal?", 3, [
+        7: ("Masked or causal?", range(3), [
             row for model in ("rotary", "s4") for row in (
                 rows(text, model, both()), rows(text, model, both("", "--objective causal"), "causal"))]),
-        8: ("Where does the gain sit?", 5, [
+        8: ("Where does the gain sit?", range(5), [
             row for task, model, steps, kinds in ((text, "rotary", 700, "qk v mixers others"),
                                                   (text, "s4", 700, "A BC mixers others"),
                                                   (path, "transformer", 1400, "qk v mixers others"))
             for row in (rows(task, model, [length(steps), spt(), *take(kinds)]),
                         rows(task, model, [length(steps), *take(kinds, " --rewind")]))]),
-        9: ("One real row as far as a CPU carries it: Image, S4 with 100k parameters", 1, [
-            rows("image", "s4", image, "100k")])}
+        9: ("One real row as far as a CPU carries it: Image, S4 with 100k parameters", range(1), [
+            rows("image", "s4", image, "100k")]),
+        10: ("Does the gain last with more passes, and which share of them should pretraining have?", range(5), [
+            of_curve(line, budgets) for line in curve]),
+        12: ("Trials of 10: validation accuracy, seeds that no table has", range(100, 101), [
+            *(of_curve(line, tried) for line in curve),
+            *(of_curve(line, regularised) for line in curve if (line["task"], line["model"]) == ("text256", "s4"))])}
     return {number: Question(title, seeds, [settled(row) for some in entry for row in some])
             for number, (title, seeds, entry) in found.items()}
 

@@ -172,13 +172,13 @@ def plan(args):
     """The rows that a target trains, its seeds, and the folder of its runs."""
     target, models = args.target, " ".join(args.models or ())
     papers, questions = experiments.paper(), experiments.questions()
-    number = int(target[8:]) if re.fullmatch(r"findings\d", target) else None
+    number = int(target[8:]) if re.fullmatch(r"findings\d+", target) else None
     if target not in (*experiments.DEMOS, "own", "sweep", *papers) and number not in questions:
         raise UserError(f"no target '{target}'; there is: {' '.join(experiments.DEMOS)} own sweep findings0 .. "
                         f"findings{max(questions)} {' '.join(papers)}")
     if args.preset not in ("paper", "mini"):
         raise UserError(f"no preset '{args.preset}'; there is: paper mini")
-    seeds = args.seeds or [*map(str, range(questions[number].seeds if number is not None else 3))]
+    seeds = args.seeds or [*map(str, questions[number].seeds if number is not None else range(3))]
     if target in ("own", "sweep"):
         if not args.tasks or target == "sweep" and not models:
             raise UserError("own wants --tasks file:PATH or --tasks ucr:NAME" if target == "own" else
