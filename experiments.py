@@ -215,6 +215,12 @@ text256         s4          max    6000 0.0013/0.004/0.01    0.004/0.004/0.004  
 text256         rotary      max    6000 0.0003/0.001/0.003   0.001/0.001/0.001  0.001/0.001/0.001   0.5
 """
 BUDGETS, SHARES = (0.25, 0.5, 1, 2, 4), (0.1, 0.25, 0.5, 0.75)
+# Question 11: other exits from a plateau, with the rate that trials chose for each at a budget of 1.
+EXITS = """
+task            model       mimetic near  repeat listops shuffled
+pathfinder_demo transformer 0.001   0.001 0.001  0.001   0.001
+text256         rotary      0.001   0.001 0.001  0.001   0.001
+"""
 
 
 def settled(row):
@@ -267,11 +273,12 @@ def alone(curve, budget, rate, word="", more=""):
     return scratch(f"b{budget:g}-lr{rate:g}{word}", f"--steps {n} --eval-every {n // 10} --lr {rate}{more}")
 
 
-def after(curve, budget, share, rate, more=""):
-    """The same with a share of the budget for pretraining, which all rates on the labels share."""
+def after(curve, budget, share, rate, more="", inputs=""):
+    """The same with a share of the budget for pretraining, which all rates on the labels share. inputs: what is
+    denoised in place of the task's own, by question11.patch."""
     first = round(int(curve["passes"]) * budget * share)
-    n, word = round(int(curve["passes"]) * budget) - first, f"b{budget:g}-share{share:g}"
-    return spt(f"{word}-lr{rate:g}", f"--steps {first} --eval-every {first // 10}",
+    n, word = round(int(curve["passes"]) * budget) - first, f"b{budget:g}-share{share:g}{inputs and '-'}{inputs}"
+    return spt(f"{word}-lr{rate:g}", f"--steps {first} --eval-every {first // 10}{inputs and ' --inputs '}{inputs}",
                f"--steps {n} --eval-every {n // 10} --lr {rate}{more}", of=word)
 
 
@@ -308,6 +315,30 @@ def regularised(curve, pool):
     rate = chosen(curve, "scratch", 4)
     return [alone(curve, 4, rate, f"-{word}", f"{pool} {flags}") for word, flags in (
         ("dropout0.1", "--arch dropout=0.1"), ("dropout0.2", "--arch dropout=0.2"), ("wd0.1", "--wd 0.1"))]
+
+
+def exits(curve, rates):
+    """The arms of question 11 with their own settings. rates: {exit: [rate]}."""
+    begin = dict(mimetic="--begin mimetic", near="--begin near", repeat="--repeat 0.125")
+    return [*(alone(curve, 1, rate, f"-{word}", f" {flags}") for word, flags in begin.items() for rate in rates[word]),
+            *(after(curve, 1, 0.5, rate, inputs=word) for word in ("listops", "shuffled") for rate in rates[word])]
+
+
+def of_exits(lines):
+    """Question 11's rows: scratch, SPT, what question 11 adds, joint training; then max pooling, where it is not the
+    rule. Its trials are those rows of `exits` with three rates each."""
+    found, trials = [], []
+    for line in read_table(EXITS):
+        some = [each for each in lines if (each["task"], each["model"]) == (line["task"], line["model"])]
+        own, known = some[0], {word: [float(line[word])] for word in line if word not in ("task", "model")}
+        found.append(Row(line["task"], line["model"], [
+            alone(own, 1, chosen(own, "scratch", 1)), after(own, 1, float(own["share"]), chosen(own, "spt", 1)),
+            *exits(own, known), joint("", "")], ""))
+        found += [row for other in some[1:] for row in of_curve(other, lambda curve, pool: [
+            alone(curve, 1, chosen(curve, "scratch", 1), more=pool)])]
+        three = [float(rate) for rate in own["tried"].split("/")]
+        trials.append(Row(line["task"], line["model"], exits(own, dict.fromkeys(known, three)), ""))
+    return found, trials
 
 
 def pretrainings(rates, flags=""):
@@ -364,6 +395,7 @@ def questions():
     long = [scratch("", "--lr 3e-3 --steps 7600 --eval-every 760"),
             spt("", "--lr 3e-3 --steps 4000", "--lr 3e-3 --steps 3600 --eval-every 360")]
     curve = read_table(CURVE)
+    ways_out, their_trials = of_exits(curve)
     found = {
         0: ("Trials by which settings were chosen: validation accuracy, seed 0", range(1), of_trials(path, text)),
         1: ("SPT, joint training or scratch at equal passes?", range(3), [
@@ -414,8 +446,9 @@ def questions():
             rows("image", "s4", image, "100k")]),
         10: ("Does the gain last with more passes, and which share of them should pretraining have?", range(5), [
             of_curve(line, budgets) for line in curve]),
-        12: ("Trials of 10: validation accuracy, seeds that no table has", range(100, 101), [
-            *(of_curve(line, tried) for line in curve),
+        11: ("Is it a prior, or any exit from a plateau?", range(5), [ways_out]),
+        12: ("Trials of 10 and 11: validation accuracy, seeds that no table has", range(100, 101), [
+            *(of_curve(line, tried) for line in curve), their_trials,
             *(of_curve(line, regularised) for line in curve if (line["task"], line["model"]) == ("text256", "s4"))])}
     return {number: Question(title, seeds, [settled(row) for some in entry for row in some])
             for number, (title, seeds, entry) in found.items()}
@@ -495,7 +528,7 @@ def given(text):
 
 # What one command trains. first: the same of its pretraining.
 Trained = namedtuple("Trained", "task model word start flags first", defaults=(None,))
-FORKED = "--hide", "--take", "--rewind"                          # flags of the patches in results/findings
+FORKED = "--hide", "--take", "--rewind", "--begin", "--repeat", "--inputs"      # flags of patches in results/findings
 
 
 def trained(row):
