@@ -208,7 +208,7 @@ text256         s4              1 1e-2
 # pretraining takes where the budget varies.
 CURVE = """
 task            model       pool passes tried                scratch            spt                share
-pathfinder_demo transformer mean   2700 0.0003/0.001/0.003   0.001/0.001/0.001  0.001/0.001/0.001   0.5
+pathfinder_demo transformer mean   2700 0.0003/0.001/0.003   0.001/0.003/0.001  0.001/0.001/0.001   0.5
 pathfinder_demo transformer max    2700 0.0003/0.001/0.003   0.001/0.001/0.001  0.001/0.001/0.001   0.5
 pathfinder_demo s4          mean   1900 0.003/0.01/0.03      0.01/0.01/0.01     0.01/0.01/0.01      0.5
 text256         s4          max    6000 0.0013/0.004/0.01    0.004/0.004/0.004  0.004/0.004/0.004   0.5
