@@ -313,9 +313,11 @@ def draw(make, path):
     plt.rcParams.update({"font.size": 8, "axes.titlesize": 8, "lines.linewidth": 1, "text.parse_math": False})
     figure, title = make(plt)
     entries = {label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels())}
-    figure.legend(entries.values(), entries.keys(), loc="lower center", ncols=5, frameon=False)
+    width, height = figure.get_size_inches()
+    columns = min(5, max(1, int(14 * width / (8 + max(map(len, entries), default=0)))))        # that fit beside each other
+    figure.legend(entries.values(), entries.keys(), loc="lower center", ncols=columns, frameon=False)
     figure.suptitle(title, fontsize=10)
-    figure.tight_layout(rect=(0, 0.07, 1, 0.98))
+    figure.tight_layout(rect=(0, (0.15 + 0.18 * -(-len(entries) // columns)) / height, 1, 0.98))
     write(path, lambda file: figure.savefig(file, format=path.suffix[1:].lower(), dpi=150))
     plt.close(figure)
 

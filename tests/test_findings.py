@@ -1,5 +1,6 @@
 """results/findings.md: each question's runs have a command, the patches of questions 6 and 8 do what they say, tables
 and verdicts are right."""
+import itertools
 import re
 import shutil
 import subprocess
@@ -8,11 +9,12 @@ import sys
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from compare import markdown, read_runs
 from conftest import ROOT
 from data import UserError
-from experiments import JOINT, questions, record, trained
+from experiments import CURVE, JOINT, chosen, questions, record, trained
 from recipes import read_table
 from test_analyze import finetuned, put
 from test_readme import run
@@ -141,7 +143,8 @@ def bed(root, model, scratch, spt, joint):
     row = next(row for row in questions()[1].rows if (row.task, row.model) == ("pathfinder_demo", model))
     for made, arm, steps in zip(trained(row), (scratch, spt, joint), (2700, 1400, 1350)):
         for seed, score in arm.items():
-            shared, name = record(made) | {"steps": steps, "seconds": 60}, f"pathfinder_demo-{model}-{{}}-s{seed}"
+            shared = record(made) | {"steps": steps, "seconds": 60, "test_examples": 2000, "val_accuracy": .5}
+            name = f"pathfinder_demo-{model}-{{}}-s{seed}"
             init = "somewhere/" + name.format("pretrain") if made.first else None
             finetuned(root, name.format(made.start), score, seed, **shared, init=init)
             if init:
@@ -149,31 +152,89 @@ def bed(root, model, scratch, spt, joint):
                 put(root, name.format("pretrain"), seed=seed, steps=1300, **first, seconds=120, val_score=0.8)
 
 
+def test_a_difference_by_hand(tmp_path):
+    """Means of all seeds that an arm has; one scatter for arms that scatter alike; paired where seeds are the same;
+    both intervals hold the error of a test set of 2,000."""
+    bed(tmp_path, "transformer", {0: .50, 1: .52, 2: .51}, {0: .70, 1: .71, 2: .74, 3: .72}, {0: .60, 1: .61, 2: .63})
+    found = tables.by_name(read_runs(tmp_path))
+    arms = {("pathfinder_demo-transformer", start): found[f"pathfinder_demo-transformer-{start}"]
+            for start in ("scratch", "spt", "joint")}
+    sure, said = tables.scatter(arms)
+    scratch, spt, joint = arms
+    seeds = [np.array([*tables.scores(arm).values()]) for arm in arms.values()]
+    variance, freedom = sum(((x - x.mean()) ** 2).sum() for x in seeds) / 7, 7
+    assert sure[spt] == pytest.approx((variance, freedom)) and "7 degrees of freedom" in said[0]
+    mean, half, paired = tables.change(arms, spt, scratch, sure)
+    test = 1.96 * 100 * np.sqrt((.7175 * .2825 + .51 * .49) / 2000)
+    assert (mean, paired) == (pytest.approx(71.75 - 51), None)
+    assert half == pytest.approx(np.hypot(stats.t.ppf(.975, 7) * np.sqrt(variance / 4 + variance / 3), test), rel=1e-3)
+    mean, half, paired = tables.change(arms, joint, scratch, sure)
+    test = 1.96 * 100 * np.sqrt((.6133 * .3867 + .51 * .49) / 2000)
+    assert paired == pytest.approx(np.hypot(stats.t.ppf(.975, 2) * stats.sem([10, 9, 12]), test), rel=1e-3)
+
+
 def test_tables_and_verdicts_by_hand(tmp_path):
-    """A row has the seeds that all its arms have; gains are paired; passes and minutes are those of both stages; a
-    claim is what its intervals say."""
+    """Every cell has the seeds that its arm has; passes and minutes are those of both stages; what costs nothing stands
+    first; a claim is what its intervals say."""
     bed(tmp_path, "transformer", {0: .50, 1: .51}, {0: .70, 1: .712, 2: .9}, {0: .60, 1: .50})
     bed(tmp_path, "s4", {0: .80, 1: .81}, {0: .78, 1: .80}, {})
     found = tables.by_name(read_runs(tmp_path))
     rows = {line.split(" | ")[0]: line for line in tables.finding(1, found).splitlines()}
     row = rows["| `pathfinder_demo-transformer`"]
-    assert "| 50.5 ± 0.7<br>2,700 passes, 1.0 min |" in row and "<br>+4.5 [-65.4, +74.4] (2)<br>2,700" in row
-    assert "| 70.6 ± 0.8<br>+20.1 [+18.8, +21.4] (2)<br>hidden: 80.0 ± 0.0<br>2,700 passes, 3.0 min |" in row
-    assert row.endswith("| +15.6 [-55.6, +86.8] (2) |") and rows["| `text256-s4`"].count("–") == 4
-    assert "| 0 of 2 above 55<br>50.5 ± 0.7<br>" in tables.finding(4, found)
-    lines = {line[:5]: line for line in markdown(*tables.verdicts(found)).splitlines()}
-    assert ("transformer: +20.1 [+18.8, +21.4] (2)<br>pathfinder_demo transformer max: –<br>"
-            "pathfinder_demo rotary: –<br>text256 s4: –<br>"
-            "pathfinder_demo s4: -1.5 [-7.9, +4.9] (2)") in lines["| 6 |"]
-    missing = ("| confirmed: pathfinder_demo transformer<br>"
-               "not run: text256 rotary, text256 linear, "
+    assert "| 50.5 ± 0.7 (2)<br>2,700 passes, 1.0 min |" in row and "| 77.1 ± 11.2 (3)<br>+26.6 [" in row
+    assert "<br>hidden: 80.0 ± 0.0<br>2,700 passes, 3.0 min |" in row and rows["| `text256-s4`"].count("–") == 4
+    assert rows["| *Pathfinder: one answer for all*"].startswith("| *Pathfinder: one answer for all* | 48.9 |")
+    assert "| 0 of 2 above 55<br>50.5 ± 0.7 (2)<br>" in tables.finding(4, found)
+    head, lines, text = tables.verdicts(found)
+    lines = {line[:5]: line for line in markdown(head, lines).splitlines()}
+    assert "transformer: +20.1 [" in lines["| 6 |"]
+    assert "pathfinder_demo rotary: –<br>text256 s4: –<br>" in lines["| 6 |"]
+    missing = ("| confirmed: pathfinder_demo transformer<br>not run: text256 rotary, text256 linear, "
                "pathfinder_demo transformer max, pathfinder_demo rotary")
     assert f"{missing}, text256 s4<br>undecided: pathfinder_demo s4 |" in lines["| 6 |"]
-    assert f"{missing} |" in lines["| 1 |"]
-    assert "transformer: +21.6 [+16.5, +26.7] (2)" in lines["| 1 |"]
+    assert f"{missing} |" in lines["| 1 |"] and "transformer: +21.6 [" in lines["| 1 |"]
     assert "transformer: +20.1 [" in lines["| 3 |"]                   # what S4 loses does not count
-    assert [tables.decide({0: 3.0, 1: 3.2}, bound) for bound in ("above 0", "within 2")] == ["confirmed", "undecided"]
-    assert [tables.decide({0: -3.0, 1: -3.01}, bound) for bound in ("above 0", "within 2")] == ["refuted", "refuted"]
+    assert text.startswith("Of 4 tests against 0, ")
+
+
+def test_a_verdict_is_where_the_interval_lies():
+    for values, bound, verdict in (
+            ((3.0, 3.2), "above 0", "confirmed"), ((3.0, 3.2), "within 2", "undecided"),
+            ((-3.0, -3.01), "above 0", "refuted"), ((-3.0, -3.01), "within 2", "refuted"),
+            ((0.1, 0.11), "within 2", "confirmed"), ((1, 9), "not 0", "undecided")):
+        assert tables.decide(tables.Measured(dict(enumerate(values)), 0), bound) == verdict
+    sure, unsure = (tables.Measured({0: a, 1: b}, 0) for a, b in ((3.0, 3.1), (-1, 3)))
+    assert tables.decide(sure._replace(asked=sure), "above 0") == "confirmed"
+    assert tables.decide(sure._replace(asked=unsure), "above 0") == "undecided"      # there is nothing to shrink
+    assert tables.decide(tables.Measured({0: 3.0, 1: 3.1}, 9), "above 0") == "undecided"      # another test set
+
+
+def test_many_tests():
+    """Holm's and Benjamini and Hochberg's corrections, by hand: .01, .02, .03, .04, .5 of five."""
+    chances = dict(zip("abcde", (.5, .01, .02, .03, .04)))
+    assert tables.survivors(chances) == ({"b"}, {*"bcde"})
+    assert tables.survivors(dict(zip("ab", (.01, .02)))) == ({"a", "b"}, {"a", "b"})
+    one = tables.Measured({0: 1.0, 1: 2.0, 2: 4.0}, 0)
+    assert tables.chance(one) == pytest.approx(stats.ttest_1samp([1, 2, 4], 0).pvalue)
+
+
+def test_the_rates_of_the_curve_are_the_best_of_their_trials():
+    """By validation, mean over the trials' seeds, of the kept runs of findings12."""
+    found = tables.by_name(read_runs(tables.KEPT))
+    checked = 0
+    for line in read_table(CURVE):
+        row = "-".join(filter(None, (line["task"], line["model"], "max" if line["pool"] == "max" and
+                                     line["task"] == "pathfinder_demo" else "")))
+        for start, budget in itertools.product(("scratch", "spt"), (0.25, 1, 4)):
+            share = "-share0.5" if start == "spt" else ""
+            trials = {float(rate): found.get(f"{row}-b{budget:g}{share}-lr{float(rate):g}-{start}", {})
+                      for rate in line["tried"].split("/")}
+            means = {rate: np.mean([run["val_accuracy"] for seed, run in runs.items() if seed >= 100])
+                     for rate, runs in trials.items() if any(seed >= 100 for seed in runs)}
+            if len(means) == 3:
+                checked += 1
+                assert means[chosen(line, start, budget)] == max(means.values()), (row, start, budget, means)
+    assert checked or not any("-b1-" in name for name in found)
 
 
 def test_joint_training_takes_the_best_of_its_trials():

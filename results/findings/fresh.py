@@ -4,8 +4,8 @@ seeds alike: their standard error of 1.1 points does not get smaller with more s
     python data.py --task pathfinder_demo --seed 1 --train 20 --val 20 --test 20000 --data-dir data/fresh
     python results/findings/fresh.py runs/findings
 
-Each finished run gets `fresh` in its result.json: accuracy, examples, and the generator's seed. 531 of the 20,000 images
-are among the training images as well; curves on so few pixels repeat.
+Each finished run gets `fresh` in its result.json: accuracy, examples, and the generator's seed. 531 of the 20,000
+images are among the training images as well: curves on so few pixels repeat.
 """
 import sys
 from pathlib import Path

@@ -13,115 +13,169 @@ import math
 import signal
 import statistics
 import sys
+from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
+from scipy.special import stdtr
 
-HERE = Path(__file__).resolve().parent
-ROOT, KEPT = HERE.parents[1], HERE / "runs.jsonl"
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from analyze import grid, half_lag, kernels_of, kernels_to_keep, line_to_keep
-from compare import (STARTS, dots, draw, evaluations, half_width_of, identity, markdown, mean_std, minus, provenance,
-                     read_runs, replace_block, signed, with_pretraining, write)
+import figures
+from arms import HERE, KEPT, ROOT, by_name, change, changed, curves, exits, layout, nothing, of_test, scatter, wider
+from analyze import half_lag, kernels_of, kernels_to_keep, line_to_keep
+from compare import (draw, half_width_of, markdown, mean_std, minus, provenance, read_log, read_runs, replace_block,
+                     scores, signed, write)
 from data import Parser, UserError
-from experiments import questions, record, trained
+from experiments import questions
 
+TRIALS = 0, 12                                                      # questions that show validation
 KERNEL_ROWS = ("text_demo-s4-rated", "pathfinder_demo-s4")         # whose kernels the last claim is about
 
 
-def layout(number):
-    """[(names of rows, names of columns)] of a question. A row and a column name the runs ROW-COLUMN-sSEED."""
-    found = []
-    for row in questions()[number].rows:
-        name = "-".join(filter(None, (row.task, row.model, row.word)))
-        columns = ["-".join(filter(None, (arm.word, arm.start))) for arm in row.arms]
-        if found and found[-1][1] == columns:                  # the same table goes on
-            found[-1][0].append(name)
-        else:
-            found.append(([name], columns))
-    return found
-
-
-def by_name(runs):
-    """{name without seed: {seed: run}}, of both stages. UserError for a run that is not what its entry says. Trials and
-    the runs that they led to share settings: here, and nowhere else, a name says which of them is meant."""
-    entries, found = {}, {}
-    for question in questions().values():
-        for run in (run for row in question.rows for run in trained(row)):
-            for each in filter(None, (run, run.first)):
-                name = "-".join(filter(None, (each.task, each.model, each.word, each.start)))
-                entries.setdefault(name, identity(record(each)))
-    for run in [*with_pretraining(runs), *(run for run in runs if "start" not in run)]:
-        name = run["run"].rsplit("-s", 1)[0]
-        if name in entries and identity(run) != entries[name]:
-            raise UserError(f"{run['run']} is not what experiments.py says: {identity(run)}, not {entries[name]}")
-        found.setdefault(name, {})[run["seed"]] = run
-    return found
-
+# ---- Tables ----------------------------------------------------------------------------------------------------------
 
 def finding(number, found):
-    """The tables of a question in Markdown. Gains are over the first column; a row has the seeds that all of its arms
-    have."""
-    parts, used, field = [], {}, "score" if number else "val_accuracy"
-    for rows, columns in layout(number):
-        lines = []
-        for row in rows:
-            arms = [found.get(f"{row}-{column}", {}) for column in columns]
-            made = [set(arm) for arm in arms if arm]
-            seeds = sorted(set.intersection(*made)) if made else []
-            arms = [{seed: arm[seed] for seed in seeds} if arm else {} for arm in arms]
-            every = [run for arm in arms for run in arm.values()]
-            used |= {run["run"]: run for run in [*every, *(run["first"] for run in every if run["init"])]}
-            scores = [{seed: run[field] * (1 if number else 100) for seed, run in arm.items()} for arm in arms]
-            lines.append([f"`{row}`", *(cell_of_arm(number, arm, score, scores[0]) if arm else "–"
-                                        for arm, score in zip(arms, scores))])
-            if columns[1:3] == ["spt", "joint"]:
-                lines[-1].append(signed(minus(scores[1], scores[2])))
-        extra = ["SPT - joint"] if columns[1:3] == ["spt", "joint"] else []
-        parts.append(markdown(["", *(f"`{column}`" for column in columns), *extra], lines))
-    command = f"`bash run_all.sh findings{number}`"
-    return "\n\n".join([*parts, f"{command}: {provenance(used.values())}." if used else command])
+    """The tables of a question in Markdown. Gains are over the first column, of all seeds that there are."""
+    used, said = [], []
+    if number in (10, 11):
+        parts = (of_curves if number == 10 else of_exits)(found, used)
+    else:
+        parts, there = [], set()                                 # beds of which the table says what costs nothing
+        for rows, columns in layout(number):
+            parts.append(table(number, rows, columns, found, there, said))
+            used += [run for row in rows for column in columns for run in found.get(f"{row}-{column}", {}).values()]
+    text = f"`bash run_all.sh findings{number}`"
+    if used:
+        text += f": {provenance([*used, *(run['first'] for run in used if run['init'])])}."
+    if said:
+        text += f" Pooled deviations: {'; '.join(dict.fromkeys(said))}."
+    return "\n\n".join([*parts, text])
 
 
-def cell_of_arm(number, arm, scores, first):
-    """Score, gain over the first column, percent of hidden symbols that pretraining predicted right, passes, minutes.
-    Question 9, whose image has samples and whose stages have different batches: epochs."""
+def table(number, rows, columns, found, there, said):
+    """Rows with the same arms."""
+    arms = {(row, column): found.get(f"{row}-{column}", {}) for row in rows for column in columns}
+    joint, lines = columns[1:3] == ["spt", "joint"], []
+    sure, more = scatter(arms)
+    if number not in TRIALS:
+        said += more
+        tasks = dict.fromkeys(row.split("-")[0] for row in rows)
+        lines += [[f"*{figures.BEDS[task]}: {name}*", f"{score:.1f}", *[""] * (len(columns) - 1 + joint)]
+                  for task in tasks if task not in there for name, score in nothing(task)]
+        there |= {*tasks}
+    for row in rows:
+        first, *others = mine = [(row, column) for column in columns]
+        gains = ["", *(changed(arms, key, first, sure) for key in others)]
+        lines.append([f"`{row}`", *(cell_of_arm(number, arms[key], gain) if arms[key] else "–"
+                                    for key, gain in zip(mine, gains))])
+        if joint:
+            lines[-1].append(changed(arms, *others[:2], sure))
+    return markdown(["", *(f"`{column}`" for column in columns), *["SPT - joint"] * joint], lines)
+
+
+def cell_of_arm(number, arm, gain):
+    """Score and number of seeds, gain over the first column, percent of hidden symbols that pretraining predicted
+    right, passes, minutes. Question 9, whose image has samples and whose stages have different batches: epochs."""
     runs = [*arm.values()]
-    text = [mean_std(scores)] + ([signed(minus(scores, first))] if number and scores is not first else [])
+    text = [f"{mean_std(scores(arm))} ({len(arm)})", "" if gain == "–" else gain]
+    if number in TRIALS:
+        text = [mean_std({seed: 100 * run["val_accuracy"] for seed, run in arm.items()})]
     if number == 4:                                            # two-valued: means say little
-        text.insert(0, f"{sum(score > 55 for score in scores.values())} of {len(scores)} above 55")
+        text.insert(0, f"{sum(run['score'] > 55 for run in runs)} of {len(runs)} above 55")
     if number != 9 and all(run["init"] for run in runs):
         text.append(f"hidden: {mean_std({seed: 100 * run['first']['val_score'] for seed, run in arm.items()})}")
     length = "/".join(f"{n:,}" for n in sorted({run["passes"] for run in runs})) + " passes"
     if number == 9:
         length = f"{runs[0]['first'].get('epochs', 0) + runs[0]['epochs']:.0f} epochs"
-    return "<br>".join([*text, f"{length}, {statistics.mean(run['minutes'] for run in runs):.1f} min"])
+    return "<br>".join([*filter(None, text), f"{length}, {statistics.mean(run['minutes'] for run in runs):.1f} min"])
 
 
-def verdicts(found):
-    """The paper's claims at this size: head and rows of a table, what was measured, and what its intervals say."""
-    def scores(name):
-        return {seed: run["score"] for seed, run in found.get(name, {}).items()}
+def of_curves(found, used):
+    """Question 10: for each model a line a budget, then the shares at a budget of 1."""
+    parts = []
+    for curve in curves(found):
+        arms, lines = curve.arms, []
+        sure, said = scatter(arms)
+        used += [run for arm in arms.values() for run in arm.values()]
+        for budget in sorted({budget for budget, _ in curve.at}):
+            alone, after = curve.at[budget, 0], curve.at[budget, curve.share]
+            lines.append([f"{budget:g}", f"{round(curve.passes * budget):,}", score_of(arms[alone]),
+                          score_of(arms[after]), changed(arms, after, alone, sure), hidden(arms[after])])
+        costs = [[f"*{what}*", "", f"{score:.1f}", "", "", ""] for what, score in nothing(curve.task)]
+        shares = sorted(share for budget, share in curve.at if budget == 1)
+        more = [changed(arms, curve.at[1, share], curve.at[1, 0], sure) for share in shares[1:]]
+        parts += [f"`{curve.name}`" + (f"; pooled deviation {said[0].split(': ')[1]}" if said else ""),
+                  markdown(["times today's passes", "passes", "from scratch", f"SPT, {100 * curve.share:g} % of them",
+                            "SPT - scratch", "hidden"], costs + lines),
+                  markdown(["share of pretraining", *(f"{100 * share:g} %" for share in shares)], [
+                      ["test accuracy", *(score_of(arms[curve.at[1, share]]) for share in shares)],
+                      ["over 0 %", "", *more]])]
+    return parts
+
+
+def of_exits(found, used):
+    """Question 11: for each bed a line an exit, and how much of SPT's gain it recovers."""
+    parts = []
+    for task, arms in exits(found).items():
+        arms = {(task, name): arm for name, arm in arms.items()}
+        sure, said = scatter(arms)
+        used += [run for arm in arms.values() for run in arm.values()]
+        lines = [[f"*{what}*", f"{score:.1f}", "", "", ""] for what, score in nothing(task)]
+        alone, own = (task, "from scratch"), (task, "SPT")
+        most = change(arms, own, alone, sure)[0] if arms[own] and arms[alone] else None
+        for key, arm in arms.items():
+            part = f"{100 * change(arms, key, alone, sure)[0] / most:.0f} %" if most and arm else "–"
+            beside = ["", ""] if key == alone else [changed(arms, key, alone, sure), part]
+            lines.append([key[1], score_of(arm), *beside, hidden(arm)])
+        parts += [figures.BEDS[task] + (f"; pooled deviation {said[0].split(': ')[1]}" if said else ""),
+                  markdown(["exit", "test accuracy", "over scratch", "of SPT's gain", "hidden"], lines)]
+    return parts
+
+
+def score_of(arm):
+    return f"{mean_std(scores(arm))} ({len(arm)})" if arm else "–"
+
+
+def hidden(arm):
+    """Percent of hidden symbols that pretraining predicted right."""
+    return mean_std({seed: 100 * run["first"]["val_score"] for seed, run in arm.items() if run["init"]}) if arm else ""
+
+
+# ---- The paper's claims ----------------------------------------------------------------------------------------------
+
+# values: {seed: points}; test: variance that another test set would bring; asked: what must be above 0 for a claim to
+# be about anything.
+Measured = namedtuple("Measured", "values test asked", defaults=(None,))
+
+
+def less(one, other):
+    return Measured(minus(one.values, other.values), one.test + other.test)
+
+
+def measure(found):
+    """[(claim, question, bound, {row: Measured})] of the paper's claims at this size."""
+    def score(name):
+        arm = found.get(name, {})
+        return Measured(scores(arm), of_test(arm) if arm else 0)
 
     def gain(row):
-        return minus(scores(f"{row}-spt"), scores(f"{row}-scratch"))
+        return less(score(f"{row}-spt"), score(f"{row}-scratch"))
 
     def more(one, other):                  # what SPT gains for one beyond what it gains for the other
-        return minus(gain(one), gain(other))
+        return less(gain(one), gain(other))
 
-    def closer(one, other):                # how far the lower of two catches up, by its own gain, not the other's loss
-        gaps = [minus(scores(f"{one}-{start}"), scores(f"{other}-{start}")) for start in ("scratch", "spt")]
-        lower = gain(one if sum(gaps[0].values()) < 0 else other)
-        before, after = ({seed: math.copysign(1, sum(gap.values())) * value for seed, value in gap.items()}
-                         for gap in gaps)
-        return {seed: min(value, lower[seed]) for seed, value in minus(before, after).items() if seed in lower}
+    def closer(low, high):                 # how far the one that the paper has behind catches up, by its own gain
+        before, after = (less(score(f"{high}-{start}"), score(f"{low}-{start}")) for start in ("scratch", "spt"))
+        own, shrinks = gain(low), less(before, after)
+        less_of_both = {seed: min(value, own.values[seed]) for seed, value in shrinks.values.items()}
+        return Measured(less_of_both, own.test, before)
 
     def longer(row):                       # log2 of S4's half lags after pretraining against those at the start
         runs = found.get(f"{row}-pretrain", {})
         kernels = {seed: kernels_of([run]).get(run["run"]) for seed, run in runs.items()}
-        return {seed: float(np.diff(np.log2(1 + half_lag(k)), axis=0).mean()) for seed, k in kernels.items()
-                if k is not None}
+        return Measured({seed: float(np.diff(np.log2(1 + half_lag(k)), axis=0).mean()) for seed, k in kernels.items()
+                         if k is not None}, 0)
 
     models = {"text256-rotary": "text256-s4", "text256-linear": "text256-s4",
               "pathfinder_demo-transformer": "pathfinder_demo-s4",
@@ -130,30 +184,62 @@ def verdicts(found):
               "pathfinder_demo-s4": "pathfinder_demo-s4_rand-lr0.003",
               "pathfinder_demo-dlr-lr0.003": "pathfinder_demo-dlr_rand-lr0.003"}
     texts = "text_demo-rotary", "text_demo-s4"
-    measured = [
+    return [
         ("SPT lifts Transformers most: their gain minus S4's", 1, "above 0",
          {one: more(one, s4) for one, s4 in models.items()}),
         ("masked and causal SPT are alike: causal minus masked", 7, "within 2",
-         {row: minus(scores(f"{row}-causal-spt"), scores(f"{row}-spt")) for row in texts}),
+         {row: less(score(f"{row}-causal-spt"), score(f"{row}-spt")) for row in texts}),
         ("the gap between Transformer and S4 shrinks: by", 1, "above 0",
          {one: closer(one, s4) for one, s4 in models.items()}),
-        ("initialisation matters less after SPT: own and random start closer by", 3, "above 0",
-         {own: closer(own, random) for own, random in starts.items()}),
+        ("initialisation matters less after SPT: the random start comes closer by", 3, "above 0",
+         {own: closer(random, own) for own, random in starts.items()}),
         ("gains grow as data shrinks: gain on a twentieth of it minus gain on all", 2, "above 0",
          {row: more(f"{row}-f0.05", row) for row in texts}),
         ("gains survive an equal budget: gain", 1, "above 0",
          {row: gain(row) for row in dict.fromkeys([*models, *models.values()])}),
         ("learned kernels differ from HiPPO, by task; here in reach: log2 of the lag that half of a kernel lies "
          "within, mean over layers, after SPT minus before", 3, "not 0", {row: longer(row) for row in KERNEL_ROWS})]
-    lines = []
+
+
+def verdicts(found):
+    """Head and rows of a table of the claims; the sentence about how many of these tests are left when one knows how
+    many they are."""
+    lines, measured = [], measure(found)
+    chances = {(i, row): chance(one) for i, (*_, bound, values) in enumerate(measured, 1) for row, one in values.items()
+               if bound != "within 2" and len(one.values) > 1}
+    holm, hochberg = survivors(chances)
     for i, (claim, question, bound, values) in enumerate(measured, 1):
-        says = {}                                              # {verdict: the rows that it is about}
-        for row, value in values.items():
-            says.setdefault(decide(value, bound), []).append(plain(row))
+        says, points = {}, []                                  # {verdict: the rows that it is about}
+        for row, one in values.items():
+            says.setdefault(decide(one, bound), []).append(plain(row))
+            mark = r" \*\*" if (i, row) in holm else r" \*" if (i, row) in hochberg else ""
+            points.append(f"{plain(row)}: {signed(one.values, half=half_of(one))}{mark}")
         answer = [f"{verdict}: {', '.join(says[verdict])}" for verdict in sorted(says)]
-        points = [f"{plain(row)}: {signed(value)}" for row, value in values.items()]
         lines.append([str(i), claim, "<br>".join(answer), "<br>".join(points), str(question)])
-    return ["", "claim", "here", "points [95 % interval] (seeds)", "question"], lines
+    text = (f"Of {len(chances)} tests against 0, {sum(p < 0.05 for p in chances.values())} have p < .05 over seeds "
+            f"alone. \\*: one of {len(hochberg)} that survive Benjamini and Hochberg's correction at 5 %; \\*\\*: one "
+            f"of {len(holm)} that survive Holm's. Intervals hold the error of the test set as well.")
+    return ["", "claim", "here", "points [95 % interval] (seeds)", "question"], lines, text
+
+
+def half_of(one):
+    """Of the 95 % interval of a Measured: over paired seeds, with the error of the test set."""
+    return wider(half_width_of([*one.values.values()]), one.test) if one.values else 0.0
+
+
+def chance(one):
+    """Student's p of a mean that is 0, over seeds alone."""
+    values = [*one.values.values()]
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return 2 * float(stdtr(len(values) - 1, -abs(statistics.mean(values)) / error)) if error else 0.0
+
+
+def survivors(chances, level=0.05):
+    """{test: p} -> tests that Holm's correction leaves, and those that Benjamini and Hochberg's does."""
+    ranked, n = sorted(chances, key=chances.get), len(chances)
+    holm = next((i for i, test in enumerate(ranked) if chances[test] > level / (n - i)), n)
+    hochberg = max((i + 1 for i, test in enumerate(ranked) if chances[test] <= level * (i + 1) / n), default=0)
+    return {*ranked[:holm]}, {*ranked[:hochberg]}
 
 
 def plain(row):
@@ -161,49 +247,19 @@ def plain(row):
     return " ".join(word for word in row.split("-") if word != "rated" and not word.startswith("lr"))
 
 
-def decide(values, bound):
-    """Where the interval of a mean lies -> confirmed, refuted or undecided; one seed has none."""
-    if len(values) < 2:
-        return "one seed" if values else "not run"
-    mean, half = statistics.mean(values.values()), half_width_of([*values.values()])
+def decide(one, bound):
+    """Where the interval of a Measured lies -> confirmed, refuted or undecided; one seed has none. Where what it asks
+    for is not above 0 there is nothing to decide."""
+    if len(one.values) < 2:
+        return "one seed" if one.values else "not run"
+    mean, half = statistics.mean(one.values.values()), half_of(one)
+    if one.asked and statistics.mean(one.asked.values.values()) <= half_of(one.asked):
+        return "undecided"
     if bound == "above 0":
         return "confirmed" if mean - half > 0 else "refuted" if mean + half < 0 else "undecided"
     if bound == "not 0":
         return "confirmed" if abs(mean) > half else "undecided"
     return "confirmed" if abs(mean) + half < 2 else "refuted" if abs(mean) - half > 2 else "undecided"
-
-
-def figure_of_question(plt, number, found):
-    """A panel a task, a line a model and variant: the test accuracy of every seed, and the mean. Of question 9 the
-    validation curves."""
-    panels = {}                                                # {task: {line: {start: runs}}}
-    for rows, columns in layout(number):
-        for name in [f"{row}-{column}" for row in rows for column in columns]:
-            task, *words, start = name.split("-")
-            runs = [*found.get(name, {}).values()]
-            panels.setdefault(task, {}).setdefault(" ".join(words), {})[start] = runs
-    most = max(map(len, panels.values()))
-    figure, axes = plt.subplots(1, len(panels), figsize=(9, 3.5 if number == 9 else 1.3 + 0.32 * most), squeeze=False)
-    for axis, (task, lines) in zip(axes[0], panels.items()):
-        (curves if number == 9 else dots)(axis, lines)
-        axis.set_title(task, loc="left")
-    return figure, questions()[number].title
-
-
-def curves(axis, lines):
-    """Validation accuracy over epochs of both stages, a line a run, and the paper's test accuracies of Table 9."""
-    paper, first = {"scratch": "S4", "spt": "S4 + SPT"}, next(iter(lines))
-    for words, style in zip(lines, ("-", "-.", "--"), strict=True):
-        for start, runs in lines[words].items():
-            label, colour = STARTS[start]
-            axis.axhline(float(grid(9)[0][paper[start]]["100k"][1]), color=colour, linestyle=":",
-                         label="the paper's test, 200 epochs")
-            for run in runs:
-                before = run["first"].get("epochs", 0)
-                epochs = [before + record["step"] * run["epochs"] / run["steps"] for record in evaluations(run)]
-                axis.plot(epochs, [100 * record["val_accuracy"] for record in evaluations(run)], style, color=colour,
-                          label=label + words.removeprefix(first))
-    axis.set(xlabel="epochs, those of pretraining counted", ylabel="validation accuracy, %")
 
 
 def tell(args):
@@ -212,10 +268,11 @@ def tell(args):
     folder = args.runs.parent if args.runs.is_file() else args.runs
     for number in questions() if args.what == "" else [int(args.what)]:
         print(f"\n**{number}. {questions()[number].title}**\n\n{finding(number, found)}\n")
-        if number:                                             # trials have no figure
-            draw(lambda plt: figure_of_question(plt, number, found), folder / f"question{number}.png")
+        if number not in TRIALS:
+            draw(lambda plt: figures.question(plt, number, found), folder / f"question{number}.png")
     if args.what == "":
-        print(markdown(*verdicts(found)))
+        head, rows, text = verdicts(found)
+        print(f"{markdown(head, rows)}\n\n{text}")
 
 
 def keep(args):
@@ -225,7 +282,7 @@ def keep(args):
     there = {json.loads(line)["run"] for line in lines}
     new = [run for run in read_runs(args.runs) if run["run"] not in there]
     for run in new:
-        evaluations(run)                                       # adds them
+        with_losses(run)
     kernels = kernels_to_keep(run for run in new if run["run"].rsplit("-pretrain-s", 1)[0] in KERNEL_ROWS)
     if kernels:
         with np.load(HERE / "kernels.npz") as old:
@@ -237,20 +294,28 @@ def keep(args):
     page(args)
 
 
+def with_losses(run):
+    """Adds a run's evaluations, each with the mean training loss since the one before."""
+    losses = []
+    for record in read_log(run["folder"]):
+        if record.get("kind") == "train":
+            losses.append(record["loss"])
+        elif record.get("kind") == "eval":
+            run.setdefault("evals", []).append(record | ({"train_loss": statistics.mean(losses)} if losses else {}))
+            losses = []
+
+
 def page(args):
-    """What the kept runs say, into results/findings.md. A figure is drawn once each cell of its question has runs."""
+    """What the kept runs say, into results/findings.md. A figure is drawn once most arms of its question have runs."""
     found = by_name(read_runs(KEPT))
     path = ROOT / "results" / "findings.md"
     for number in questions():
-        text, figure = finding(number, found), HERE / f"question{number}.png"
+        replace_block(path, f"question{number}", finding(number, found), args.check)
         names = [f"{row}-{column}" for rows, columns in layout(number) for row in rows for column in columns]
-        if number and all(name in found for name in names):
-            if not args.check:
-                draw(lambda plt: figure_of_question(plt, number, found), figure)
-            text += f"\n\n![question {number}](findings/{figure.name})"
-        replace_block(path, f"question{number}", text, args.check)
-    head, rows = verdicts(found)
-    replace_block(path, "claims", markdown(head, rows), args.check)
+        if number not in TRIALS and not args.check and 2 * sum(name in found for name in names) > len(names):
+            draw(lambda plt: figures.question(plt, number, found), HERE / f"question{number}.png")
+    head, rows, text = verdicts(found)
+    replace_block(path, "claims", f"{markdown(head, rows)}\n\n{text}", args.check)
 
 
 def main(argv=None):
