@@ -1,6 +1,8 @@
 """results/findings.md: each question's runs have a command, the patches of questions 6 and 8 do what they say, tables
 and verdicts are right."""
+import functools
 import itertools
+import json
 import re
 import shutil
 import subprocess
@@ -20,6 +22,7 @@ from test_analyze import finetuned, put
 from test_readme import run
 
 sys.path.insert(0, str(ROOT / "results" / "findings"))
+import lag
 import tables
 
 
@@ -308,3 +311,91 @@ def test_every_claim_names_runs_of_its_question():
     tables.verdicts(Noted())
     assert len(asked) > 20 and {name for name in asked if not name.endswith("-pretrain")} <= every
     assert {name.replace("-pretrain", "-spt") for name in asked} <= every
+
+
+# ---- lag -------------------------------------------------------------------------------------------------------------
+
+def pair(root, model, scratch, spt, word="", **more):
+    """A model from scratch and after SPT on a bed: {seed: accuracy} and {seed: (accuracy, val_score)}. 20 passes."""
+    shared = dict(task="text_demo", model=model, train_examples=9) | more
+    for seed, score in scratch.items():
+        finetuned(root, f"{model}{word}-scratch-s{seed}", score, seed, val_accuracy=score, **{"steps": 20} | shared)
+    for seed, (score, able) in spt.items():
+        name = f"{model}{word}-pretrain-s{seed}"
+        put(root, name, seed=seed, val_score=able, **shared | {"steps": 10})
+        finetuned(root, f"{model}{word}-spt-s{seed}", score, seed, start="spt", init=f"runs/{name}", val_accuracy=score,
+                  **shared | {"steps": 10})
+
+
+def test_lag_skill_and_gain_by_hand(tmp_path):
+    """What has fewer seeds, other passes, part of the labels, a start with other settings, or no other model on its bed
+    is no dot; of two rates the one that validation chooses counts, for each arm by itself."""
+    pair(tmp_path, "s4", {0: .70, 1: .72}, {0: (.70, .5), 1: (.70, .7)})
+    pair(tmp_path, "rotary", {0: .60, 1: .61}, {0: (.64, .1773), 1: (.67, .1773)})
+    pair(tmp_path, "rotary", {0: .50, 1: .61}, {0: (.5, 1), 1: (.5, 1)}, "slow", changed={"lr": 1e-4})
+    pair(tmp_path, "rotary", {0: .99}, {0: (.99, 1)}, "one", changed={"lr": 1})
+    pair(tmp_path, "rotary", {0: .99, 1: .99}, {}, "long", steps=40, changed={"steps": 40})
+    pair(tmp_path, "rotary", {0: .99, 1: .99}, {}, "max", changed={"pool": "max"})
+    pair(tmp_path, "s4", {100: .99, 101: .99}, {100: (.99, 1)}, "late")
+    pair(tmp_path, "dlr", {0: .99, 1: .99}, {0: (.99, 1), 1: (.99, 1)}, label_fraction=.5)
+    pair(tmp_path, "s4", {0: .50, 1: .51}, {0: (.50, -.5), 1: (.50, -.5)}, "alone", task="image_mini")
+    s4, rotary = lag.dots_of(lag.pairs(read_runs(tmp_path)))
+    assert s4[:4] == ("text_demo", "s4", "", 2) and rotary[:3] == ("text_demo", "rotary", "")
+    near = functools.partial(pytest.approx, abs=1e-9)
+    assert s4[4:7] == near((0, (0.6 - 0.1773) / (1 - 0.1773), -1)) and s4.half == near(12.706204736)     # gains 0, -2
+    assert rotary[4:7] == near((71 - 60.5, 0, 5)) and rotary.half == near(12.706204736)                  # gains 4, 6
+    assert lag.skill("image_mini", -0.8664) == near(0) and lag.skill("ucr:FordA", -0.25) == near(0.75)
+    with pytest.raises(UserError, match="lag.py commonest ucr:Mine"):
+        lag.skill("ucr:Mine", 0.5)
+
+
+def test_pretraining_on_top_is_apart(tmp_path):
+    for model in ("s4", "dlr"):
+        pair(tmp_path, model, {0: .40, 1: .41}, {0: (.55, .5), 1: (.54, .5)}, task="text_mini", steps=10)
+        pair(tmp_path, model, {0: .50, 1: .51}, {}, "long", task="text_mini", changed={"steps": 20})
+    runs = read_runs(tmp_path)
+    assert [round(dot.gain) for dot in lag.dots_of(lag.pairs(runs))] == [4, 4]
+    assert [round(dot.gain) for dot in lag.dots_of(lag.pairs(runs, on_top=True))] == [14, 14]
+
+
+def test_forecasts_by_hand():
+    """A plane through its points is found; ranks agree by Spearman; no interval, no telling apart."""
+    dots = [lag.Dot("text_demo", "s4", "", 3, behind, able, 1 + 2 * behind - 3 * able, 2)
+            for behind, able in ((0, .5), (4, .1), (9, .9), (2, .3))]
+    new = [lag.Dot("pathfinder_demo", "s4", "", 3, 10, 1, -2, 2)]
+    assert lag.predicted(dots, new, lag.FORMS["lag, skill"]) == pytest.approx([18])
+    assert lag.predicted(dots, new, lag.FORMS["always the mean"]) == pytest.approx([np.mean([-.5, 8.7, 16.3, 4.1])])
+    assert [*lag.told(dots)] == [False, True, True, True] and not lag.told(new)[0]
+    assert lag.ranks_agree([1, 2, 3, 9], [5, 6, 8, 7]) == pytest.approx(0.8)
+
+
+def test_the_commonest_symbol(tmp_path):
+    """Padding is not counted, neither as a symbol nor as a sample."""
+    small = ("--data-dir", tmp_path, "--train", 8, "--val", 300, "--test", 8)
+    run(tmp_path, ROOT / "data.py", "--task", "listops_mini", *small)
+    symbols = np.load(tmp_path / "listops_mini" / "val_x.npy")
+    assert lag.commonest("listops_mini", tmp_path) == (pytest.approx(np.bincount(symbols).max() / len(symbols)), None)
+    samples = np.random.default_rng(0).normal(3, 2, (40, 9, 2)).astype("float32")
+    samples[:20, 4:] = np.nan
+    np.savez(tmp_path / "mine.npz", x=samples, y=np.arange(40) % 2)
+    share, variance = lag.commonest(f"file:{tmp_path / 'mine.npz'}", tmp_path)
+    folder = next(tmp_path.glob("file-*"))
+    kept, std = np.load(folder / "val_x.npy"), json.loads((folder / "meta.json").read_text())["found"]["std"]
+    assert kept.ndim == 2 and share is None
+    assert variance == pytest.approx((kept.var(0) / np.square(std)).mean(), rel=1e-4)
+
+
+def test_the_numbers_are_those_of_the_kept_runs(tmp_path, monkeypatch, capsys):
+    """A stale page is found, and mended; the figure is drawn."""
+    for name in ("findings.md", *lag.SOURCES):
+        (tmp_path / "results" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "results" / name, tmp_path / "results" / name)
+    monkeypatch.setattr(lag, "ROOT", tmp_path)
+    monkeypatch.setattr(lag, "HERE", tmp_path / "results" / "findings")
+    assert lag.main(["--check"]) == 0
+    page = tmp_path / "results" / "findings.md"
+    whole = page.read_text()
+    page.write_text(whole.replace("<!-- lag:begin -->\n", "<!-- lag:begin -->\n?"))
+    assert lag.main(["--check"]) == 2 and "without --check" in capsys.readouterr().err
+    assert not (lag.HERE / "lag.png").exists()
+    assert lag.main([]) == 0 and page.read_text() == whole and (lag.HERE / "lag.png").stat().st_size > 10_000
