@@ -204,14 +204,14 @@ text256         s4              1 1e-2
 
 
 # Question 10. passes: of both stages at a budget of 1. tried: rates on the labels, of which trials chose (question 12)
-# one for scratch and one for spt, each for budgets below 1, for 1 and 2, and for 4 and more. share: of the passes, that
+# one for scratch and one for spt, each for a budget of 1/4, for 1/2 to 2, and for 4 and more. share: of the passes, that
 # pretraining takes where the budget varies.
 CURVE = """
 task            model       pool passes tried                scratch            spt                share
 pathfinder_demo transformer mean   2700 0.0003/0.001/0.003   0.001/0.003/0.001  0.001/0.001/0.001   0.5
-pathfinder_demo transformer max    2700 0.0003/0.001/0.003   0.001/0.001/0.001  0.001/0.001/0.001   0.5
-pathfinder_demo s4          mean   1900 0.003/0.01/0.03      0.01/0.01/0.01     0.01/0.01/0.01      0.5
-text256         s4          max    6000 0.0013/0.004/0.01    0.004/0.004/0.004  0.004/0.004/0.004   0.5
+pathfinder_demo transformer max    2700 0.0003/0.001/0.003   0.001/0.001/0.001  0.0003/0.001/0.001  0.5
+pathfinder_demo s4          mean   1900 0.003/0.01/0.03      0.01/0.01/0.01     0.03/0.01/0.01      0.5
+text256         s4          max    6000 0.0013/0.004/0.01    0.004/0.01/0.004   0.004/0.01/0.004    0.5
 text256         rotary      max    6000 0.0003/0.001/0.003   0.001/0.001/0.001  0.001/0.001/0.001   0.5
 """
 BUDGETS, SHARES = (0.25, 0.5, 1, 2, 4), (0.1, 0.25, 0.5, 0.75)
@@ -284,7 +284,7 @@ def after(curve, budget, share, rate, more="", inputs=""):
 
 def chosen(curve, start, budget):
     """The rate that trials chose."""
-    return float(curve[start].split("/")[0 if budget < 1 else 1 if budget < 4 else 2])
+    return float(curve[start].split("/")[0 if budget < 0.5 else 1 if budget < 4 else 2])
 
 
 def of_curve(curve, some):
