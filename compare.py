@@ -317,7 +317,7 @@ def draw(make, path):
     columns = min(5, max(1, int(14 * width / (8 + max(map(len, entries), default=0)))))        # that fit beside each other
     figure.legend(entries.values(), entries.keys(), loc="lower center", ncols=columns, frameon=False)
     figure.suptitle(title, fontsize=10)
-    figure.tight_layout(rect=(0, (0.15 + 0.18 * -(-len(entries) // columns)) / height, 1, 0.98))
+    figure.tight_layout(rect=(0.01, (0.15 + 0.18 * -(-len(entries) // columns)) / height, 0.99, 0.98))
     write(path, lambda file: figure.savefig(file, format=path.suffix[1:].lower(), dpi=150))
     plt.close(figure)
 

@@ -3,6 +3,7 @@ lines, every seed as a dot, the mean with its 95 % interval, gains and numbers o
 """
 import re
 import statistics
+from collections import namedtuple
 
 from arms import change, curves, exits, layout, nothing, scatter
 from analyze import grid
@@ -17,8 +18,8 @@ WORDS = {
     "short": "small time steps", "long": "four times the steps", "rated": "", "rewind": "rest rewound",
     r"l([\d.]+)": "labels for {:.0%}", r"f([\d.]+)": "{:.0%} of the data", r"s(\d+)": "{:,.0f} steps",
     r"p(\d+)": "after {:,.0f} steps", r"n([\d.]+)": "on {:.3g} of the images", r"m([\d.]+)": "{:.0%} hidden",
-    "runs3": "runs of 3 hidden", "runs10": "runs of 10 hidden", "patches": "2 x 2 patches hidden",
-    "rows": "rows hidden", "qk": "queries, keys", "v": "values", "mixers": "mixers",
+    "runs3": "runs of 3", "runs10": "runs of 10", "patches": "2 x 2 patches",
+    "rows": "whole rows", "qk": "queries, keys", "v": "values", "mixers": "mixers",
     "others": "all but mixers", "A": "A, dt", "BC": "B, C", r"lr([\d.]+)": "rate {:g}",
     r"w([\d.]+)": "weight {:g}", "e4": "4 epochs", "100k": "100k parameters"}
 
@@ -42,6 +43,10 @@ def plain_row(row, rate=False):
 
 # ---- A line an arm ---------------------------------------------------------------------------------------------------
 
+# Arm `key` of `arms`, whose gain is over `base`, with Estimates of their scatter; its row and what it is in words.
+Line = namedtuple("Line", "heading name arms key base sure")
+
+
 def costs(axis, values, horizontal=False):
     """What costs nothing, as lines: [(name, percent)]."""
     draw = axis.axhline if horizontal else axis.axvline
@@ -54,13 +59,14 @@ def arms_figure(plt, number, found):
     """A panel a bed, a line an arm: seeds, mean, interval; beside it what it gains over its row's first arm."""
     panels = {}
     for rows, columns in layout(number):
+        arms = {(row, column): found.get(f"{row}-{column}", {}) for row in rows for column in columns}
+        sure = scatter(arms)[0]                                  # as the table has it
         for row in rows:
             lines = panels.setdefault(row.split("-")[0], [])
-            arms = {(row, column): found.get(f"{row}-{column}", {}) for column in columns}
-            lines += [(plain_row(row), in_words(column.split("-")), arms[row, column],
-                       arms[row, columns[0]] if column != columns[0] else None) for column in columns
-                      if not any(arms[row, column] is arm for _, _, arm, _ in lines)]
-    sizes = [len(lines) + len({line[0] for line in lines}) for lines in panels.values()]
+            there = [line.arms[line.key] for line in lines]
+            lines += [Line(plain_row(row), in_words(column.split("-")), arms, (row, column), (row, columns[0]), sure)
+                      for column in columns if not any(arms[row, column] is arm for arm in there)]
+    sizes = [len(lines) + len({line.heading for line in lines}) for lines in panels.values()]
     figure, axes = plt.subplots(len(panels), 1, figsize=(9, 0.9 + 0.5 * len(panels) + 0.155 * sum(sizes)),
                                 height_ratios=sizes, squeeze=False)
     for axis, (task, lines) in zip(axes[:, 0], panels.items()):
@@ -72,27 +78,23 @@ def arms_figure(plt, number, found):
 
 
 def draw_arms(axis, lines):
-    """[(row, arm, {seed: run}, that from which gains count or None)]."""
-    arms = {("-", i): arm for i, (_, _, arm, _) in enumerate(lines)}
-    sure, place = scatter(arms)[0], {id(arm): key for key, arm in arms.items()}
-    y, ticks, heading = 0, [], None
-    for i, (row, name, arm, base) in enumerate(lines):
-        if row != heading:
-            heading = row
-            ticks.append((y, row, "bold"))
+    """[Line], a heading where it changes."""
+    y, ticks, heading = 0, [], ""
+    for line in lines:
+        if line.heading != heading:
+            heading = line.heading
+            ticks.append((y, heading, "bold"))
             y += 1
-        ticks.append((y, name, "normal"))
-        if arm:
+        ticks.append((y, line.name, "normal"))
+        if arm := line.arms[line.key]:
             values = [*scores(arm).values()]
-            mean, start = statistics.mean(values), next(iter(arm.values()))["start"]
-            colour = STARTS[start][1]
-            half = half_width((sure["-", i], len(values)))
+            mean, (label, colour) = statistics.mean(values), STARTS[next(iter(arm.values()))["start"]]
+            half = half_width((line.sure[line.key], len(values)))
             axis.scatter(values, [y] * len(values), s=6, color=colour, alpha=0.5, linewidths=0)
-            axis.errorbar(mean, y, xerr=half or None, color=colour, marker="|", markersize=7, capsize=2,
-                          label=STARTS[start][0])
+            axis.errorbar(mean, y, xerr=half or None, color=colour, marker="|", markersize=7, capsize=2, label=label)
             text = f"{mean:.1f}"
-            if base:
-                points, half, _ = change(arms, ("-", i), place[id(base)], sure)
+            if line.key != line.base and line.arms[line.base]:
+                points, half, _ = change(line.arms, line.key, line.base, line.sure)
                 text += f"  {points:+.1f}" + (f" [{points - half:+.1f}, {points + half:+.1f}]" if half else "")
             axis.text(1.01, y, f"{text} ({len(values)})", transform=axis.get_yaxis_transform(), va="center", fontsize=7)
         y += 1
@@ -238,12 +240,13 @@ def losses(axis, found):
 
 def ways_out(plt, number, found):
     """Question 11: a line an exit."""
-    made = {task: arms for task, arms in exits(found).items()}
+    made = exits(found)
     figure, axes = plt.subplots(len(made), 1, figsize=(9, 1.4 + 0.17 * sum(len(arms) + 3 for arms in made.values())),
                                 squeeze=False)
-    for axis, (task, arms) in zip(axes[:, 0], made.items()):
-        alone = arms["from scratch"]
-        draw_arms(axis, [("", name, arm, alone if arm is not alone and alone else None) for name, arm in arms.items()])
+    for axis, (task, some) in zip(axes[:, 0], made.items()):
+        arms = {(task, name): arm for name, arm in some.items()}
+        sure = scatter(arms)[0]
+        draw_arms(axis, [Line("", key[1], arms, key, (task, "from scratch"), sure) for key in arms])
         costs(axis, nothing(task))
         axis.set_title(BEDS[task], loc="left")
     return figure, questions()[number].title
