@@ -322,6 +322,12 @@ def draw(make, path):
     plt.close(figure)
 
 
+def costs_nothing(linear):
+    """A record of baseline.py -> [(what to call it in a table, in a figure, its line there, its score in percent)]."""
+    return [("*one answer for all*", "one answer for all", ":", 100 * linear["constant_accuracy"]),
+            (f"*linear: {linear['model']}*", "linear model", "--", linear["score"])]
+
+
 def bars(axis, names, arms, chance, papers=({}, {})):
     """A pair of bars in percent for each name, a dot for each seed. arms: {name: {seed: score}} from scratch and after
     SPT; papers: {name: the paper's number} of both; chance: {name: its level}."""
@@ -332,7 +338,8 @@ def bars(axis, names, arms, chance, papers=({}, {})):
             if values:
                 axis.bar(i + shift, statistics.mean(values), 0.36, color=colour, label=label)
                 axis.scatter([i + shift] * len(values), values, s=10, color="black", zorder=3, label="one seed")
-                axis.text(i + shift, max(values) + 3, f"{statistics.mean(values):.1f}", ha="center")
+                axis.text(i + shift, max(values) + 3, f"{statistics.mean(values):.1f}", ha="center",
+                          bbox=dict(facecolor="white", edgecolor="none", pad=1))     # a line may run behind it
             else:
                 axis.text(i + shift, 1, "not run", rotation=90, ha="center", va="bottom", color="0.5")
             if name in paper:
@@ -642,9 +649,12 @@ def demo(args):
         raise UserError(f"demo {target}: there is {' '.join(experiments.DEMOS)}")
     task, usual = experiments.DEMOS[target]
     runs = [run for run in read_runs(args.runs) if run["task"] == task]
+    linear = [run for run in runs if run.get("start") == "baseline" and not run["changed"]][:1]    # if any
+    free = [line for run in linear for line in costs_nothing(run)]
     more = dict.fromkeys(run["model"] for run in runs if run["model"] in MODELS.keys() - {*usual.split()})
     arms, hidden, used = arms_of(experiments.demo(target, " ".join([*usual.split(), *more])), by_identity(runs))
     models = [name for name in hidden if arms[0][name] or arms[1][name]]
+    used += linear
     others = f"{len(runs) - len(used)} runs there have other settings: python analyze.py compare {args.runs}"
     if not models:
         raise UserError(f"no finished finetuning run of {target} in {args.runs}; run: bash run_all.sh {target}"
@@ -663,28 +673,32 @@ def demo(args):
     if len(pair) == 2 == len(models) and all(arm[name] for arm in arms for name in pair):
         gaps = [statistics.mean(arm["S4"].values()) - statistics.mean(arm[pair[0]].values()) for arm in arms]
         rows.append([DEMO_TASKS[task], "*gap, S4 minus Transformer*", *(f"{gap:+.1f}" for gap in gaps), "", ""])
-    caption = ""
+    above, caption = [[DEMO_TASKS[task], name, f"{score:.1f}", "", "", ""] for name, _, _, score in free], ""
     if many:
         plain = [name for name in models if ", " not in name or name in MODEL_NAMES.values()]        # no other sizes
         caption, head = f"{DEMO_TASKS[task]}. {spread_over(plain, arms)}", [*head[1:], "hidden"]
         rows = [[*row[1:], mean_std(hidden[name])] for row, name in zip(rows, models)]
+        above = [[*row[1:], ""] for row in above]
     caption += ("Test accuracy in percent, mean ± standard deviation over seeds. "
                 f"{how_sure(both, sure)} Small models on small or shortened sets: not the paper's tasks; "
                 f"{provenance(used)}.")
-    text = f"{markdown(head, rows)}\n\n{caption}"
+    text = f"{markdown(head, above + rows)}\n\n{caption}"
     print(f"\n{text}\n")
     if len(runs) > len(used):
         print(f"{others}\n")
-    draw(lambda plt: (figure_of_demo(plt, models, arms), DEMO_TASKS[task]), args.figure)
+    draw(lambda plt: (figure_of_demo(plt, models, arms, free), DEMO_TASKS[task]), args.figure)
     if args.readme:
         replace_block(args.readme, args.figure.stem, text)
 
 
-def figure_of_demo(plt, models, arms):
-    if len(models) > 6:
+def figure_of_demo(plt, models, arms, free):
+    """free: what `costs_nothing` says, a line each; with none of it, chance."""
+    if many := len(models) > 6:
         figure, axis = plt.subplots(figsize=(6.4, 0.9 + 0.22 * len(models)))
         dumbbells(axis, models, arms)
     else:
-        figure, axis = plt.subplots(figsize=(max(6.4, 1.4 * len(models)), 3.6))
-        bars(axis, models, arms, dict.fromkeys(models, 50))
+        figure, axis = plt.subplots(figsize=(max(7.2, 1.4 * len(models)), 3.6))
+        bars(axis, models, arms, {} if free else dict.fromkeys(models, 50))
+    for _, name, style, score in free:
+        (axis.axvline if many else axis.axhline)(score, color="black", linestyle=style, label=name)
     return figure

@@ -5,6 +5,7 @@
     bash run_all.sh text256          the same with twice the text, all reviews and three times the steps
     bash run_all.sh demo-init        {S4, DLR} x {own start, random start} x {scratch, SPT} on the reviews of demo-text
     bash run_all.sh architectures    every model x {scratch, SPT} on the reviews of demo-text
+        Beside the models of each of these: one answer for all, and a linear model that takes seconds (baseline.py)
     bash run_all.sh own --tasks file:my.npz      your own data (or ucr:NAME): {rotary Transformer, S4} x {scratch, SPT,
         joint training} at equal passes, beside a linear model; with --label-fraction 0.05, --regression, --models
         s4,mega, --arms spt,probe, --passes 600 (shortens)
@@ -340,11 +341,14 @@ def taken(folder):
     return locked(folder / ".lock", f"another run_all.sh works on {folder}", wait=False)
 
 
-def costs_nothing(args, folder):
-    """The command that fits a linear model to your own data, in seconds."""
-    share = args.label_fraction
-    name = "-".join(filter(None, (folder_name(args.tasks[0]), share and f"l{share}", "baseline")))
-    return ["python", "baseline.py", "--task", args.tasks[0], *(["--label-fraction", share] if share else []),
+def costs_nothing(args, entry, folder):
+    """The command that fits a linear model to the one task of a demo or of your own data, in seconds; none for what has
+    no such row."""
+    if args.target not in (*experiments.DEMOS, "own"):
+        return []
+    task, share = entry[0].task, args.label_fraction
+    name = "-".join(filter(None, (folder_name(task), share and f"l{share}", "baseline")))
+    return ["python", "baseline.py", "--task", task, *(["--label-fraction", share] if share else []),
             "--out", (folder / name).as_posix()]
 
 
@@ -366,7 +370,7 @@ def train(args, entry, seeds, folder):
     if not entry:
         print("error: nothing is left to run", file=sys.stderr)
         return 1
-    if args.target == "own" and subprocess.run(costs_nothing(args, folder)).returncode:
+    if (command := costs_nothing(args, entry, folder)) and subprocess.run(command).returncode:
         print("warning: there is no linear model to compare with", file=sys.stderr)
     by_seed = {seed: experiments.chains(entry, seed, folder.as_posix()) for seed in seeds}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -455,8 +459,8 @@ def carry_out(args, entry, seeds, folder):
     if not args.list:
         return train(args, entry, seeds, folder)
     more = [*(["--raw", str(args.raw)] if args.raw else []), *reading(args)]
-    for chain in [*([[shlex.join(costs_nothing(args, folder))]] if args.target == "own" else []),
-                  *itertools.chain(*by_seed.values())]:
+    command = costs_nothing(args, entry, folder)
+    for chain in [*([[shlex.join(command)]] if command else []), *itertools.chain(*by_seed.values())]:
         # Elsewhere, a chain must know how its data are to be read.
         own = {row.task for row in entry if ":" in row.task and shlex.quote(row.task) in chain[0]}
         print(" && ".join([*(shlex.join(["python", "data.py", "--task", task, *more]) for task in own), *chain]))

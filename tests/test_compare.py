@@ -83,7 +83,7 @@ def test_kept_runs_are_what_their_entries_say():
                 entries.setdefault(name, set()).add(compare.identity(experiments.record(each)))
     checked = 0
     for record in kept():
-        if ":" not in record["task"]:
+        if ":" not in record["task"] and record.get("start") != "baseline":
             assert compare.identity(record) in entries[record["run"].rsplit("-s", 1)[0]], record["run"]
             checked += 1
     assert checked > 1100
@@ -307,6 +307,34 @@ def test_the_demo_from_part_of_its_runs(tmp_path):
     assert done.returncode == 0 and (tmp_path / "demo.png").exists(), done.stderr
     assert "| Pathfinder, scaled down | Transformer | 50.0 ± 0.0 | 70.0 | +20.0 | 1 |" in done.stdout
     assert "| *gap, S4 minus Transformer* | +30.0 | +5.0 | | |" in done.stdout and "+20.0 | 1 |" in page.read_text()
+    assert "one answer for all" not in done.stdout               # an older folder has no run of baseline.py
+
+
+@pytest.mark.parametrize("models", [3, 8])
+def test_what_costs_nothing_stands_first_in_a_demo(models, tmp_path):
+    """In the table and as two lines in the figure, across bars or beside a line a model; with part of the labels it is
+    another model's."""
+    names = ["transformer", "local", "mega", "s4", "s5", "lru", "sgconv", "rotary"][:models]
+    for model in names:
+        for start in ("scratch", "spt"):
+            finetuned(tmp_path, f"{model}-{start}", 0.6, task="text_demo", model=model, start=start)
+    for share in (None, 0.05):
+        finetuned(tmp_path, f"{share}-baseline", 0.7, task="text_demo", model="n-grams of 1 to 5", start="baseline",
+                  objective="none", changed={"label_fraction": share} if share else {}, constant_accuracy=0.52)
+    done = run("demo", "demo-text", "--runs", tmp_path, "--figure", tmp_path / "demo.png")
+    rows = [line.removeprefix("| Text (IMDb), 128 characters ") for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert rows[1:3] == ["| *one answer for all* | 52.0 | | | |" + " |" * (models > 6),
+                         "| *linear: n-grams of 1 to 5* | 70.0 | | | |" + " |" * (models > 6)], done.stderr
+    assert len(rows) == 3 + models and f"{2 * models + 1} runs, seeds 0" in done.stdout
+    assert "1 runs there have other settings" in done.stdout
+    linear = dict(model="n-grams of 1 to 5", score=70.0, constant_accuracy=0.52)
+    arms = [{name: {0: 60.0} for name in names}] * 2
+    plt = pytest.importorskip("matplotlib.pyplot")
+    for free in ([], compare.costs_nothing(linear)):
+        [axis] = compare.figure_of_demo(plt, names, arms, free).axes
+        found = {line.get_label(): line.get_data()[models <= 6] for line in axis.lines if line.get_label()[0] != "_"}
+        assert found == {name: [score] * 2 for _, name, _, score in free}
+        plt.close()
 
 
 def test_many_models_are_sorted_by_their_gain(tmp_path):
@@ -344,7 +372,8 @@ def test_the_first_look_is_that_of_its_kept_runs(tmp_path):
     page = (ROOT / "results" / "architectures.md").read_text()
     done = run("demo", "--runs", ROOT / "results" / "architectures.jsonl", "--figure", tmp_path / "architectures.png")
     printed = done.stdout.split("\n\n" + str(tmp_path))[0].strip()
-    assert printed.count("\n| ") == len(compare.MODEL_NAMES) + len(experiments.STRUCTURED) and printed in page, done.stderr
+    assert printed.count("\n| ") == 2 + len(compare.MODEL_NAMES) + len(experiments.STRUCTURED), done.stderr
+    assert printed in page
     snippet = re.search("```python\n(.*?)```", page, re.S)[1]
     shown = subprocess.run([sys.executable, "-c", snippet], cwd=ROOT, capture_output=True, text=True).stdout
     assert re.findall(r"0(\.\d+)", shown) == [".77", ".75", ".95"]

@@ -80,7 +80,9 @@ def test_no_chain_is_listed_twice_and_filters_filter():
     assert len(set(everything)) == len(everything) > 400
     some = listed("table2", "--tasks", "text_mini,image", "--models", "s4", "--seeds", "7,8")
     assert len(some) == 2 * 2 * 2 and all("--model s4" in c and ("--seed 7" in c or "--seed 8" in c) for c in some)
-    assert len(listed("demo", "--models", "mamba", "--seeds", "0")) == 2
+    linear, *chains = listed("demo", "--models", "mamba", "--seeds", "0")
+    assert linear == "python baseline.py --task pathfinder_demo --out runs/demo/pathfinder_demo-baseline"
+    assert len(chains) == 2 and all("baseline.py" not in line for line in everything)
 
 
 def test_a_sweep_has_every_combination_where_it_has_a_meaning():
@@ -210,7 +212,7 @@ fi""")
 def test_stopping_stops_the_runs(target, how, code, tmp_path):
     """Ctrl-C in a terminal, or `kill` of the script alone: what runs is stopped, and nothing is started after it. A
     second run_all.sh on the same runs is refused until then."""
-    stand_in_for_python(tmp_path, '[ "$1" = data.py ] || exec sleep 30.25')
+    stand_in_for_python(tmp_path, '[ "$1" = data.py ] || [ "$1" = baseline.py ] || exec sleep 30.25')
     calls = tmp_path / "calls.txt"
     pid, terminal = pty.fork()
     if pid == 0:
@@ -218,7 +220,7 @@ def test_stopping_stops_the_runs(target, how, code, tmp_path):
         signal.signal(signal.SIGINT, signal.SIG_DFL)           # tests in the background ignore it, and pass that on
         os.execvpe("bash", ["bash", "run_all.sh", target],
                    os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "JOBS": "2"})
-    while not calls.exists() or calls.read_text().count("\n") < 2:
+    while not calls.exists() or calls.read_text().count("--resume") < 2:
         time.sleep(0.1)
     assert "another run_all.sh works on runs/" in run_all(target, folder=tmp_path).stderr
     if how == "ctrl-c":
@@ -229,4 +231,4 @@ def test_stopping_stops_the_runs(target, how, code, tmp_path):
     time.sleep(0.5)
     listing = subprocess.run(["ps", "-eo", "stat=,args="], capture_output=True, text=True).stdout
     left = [line for line in listing.splitlines() if "sleep 30.25" in line and line[0] != "Z"]
-    assert not left and calls.read_text().count("\n") == 2
+    assert not left and calls.read_text().count("--resume") == 2

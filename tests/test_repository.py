@@ -231,10 +231,11 @@ def test_kernels_and_models_name_the_commands_that_measure_them(copy):
 
 
 def test_the_demo_chain(copy):
-    """run_all.sh demo --list prints chains; the first ones, cut short, then the table, figure and status."""
-    chains = shell("bash run_all.sh demo --list", copy).strip().splitlines()
+    """run_all.sh demo --list prints the linear model and chains; the first ones, cut short, then the table, figure and
+    status."""
+    linear, *chains = shell("bash run_all.sh demo --list", copy).strip().splitlines()
     assert len(chains) == 2 * 2 * 3 and len(set(chains)) == len(chains)
-    for chain in chains[:4]:
+    for chain in (linear, *chains[:4]):
         shell(chain.replace("--resume", "--steps 4 --eval-every 2 --log-every 2 --resume"), copy)
     output = shell("python analyze.py compare runs/demo --figure figure.png", copy)
     assert (copy / "figure.png").read_bytes()[:4] == b"\x89PNG"
