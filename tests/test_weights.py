@@ -4,6 +4,7 @@ import json
 import numpy as np
 import pytest
 
+import compare
 import finetune
 import predict
 from conftest import ROOT
@@ -14,15 +15,21 @@ NAMES = [f"{pair}-{stage}" for pair in PAIRS for stage in ("pretrain", "finetune
 
 
 def test_what_the_pages_say_of_the_linear_model_is_kept():
-    """README, the card of the weights and text.md, by results/baseline.jsonl."""
-    kept = [json.loads(line) for line in (ROOT / "results" / "baseline.jsonl").read_text().splitlines()]
-    found = {run["task"]: f"{100 * run['test_accuracy']:.1f}" for run in kept}
+    """README, the card of the weights and the demos' tables, by results/baseline.jsonl."""
+    kept = {run["task"]: run for run in compare.read_runs(ROOT / "results" / "baseline.jsonl")
+            if run["run"] == f"{run['task']}-baseline"}
+    found = {task: f"{run['score']:.1f}" for task, run in kept.items()}
     assert found.keys() == {"text256", "text_demo", "pathfinder_demo", "listops_demo"}
-    readme, card, text = ((ROOT / name).read_text() for name in (
-        "README.md", "results/weights/README.md", "results/text.md"))
-    assert f"n-grams has {found['text256']} %" in readme and f"A linear model has {found['pathfinder_demo']} %" in readme
+    readme, card, text, init = ((ROOT / name).read_text() for name in (
+        "README.md", "results/weights/README.md", "results/text.md", "results/init.md"))
+    assert f"n-grams has {found['text256']} %" in readme
     assert card.count(f"| {found['text256']} |") == 2 and card.count(f"| {found['pathfinder_demo']} |") == 2
-    assert found["text256"] in text and found["text_demo"] in text
+    tables = [(page, task, name) for page in (readme, text, init) for task, name in compare.DEMO_TASKS.items()
+              if f"| {name} | S4 |" in page]
+    assert len(tables) == 4
+    for page, task, name in tables:
+        for word, _, _, score in compare.costs_nothing(kept[task]):
+            assert page.count(f"| {name} | {word} | {score:.1f} | | | |") == 1
 
 
 def test_they_are_these_and_small():
