@@ -204,8 +204,8 @@ text256         s4              1 1e-2
 
 
 # Question 10. passes: of both stages at a budget of 1. tried: rates on the labels, of which trials chose (question 12)
-# one for scratch and one for spt, each for a budget of 1/4, for 1/2 to 2, and for 4 and more. share: of the passes, that
-# pretraining takes where the budget varies.
+# one for scratch and one for spt, each for a budget of 1/4, for 1/2 to 2, and for 4 and more. share: of the passes,
+# that pretraining takes where the budget varies.
 CURVE = """
 task            model       pool passes tried                scratch            spt                share
 pathfinder_demo transformer mean   2700 0.0003/0.001/0.003   0.001/0.003/0.001  0.001/0.001/0.001   0.5
@@ -394,8 +394,6 @@ def questions():
              spt("lr0.01", f"{small} 4", f"--lr 1e-2 {short}", of="100k")]
     long = [scratch("", "--lr 3e-3 --steps 7600 --eval-every 760"),
             spt("", "--lr 3e-3 --steps 4000", "--lr 3e-3 --steps 3600 --eval-every 360")]
-    curve = read_table(CURVE)
-    ways_out, their_trials = of_exits(curve)
     found = {
         0: ("Trials by which settings were chosen: validation accuracy, seed 0", range(1), of_trials(path, text)),
         1: ("SPT, joint training or scratch at equal passes?", range(3), [
@@ -443,15 +441,22 @@ def questions():
             for row in (rows(task, model, [length(steps), spt(), *take(kinds)]),
                         rows(task, model, [length(steps), *take(kinds, " --rewind")]))]),
         9: ("One real row as far as a CPU carries it: Image, S4 with 100k parameters", range(1), [
-            rows("image", "s4", image, "100k")]),
+            rows("image", "s4", image, "100k")])}
+    return {number: Question(title, seeds, [settled(row) for some in entry for row in some])
+            for number, (title, seeds, entry) in (found | beyond_todays_passes()).items()}
+
+
+def beyond_todays_passes():
+    """Questions 10 and 11, and their trials."""
+    curve = read_table(CURVE)
+    ways_out, their_trials = of_exits(curve)
+    return {
         10: ("Does the gain last with more passes, and which share of them should pretraining have?", range(5), [
             of_curve(line, budgets) for line in curve]),
         11: ("Is it a prior, or any exit from a plateau?", range(5), [ways_out]),
         12: ("Trials of 10 and 11: validation accuracy, seeds that no table has", range(100, 101), [
             *(of_curve(line, tried) for line in curve), their_trials,
             *(of_curve(line, regularised) for line in curve if (line["task"], line["model"]) == ("text256", "s4"))])}
-    return {number: Question(title, seeds, [settled(row) for some in entry for row in some])
-            for number, (title, seeds, entry) in found.items()}
 
 
 # ---- Flags, and what differs from the recipe -------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from compare import (by_identity, draw, half_width_of, markdown, minus, read_run
 from data import Parser, UserError, open_task
 from kernels import inside
 
-SOURCES = "findings/runs.jsonl", "architectures.jsonl", "mamba.jsonl", "mini/runs.jsonl", "own.jsonl"
+SOURCES = "findings/runs.jsonl", "architectures.jsonl", "mamba.jsonl", "mini/runs.jsonl", "own.jsonl", "baseline.jsonl"
 # Of the validation split, by `commonest`: the share of its commonest symbol where symbols or gray levels are predicted;
 # the variance of its samples where these are, whose score is minus the squared error.
 SHARE = {"text_demo": 0.1773, "text256": 0.1772, "text_mini": 0.1773, "listops_mini": 0.2190,
@@ -87,14 +87,30 @@ def dots_of(pairs):
     dots, beds = [], defaultdict(dict)
     for what, pair in pairs.items():
         beds[what[0]][what] = [scores(arm) for arm in pair]
+    best = best_of(pairs)
     for task, arms in beds.items():
-        best = max(statistics.mean(before.values()) for before, _ in arms.values())
         for what, (before, after) in arms.items() if len(arms) > 1 else ():
             gains = [*minus(after, before).values()]
             able = statistics.mean(skill(task, run["first"]["val_score"]) for run in pairs[what][1].values())
-            dots.append(Dot(*what, len(gains), best - statistics.mean(before.values()), able, statistics.mean(gains),
+            dots.append(Dot(*what, len(gains), best[task] - statistics.mean(before.values()), able, statistics.mean(gains),
                             half_width_of(gains)))
     return sorted(dots, key=lambda dot: dot.lag)
+
+
+def best_of(pairs):
+    """{task: the best mean from scratch}."""
+    best = defaultdict(float)
+    for (task, *_), (before, _) in pairs.items():
+        best[task] = max(best[task], statistics.mean(scores(before).values()))
+    return best
+
+
+def linear_models(runs, dots, best):
+    """Of the beds of dots that have a linear model (baseline.py): how far it lags, in points; less than 0: it leads."""
+    there = {dot.task for dot in dots}
+    found = {run["task"]: best[run["task"]] - run["score"] for run in runs
+             if run.get("start") == "baseline" and "constant_accuracy" in run and not run["changed"]}
+    return [lag for task, lag in found.items() if task in there]
 
 
 def skill(task, score):
@@ -202,12 +218,11 @@ def forecasts(dots, on_top):
 NAMES = {("pathfinder_demo", "transformer", ""): ("Transformer, Pathfinder", -8, 0, "right"),
          ("pathfinder_demo", "transformer", "pool=max"): ("Transformer with max pooling", 14, 26, "left"),
          ("pathfinder_demo", "s4", ""): ("S4 and its kind, Pathfinder (solved)", 8, -7, "left"),
-         ("text256", "rotary", ""): ("rotary, reviews", 8, 3, "left"),
-         ("text256", "linear", ""): ("linear attention", 8, -6, "left")}
+         ("text256", "rotary", ""): ("rotary, reviews", 8, 3, "left")}
 
 
-def figure_of(plt, dots):
-    """A dot a pair, its interval, and names for a few."""
+def figure_of(plt, dots, linear):
+    """A dot a pair, its interval, and names for a few. linear: lags of linear models, which have no gain."""
     figure, axis = plt.subplots(figsize=(7, 4.5))
     axis.axhline(0, color="0.3", zorder=2)
     for name, some in groups_of(dots).items():
@@ -222,6 +237,9 @@ def figure_of(plt, dots):
             name, right, up, side = NAMES[dot[:3]]
             axis.annotate(name, (dot.lag, dot.gain), (right, up), textcoords="offset points", ha=side, va="center",
                           arrowprops=dict(arrowstyle="-", color="0.6", linewidth=0.6, shrinkA=0))
+    axis.scatter(linear, [0] * len(linear), 40, "black", marker="x", linewidths=1.5, zorder=4,
+                 label=f"linear model ({len(linear)} tasks)")
+    axis.annotate("linear model,\nreviews", (min(linear), 0), (-6, 8), textcoords="offset points")
     seeds = [dot.seeds for dot in dots]
     axis.text(0.5, 0.02, f"{len(dots)} models on {len({dot.task for dot in dots})} tasks, {min(seeds)} to {max(seeds)} "
               f"seeds each, mostly {statistics.mode(seeds)}; bars: 95 %", transform=axis.transAxes, ha="center")
@@ -250,7 +268,7 @@ def main(argv=None):
         runs = [run for source in SOURCES for run in read_runs(ROOT / "results" / source)]
         dots = dots_of(pairs(runs))
         if not args.check:
-            draw(lambda plt: figure_of(plt, dots), HERE / "lag.png")
+            draw(lambda plt: figure_of(plt, dots, linear_models(runs, dots, best_of(pairs(runs)))), HERE / "lag.png")
         replace_block(ROOT / "results" / "findings.md", "lag", text_of(dots, dots_of(pairs(runs, on_top=True))),
                       args.check)
     except (UserError, OSError, ImportError) as error:
