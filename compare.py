@@ -649,7 +649,7 @@ def demo(args):
         raise UserError(f"demo {target}: there is {' '.join(experiments.DEMOS)}")
     task, usual = experiments.DEMOS[target]
     runs = [run for run in read_runs(args.runs) if run["task"] == task]
-    linear = [run for run in runs if run.get("start") == "baseline" and not run["changed"]][:1]    # if any
+    linear = [run for run in runs if "constant_accuracy" in run and not run["changed"]][:1]      # of baseline.py, if any
     free = [line for run in linear for line in costs_nothing(run)]
     more = dict.fromkeys(run["model"] for run in runs if run["model"] in MODELS.keys() - {*usual.split()})
     arms, hidden, used = arms_of(experiments.demo(target, " ".join([*usual.split(), *more])), by_identity(runs))

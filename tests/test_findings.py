@@ -15,13 +15,14 @@ from scipy import stats
 
 from compare import markdown, read_runs
 from conftest import ROOT
-from data import UserError
+from data import TASKS, Split, UserError
 from experiments import CURVE, JOINT, chosen, questions, record, trained
 from recipes import read_table
 from test_analyze import finetuned, put
 from test_readme import run
 
 sys.path.insert(0, str(ROOT / "results" / "findings"))
+import convnet
 import lag
 import tables
 
@@ -399,3 +400,20 @@ def test_the_numbers_are_those_of_the_kept_runs(tmp_path, monkeypatch, capsys):
     assert lag.main(["--check"]) == 2 and "without --check" in capsys.readouterr().err
     assert not (lag.HERE / "lag.png").exists()
     assert lag.main([]) == 0 and page.read_text() == whole and (lag.HERE / "lag.png").stat().st_size > 10_000
+
+
+# ---- the convolutional network of Pathfinder -------------------------------------------------------------------------
+
+def test_the_kept_convolutional_networks():
+    """Ten seeds at the rate that validation preferred; its images are those of the split, a score is that of its
+    counts."""
+    kept = [run for run in read_runs(ROOT / "results" / "baseline.jsonl") if "-convnet-" in run["run"]]
+    assert [run["seed"] for run in kept] == [*range(10)]
+    for run in kept:
+        assert run["tried"][f"{run['lr']}"] == max(run["tried"].values()) and run["fresh"]["examples"] == 20_000
+        assert run["test_accuracy"] == sum(run["counts"]["right"]) / run["test_examples"]
+        assert run["parameters"] == sum(weight.numel() for weight in convnet.network().parameters())
+    x = np.random.default_rng(0).integers(0, 256, (5, 196, 1), dtype=np.uint8)
+    split = Split(TASKS["pathfinder_demo"], x, np.arange(5) % 2)
+    found, labels = convnet.images(split)
+    assert found[3, 0, 2, 5] == split.batch([3]).samples[0, 2 * 14 + 5, 0] and labels.tolist() == [0, 1, 0, 1, 0]
