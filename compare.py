@@ -314,7 +314,8 @@ def draw(make, path):
     figure, title = make(plt)
     entries = {label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels())}
     width, height = figure.get_size_inches()
-    columns = min(5, max(1, int(14 * width / (8 + max(map(len, entries), default=0)))))        # that fit beside each other
+    longest = max(map(len, entries), default=0)
+    columns = min(5, max(1, int(14 * width / (8 + longest))))                                  # that fit side by side
     figure.legend(entries.values(), entries.keys(), loc="lower center", ncols=columns, frameon=False)
     figure.suptitle(title, fontsize=10)
     figure.tight_layout(rect=(0.01, (0.15 + 0.18 * -(-len(entries) // columns)) / height, 0.99, 0.98))
@@ -649,7 +650,7 @@ def demo(args):
         raise UserError(f"demo {target}: there is {' '.join(experiments.DEMOS)}")
     task, usual = experiments.DEMOS[target]
     runs = [run for run in read_runs(args.runs) if run["task"] == task]
-    linear = [run for run in runs if "constant_accuracy" in run and not run["changed"]][:1]      # of baseline.py, if any
+    linear = [run for run in runs if "constant_accuracy" in run and not run["changed"]][:1]    # of baseline.py, if any
     free = [line for run in linear for line in costs_nothing(run)]
     more = dict.fromkeys(run["model"] for run in runs if run["model"] in MODELS.keys() - {*usual.split()})
     arms, hidden, used = arms_of(experiments.demo(target, " ".join([*usual.split(), *more])), by_identity(runs))

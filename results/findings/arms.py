@@ -50,12 +50,14 @@ def by_name(runs):
     return found
 
 
-def nothing(task):
-    """[(name, test accuracy in percent)] of what costs nothing on a bed, or little: results/baseline.jsonl."""
+def nothing(task, fresh=False):
+    """[(name, test accuracy in percent)] of what costs nothing on a bed, or little: results/baseline.jsonl. fresh: on
+    the fresh images, where they were tried on these."""
     found = {}
     for run in read_runs(ROOT / "results" / "baseline.jsonl"):
         if run["task"] == task:
-            found.setdefault(run["model"], []).append(run)
+            own = run["fresh"]["accuracy"] * 100 if fresh and "fresh" in run else run["score"]
+            found.setdefault(run["model"], []).append(run | dict(score=own))
     linear = [(f"linear model of {name}", runs[0]) for name, runs in found.items() if "constant_accuracy" in runs[0]]
     return [*(("one answer for all", 100 * run["constant_accuracy"]) for _, run in linear),
             *((name, run["score"]) for name, run in linear),

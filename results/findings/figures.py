@@ -215,7 +215,7 @@ def over_passes(plt, number, found):
                 [sure.get(key) for key in keys], color=colour, linestyle=":" if column else "-.",
                 label=f"{words}, {BEDS[curve.task].split(',')[0]}")
     for axis, task in zip(axes[0], ("pathfinder_demo", "text256")):
-        costs(axis, nothing(task), horizontal=True)
+        costs(axis, nothing(task, fresh=True), horizontal=True)
         axis.set(xscale="log", xlabel="passes, both stages", title=BEDS[task])
     axes[0, 0].set_ylabel("test accuracy, %")
     axes[1, 0].set(xlabel="share of pretraining, % of today's passes", ylabel="test accuracy, %")
@@ -247,7 +247,7 @@ def ways_out(plt, number, found):
         arms = {(task, name): arm for name, arm in some.items()}
         sure = scatter(arms)[0]
         draw_arms(axis, [Line("", key[1], arms, key, (task, "from scratch"), sure) for key in arms])
-        costs(axis, nothing(task))
+        costs(axis, nothing(task, fresh=True))
         axis.set_title(BEDS[task], loc="left")
     return figure, questions()[number].title
 

@@ -102,7 +102,7 @@ def of_curves(found, used):
             alone, after = curve.at[budget, 0], curve.at[budget, curve.share]
             lines.append([f"{budget:g}", f"{round(curve.passes * budget):,}", score_of(arms[alone]),
                           score_of(arms[after]), changed(arms, after, alone, sure), hidden(arms[after])])
-        costs = [[f"*{what}*", "", f"{score:.1f}", "", "", ""] for what, score in nothing(curve.task)]
+        costs = [[f"*{what}*", "", f"{score:.1f}", "", "", ""] for what, score in nothing(curve.task, fresh=True)]
         shares = sorted(share for budget, share in curve.at if budget == 1)
         more = [changed(arms, curve.at[1, share], curve.at[1, 0], sure) for share in shares[1:]]
         parts += [f"`{curve.name}`" + (f"; pooled deviation {said[0].split(': ')[1]}" if said else ""),
@@ -121,7 +121,7 @@ def of_exits(found, used):
         arms = {(task, name): arm for name, arm in arms.items()}
         sure, said = scatter(arms)
         used += [run for arm in arms.values() for run in arm.values()]
-        lines = [[f"*{what}*", f"{score:.1f}", "", "", ""] for what, score in nothing(task)]
+        lines = [[f"*{what}*", f"{score:.1f}", "", "", ""] for what, score in nothing(task, fresh=True)]
         alone, own = (task, "from scratch"), (task, "SPT")
         most = change(arms, own, alone, sure)[0] if arms[own] and arms[alone] else None
         for key, arm in arms.items():
