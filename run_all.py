@@ -13,14 +13,14 @@
         from scratch and self-pretrained, as one table; with --arms scratch,spt,joint,probe (probe: after SPT the head
         alone is trained); --select val: test scores of what validation chooses alone. A flag holds for every stage
         that has it; pretrain.lr, finetune.lr: for that stage only
-    bash run_all.sh findings1        .. findings9: the questions of results/findings.md, on these tasks and Image;
-        findings0: the trials by which their settings were chosen
+    bash run_all.sh findings1        .. findings11: the questions of results/findings.md, on these tasks and Image;
+        findings0, findings12: the trials by which their settings were chosen
     bash run_all.sh table2           the paper's: table1 table2 table3 table7 table8 table9 figure1 .. figure5 all
 
     --preset mini                    the paper's tables and figures at small scale: short stand-in tasks on 2 CPU cores
     --list                           prints the commands instead, one chain a line, for any scheduler
     --seeds 0,1,2 --tasks text,image --models s4,rotary     only these (default: three seeds of all; findings4: ten,
-                                     findings5 and findings8: five, findings0 and findings9: one). Demos, own and sweep
+                                     findings5, 8, 10 and 11: five, 0, 9 and 12: one). Demos, own and sweep
                                      take any model
     --gpus 0,1,2,3                   one chain at a time on each of these GPUs
     --raw DIR                        prepares the data from official files that you have in DIR
