@@ -213,6 +213,18 @@ def test_a_verdict_is_where_the_interval_lies():
     assert tables.decide(tables.Measured({0: 3.0, 1: 3.1}, 9), "above 0") == "undecided"      # another test set
 
 
+def test_no_table_shows_what_a_trial_scored(tmp_path):
+    """The rate that trials choose has the same name as its runs of the table; seeds tell them apart."""
+    row = next(row for row in questions()[10].rows if (row.task, row.model, row.word) == ("pathfinder_demo", "s4", ""))
+    arm = next(made for made in trained(row) if "b1-" in made.word and made.start == "scratch")
+    for seed, score in ((0, .8), (100, .9)):
+        finetuned(tmp_path, f"pathfinder_demo-s4-{arm.word}-scratch-s{seed}", score, seed, test_examples=2000,
+                  val_accuracy=score, **record(arm) | dict(steps=1900, seconds=60))
+    found = tables.by_name(read_runs(tmp_path))
+    assert "| 80.0 (1) |" in tables.finding(10, found) and "90.0" not in tables.finding(10, found)
+    assert "| 90.0<br>1,900 passes" in tables.finding(12, found)
+
+
 def test_many_tests():
     """Holm's and Benjamini and Hochberg's corrections, by hand: .01, .02, .03, .04, .5 of five."""
     chances = dict(zip("abcde", (.5, .01, .02, .03, .04)))

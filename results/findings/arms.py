@@ -50,6 +50,12 @@ def by_name(runs):
     return found
 
 
+def of_question(number, found):
+    """Its runs alone: question 12 has seeds from 100 on, which no other may show, under the same names."""
+    return {name: {seed: run for seed, run in arm.items() if (seed >= 100) == (number == 12)}
+            for name, arm in found.items()}
+
+
 def nothing(task, fresh=False):
     """[(name, test accuracy in percent)] of what costs nothing on a bed, or little: results/baseline.jsonl. fresh: on
     the fresh images, where they were tried on these."""

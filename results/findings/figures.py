@@ -5,7 +5,7 @@ import re
 import statistics
 from collections import namedtuple
 
-from arms import change, curves, exits, layout, nothing, scatter
+from arms import change, curves, exits, layout, nothing, of_question, scatter
 from analyze import grid
 from compare import MODEL_NAMES, STARTS, evaluations, half_width, scores
 from experiments import questions
@@ -89,7 +89,7 @@ def draw_arms(axis, lines):
         if arm := line.arms[line.key]:
             values = [*scores(arm).values()]
             mean, (label, colour) = statistics.mean(values), STARTS[next(iter(arm.values()))["start"]]
-            half = half_width((line.sure[line.key], len(values)))
+            half = half_width((line.sure[line.key], len(values))) if len(values) > 1 else 0
             axis.scatter(values, [y] * len(values), s=6, color=colour, alpha=0.5, linewidths=0)
             axis.errorbar(mean, y, xerr=half or None, color=colour, marker="|", markersize=7, capsize=2, label=label)
             text = f"{mean:.1f}"
@@ -110,11 +110,12 @@ def draw_arms(axis, lines):
 
 def line_of(axis, x, arms, sure, **look):
     """Means with intervals over x; arms: [{seed: run}], of which some are empty."""
-    points = [(one, statistics.mean(scores(arm).values()), half_width((estimate, len(arm))), len(arm))
+    points = [(one, statistics.mean(scores(arm).values()), half_width((estimate, len(arm))) * (len(arm) > 1), len(arm))
               for one, arm, estimate in zip(x, arms, sure) if arm]
     if points:
         x, means, halves, n = zip(*points)
-        look["label"] += f", n={'/'.join(map(str, sorted({*n})))}"
+        if "label" in look:
+            look["label"] += f", n={'/'.join(map(str, sorted({*n})))}"
         axis.errorbar(x, means, yerr=halves if any(halves) else None, marker="o", markersize=3, capsize=2, **look)
 
 
@@ -199,43 +200,46 @@ LOOKS = {"pathfinder_demo-transformer": "#0072b2", "pathfinder_demo-transformer-
 
 
 def over_passes(plt, number, found):
-    """Question 10: accuracy over passes, a line a model and start; over shares; losses of S4 on reviews."""
-    figure, axes = plt.subplots(2, 2, figsize=(9, 7))
+    """Question 10, a column a bed: accuracy over passes, a line a model and start; accuracy over the share of
+    pretraining at today's passes; of the models of reviews, losses on the labels with four times the passes."""
+    figure, axes = plt.subplots(3, 2, figsize=(9, 9.5))
+    tasks = "pathfinder_demo", "text256"
     for curve in curves(found):
-        column, sure = int(curve.task == "text256"), scatter(curve.arms)[0]
-        words, colour = plain_row(curve.name), LOOKS[curve.name]
+        passes, shares = axes[:2, tasks.index(curve.task)]
+        sure, look = scatter(curve.arms)[0], dict(color=LOOKS[curve.name])
         budgets = sorted({budget for budget, _ in curve.at})
         for share, style, label in ((0, "--", "from scratch"), (curve.share, "-", "SPT")):
             keys = [curve.at[budget, share] for budget in budgets]
-            line_of(axes[0, column], [curve.passes * budget for budget in budgets], [curve.arms[key] for key in keys],
-                    [sure.get(key) for key in keys], color=colour, linestyle=style, label=f"{words}, {label}")
-        shares = sorted(share for budget, share in curve.at if budget == 1)
-        keys = [curve.at[1, share] for share in shares]
-        line_of(axes[1, 0], [100 * share for share in shares], [curve.arms[key] for key in keys],
-                [sure.get(key) for key in keys], color=colour, linestyle=":" if column else "-.",
-                label=f"{words}, {BEDS[curve.task].split(',')[0]}")
-    for axis, task in zip(axes[0], ("pathfinder_demo", "text256")):
-        costs(axis, nothing(task, fresh=True), horizontal=True)
-        axis.set(xscale="log", xlabel="passes, both stages", title=BEDS[task])
-    axes[0, 0].set_ylabel("test accuracy, %")
-    axes[1, 0].set(xlabel="share of pretraining, % of today's passes", ylabel="test accuracy, %")
-    losses(axes[1, 1], found)
+            line_of(passes, budgets, [curve.arms[key] for key in keys], [sure.get(key) for key in keys],
+                    linestyle=style, label=f"{plain_row(curve.name)}, {label}", **look)
+        some = sorted(share for budget, share in curve.at if budget == 1)
+        keys = [curve.at[1, share] for share in some]
+        line_of(shares, [100 * share for share in some], [curve.arms[key] for key in keys],
+                [sure.get(key) for key in keys], **look)
+    for (passes, shares, _), task in zip(axes.T, tasks):
+        costs(passes, nothing(task, fresh=True), horizontal=True)
+        passes.set(xscale="log", xlabel="passes of both stages, in today's", title=BEDS[task])
+        passes.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
+        passes.minorticks_off()
+        shares.set(xlabel="share of pretraining, % of today's passes")
+    for axis in axes[:2, 0]:
+        axis.set_ylabel("test accuracy, %")
+    for axis, curve in zip(axes[2], [curve for curve in curves(found) if curve.task == "text256"]):
+        losses(axis, curve)
     return figure, questions()[number].title
 
 
-def losses(axis, found):
-    """Of S4 on reviews with four times the passes: training and validation loss on the labels."""
-    curve = next(curve for curve in curves(found) if curve.name == "text256-s4")
+def losses(axis, curve):
+    """Loss on the labels over passes, of training and validation, of the first seed from scratch and after SPT."""
     for start, share in (("scratch", 0), ("spt", curve.share)):
-        arm = curve.arms[curve.at[4, share]]
-        for seed, run in arm.items():
-            if seed < 100 and "train_loss" in evaluations(run)[-1]:
-                steps = [run["first"]["steps"] + record["step"] for record in evaluations(run)]
-                for field, style, words in (("val_loss", "-", "validation"), ("train_loss", ":", "training")):
-                    points = [(step, record[field]) for step, record in zip(steps, evaluations(run)) if field in record]
-                    axis.plot(*zip(*points), style, color=STARTS[start][1], alpha=0.7,
-                              label=f"{STARTS[start][0]}, {words}" if seed == min(arm) else None)
-    axis.set(xlabel="passes", ylabel="loss on the labels", title="S4, reviews, four times the passes")
+        for run in [*curve.arms[curve.at[4, share]].values()][:1]:
+            for field, style, words in (("val_loss", "-", "validation"), ("train_loss", ":", "training")):
+                points = [(run["first"]["steps"] + record["step"], record[field]) for record in evaluations(run)
+                          if field in record]
+                if points:
+                    axis.plot(*zip(*points), style, color=STARTS[start][1], label=f"loss {STARTS[start][0]}, {words}")
+    axis.set(xlabel="passes", ylabel="loss on the labels", title=f"{plain_row(curve.name)}, four times the passes")
+    axis.set_visible(bool(axis.lines))
 
 
 def ways_out(plt, number, found):
@@ -255,4 +259,4 @@ def ways_out(plt, number, found):
 def question(plt, number, found):
     """-> figure, title."""
     own = {2: over_labels, 5: over_steps, 9: over_epochs, 10: over_passes, 11: ways_out}
-    return own.get(number, arms_figure)(plt, number, found)
+    return own.get(number, arms_figure)(plt, number, of_question(number, found))

@@ -22,7 +22,8 @@ from scipy.special import stdtr
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import figures
-from arms import HERE, KEPT, ROOT, by_name, change, changed, curves, exits, layout, nothing, of_test, scatter, wider
+from arms import (HERE, KEPT, ROOT, by_name, change, changed, curves, exits, layout, nothing, of_question, of_test,
+                  scatter, wider)
 from analyze import half_lag, kernels_of, kernels_to_keep, line_to_keep
 from compare import (draw, half_width_of, markdown, mean_std, minus, provenance, read_log, read_runs, replace_block,
                      scores, signed, write)
@@ -37,7 +38,7 @@ KERNEL_ROWS = ("text_demo-s4-rated", "pathfinder_demo-s4")         # whose kerne
 
 def finding(number, found):
     """The tables of a question in Markdown. Gains are over the first column, of all seeds that there are."""
-    used, said = [], []
+    used, said, found = [], [], of_question(number, found)
     if number in (10, 11):
         parts = (of_curves if number == 10 else of_exits)(found, used)
     else:
