@@ -321,7 +321,8 @@ def exits(curve, rates):
     """The arms of question 11 with their own settings. rates: {exit: [rate]}."""
     begin = dict(mimetic="--begin mimetic", near="--begin near", repeat="--repeat 0.125")
     return [*(alone(curve, 1, rate, f"-{word}", f" {flags}") for word, flags in begin.items() for rate in rates[word]),
-            *(after(curve, 1, 0.5, rate, inputs=word) for word in ("listops", "shuffled") for rate in rates[word])]
+            *(after(curve, 1, float(curve["share"]), rate, inputs=word)
+              for word in ("listops", "shuffled") for rate in rates[word])]
 
 
 def of_exits(lines):
@@ -333,7 +334,7 @@ def of_exits(lines):
         own, known = some[0], {word: [float(line[word])] for word in line if word not in ("task", "model")}
         found.append(Row(line["task"], line["model"], [
             alone(own, 1, chosen(own, "scratch", 1)), after(own, 1, float(own["share"]), chosen(own, "spt", 1)),
-            *exits(own, known), joint("", "")], ""))
+            *exits(own, known), joint("b1" if line["task"] == "pathfinder_demo" else "", "")], ""))  # b1: on fresh images
         found += [row for other in some[1:] for row in of_curve(other, lambda curve, pool: [
             alone(curve, 1, chosen(curve, "scratch", 1), more=pool)])]
         three = [float(rate) for rate in own["tried"].split("/")]

@@ -139,6 +139,40 @@ def test_a_fork_trains_on_samples(fork):
         assert "wrote" in run(fork, "finetune.py", "--init", "first", *flags, *steps, f"second{i}")
 
 
+@pytest.mark.skipif(not shutil.which("patch"), reason="patch makes the fork")
+def test_exits_from_a_plateau(fork):
+    """Where attention begins: products of weights near the identity and minus it, and scores that fall with distance.
+    What is seen first is a share of the examples, each epoch all of it. Shuffled inputs hold the same symbols."""
+    run(fork, "-c", """import numpy as np, torch, exits, data
+from types import SimpleNamespace
+from models import Attention
+torch.manual_seed(0)
+layer = Attention(SimpleNamespace(d=64, heads=2, causal=False, block=None, rotary=0.0))
+model = torch.nn.Sequential(layer)
+exits.begin(model, "mimetic")
+q, k, v = layer.qkv.weight.detach().chunk(3)
+eye = torch.eye(64)
+for rows in torch.arange(64).split(32):
+    near = (q[rows].T @ k[rows]).trace() / 64
+    assert 0.4 < near < 1.2, near                                                 # of rank 32, the largest of .7 Z + .7 I
+assert abs((v.T @ layer.out.weight.detach().T).trace() / 64 + 0.4) < 0.1 and not layer.qkv.bias.any()
+exits.begin(model, "near")
+q, k, v = torch.randn(3, 2, 2, 9, 32).unbind()
+lengths = torch.tensor([9, 6])
+distance = (torch.arange(9)[:, None] - torch.arange(9)).abs()
+scores = q @ k.transpose(-1, -2) / 32 ** 0.5 - torch.tensor([1 / 4, 1 / 256])[:, None, None] * distance
+scores[1, ..., 6:] = -torch.inf
+torch.testing.assert_close(layer.attend(q, k, v, lengths), scores.softmax(-1) @ v)
+assert layer.slope.requires_grad and len([*model.parameters()]) == 5
+first = [exits.repeated(80, 5, 0.25, 7, step) for step in range(8)]
+assert sorted(np.concatenate(first[:4])) == sorted(np.concatenate(first[4:])) and len(set(np.concatenate(first))) == 20
+task = data.TASKS["text_demo"]
+x, offsets = np.arange(4, 54).astype("uint8"), np.array([0, 20, 50])
+split = exits.other_inputs("shuffled", data.Split(task, x, np.zeros(2), offsets), ".")
+for a, b in zip(offsets, offsets[1:]):
+    assert sorted(split.x[a:b]) == sorted(x[a:b]) and split.x[b - 1] == x[b - 1] and (split.x[a:b] != x[a:b]).any()""")
+
+
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 def bed(root, model, scratch, spt, joint):

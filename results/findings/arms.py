@@ -65,7 +65,8 @@ def nothing(task, fresh=False):
             own = run["fresh"]["accuracy"] * 100 if fresh and "fresh" in run else run["score"]
             found.setdefault(run["model"], []).append(run | dict(score=own))
     linear = [(f"linear model of {name}", runs[0]) for name, runs in found.items() if "constant_accuracy" in runs[0]]
-    return [*(("one answer for all", 100 * run["constant_accuracy"]) for _, run in linear),
+    return [*(("one answer for all", 100 * (run["fresh"]["constant"] if fresh and "fresh" in run else
+                                            run["constant_accuracy"])) for _, run in linear),
             *((name, run["score"]) for name, run in linear),
             *((name, statistics.mean(run["score"] for run in runs)) for name, runs in found.items()
               if "constant_accuracy" not in runs[0])]
@@ -84,9 +85,9 @@ def curves(found):
         for arm in row.arms:
             key = name, f"{arm.word}-{arm.start}"
             budget, share = re.match(r"b([\d.]+)(?:-share([\d.]+))?-", arm.word).groups()
-            arms[key] = fresh(found.get("-".join(key), {}))
+            arms[key] = found.get("-".join(key), {})
             at[float(budget), float(share or 0)] = key
-        made.append(Curve(name, row.task, int(line["passes"]), float(line["share"]), at, arms))
+        made.append(Curve(name, row.task, int(line["passes"]), float(line["share"]), at, fresh(arms)))
     return made
 
 
@@ -107,16 +108,16 @@ def exits(found):
                         {"scratch": "from scratch", "spt": "SPT", "joint": "joint training"}[arm.start])
             name = "max pooling" if row.word == "max" else name
             words = row.task, row.model, row.word, arm.word, arm.start
-            arms[name] = fresh(found.get("-".join(filter(None, words)), {}))
-    return made
+            arms[name] = found.get("-".join(filter(None, words)), {})
+    return {task: fresh(arms) for task, arms in made.items()}
 
 
-def fresh(arm):
-    """Runs {seed: run} with their scores on the 20,000 fresh images, where all of them have been tried on these."""
-    if not arm or not all("fresh" in run for run in arm.values()):
-        return arm
-    return {seed: run | dict(score=100 * run["fresh"]["accuracy"], test_examples=run["fresh"]["examples"])
-            for seed, run in arm.items()}
+def fresh(arms):
+    """{key: {seed: run}} with their scores on the 20,000 fresh images, if all of these runs have been tried on them."""
+    if not all("fresh" in run for arm in arms.values() for run in arm.values()):
+        return arms
+    return {key: {seed: run | dict(score=100 * run["fresh"]["accuracy"], test_examples=run["fresh"]["examples"])
+                  for seed, run in arm.items()} for key, arm in arms.items()}
 
 
 # ---- How sure a difference is ----------------------------------------------------------------------------------------
@@ -130,19 +131,20 @@ def of_test(*arms):
 
 
 def wider(half, variance):
-    """Half of a 95 % interval over seeds, with that of the test set."""
-    return math.hypot(half, 1.96 * math.sqrt(variance)) if half else 0.0
+    """Half of a 95 % interval over seeds, with that of the test set. None stays: there is one seed."""
+    return None if half is None else math.hypot(half, 1.96 * math.sqrt(variance))
 
 
 def change(arms, key, base, sure):
     """Of arms {key: {seed: run}} with Estimates of their scatter: difference of two means, half of its 95 % interval
-    with these, the same with the differences paired by seed or None. Both hold the error of the test set. Halves are 0
-    for one seed."""
+    with these, the same with the differences paired by seed or None. Both hold the error of the test set. Halves are
+    None for one seed."""
     one, other = scores(arms[key]), scores(arms[base])
     mean, size = statistics.mean(one.values()) - statistics.mean(other.values()), of_test(arms[key], arms[base])
-    half = half_width((sure[key], len(one)), (sure[base], len(other))) if min(len(one), len(other)) > 1 else 0.0
-    paired = half_width_of([*minus(one, other).values()]) if half and one.keys() == other.keys() else None
-    return mean, wider(half, size), paired and wider(paired, size)
+    half = half_width((sure[key], len(one)), (sure[base], len(other))) if min(len(one), len(other)) > 1 else None
+    alike = half is not None and one.keys() == other.keys()
+    paired = half_width_of([*minus(one, other).values()]) if alike else None
+    return mean, wider(half, size), wider(paired, size)
 
 
 def changed(arms, key, base, sure):
@@ -150,7 +152,7 @@ def changed(arms, key, base, sure):
     if not arms[key] or not arms[base]:
         return "–"
     mean, half, paired = change(arms, key, base, sure)
-    if not half:
+    if half is None:
         return f"{mean:+.1f} (one seed)"
     text = f"{mean:+.1f} [{mean - half:+.1f}, {mean + half:+.1f}]"
     return text + (f", paired [{mean - paired:+.1f}, {mean + paired:+.1f}]" if paired is not None else "")

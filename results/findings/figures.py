@@ -19,8 +19,8 @@ WORDS = {
     r"l([\d.]+)": "labels for {:.0%}", r"f([\d.]+)": "{:.0%} of the data", r"s(\d+)": "{:,.0f} steps",
     r"p(\d+)": "after {:,.0f} steps", r"n([\d.]+)": "on {:.3g} of the images", r"m([\d.]+)": "{:.0%} hidden",
     "runs3": "runs of 3", "runs10": "runs of 10", "patches": "2 x 2 patches",
-    "rows": "whole rows", "qk": "queries, keys", "v": "values", "mixers": "mixers",
-    "others": "all but mixers", "A": "A, dt", "BC": "B, C", r"lr([\d.]+)": "rate {:g}",
+    "rows": "whole rows", "qk": "queries, keys kept", "v": "values kept", "mixers": "mixers kept",
+    "others": "all but mixers kept", "A": "A, dt kept", "BC": "B, C kept", r"lr([\d.]+)": "rate {:g}",
     r"w([\d.]+)": "weight {:g}", "e4": "4 epochs", "100k": "100k parameters"}
 
 
@@ -47,11 +47,11 @@ def plain_row(row, rate=False):
 Line = namedtuple("Line", "heading name arms key base sure")
 
 
-def costs(axis, values, horizontal=False):
-    """What costs nothing, as lines: [(name, percent)]."""
+def costs(axis, values, horizontal=False, all_labels=""):
+    """What costs nothing, as lines: [(name, percent)]. all_labels: said of those that learn."""
     draw = axis.axhline if horizontal else axis.axvline
-    for (name, value), style in zip(values, (":", "--", "-.")):
-        name = "linear model" if name.startswith("linear") else name
+    for i, ((name, value), style) in enumerate(zip(values, (":", "--", "-."))):
+        name = ("linear model" if name.startswith("linear") else name) + (all_labels if i else "")
         draw(value, color="black", linestyle=style, linewidth=0.8, label=name)
 
 
@@ -95,7 +95,7 @@ def draw_arms(axis, lines):
             text = f"{mean:.1f}"
             if line.key != line.base and line.arms[line.base]:
                 points, half, _ = change(line.arms, line.key, line.base, line.sure)
-                text += f"  {points:+.1f}" + (f" [{points - half:+.1f}, {points + half:+.1f}]" if half else "")
+                text += f"  {points:+.1f}" + ("" if half is None else f" [{points - half:+.1f}, {points + half:+.1f}]")
             axis.text(1.01, y, f"{text} ({len(values)})", transform=axis.get_yaxis_transform(), va="center", fontsize=7)
         y += 1
     axis.set_yticks([at for at, *_ in ticks], [name for _, name, _ in ticks])
@@ -119,6 +119,13 @@ def line_of(axis, x, arms, sure, **look):
         axis.errorbar(x, means, yerr=halves if any(halves) else None, marker="o", markersize=3, capsize=2, **look)
 
 
+def say_gain(axis, x, arms, key, base):
+    """Points gained, above a mean."""
+    if arms[key] and arms[base]:
+        mean, other = (statistics.mean(scores(arms[each]).values()) for each in (key, base))
+        axis.annotate(f"{mean - other:+.1f}", (x, mean), (3, 5), textcoords="offset points", fontsize=7, ha="left")
+
+
 def over_labels(plt, number, found):
     """Question 2: accuracy over the share that has labels, a panel a model; dashed: no more data than these."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True)
@@ -139,7 +146,9 @@ def over_labels(plt, number, found):
                 line_of(axis, [250, 1250], [names[key] for key in keys],
                         [sure.get(("text_demo", key)) for key in keys], color=STARTS[start][1], linestyle="--",
                         label=f"{STARTS[start][0]}, no other reviews")
-        costs(axis, nothing("text_demo"), horizontal=True)
+        costs(axis, nothing("text_demo"), horizontal=True, all_labels=", all 5,000 labels")
+        for key, x in zip([f"l{share}" for share in shares[:-1]] + [""], (50, 250, 1250, 5000)):
+            say_gain(axis, x, names, (key, "spt"), (key, "scratch"))
         axis.set(xscale="log", xlabel="reviews with labels", title=MODEL_NAMES[model])
         axis.set_xticks([50, 250, 1250, 5000], ["50", "250", "1,250", "5,000"])
         axis.minorticks_off()
@@ -164,7 +173,10 @@ def over_steps(plt, number, found):
         line_of(axis, [*names], arms, [sure.get((row, x)) for x in names], color=STARTS[start][1], label=label,
                 linestyle="-" if axis is left else "--")
     for axis in (left, right):
-        costs(axis, nothing("pathfinder_demo"), horizontal=True)
+        costs(axis, nothing("pathfinder_demo"), horizontal=True, all_labels=", all 5,000 labels")
+    for n in (175, 350, 700, 1400, 2800):
+        say_gain(left, n, {name: found.get(f"{row}{name}", {}) for name in (f"p{n}-spt", "s1400-scratch")},
+                 f"p{n}-spt", "s1400-scratch")
     left.set(xlabel="steps of pretraining, or more steps on labels", ylabel="test accuracy, %")
     right.set(xlabel="images", xscale="log")
     right.set_xticks([625, 1250, 2500, 5000], ["625", "1,250", "2,500", "5,000"])
@@ -184,7 +196,7 @@ def over_epochs(plt, number, found):
         if style == "-":
             paper = {"scratch": "S4", "spt": "S4 + SPT"}[start]
             axis.axhline(float(grid(9)[0][paper]["100k"][1]), color=colour, linestyle=":",
-                         label="the paper's test, 200 epochs")
+                         label=f"the paper's test, 200 epochs, {in_words([start])}")
         for run in found.get(name, {}).values():
             before = run["first"].get("epochs", 0)
             epochs = [before + record["step"] * run["epochs"] / run["steps"] for record in evaluations(run)]

@@ -170,7 +170,7 @@ def measure(found):
         before, after = (less(score(f"{high}-{start}"), score(f"{low}-{start}")) for start in ("scratch", "spt"))
         own, shrinks = gain(low), less(before, after)
         less_of_both = {seed: min(value, own.values[seed]) for seed, value in shrinks.values.items()}
-        return Measured(less_of_both, own.test, before)
+        return Measured(less_of_both, max(own.test, shrinks.test), before)
 
     def longer(row):                       # log2 of S4's half lags after pretraining against those at the start
         runs = found.get(f"{row}-pretrain", {})
@@ -225,14 +225,16 @@ def verdicts(found):
 
 def half_of(one):
     """Of the 95 % interval of a Measured: over paired seeds, with the error of the test set."""
-    return wider(half_width_of([*one.values.values()]), one.test) if one.values else 0.0
+    return wider(half_width_of([*one.values.values()]), one.test) if len(one.values) > 1 else 0.0
 
 
 def chance(one):
     """Student's p of a mean that is 0, over seeds alone."""
     values = [*one.values.values()]
     error = statistics.stdev(values) / math.sqrt(len(values))
-    return 2 * float(stdtr(len(values) - 1, -abs(statistics.mean(values)) / error)) if error else 0.0
+    if not error:
+        return float(not any(values))
+    return 2 * float(stdtr(len(values) - 1, -abs(statistics.mean(values)) / error))
 
 
 def survivors(chances, level=0.05):
