@@ -332,9 +332,10 @@ def of_exits(lines):
     for line in read_table(EXITS):
         some = [each for each in lines if (each["task"], each["model"]) == (line["task"], line["model"])]
         own, known = some[0], {word: [float(line[word])] for word in line if word not in ("task", "model")}
+        again = "b1" if line["task"] == "pathfinder_demo" else ""            # for the fresh images
         found.append(Row(line["task"], line["model"], [
             alone(own, 1, chosen(own, "scratch", 1)), after(own, 1, float(own["share"]), chosen(own, "spt", 1)),
-            *exits(own, known), joint("b1" if line["task"] == "pathfinder_demo" else "", "")], ""))  # b1: on fresh images
+            *exits(own, known), joint(again, "")], ""))
         found += [row for other in some[1:] for row in of_curve(other, lambda curve, pool: [
             alone(curve, 1, chosen(curve, "scratch", 1), more=pool)])]
         three = [float(rate) for rate in own["tried"].split("/")]

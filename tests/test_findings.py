@@ -120,7 +120,7 @@ task, arch = data.TASKS["pathfinder_demo"], recipes.arch("pathfinder_demo", "tra
 torch.manual_seed(3)
 start = models.Backbone(models.config(arch, task, mask_channel=True)).state_dict()
 torch.manual_seed(3)
-args = SimpleNamespace(init=None, start="scratch", rewind=True, objective="masked", arch=arch, pool="mean")
+args = SimpleNamespace(init=None, begin=None, start="scratch", rewind=True, objective="masked", arch=arch, pool="mean")
 args.head, args.freeze = "linear", False
 model = finetune.make_model(args, task, None).backbone
 start["encoder.weight"] = start["encoder.weight"][:, :-1]

@@ -243,13 +243,13 @@ def figure_of(plt, dots, linear):
             axis.annotate(name, (dot.lag, dot.gain), (right, up), textcoords="offset points", ha=side, va="center",
                           arrowprops=dict(arrowstyle="-", color="0.6", linewidth=0.6, shrinkA=0))
     seeds = [dot.seeds for dot in dots]
-    axis.text(0.5, 0.02, f"{len(dots)} models on {len({dot.task for dot in dots})} tasks, {min(seeds)} to {max(seeds)} "
-              f"seeds each, mostly {statistics.mode(seeds)}; bars: 95 %", transform=axis.transAxes, ha="center")
+    axis.text(0.98, 0.02, f"{len(dots)} models on {len({dot.task for dot in dots})} tasks, {min(seeds)} to {max(seeds)} "
+              f"seeds each, mostly {statistics.mode(seeds)}; bars: 95 %", transform=axis.transAxes, ha="right")
     bottom = axis.get_ylim()[0] - 2                            # room for that
     axis.set_ylim(bottom=bottom)
     axis.scatter(linear, [bottom] * len(linear), 40, "black", marker="x", linewidths=1.5, zorder=4, clip_on=False,
                  label=f"linear model ({len(linear)} tasks)")
-    axis.annotate("linear models,\nreviews", (min(linear), bottom), (0, 10), textcoords="offset points", ha="center")
+    axis.annotate("linear models,\nreviews", (min(linear), bottom), (-4, 8), textcoords="offset points")
     figure.colorbar(drawn, pad=0.02).set_label("predicts hidden symbols:\n"
                                                "0 = no better than always the commonest, 1 = all")
     axis.set(xlabel="points behind the best model from scratch", ylabel="points that SPT gains")
