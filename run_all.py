@@ -341,7 +341,7 @@ def taken(folder):
     return locked(folder / ".lock", f"another run_all.sh works on {folder}", wait=False)
 
 
-def costs_nothing(args, entry, folder):
+def linear_command(args, entry, folder):
     """The command that fits a linear model to the one task of a demo or of your own data, in seconds; none for what has
     no such row."""
     if args.target not in (*experiments.DEMOS, "own"):
@@ -370,7 +370,7 @@ def train(args, entry, seeds, folder):
     if not entry:
         print("error: nothing is left to run", file=sys.stderr)
         return 1
-    if (command := costs_nothing(args, entry, folder)) and subprocess.run(command).returncode:
+    if (command := linear_command(args, entry, folder)) and subprocess.run(command).returncode:
         print("warning: there is no linear model to compare with", file=sys.stderr)
     by_seed = {seed: experiments.chains(entry, seed, folder.as_posix()) for seed in seeds}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -459,7 +459,7 @@ def carry_out(args, entry, seeds, folder):
     if not args.list:
         return train(args, entry, seeds, folder)
     more = [*(["--raw", str(args.raw)] if args.raw else []), *reading(args)]
-    command = costs_nothing(args, entry, folder)
+    command = linear_command(args, entry, folder)
     for chain in [*([[shlex.join(command)]] if command else []), *itertools.chain(*by_seed.values())]:
         # Elsewhere, a chain must know how its data are to be read.
         own = {row.task for row in entry if ":" in row.task and shlex.quote(row.task) in chain[0]}

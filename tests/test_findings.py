@@ -22,6 +22,7 @@ from test_analyze import finetuned, put
 from test_readme import run
 
 sys.path.insert(0, str(ROOT / "results" / "findings"))
+import arms as arms_of
 import convnet
 import lag
 import tables
@@ -32,6 +33,7 @@ def fork(tmp_path_factory):
     """runs/fork, as fork.sh makes it."""
     copy = tmp_path_factory.mktemp("findings")
     for path in [*ROOT.glob("*.py"), *ROOT.glob("zoo/*.py"), *ROOT.glob("results/findings/fork.sh"),
+                 ROOT / "results" / "findings" / "fresh.py",
                  *ROOT.glob("results/findings/question*.patch")]:
         place = copy / path.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -140,6 +142,30 @@ def test_a_fork_trains_on_samples(fork):
 
 
 @pytest.mark.skipif(not shutil.which("patch"), reason="patch makes the fork")
+def test_scores_on_fresh_images(fork):
+    """On a run's own test split the score is its own, with another attention too; the default images are refused."""
+    folders = fork / "0", fork / "1"
+    for seed, folder in enumerate(folders):
+        run(fork, "data.py", "--task", "pathfinder_demo", "--seed", seed, "--data-dir", folder, "--train", 64,
+            "--val", 16, "--test", 40)
+    for flags in (("--begin", "near"), ("--pool", "max")):
+        run(fork, "finetune.py", "--task", "pathfinder_demo", "--model", "transformer", *flags, "--steps", 3,
+            "--lr", 0.01, "--eval-every", 1, "--data-dir", folders[1], "--out", f"runs/pathfinder_demo-{flags[1]}")
+    script = fork.parents[1] / "results" / "findings" / "fresh.py"
+    run(fork, script, "runs", "--data-dir", folders[1])
+    for path in (fork / "runs").glob("*/result.json"):
+        result = json.loads(path.read_text())
+        assert result["fresh"] == dict(accuracy=result["test_accuracy"], examples=40, seed=1)
+    for folder in (folders[0], fork / "nothing"):
+        done = subprocess.run([sys.executable, script, "runs", "--data-dir", folder], cwd=fork, capture_output=True,
+                              text=True)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1
+        assert "holds no fresh images; make them: " in done.stderr
+    arms = {"a": {0: dict(score=1, fresh=dict(accuracy=.5, examples=9))}, "b": {0: dict(score=2)}}
+    assert arms_of.fresh(arms) == arms and arms_of.fresh({"a": arms["a"]})["a"][0]["score"] == 50
+
+
+@pytest.mark.skipif(not shutil.which("patch"), reason="patch makes the fork")
 def test_exits_from_a_plateau(fork):
     """Where attention begins: products of weights near the identity and minus it, and scores that fall with distance.
     What is seen first is a share of the examples, each epoch all of it. Shuffled inputs hold the same symbols."""
@@ -154,7 +180,7 @@ q, k, v = layer.qkv.weight.detach().chunk(3)
 eye = torch.eye(64)
 for rows in torch.arange(64).split(32):
     near = (q[rows].T @ k[rows]).trace() / 64
-    assert 0.4 < near < 1.2, near                                                 # of rank 32, the largest of .7 Z + .7 I
+    assert 0.4 < near < 1.2, near                                  # of rank 32, the largest of .7 Z + .7 I
 assert abs((v.T @ layer.out.weight.detach().T).trace() / 64 + 0.4) < 0.1 and not layer.qkv.bias.any()
 exits.begin(model, "near")
 q, k, v = torch.randn(3, 2, 2, 9, 32).unbind()
@@ -201,7 +227,7 @@ def test_a_difference_by_hand(tmp_path):
     scratch, spt, joint = arms
     seeds = [np.array([*tables.scores(arm).values()]) for arm in arms.values()]
     variance, freedom = sum(((x - x.mean()) ** 2).sum() for x in seeds) / 7, 7
-    assert sure[spt] == pytest.approx((variance, freedom)) and "7 degrees of freedom" in said[0]
+    assert sure[spt] == pytest.approx((variance, freedom)) and "7 degrees of freedom" in said["pathfinder_demo"]
     mean, half, paired = tables.change(arms, spt, scratch, sure)
     test = 1.96 * 100 * np.sqrt((.7175 * .2825 + .51 * .49) / 2000)
     assert (mean, paired) == (pytest.approx(71.75 - 51), None)
@@ -284,7 +310,7 @@ def test_the_rates_of_the_curve_are_the_best_of_their_trials():
             if len(means) == 3:
                 checked += 1
                 assert means[chosen(line, start, budget)] == max(means.values()), (row, start, budget, means)
-    assert checked or not any("-b1-" in name for name in found)
+    assert checked >= 20
 
 
 def test_joint_training_takes_the_best_of_its_trials():
@@ -337,10 +363,13 @@ def test_keeping_adds_runs_and_never_replaces_one(pages):
     put(pages / "new", "pathfinder_demo-s4-pretrain-s77", seed=77, task="pathfinder_demo", model="s4")
     for folder in (pages / "new").iterdir():
         if "s4-pretrain" in folder.name:                       # question 3's
+            log = [dict(kind="train", loss=2), dict(kind="train", loss=4), dict(kind="eval"), dict(kind="eval")]
+            (folder / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in log))
             np.savez(folder / "kernels.npz", before=np.ones((1, 2, 8)), after=np.ones((1, 2, 8)))
     assert tables.main(["keep", "--runs", str(pages / "new")]) == 0
     new = {each["run"]: each for each in read_runs(tables.KEPT)}
     assert {name: new[name] for name in old} == old
+    assert [record.get("train_loss") for record in new["pathfinder_demo-s4-pretrain-s77"]["evals"]] == [3, None]
     assert len(new) - len(old) == 4 and new["pathfinder_demo-transformer-scratch-s77"]["score"] == 60
     kernels, before = np.load(tables.HERE / "kernels.npz"), np.load(ROOT / "results" / "findings" / "kernels.npz")
     assert {*kernels} - {*before} == {f"pathfinder_demo-s4-pretrain-s77/{stage}" for stage in ("before", "after")}

@@ -91,9 +91,9 @@ def curves(found):
     return made
 
 
-EXITS = {"begin": {"mimetic": "mimetic start", "near": "start that prefers near positions"},
-         "repeat": {0.125: "an eighth of the examples first"},
-         "inputs": {"listops": "SPT on ListOps", "shuffled": "SPT on shuffled positions"}}
+EXIT_WORDS = {"begin": {"mimetic": "mimetic start", "near": "start that prefers near positions"},
+              "repeat": {0.125: "an eighth of the examples first"},
+              "inputs": {"listops": "SPT on ListOps", "shuffled": "SPT on shuffled positions"}}
 
 
 def exits(found):
@@ -104,7 +104,7 @@ def exits(found):
         for arm, run in zip(row.arms, trained(row), strict=True):
             flags = record(run)["changed"]
             flags = flags | flags.get("pretraining", {})
-            name = next((names[flags[flag]] for flag, names in EXITS.items() if flag in flags),
+            name = next((names[flags[flag]] for flag, names in EXIT_WORDS.items() if flag in flags),
                         {"scratch": "from scratch", "spt": "SPT", "joint": "joint training"}[arm.start])
             name = "max pooling" if row.word == "max" else name
             words = row.task, row.model, row.word, arm.word, arm.start
@@ -160,8 +160,8 @@ def changed(arms, key, base, sure):
 
 def scatter(arms):
     """{(row, column): {seed: run}} -> {(row, column): Estimate}, pooled over the arms of a task that scatter alike;
-    the sentences about them."""
-    found, said = {}, []
+    {task: what to say of it}."""
+    found, said = {}, {}
     tasks = dict.fromkeys(row.split("-")[0] for row, _ in arms)
     for task in tasks:
         mine = {key: scores(arm) for key, arm in arms.items() if key[0].split("-")[0] == task and arm}
@@ -169,7 +169,7 @@ def scatter(arms):
             found |= estimates(mine)
             some = [*{found[key] for key in mine if found[key].freedom}]
             if len(some) == 1:
-                said.append(f"{task}: {math.sqrt(some[0].variance):.1f} points, {some[0].freedom} degrees of freedom")
+                said[task] = f"{math.sqrt(some[0].variance):.1f} points, {some[0].freedom} degrees of freedom"
             elif some:
-                said.append(f"{task}: each arm its own")
+                said[task] = "each arm its own"
     return found, said

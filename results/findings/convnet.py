@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(ROOT)]
 
 import numpy as np
 import torch
@@ -27,7 +27,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from baseline import counts, fit, score
-from data import open_task, write_atomically
+from data import exit_code, open_task, write_atomically
+from fresh import fresh_images
 from run import environment
 
 TASK, KEPT, RATES, TRIAL = "pathfinder_demo", ROOT / "results" / "baseline.jsonl", (1e-3, 3e-3, 1e-2), 100
@@ -101,10 +102,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--fresh", metavar="DIR", help="prepared images of another seed; see fresh.py")
     args, here = parser.parse_args(), environment(torch.device("cpu"))
+    fresh = fresh_images(args.fresh)[1] if args.fresh else None
+    torch.set_num_threads(1)
     task, *splits = open_task(TASK)
     test, both = splits[2], [*images(splits[0]), *images(splits[1])]
-    if args.fresh:
-        fresh = open_task(TASK, args.fresh)[3]
+    if fresh:
         keep(linear(splits, fresh))
     tried = {rate: train(*both, rate, TRIAL)[1] for rate in RATES}
     print("validation of each rate:", tried, flush=True)
@@ -119,9 +121,8 @@ def main():
             changed={}, lr=rate, tried=tried, steps=EPOCHS * (len(both[0]) // BATCH), best_epoch=epoch,
             parameters=sum(weight.numel() for weight in model.parameters()), train_examples=len(both[0]),
             test_examples=len(test), seconds=round(seconds, 1), counts=counts(task, test.y, guess), **here)
-        keep(record | (dict(fresh=scored(predicted(model, images(fresh)[0]), fresh)) if args.fresh else {}))
+        keep(record | (dict(fresh=scored(predicted(model, images(fresh)[0]), fresh)) if fresh else {}))
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main()
+    sys.exit(exit_code(main))

@@ -25,7 +25,7 @@ WORDS = {
 
 
 def in_words(names, left_out=()):
-    """Words of a run's name -> what they mean: ['qk', 'rewind', 'spt'] -> 'SPT, queries and keys alone, ...'."""
+    """Words of a run's name -> what they mean: ['v', 'rewind', 'spt'] -> 'SPT, values kept, rest rewound'."""
     said = []
     for name in [*names[-1:], *names[:-1]] if names and names[-1] in STARTS else names:
         for pattern, text in WORDS.items():
@@ -35,10 +35,10 @@ def in_words(names, left_out=()):
     return ", ".join(filter(None, said))
 
 
-def plain_row(row, rate=False):
+def plain_row(row):
     """'pathfinder_demo-dlr_rand-lr0.003-long' -> 'DLR, random start, four times the steps'."""
     _, model, *words = row.split("-")
-    return ", ".join(filter(None, [MODEL_NAMES.get(model, model), in_words(words, [] if rate else [r"lr.*"])]))
+    return ", ".join(filter(None, [MODEL_NAMES.get(model, model), in_words(words, [r"lr.*"])]))
 
 
 # ---- A line an arm ---------------------------------------------------------------------------------------------------

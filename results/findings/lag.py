@@ -57,7 +57,8 @@ Dot = namedtuple("Dot", "task model setting seeds lag skill gain half")
 def counts(run):
     """Whether a run may be part of a dot. Where pretraining has more examples, some have no label."""
     return (run["start"] in ("scratch", "spt") and run["objective"] == "masked" and run["seed"] < 100
-            and "test_r2" not in run and not re.search(r"-b[\d.]+-", run["run"]) and run.get("train_fraction") is None and run.get("label_fraction") is None
+            and "test_r2" not in run and not re.search(r"-b[\d.]+-", run["run"])
+            and run.get("train_fraction") is None and run.get("label_fraction") is None
             and run["train_examples"] == run["first"].get("train_examples", run["train_examples"]))
 
 
@@ -98,7 +99,8 @@ def dots_of(pairs):
             half = half_width_of(gains)
             if all("test_examples" in run for arm in pairs[what] for run in arm.values()):
                 half = wider(half, of_test(*pairs[what]))
-            dots.append(Dot(*what, len(gains), best[task] - statistics.mean(before.values()), able, statistics.mean(gains), half))
+            dots.append(Dot(*what, len(gains), best[task] - statistics.mean(before.values()), able,
+                            statistics.mean(gains), half))
     return sorted(dots, key=lambda dot: dot.lag)
 
 
@@ -243,8 +245,8 @@ def figure_of(plt, dots, linear):
             axis.annotate(name, (dot.lag, dot.gain), (right, up), textcoords="offset points", ha=side, va="center",
                           arrowprops=dict(arrowstyle="-", color="0.6", linewidth=0.6, shrinkA=0))
     seeds = [dot.seeds for dot in dots]
-    axis.text(0.98, 0.02, f"{len(dots)} models on {len({dot.task for dot in dots})} tasks, {min(seeds)} to {max(seeds)} "
-              f"seeds each, mostly {statistics.mode(seeds)}; bars: 95 %", transform=axis.transAxes, ha="right")
+    axis.text(0.98, 0.02, f"{len(dots)} models on {len({dot.task for dot in dots})} tasks, {min(seeds)} to "
+              f"{max(seeds)} seeds each, mostly {statistics.mode(seeds)}; bars: 95 %", transform=axis.transAxes, ha="right")
     bottom = axis.get_ylim()[0] - 2                            # room for that
     axis.set_ylim(bottom=bottom)
     axis.scatter(linear, [bottom] * len(linear), 40, "black", marker="x", linewidths=1.5, zorder=4, clip_on=False,
@@ -272,9 +274,10 @@ def main(argv=None):
                 print(f"{name}: share {share}, variance {variance}")
             return 0
         runs = [run for source in SOURCES for run in read_runs(ROOT / "results" / source)]
-        dots = dots_of(pairs(runs))
+        some = pairs(runs)
+        dots = dots_of(some)
         if not args.check:
-            draw(lambda plt: figure_of(plt, dots, linear_models(runs, dots, best_of(pairs(runs)))), HERE / "lag.png")
+            draw(lambda plt: figure_of(plt, dots, linear_models(runs, dots, best_of(some))), HERE / "lag.png")
         replace_block(ROOT / "results" / "findings.md", "lag", text_of(dots, dots_of(pairs(runs, on_top=True))),
                       args.check)
     except (UserError, OSError, ImportError) as error:

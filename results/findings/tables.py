@@ -60,7 +60,7 @@ def table(number, rows, columns, found, there, said):
     joint, lines = columns[1:3] == ["spt", "joint"], []
     sure, more = scatter(arms)
     if number not in TRIALS:
-        said += more
+        said += [f"{task}: {text}" for task, text in more.items()]
         tasks = dict.fromkeys(row.split("-")[0] for row in rows)
         lines += [[f"*{figures.BEDS[task]}: {name}*", f"{score:.1f}", *[""] * (len(columns) - 1 + joint)]
                   for task in tasks if task not in there for name, score in nothing(task)]
@@ -106,7 +106,7 @@ def of_curves(found, used):
         costs = [[f"*{what}*", "", f"{score:.1f}", "", "", ""] for what, score in nothing(curve.task, fresh=True)]
         shares = sorted(share for budget, share in curve.at if budget == 1)
         more = [changed(arms, curve.at[1, share], curve.at[1, 0], sure) for share in shares[1:]]
-        parts += [f"`{curve.name}`" + (f"; pooled deviation {said[0].split(': ')[1]}" if said else ""),
+        parts += [f"`{curve.name}`" + "".join(f"; pooled deviation {text}" for text in said.values()),
                   markdown(["times today's passes", "passes", "from scratch", f"SPT, {100 * curve.share:g} % of them",
                             "SPT - scratch", "hidden"], costs + lines),
                   markdown(["share of pretraining", *(f"{100 * share:g} %" for share in shares)], [
@@ -129,7 +129,7 @@ def of_exits(found, used):
             part = f"{100 * change(arms, key, alone, sure)[0] / most:.0f} %" if most and arm else "–"
             beside = ["", ""] if key == alone else [changed(arms, key, alone, sure), part]
             lines.append([key[1], score_of(arm), *beside, hidden(arm)])
-        parts += [figures.BEDS[task] + (f"; pooled deviation {said[0].split(': ')[1]}" if said else ""),
+        parts += [figures.BEDS[task] + "".join(f"; pooled deviation {text}" for text in said.values()),
                   markdown(["exit", "test accuracy", "over scratch", "of SPT's gain", "hidden"], lines)]
     return parts
 
