@@ -202,7 +202,7 @@ def over_epochs(plt, number, found):
             epochs = [before + record["step"] * run["epochs"] / run["steps"] for record in evaluations(run)]
             axis.plot(epochs, [100 * record["val_accuracy"] for record in evaluations(run)], style, color=colour,
                       label=f"{words}, one seed")
-    costs(axis, [("one answer for all", 10)], horizontal=True)
+    costs(axis, nothing("image"), horizontal=True)
     axis.set(xlabel="epochs, those of pretraining counted", ylabel="validation accuracy, %")
     return figure, questions()[number].title
 
@@ -262,7 +262,7 @@ def ways_out(plt, number, found):
     for axis, (task, some) in zip(axes[:, 0], made.items()):
         arms = {(task, name): arm for name, arm in some.items()}
         sure = scatter(arms)[0]
-        draw_arms(axis, [Line("", key[1], arms, key, (task, "from scratch"), sure) for key in arms])
+        draw_arms(axis, [Line("", key[1], arms, key, (task, "from scratch"), sure) for key, arm in arms.items() if arm])
         costs(axis, nothing(task, fresh=True))
         axis.set_title(BEDS[task], loc="left")
     return figure, questions()[number].title
