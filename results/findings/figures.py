@@ -233,6 +233,8 @@ def over_passes(plt, number, found):
         passes.set(xscale="log", xlabel="passes of both stages, in today's", title=BEDS[task])
         passes.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
         passes.minorticks_off()
+        for axis in (passes, shares):                            # an interval of two seeds may be wider
+            axis.set_ylim((40, 100) if task == "pathfinder_demo" else (45, 80))
         shares.set(xlabel="share of pretraining, % of today's passes")
     for axis in axes[:2, 0]:
         axis.set_ylabel("test accuracy, %")
