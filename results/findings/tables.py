@@ -315,8 +315,9 @@ def page(args):
     path = ROOT / "results" / "findings.md"
     for number in questions():
         replace_block(path, f"question{number}", finding(number, found), args.check)
-        there = [f"{row}-{column}" in found for rows, columns in layout(number) for row in rows for column in columns]
-        if number not in TRIALS and not args.check and sum(there) > len(there) / 2:
+        own = of_question(number, found)
+        arms = [own.get(f"{row}-{column}") for rows, columns in layout(number) for row in rows for column in columns]
+        if number not in TRIALS and not args.check and sum(map(bool, arms)) > len(arms) / 2:
             draw(lambda plt: figures.question(plt, number, found), HERE / f"question{number}.png")
     head, rows, text = verdicts(found)
     replace_block(path, "claims", f"{markdown(head, rows)}\n\n{text}", args.check)
