@@ -16,7 +16,7 @@ from scipy import stats
 from compare import markdown, read_runs
 from conftest import ROOT
 from data import TASKS, Split, UserError
-from experiments import CURVE, JOINT, chosen, questions, record, trained
+from experiments import CURVE, EXITS, JOINT, chosen, questions, record, trained
 from recipes import read_table
 from test_analyze import finetuned, put
 from test_readme import run
@@ -294,23 +294,37 @@ def test_many_tests():
     assert tables.chance(one) == pytest.approx(stats.ttest_1samp([1, 2, 4], 0).pvalue)
 
 
-def test_the_rates_of_the_curve_are_the_best_of_their_trials():
-    """By validation, mean over the trials' seeds, of the kept runs of findings12."""
+def means_of_trials(found, name, rates):
+    """{rate: mean validation accuracy over the trials' seeds}; name: of the runs, {} for the rate."""
+    trials = {float(rate): found.get(name.format(f"{float(rate):g}"), {}) for rate in rates.split("/")}
+    scores = {rate: [run["val_accuracy"] for seed, run in runs.items() if seed >= 100] for rate, runs in trials.items()}
+    return {rate: np.mean(some) for rate, some in scores.items() if some}
+
+
+def test_the_rates_of_the_curve_and_of_the_exits_are_the_best_of_their_trials():
+    """By validation, of the kept runs of findings12."""
     found = tables.by_name(read_runs(tables.KEPT))
-    checked = 0
+    cases, lines = [], {}
     for line in read_table(CURVE):
-        row = "-".join(filter(None, (line["task"], line["model"], "max" if line["pool"] == "max" and
-                                     line["task"] == "pathfinder_demo" else "")))
+        pool = "-max" if (line["task"], line["pool"]) == ("pathfinder_demo", "max") else ""
+        lines.setdefault((line["task"], line["model"]), line)
         for start, budget in itertools.product(("scratch", "spt"), (0.25, 1, 4)):
             share = "-share0.5" if start == "spt" else ""
-            trials = {float(rate): found.get(f"{row}-b{budget:g}{share}-lr{float(rate):g}-{start}", {})
-                      for rate in line["tried"].split("/")}
-            means = {rate: np.mean([run["val_accuracy"] for seed, run in runs.items() if seed >= 100])
-                     for rate, runs in trials.items() if any(seed >= 100 for seed in runs)}
-            if len(means) == 3:
-                checked += 1
-                assert means[chosen(line, start, budget)] == max(means.values()), (row, start, budget, means)
-    assert checked >= 20
+            cases.append((f"{line['task']}-{line['model']}{pool}-b{budget:g}{share}-lr{{}}-{start}", line["tried"],
+                          chosen(line, start, budget)))
+    for line in read_table(EXITS):
+        row, (task, model) = f"{line['task']}-{line['model']}", (line.pop("task"), line.pop("model"))
+        for word, rate in line.items():
+            inputs = word in ("listops", "shuffled")
+            name = f"share0.5-{word}-lr{{}}-spt" if inputs else f"lr{{}}-{word}-scratch"
+            cases.append((f"{row}-b1-{name}", lines[task, model]["tried"], float(rate)))
+    checked = 0
+    for name, rates, taken in cases:
+        means = means_of_trials(found, name, rates)
+        if len(means) == 3:
+            checked += 1
+            assert means[taken] == max(means.values()), (name, means)
+    assert checked >= 27
 
 
 def test_joint_training_takes_the_best_of_its_trials():
