@@ -313,11 +313,11 @@ def test_the_rates_of_the_curve_and_of_the_exits_are_the_best_of_their_trials():
             cases.append((f"{line['task']}-{line['model']}{pool}-b{budget:g}{share}-lr{{}}-{start}", line["tried"],
                           chosen(line, start, budget)))
     for line in read_table(EXITS):
-        row, (task, model) = f"{line['task']}-{line['model']}", (line.pop("task"), line.pop("model"))
-        for word, rate in line.items():
+        tried, (_, _, *words) = lines[line["task"], line["model"]], line
+        for word in words:
             inputs = word in ("listops", "shuffled")
             name = f"share0.5-{word}-lr{{}}-spt" if inputs else f"lr{{}}-{word}-scratch"
-            cases.append((f"{row}-b1-{name}", lines[task, model]["tried"], float(rate)))
+            cases.append((f"{line['task']}-{line['model']}-b1-{name}", tried["tried"], float(line[word])))
     checked = 0
     for name, rates, taken in cases:
         means = means_of_trials(found, name, rates)

@@ -19,7 +19,7 @@ def test_what_the_pages_say_of_the_linear_model_is_kept():
     kept = {run["task"]: run for run in compare.read_runs(ROOT / "results" / "baseline.jsonl")
             if run["run"] == f"{run['task']}-baseline"}
     found = {task: f"{run['score']:.1f}" for task, run in kept.items()}
-    assert found.keys() == {"text256", "text_demo", "pathfinder_demo", "listops_demo"}
+    assert found.keys() == {"text256", "text_demo", "pathfinder_demo", "listops_demo", "image"}
     readme, card, text, init = ((ROOT / name).read_text() for name in (
         "README.md", "results/weights/README.md", "results/text.md", "results/init.md"))
     assert f"n-grams has {found['text256']} %" in readme
