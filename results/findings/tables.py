@@ -126,7 +126,7 @@ def of_exits(found, used):
         alone, own = (task, "from scratch"), (task, "SPT")
         most = change(arms, own, alone, sure)[0] if arms[own] and arms[alone] else None
         for key, arm in arms.items():
-            part = f"{100 * change(arms, key, alone, sure)[0] / most:.0f} %" if most and arm else "–"
+            part = f"{round(100 * change(arms, key, alone, sure)[0] / most)} %" if most and arm else "–"
             beside = ["", ""] if key == alone else [changed(arms, key, alone, sure), part]
             lines.append([key[1], score_of(arm), *beside, hidden(arm)])
         parts += [figures.BEDS[task] + "".join(f"; pooled deviation {text}" for text in said.values()),
