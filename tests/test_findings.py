@@ -285,6 +285,38 @@ def test_no_table_shows_what_a_trial_scored(tmp_path):
     assert "| 90.0<br>1,900 passes" in tables.finding(12, found)
 
 
+def arm_with(*scores):
+    return {seed: dict(score=score, test_examples=10**9, init="") for seed, score in enumerate(scores)}
+
+
+def test_how_much_a_gain_grows():
+    """Four means of two seeds each with a pooled variance of 2; a test set so large that it has no error."""
+    means = {(1, 0): 60, (1, .5): 62, (4, 0): 70, (4, .5): 75}
+    at = {key: ("text256-s4", str(key)) for key in means}
+    arms = {at[key]: arm_with(mean - 1, mean + 1) for key, mean in means.items()}
+    curve = arms_of.Curve("text256-s4", "text256", 6000, .5, at, arms)
+    half = stats.t.ppf(.975, 4) * 2
+    assert tables.growth(curve, arms_of.scatter(arms)[0]).endswith(f": +3.0 [{3 - half:+.1f}, {3 + half:+.1f}].")
+    arms[at[4, 0]].popitem()
+    assert tables.growth(curve, arms_of.scatter(arms)[0]) is None
+
+
+def test_no_share_of_a_gain_that_may_be_none(monkeypatch):
+    for spt, share in (((59, 61, 60), "50 %"), ((20, 100, 60), "–")):
+        arms = {"from scratch": arm_with(49, 51, 50), "SPT": arm_with(*spt), "max pooling": arm_with(54, 56, 55)}
+        monkeypatch.setattr(tables, "exits", lambda found: {"pathfinder_demo": arms})
+        line = next(line for line in "".join(tables.of_exits({}, [])).splitlines() if "max pooling" in line)
+        assert line.split("|")[4].strip() == share
+
+
+def test_a_figure_wants_runs_of_its_question():
+    """Trials have names of its arms, and are none of them."""
+    found = tables.by_name(read_runs(tables.KEPT))
+    tried = {name: {seed: run for seed, run in arm.items() if seed >= 100} for name, arm in found.items()}
+    assert tables.drawn(1, found) and tables.drawn(11, found)
+    assert not any(tables.drawn(number, tried) for number in questions())
+
+
 def test_many_tests():
     """Holm's and Benjamini and Hochberg's corrections, by hand: .01, .02, .03, .04, .5 of five."""
     chances = dict(zip("abcde", (.5, .01, .02, .03, .04)))
@@ -313,11 +345,11 @@ def test_the_rates_of_the_curve_and_of_the_exits_are_the_best_of_their_trials():
             cases.append((f"{line['task']}-{line['model']}{pool}-b{budget:g}{share}-lr{{}}-{start}", line["tried"],
                           chosen(line, start, budget)))
     for line in read_table(EXITS):
-        tried, (_, _, *words) = lines[line["task"], line["model"]], line
-        for word in words:
+        rates = lines[line["task"], line["model"]]["tried"]
+        for word in line.keys() - {"task", "model"}:
             inputs = word in ("listops", "shuffled")
             name = f"share0.5-{word}-lr{{}}-spt" if inputs else f"lr{{}}-{word}-scratch"
-            cases.append((f"{line['task']}-{line['model']}-b1-{name}", tried["tried"], float(line[word])))
+            cases.append((f"{line['task']}-{line['model']}-b1-{name}", rates, float(line[word])))
     checked = 0
     for name, rates, taken in cases:
         means = means_of_trials(found, name, rates)

@@ -209,6 +209,7 @@ def over_epochs(plt, number, found):
 
 LOOKS = {"pathfinder_demo-transformer": "#0072b2", "pathfinder_demo-transformer-max": "#009e73",
          "pathfinder_demo-s4": "#d55e00", "text256-rotary": "#0072b2", "text256-s4": "#d55e00"}
+LIMITS = {"pathfinder_demo": (40, 100), "text256": (45, 80)}      # percent; an interval of two seeds may be wider
 
 
 def over_passes(plt, number, found):
@@ -219,11 +220,12 @@ def over_passes(plt, number, found):
     for curve in curves(found):
         passes, shares = axes[:2, tasks.index(curve.task)]
         sure, look = scatter(curve.arms)[0], dict(color=LOOKS[curve.name])
+        name = f"{BEDS[curve.task].split(',')[0]}: {plain_row(curve.name)}"
         budgets = sorted({budget for budget, _ in curve.at})
         for share, style, label in ((0, "--", "from scratch"), (curve.share, "-", "SPT")):
             keys = [curve.at[budget, share] for budget in budgets]
             line_of(passes, budgets, [curve.arms[key] for key in keys], [sure.get(key) for key in keys],
-                    linestyle=style, label=f"{plain_row(curve.name)}, {label}", **look)
+                    linestyle=style, label=f"{name}, {label}", **look)
         some = sorted(share for budget, share in curve.at if budget == 1)
         keys = [curve.at[1, share] for share in some]
         line_of(shares, [100 * share for share in some], [curve.arms[key] for key in keys],
@@ -233,8 +235,8 @@ def over_passes(plt, number, found):
         passes.set(xscale="log", xlabel="passes of both stages, in today's", title=BEDS[task])
         passes.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
         passes.minorticks_off()
-        for axis in (passes, shares):                            # an interval of two seeds may be wider
-            axis.set_ylim((40, 100) if task == "pathfinder_demo" else (45, 80))
+        for axis in (passes, shares):
+            axis.set_ylim(LIMITS[task])
         shares.set(xlabel="share of pretraining, % of today's passes")
     for axis in axes[:2, 0]:
         axis.set_ylabel("test accuracy, %")
@@ -258,8 +260,8 @@ def losses(axis, curve):
 
 def ways_out(plt, number, found):
     """Question 11: a line an exit."""
-    made = {task: {name: arm for name, arm in arms.items() if arm} for task, arms in exits(found).items()}
-    made = {task: arms for task, arms in made.items() if "from scratch" in arms}
+    made = {task: {name: arm for name, arm in arms.items() if arm} for task, arms in exits(found).items()
+            if arms["from scratch"]}
     figure, axes = plt.subplots(len(made), 1, figsize=(9, 1.4 + 0.17 * sum(len(arms) + 3 for arms in made.values())),
                                 squeeze=False)
     for axis, (task, some) in zip(axes[:, 0], made.items()):
@@ -267,7 +269,7 @@ def ways_out(plt, number, found):
         sure = scatter(arms)[0]
         draw_arms(axis, [Line("", key[1], arms, key, (task, "from scratch"), sure) for key in arms])
         costs(axis, nothing(task, fresh=True))
-        axis.set_xlim(40, 100)                                   # an interval of two seeds may be wider
+        axis.set_xlim(LIMITS[task])
         axis.set_title(BEDS[task], loc="left")
     return figure, questions()[number].title
 

@@ -25,8 +25,8 @@ import figures
 from arms import (HERE, KEPT, ROOT, by_name, change, changed, curves, exits, layout, nothing, of_question, of_test,
                   scatter, wider)
 from analyze import half_lag, kernels_of, kernels_to_keep, line_to_keep
-from compare import (draw, half_width_of, markdown, mean_std, minus, provenance, read_log, read_runs, replace_block,
-                     scores, signed, write)
+from compare import (draw, half_width, half_width_of, markdown, mean_std, minus, provenance, read_log, read_runs,
+                     replace_block, scores, signed, write)
 from data import Parser, UserError
 from experiments import questions
 
@@ -106,17 +106,31 @@ def of_curves(found, used):
         costs = [[f"*{what}*", "", f"{score:.1f}", "", "", ""] for what, score in nothing(curve.task, fresh=True)]
         shares = sorted(share for budget, share in curve.at if budget == 1)
         more = [changed(arms, curve.at[1, share], curve.at[1, 0], sure) for share in shares[1:]]
+        grown = growth(curve, sure)
         parts += [f"`{curve.name}`" + "".join(f"; pooled deviation {text}" for text in said.values()),
                   markdown(["times today's passes", "passes", "from scratch", f"SPT, {100 * curve.share:g} % of them",
                             "SPT - scratch", "hidden"], costs + lines),
                   markdown(["share of pretraining", *(f"{100 * share:g} %" for share in shares)], [
                       ["test accuracy", *(score_of(arms[curve.at[1, share]]) for share in shares)],
-                      ["over 0 %", "", *more]])]
+                      ["over 0 %", "", *more]]), *([grown] if grown else [])]
     return parts
 
 
+def growth(curve, sure):
+    """How much larger SPT's gain is with four times today's passes, in words; None while an arm has one run or none."""
+    keys = [curve.at[budget, share] for budget in (4, 1) for share in (curve.share, 0)]
+    some = [curve.arms[key] for key in keys]
+    if min(map(len, some)) < 2:
+        return None
+    after, alone, before, base = (statistics.mean(scores(arm).values()) for arm in some)
+    more = (after - alone) - (before - base)
+    half = wider(half_width(*((sure[key], len(arm)) for key, arm in zip(keys, some))), of_test(*some))
+    return f"Gain with 4 times the passes minus today's: {more:+.1f} [{more - half:+.1f}, {more + half:+.1f}]."
+
+
 def of_exits(found, used):
-    """Question 11: for each bed a line an exit, and how much of SPT's gain it recovers."""
+    """Question 11: for each bed a line an exit, and how much of SPT's gain it recovers, where that gain is told from
+    0."""
     parts = []
     for task, arms in exits(found).items():
         arms = {(task, name): arm for name, arm in arms.items()}
@@ -124,9 +138,10 @@ def of_exits(found, used):
         used += [run for arm in arms.values() for run in arm.values()]
         lines = [[f"*{what}*", f"{score:.1f}", "", "", ""] for what, score in nothing(task, fresh=True)]
         alone, own = (task, "from scratch"), (task, "SPT")
-        most = change(arms, own, alone, sure)[0] if arms[own] and arms[alone] else None
+        most, half, _ = change(arms, own, alone, sure) if arms[own] and arms[alone] else (0, None, None)
+        told = half is not None and most > half
         for key, arm in arms.items():
-            part = f"{round(100 * change(arms, key, alone, sure)[0] / most)} %" if most and arm else "–"
+            part = f"{round(100 * change(arms, key, alone, sure)[0] / most)} %" if told and arm else "–"
             beside = ["", ""] if key == alone else [changed(arms, key, alone, sure), part]
             lines.append([key[1], score_of(arm), *beside, hidden(arm)])
         parts += [figures.BEDS[task] + "".join(f"; pooled deviation {text}" for text in said.values()),
@@ -308,16 +323,20 @@ def with_losses(run):
             losses = []
 
 
+def drawn(number, found):
+    """Whether a question has a figure: once most of its arms have runs of its own. The figure leaves out the others."""
+    own = of_question(number, found)
+    arms = [own.get(f"{row}-{column}") for rows, columns in layout(number) for row in rows for column in columns]
+    return number not in TRIALS and sum(map(bool, arms)) > len(arms) / 2
+
+
 def page(args):
-    """What the kept runs say, into results/findings.md. A figure is drawn once most arms of its question have runs; it
-    leaves out the others."""
+    """What the kept runs say, into results/findings.md, and its figures."""
     found = by_name(read_runs(KEPT))
     path = ROOT / "results" / "findings.md"
     for number in questions():
         replace_block(path, f"question{number}", finding(number, found), args.check)
-        own = of_question(number, found)
-        arms = [own.get(f"{row}-{column}") for rows, columns in layout(number) for row in rows for column in columns]
-        if number not in TRIALS and not args.check and sum(map(bool, arms)) > len(arms) / 2:
+        if not args.check and drawn(number, found):
             draw(lambda plt: figures.question(plt, number, found), HERE / f"question{number}.png")
     head, rows, text = verdicts(found)
     replace_block(path, "claims", f"{markdown(head, rows)}\n\n{text}", args.check)
