@@ -273,12 +273,14 @@ def alone(curve, budget, rate, word="", more=""):
     return scratch(f"b{budget:g}-lr{rate:g}{word}", f"--steps {n} --eval-every {n // 10} --lr {rate}{more}")
 
 
-def after(curve, budget, share, rate, more="", inputs=""):
+def after(curve, budget, share, rate, more="", inputs="", at=""):
     """The same with a share of the budget for pretraining, which all rates on the labels share. inputs: what is
-    denoised in place of the task's own, by question11.patch."""
+    denoised in place of the task's own, by question11.patch. at: the rate of pretraining, where not the recipe's."""
     first = round(int(curve["passes"]) * budget * share)
     n, word = round(int(curve["passes"]) * budget) - first, f"b{budget:g}-share{share:g}{inputs and '-'}{inputs}"
-    return spt(f"{word}-lr{rate:g}", f"--steps {first} --eval-every {first // 10}{inputs and ' --inputs '}{inputs}",
+    word += f"-at{at}" if at else ""
+    other = f"{inputs and ' --inputs '}{inputs}{at and ' --lr '}{at}"
+    return spt(f"{word}-lr{rate:g}", f"--steps {first} --eval-every {first // 10}{other}",
                f"--steps {n} --eval-every {n // 10} --lr {rate}{more}", of=word)
 
 
@@ -327,7 +329,8 @@ def exits(curve, rates):
 
 def of_exits(lines):
     """Question 11's rows: scratch, SPT, what question 11 adds, joint training; then max pooling, where it is not the
-    rule. Its trials are those rows of `exits` with three rates each."""
+    rule. Its trials are those rows of `exits` with three rates each, and more rates of pretraining on ListOps, which
+    Pathfinder's recipe leaves unlearned."""
     found, trials = [], []
     for line in read_table(EXITS):
         some = [each for each in lines if (each["task"], each["model"]) == (line["task"], line["model"])]
@@ -339,7 +342,9 @@ def of_exits(lines):
         found += [row for other in some[1:] for row in of_curve(other, lambda curve, pool: [
             alone(curve, 1, chosen(curve, "scratch", 1), more=pool)])]
         three = [float(rate) for rate in own["tried"].split("/")]
-        trials.append(Row(line["task"], line["model"], exits(own, dict.fromkeys(known, three)), ""))
+        trials.append(Row(line["task"], line["model"], [*exits(own, dict.fromkeys(known, three)), *(
+            after(own, 1, float(own["share"]), known["listops"][0], inputs="listops", at=at)
+            for at in (0.0003, 0.001, 0.01) if line["task"] == "pathfinder_demo")], ""))
     return found, trials
 
 
