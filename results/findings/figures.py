@@ -214,7 +214,7 @@ LIMITS = {"pathfinder_demo": (40, 100), "text256": (45, 80)}      # percent; an 
 
 def over_passes(plt, number, found):
     """Question 10, a column a bed: accuracy over passes, a line a model and start; accuracy over the share of
-    pretraining at today's passes; of the models of reviews, losses on the labels with four times the passes."""
+    pretraining at today's passes; losses on the labels of the models of reviews."""
     figure, axes = plt.subplots(3, 2, figsize=(9, 9.5))
     tasks = "pathfinder_demo", "text256"
     for curve in curves(found):
@@ -246,15 +246,19 @@ def over_passes(plt, number, found):
 
 
 def losses(axis, curve):
-    """Loss on the labels over passes, of training and validation, of the first seed from scratch and after SPT."""
+    """Loss on the labels over passes, of training and validation, of the first seed from scratch and after SPT, with
+    the largest budget that has both."""
+    both = [budget for budget, share in curve.at if share == curve.share and all(
+        curve.arms[curve.at[budget, each]] for each in (0, share))]
+    most = max(both, default=1)
     for start, share in (("scratch", 0), ("spt", curve.share)):
-        for run in [*curve.arms[curve.at[4, share]].values()][:1]:
+        for run in [*curve.arms[curve.at[most, share]].values()][:1]:
             for field, style, words in (("val_loss", "-", "validation"), ("train_loss", ":", "training")):
                 points = [(run["first"]["steps"] + record["step"], record[field]) for record in evaluations(run)
                           if field in record]
                 if points:
                     axis.plot(*zip(*points), style, color=STARTS[start][1], label=f"loss {STARTS[start][0]}, {words}")
-    axis.set(xlabel="passes", ylabel="loss on the labels", title=f"{plain_row(curve.name)}, four times the passes")
+    axis.set(xlabel="passes", ylabel="loss on the labels", title=f"{plain_row(curve.name)}, today's passes x {most:g}")
     axis.set_visible(bool(axis.lines))
 
 
