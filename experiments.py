@@ -212,7 +212,7 @@ pathfinder_demo transformer mean   2700 0.0003/0.001/0.003   0.001/0.003/0.001  
 pathfinder_demo transformer max    2700 0.0003/0.001/0.003   0.001/0.001/0.001  0.0003/0.001/0.001  0.5
 pathfinder_demo s4          mean   1900 0.003/0.01/0.03      0.01/0.01/0.01     0.03/0.01/0.01      0.5
 text256         s4          max    6000 0.0013/0.004/0.01    0.004/0.01/0.01    0.004/0.01/0.01     0.5
-text256         rotary      max    6000 0.0003/0.001/0.003   0.001/0.001/0.001  0.001/0.001/0.001   0.5
+text256         rotary      max    6000 0.0003/0.001/0.003   0.001/0.0003/0.001 0.001/0.0003/0.001  0.5
 """
 BUDGETS, SHARES = (0.25, 0.5, 1, 2, 4), (0.1, 0.25, 0.5, 0.75)
 # Question 11: other exits from a plateau, with the rate that trials chose for each at a budget of 1.
