@@ -222,10 +222,10 @@ def over_passes(plt, number, found):
         sure, look = scatter(curve.arms)[0], dict(color=LOOKS[curve.name])
         name = f"{BEDS[curve.task].split(',')[0]}: {plain_row(curve.name)}"
         budgets = sorted({budget for budget, _ in curve.at})
-        for share, style, label in ((0, "--", "from scratch"), (curve.share, "-", "SPT")):
+        for share, style, fill, label in ((0, "--", "white", "from scratch"), (curve.share, "-", None, "SPT")):
             keys = [curve.at[budget, share] for budget in budgets]
             line_of(passes, budgets, [curve.arms[key] for key in keys], [sure.get(key) for key in keys],
-                    linestyle=style, label=f"{name}, {label}", **look)
+                    linestyle=style, markerfacecolor=fill, label=f"{name}, {label}", **look)
         some = sorted(share for budget, share in curve.at if budget == 1)
         keys = [curve.at[1, share] for share in some]
         line_of(shares, [100 * share for share in some], [curve.arms[key] for key in keys],
