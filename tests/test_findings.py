@@ -302,8 +302,10 @@ def test_how_much_a_gain_grows():
 
 
 def test_no_share_of_a_gain_that_may_be_none(monkeypatch):
-    for spt, share in (((59, 61, 60), "50 %"), ((20, 100, 60), "–")):
-        arms = {"from scratch": arm_with(49, 51, 50), "SPT": arm_with(*spt), "max pooling": arm_with(54, 56, 55)}
+    """Nor one of an exit whose interval is wider than SPT's gain."""
+    sure, wide = (59, 61, 60), (20, 100, 60)
+    for spt, pooled, share in ((sure, (54, 56, 55), "50 %"), (wide, (54, 56, 55), "–"), (sure, (45, 65, 55), "–")):
+        arms = {"from scratch": arm_with(49, 51, 50), "SPT": arm_with(*spt), "max pooling": arm_with(*pooled)}
         monkeypatch.setattr(tables, "exits", lambda found: {"pathfinder_demo": arms})
         line = next(line for line in "".join(tables.of_exits({}, [])).splitlines() if "max pooling" in line)
         assert line.split("|")[4].strip() == share

@@ -129,8 +129,8 @@ def growth(curve, sure):
 
 
 def of_exits(found, used):
-    """Question 11: for each bed a line an exit, and how much of SPT's gain it recovers, where that gain is told from
-    0."""
+    """Question 11: for each bed a line an exit, and how much of SPT's gain it recovers, where that gain is told from 0
+    and the exit's interval is no wider than it."""
     parts = []
     for task, arms in exits(found).items():
         arms = {(task, name): arm for name, arm in arms.items()}
@@ -141,7 +141,8 @@ def of_exits(found, used):
         most, half, _ = change(arms, own, alone, sure) if arms[own] and arms[alone] else (0, None, None)
         told = half is not None and most > half
         for key, arm in arms.items():
-            part = f"{round(100 * change(arms, key, alone, sure)[0] / most)} %" if told and arm else "–"
+            more, own_half, _ = change(arms, key, alone, sure) if told and arm else (0, None, None)
+            part = "–" if own_half is None or 2 * own_half > most else f"{round(100 * more / most)} %"
             beside = ["", ""] if key == alone else [changed(arms, key, alone, sure), part]
             lines.append([key[1], score_of(arm), *beside, hidden(arm)])
         parts += [figures.BEDS[task] + "".join(f"; pooled deviation {text}" for text in said.values()),
