@@ -222,7 +222,7 @@ def over_passes(plt, number, found):
         sure, look = scatter(curve.arms)[0], dict(color=LOOKS[curve.name])
         name = f"{BEDS[curve.task].split(',')[0]}: {plain_row(curve.name)}"
         budgets = sorted({budget for budget, _ in curve.at})
-        for share, style, fill, label in ((0, "--", "white", "from scratch"), (curve.share, "-", None, "SPT")):
+        for share, style, fill, label in ((0, "--", "white", "scratch"), (curve.share, "-", None, "SPT")):
             keys = [curve.at[budget, share] for budget in budgets]
             line_of(passes, budgets, [curve.arms[key] for key in keys], [sure.get(key) for key in keys],
                     linestyle=style, markerfacecolor=fill, label=f"{name}, {label}", **look)
