@@ -302,13 +302,22 @@ def test_how_much_a_gain_grows():
 
 
 def test_no_share_of_a_gain_that_may_be_none(monkeypatch):
-    """Nor one of an exit whose interval is wider than SPT's gain."""
+    """Neither of SPT's nor of the exit's own."""
     sure, wide = (59, 61, 60), (20, 100, 60)
     for spt, pooled, share in ((sure, (54, 56, 55), "50 %"), (wide, (54, 56, 55), "–"), (sure, (45, 65, 55), "–")):
         arms = {"from scratch": arm_with(49, 51, 50), "SPT": arm_with(*spt), "max pooling": arm_with(*pooled)}
         monkeypatch.setattr(tables, "exits", lambda found: {"pathfinder_demo": arms})
         line = next(line for line in "".join(tables.of_exits({}, [])).splitlines() if "max pooling" in line)
         assert line.split("|")[4].strip() == share
+
+
+def test_the_curve_on_pathfinder_has_fresh_scores():
+    """Kept before fresh.py has seen it a run would have none for good, and a table with it none at all."""
+    found = tables.by_name(read_runs(tables.KEPT))
+    names = {f"{row}-{column}" for number in (10, 11) for rows, columns in tables.layout(number) for row in rows
+             for column in columns if row.startswith("pathfinder_demo")}
+    scored = [run for name in names for seed, run in found.get(name, {}).items() if seed < 100]
+    assert len(scored) > 100 and all(run["fresh"]["examples"] == 20_000 for run in scored)
 
 
 def test_a_figure_wants_runs_of_its_question():

@@ -129,8 +129,8 @@ def growth(curve, sure):
 
 
 def of_exits(found, used):
-    """Question 11: for each bed a line an exit, and how much of SPT's gain it recovers, where that gain is told from 0
-    and the exit's interval is no wider than it."""
+    """Question 11: for each bed a line an exit, and how much of SPT's gain it recovers, where both gains are told from
+    0."""
     parts = []
     for task, arms in exits(found).items():
         arms = {(task, name): arm for name, arm in arms.items()}
@@ -142,7 +142,7 @@ def of_exits(found, used):
         told = half is not None and most > half
         for key, arm in arms.items():
             more, own_half, _ = change(arms, key, alone, sure) if told and arm else (0, None, None)
-            part = "–" if own_half is None or 2 * own_half > most else f"{round(100 * more / most)} %"
+            part = f"{round(100 * more / most)} %" if own_half is not None and more > own_half else "–"
             beside = ["", ""] if key == alone else [changed(arms, key, alone, sure), part]
             lines.append([key[1], score_of(arm), *beside, hidden(arm)])
         parts += [figures.BEDS[task] + "".join(f"; pooled deviation {text}" for text in said.values()),
