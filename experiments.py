@@ -277,9 +277,9 @@ def after(curve, budget, share, rate, more="", inputs="", at=""):
     """The same with a share of the budget for pretraining, which all rates on the labels share. inputs: what is
     denoised in place of the task's own, by question11.patch. at: the rate of pretraining, where not the recipe's."""
     first = round(int(curve["passes"]) * budget * share)
-    n, word = round(int(curve["passes"]) * budget) - first, f"b{budget:g}-share{share:g}{inputs and '-'}{inputs}"
-    word += f"-at{at}" if at else ""
-    other = f"{inputs and ' --inputs '}{inputs}{at and ' --lr '}{at}"
+    n = round(int(curve["passes"]) * budget) - first
+    word = f"b{budget:g}-share{share:g}" + (f"-{inputs}" if inputs else "") + (f"-at{at}" if at else "")
+    other = (f" --inputs {inputs}" if inputs else "") + (f" --lr {at}" if at else "")
     return spt(f"{word}-lr{rate:g}", f"--steps {first} --eval-every {first // 10}{other}",
                f"--steps {n} --eval-every {n // 10} --lr {rate}{more}", of=word)
 
