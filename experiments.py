@@ -205,7 +205,7 @@ text256         s4              1 1e-2
 
 # Question 10. passes: of both stages at a budget of 1. tried: rates on the labels, of which trials chose (question 12)
 # one for scratch and one for spt, each for a budget of 1/4, for 1/2 to 2, and for 4 and more. share: of the passes,
-# that pretraining takes where the budget varies.
+# that pretraining takes where the budget varies. Rotary has trials at a budget of 1 alone.
 CURVE = """
 task            model       pool passes tried                scratch            spt                share
 pathfinder_demo transformer mean   2700 0.0003/0.001/0.003   0.001/0.003/0.001  0.001/0.001/0.001   0.5
@@ -215,7 +215,7 @@ text256         s4          max    6000 0.0013/0.004/0.01    0.004/0.01/0.01    
 text256         rotary      max    6000 0.0003/0.001/0.003   0.001/0.0003/0.001 0.001/0.0003/0.001  0.5
 """
 BUDGETS, SHARES = (0.25, 0.5, 1, 2, 4), (0.1, 0.25, 0.5, 0.75)
-# Question 11: other exits from a plateau, with the rate that trials chose for each at a budget of 1.
+# Question 11: other exits from a plateau, with the rate that trials chose at a budget of 1; text256 has none yet.
 EXITS = """
 task            model       mimetic near  repeat listops shuffled
 pathfinder_demo transformer 0.001   0.001 0.001  0.001   0.001

@@ -285,8 +285,8 @@ def test_no_table_shows_what_a_trial_scored(tmp_path):
     assert "| 90.0<br>1,900 passes" in tables.finding(12, found)
 
 
-def arm_with(*scores):
-    return {seed: dict(score=score, test_examples=10**9, init="") for seed, score in enumerate(scores)}
+def arm_with(*scores, test_examples=10**9):
+    return {seed: dict(score=score, test_examples=test_examples, init="") for seed, score in enumerate(scores)}
 
 
 def test_how_much_a_gain_grows():
@@ -297,6 +297,9 @@ def test_how_much_a_gain_grows():
     curve = arms_of.Curve("text256-s4", "text256", 6000, .5, at, arms)
     half = stats.t.ppf(.975, 4) * 2
     assert tables.growth(curve, arms_of.scatter(arms)[0]).endswith(f": +3.0 [{3 - half:+.1f}, {3 + half:+.1f}].")
+    few = {at[key]: arm_with(mean - 1, mean + 1, test_examples=100) for key, mean in means.items()}
+    half = np.hypot(half, 1.96 * 10 * np.sqrt(sum(mean / 100 * (1 - mean / 100) for mean in means.values())))
+    assert f"[{3 - half:+.1f}, {3 + half:+.1f}]" in tables.growth(curve._replace(arms=few), arms_of.scatter(few)[0])
     arms[at[4, 0]].popitem()
     assert tables.growth(curve, arms_of.scatter(arms)[0]) is None
 
@@ -325,6 +328,9 @@ def test_a_figure_wants_runs_of_its_question():
     found = tables.by_name(read_runs(tables.KEPT))
     tried = {name: {seed: run for seed, run in arm.items() if seed >= 100} for name, arm in found.items()}
     assert tables.drawn(1, found) and tables.drawn(11, found)
+    names = [f"{row}-{column}" for rows, columns in tables.layout(11) for row in rows for column in columns]
+    some = [{name: {0: {}} for name in names[:n]} for n in (1, len(names) // 2, len(names) // 2 + 1)]
+    assert [tables.drawn(11, arms) for arms in some] == [False, False, True]
     assert not any(tables.drawn(number, tried) for number in questions())
 
 
@@ -367,7 +373,7 @@ def test_the_rates_of_the_curve_and_of_the_exits_are_the_best_of_their_trials():
         if len(means) == 3:
             checked += 1
             assert means[taken] == max(means.values()), (name, means)
-    assert checked >= 27
+    assert checked >= 31
 
 
 def test_joint_training_takes_the_best_of_its_trials():

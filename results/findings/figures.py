@@ -209,7 +209,7 @@ def over_epochs(plt, number, found):
 
 LOOKS = {"pathfinder_demo-transformer": "#0072b2", "pathfinder_demo-transformer-max": "#009e73",
          "pathfinder_demo-s4": "#d55e00", "text256-rotary": "#0072b2", "text256-s4": "#d55e00"}
-LIMITS = {"pathfinder_demo": (40, 100), "text256": (45, 80)}      # percent; an interval of two seeds may be wider
+LIMITS = {"pathfinder_demo": (40, 100), "text256": (45, 80)}      # percent; other beds fit their data
 
 
 def over_passes(plt, number, found):
@@ -236,7 +236,7 @@ def over_passes(plt, number, found):
         passes.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
         passes.minorticks_off()
         for axis in (passes, shares):
-            axis.set_ylim(LIMITS[task])
+            axis.set_ylim(LIMITS.get(task))
         shares.set(xlabel="share of pretraining, % of today's passes")
     for axis in axes[:2, 0]:
         axis.set_ylabel("test accuracy, %")
@@ -273,7 +273,7 @@ def ways_out(plt, number, found):
         sure = scatter(arms)[0]
         draw_arms(axis, [Line("", key[1], arms, key, (task, "from scratch"), sure) for key in arms])
         costs(axis, nothing(task, fresh=True))
-        axis.set_xlim(LIMITS[task])
+        axis.set_xlim(LIMITS.get(task))
         axis.set_title(BEDS[task], loc="left")
     return figure, questions()[number].title
 

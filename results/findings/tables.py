@@ -128,6 +128,12 @@ def growth(curve, sure):
     return f"Gain with 4 times the passes minus today's: {more:+.1f} [{more - half:+.1f}, {more + half:+.1f}]."
 
 
+def told_gain(arms, key, base, sure):
+    """Points over another arm where the whole interval is above 0, else None."""
+    mean, half, _ = change(arms, key, base, sure) if arms[key] and arms[base] else (None, None, None)
+    return mean if half is not None and mean > half else None
+
+
 def of_exits(found, used):
     """Question 11: for each bed a line an exit, and how much of SPT's gain it recovers, where both gains are told from
     0."""
@@ -138,11 +144,10 @@ def of_exits(found, used):
         used += [run for arm in arms.values() for run in arm.values()]
         lines = [[f"*{what}*", f"{score:.1f}", "", "", ""] for what, score in nothing(task, fresh=True)]
         alone, own = (task, "from scratch"), (task, "SPT")
-        most, half, _ = change(arms, own, alone, sure) if arms[own] and arms[alone] else (0, None, None)
-        told = half is not None and most > half
+        most = told_gain(arms, own, alone, sure)
         for key, arm in arms.items():
-            more, own_half, _ = change(arms, key, alone, sure) if told and arm else (0, None, None)
-            part = f"{round(100 * more / most)} %" if own_half is not None and more > own_half else "–"
+            more = most and told_gain(arms, key, alone, sure)
+            part = f"{round(100 * more / most)} %" if more else "–"
             beside = ["", ""] if key == alone else [changed(arms, key, alone, sure), part]
             lines.append([key[1], score_of(arm), *beside, hidden(arm)])
         parts += [figures.BEDS[task] + "".join(f"; pooled deviation {text}" for text in said.values()),
