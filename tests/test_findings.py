@@ -419,6 +419,18 @@ def test_the_pages_are_those_of_the_kept_runs(pages, capsys):
         assert tables.main(["page"]) == 0 and page.read_text() == whole
 
 
+def test_intervals_in_sentences_are_those_of_the_tables():
+    """A gain with its interval, in README or on the page, stands in a table of the page, perhaps as a loss."""
+    block, one = r"<!-- (\w+):begin -->.*?<!-- \1:end -->", r"([+-]?\d*\.?\d+)"
+    gain = re.compile(rf"{one}\s+\[{one},\s+{one}\]")
+    page, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("results/findings.md", "README.md"))
+    tables_of = " ".join(whole.group(0) for whole in re.finditer(block, page, re.DOTALL))
+    known = {tuple(map(float, match)) for match in gain.findall(tables_of)}
+    known |= {(-m, -high, -low) for m, low, high in known}
+    told = [match for text in (page, readme) for match in gain.findall(re.sub(block, "", text, flags=re.DOTALL))]
+    assert len(told) > 30 and not [match for match in told if tuple(map(float, match)) not in known]
+
+
 def test_keeping_adds_runs_and_never_replaces_one(pages):
     """The first test score of a run counts. A run of another question, which is only kept, stays."""
     old = {each["run"]: each for each in read_runs(tables.KEPT)}
