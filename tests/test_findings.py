@@ -304,6 +304,14 @@ def test_how_much_a_gain_grows():
     assert tables.growth(curve, arms_of.scatter(arms)[0]) is None
 
 
+def test_how_training_ended():
+    one = dict(steps=10, best_step=4, evals=[dict(val_loss=.5, train_loss=.6), dict(val_loss=1.0, train_loss=.1)])
+    other = dict(steps=10, best_step=10, evals=[dict(val_loss=.5, train_loss=.3)])
+    short = dict(steps=10, best_step=10, evals=[dict(val_loss=.6)])
+    assert tables.end_of({0: one, 1: other}) == "0.20 and 0.75; 70 %"
+    assert tables.end_of({0: short}) == "– and 0.60; 100 %" and tables.end_of({}) == "–"
+
+
 def test_no_share_of_a_gain_that_may_be_none(monkeypatch):
     """Neither of SPT's nor of the exit's own."""
     sure, wide = (59, 61, 60), (20, 100, 60)

@@ -99,7 +99,8 @@ def of_curves(found, used):
         arms, lines = curve.arms, []
         sure, said = scatter(arms)
         used += [run for arm in arms.values() for run in arm.values()]
-        for budget in sorted({budget for budget, _ in curve.at}):
+        sizes = sorted({budget for budget, _ in curve.at})
+        for budget in sizes:
             alone, after = curve.at[budget, 0], curve.at[budget, curve.share]
             lines.append([f"{budget:g}", f"{round(curve.passes * budget):,}", score_of(arms[alone]),
                           score_of(arms[after]), changed(arms, after, alone, sure), hidden(arms[after])])
@@ -107,13 +108,27 @@ def of_curves(found, used):
         shares = sorted(share for budget, share in curve.at if budget == 1)
         more = [changed(arms, curve.at[1, share], curve.at[1, 0], sure) for share in shares[1:]]
         grown = growth(curve, sure)
+        ends = [[f"{budget:g}", *(end_of(arms[curve.at[budget, share]]) for share in (0, curve.share))]
+                for budget in sizes if arms[curve.at[budget, 0]]]
         parts += [f"`{curve.name}`" + "".join(f"; pooled deviation {text}" for text in said.values()),
                   markdown(["times today's passes", "passes", "from scratch", f"SPT, {100 * curve.share:g} % of them",
                             "SPT - scratch", "hidden"], costs + lines),
                   markdown(["share of pretraining", *(f"{100 * share:g} %" for share in shares)], [
                       ["test accuracy", *(score_of(arms[curve.at[1, share]]) for share in shares)],
-                      ["over 0 %", "", *more]]), *([grown] if grown else [])]
+                      ["over 0 %", "", *more]]), *([grown] if grown else []),
+                  markdown(["times today's passes", "loss on the labels at the end, in training and on validation; best "
+                            "after: from scratch", "SPT"], ends)]
     return parts
+
+
+def end_of(arm):
+    """Means over seeds: the last losses on the labels, and after which part of the steps on these validation was best.
+    Training's is a mean since the evaluation before, and has no value where that was less than 100 steps ago."""
+    last = [run["evals"][-1] for run in arm.values() if "evals" in run]
+    trained = [record["train_loss"] for record in last if "train_loss" in record]
+    losses = [f"{statistics.mean(some):.2f}" if some else "–" for some in (trained, [each["val_loss"] for each in last])]
+    best = statistics.mean(100 * run["best_step"] / run["steps"] for run in arm.values()) if arm else None
+    return " and ".join(losses) + f"; {best:.0f} %" if last else "–"
 
 
 def growth(curve, sure):
