@@ -316,8 +316,7 @@ def regularised(curve, pool):
     """From scratch at four times the passes, where both models overfit on text. The Transformer has no dropout."""
     ways = {"s4": {f"-dropout{p}": f"--arch dropout={p}" for p in (0.1, 0.2)} | {"-wd0.1": "--wd 0.1"},
             "rotary": {f"-wd{wd}": f"--wd {wd}" for wd in (0.1, 0.3, 1)}}[curve["model"]]
-    rate = chosen(curve, "scratch", 4)
-    return [alone(curve, 4, rate, word, f"{pool} {flags}") for word, flags in ways.items()]
+    return [alone(curve, 4, chosen(curve, "scratch", 4), word, f"{pool} {flags}") for word, flags in ways.items()]
 
 
 def exits(curve, rates):
