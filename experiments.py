@@ -313,9 +313,9 @@ def tried(curve, pool):
 
 
 def regularised(curve, pool):
-    """From scratch at four times the passes, where both models overfit on text. The Transformer has no dropout."""
-    ways = {"s4": {f"-dropout{p}": f"--arch dropout={p}" for p in (0.1, 0.2)} | {"-wd0.1": "--wd 0.1"},
-            "rotary": {f"-wd{wd}": f"--wd {wd}" for wd in (0.1, 0.3, 1)}}[curve["model"]]
+    """From scratch at four times the passes, where both models overfit on text. Our Transformer has no dropout."""
+    ways = {f"-dropout{p}": f"--arch dropout={p}" for p in (0.05, 0.1, 0.2) if curve["model"] == "s4"}
+    ways |= {f"-wd{wd}": f"--wd {wd}" for wd in (0.01, 0.1)}
     return [alone(curve, 4, chosen(curve, "scratch", 4), word, f"{pool} {flags}") for word, flags in ways.items()]
 
 

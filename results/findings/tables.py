@@ -116,19 +116,22 @@ def of_curves(found, used):
                   markdown(["share of pretraining", *(f"{100 * share:g} %" for share in shares)], [
                       ["test accuracy", *(score_of(arms[curve.at[1, share]]) for share in shares)],
                       ["over 0 %", "", *more]]), *([grown] if grown else []),
-                  markdown(["times today's passes", "loss on the labels at the end, in training and on validation; best "
-                            "after: from scratch", "SPT"], ends)]
+                  markdown(["times today's passes", "from scratch: loss in training and on validation; best after",
+                            "SPT"], ends)]
     return parts
 
 
 def end_of(arm):
     """Means over seeds: the last losses on the labels, and after which part of the steps on these validation was best.
     Training's is a mean since the evaluation before, and has no value where that was less than 100 steps ago."""
-    last = [run["evals"][-1] for run in arm.values() if "evals" in run]
+    runs = [run for run in arm.values() if "evals" in run]
+    if not runs:
+        return "–"
+    last = [run["evals"][-1] for run in runs]
     trained = [record["train_loss"] for record in last if "train_loss" in record]
     losses = [f"{statistics.mean(some):.2f}" if some else "–" for some in (trained, [each["val_loss"] for each in last])]
-    best = statistics.mean(100 * run["best_step"] / run["steps"] for run in arm.values()) if arm else None
-    return " and ".join(losses) + f"; {best:.0f} %" if last else "–"
+    best = statistics.mean(100 * run["best_step"] / run["steps"] for run in runs)
+    return f"{' and '.join(losses)}; {best:.0f} %"
 
 
 def growth(curve, sure):
