@@ -128,8 +128,8 @@ def end_of(arm):
     if not runs:
         return "–"
     last = [run["evals"][-1] for run in runs]
-    trained = [record["train_loss"] for record in last if "train_loss" in record]
-    losses = [f"{statistics.mean(some):.2f}" if some else "–" for some in (trained, [each["val_loss"] for each in last])]
+    losses = [[record[key] for record in last if key in record] for key in ("train_loss", "val_loss")]
+    losses = [f"{statistics.mean(some):.2f}" if some else "–" for some in losses]
     best = statistics.mean(100 * run["best_step"] / run["steps"] for run in runs)
     return f"{' and '.join(losses)}; {best:.0f} %"
 
