@@ -428,15 +428,17 @@ def test_the_pages_are_those_of_the_kept_runs(pages, capsys):
 
 
 def test_intervals_in_sentences_are_those_of_the_tables():
-    """A gain with its interval, in README or on the page, stands in a table of the page, perhaps as a loss."""
-    block, one = r"<!-- (\w+):begin -->.*?<!-- \1:end -->", r"([+-]?\d*\.?\d+)"
-    gain = re.compile(rf"{one}\s+\[{one},\s+{one}\]")
+    """An interval in README or on the page, with its gain and without, stands in a table of the page, perhaps as that
+    of a loss."""
     page, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("results/findings.md", "README.md"))
+    block, one = r"<!-- (\w+):begin -->.*?<!-- \1:end -->", r"([+-]?\d*\.?\d+)"
     tables_of = " ".join(whole.group(0) for whole in re.finditer(block, page, re.DOTALL))
-    known = {tuple(map(float, match)) for match in gain.findall(tables_of)}
-    known |= {(-m, -high, -low) for m, low, high in known}
-    told = [match for text in (page, readme) for match in gain.findall(re.sub(block, "", text, flags=re.DOTALL))]
-    assert len(told) > 30 and not [match for match in told if tuple(map(float, match)) not in known]
+    prose = " ".join(re.sub(block, "", text, flags=re.DOTALL) for text in (page, readme))
+    interval = rf"\[{one},\s+{one}\]"
+    for pattern in (interval, rf"{one}\s+{interval}"):
+        known, told = ({tuple(map(float, match)) for match in re.findall(pattern, text)} for text in (tables_of, prose))
+        known |= {(*(-mean for mean in means), -high, -low) for *means, low, high in known}
+        assert len(told) > 30 and not told - known
 
 
 def test_keeping_adds_runs_and_never_replaces_one(pages):

@@ -258,7 +258,8 @@ def losses(axis, curve):
                           if field in record]
                 if points:
                     axis.plot(*zip(*points), style, color=STARTS[start][1], label=f"loss {STARTS[start][0]}, {words}")
-    axis.set(xlabel="passes", ylabel="loss on the labels", title=f"{plain_row(curve.name)}, today's passes x {most:g}")
+    title = f"{plain_row(curve.name)}, today's passes x {most:g}, one seed"
+    axis.set(xlabel="passes", ylabel="loss on the labels", title=title)
     axis.set_visible(bool(axis.lines))
 
 

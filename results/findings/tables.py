@@ -122,8 +122,8 @@ def of_curves(found, used):
 
 
 def end_of(arm):
-    """Means over seeds: the last losses on the labels, and after which part of the steps on these validation was best.
-    Training's is a mean since the evaluation before, and has no value where that was less than 100 steps ago."""
+    """Means over seeds: the last losses on the labels, and the part of finetuning's steps after which validation was
+    best. Training's is a mean since the evaluation before, and has no value where that was less than 100 steps ago."""
     runs = [run for run in arm.values() if "evals" in run]
     if not runs:
         return "–"
