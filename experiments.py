@@ -215,11 +215,11 @@ text256         s4          max    6000 0.0013/0.004/0.01    0.004/0.01/0.01    
 text256         rotary      max    6000 0.0003/0.001/0.003   0.001/0.0003/0.001 0.001/0.0003/0.001  0.5
 """
 BUDGETS, SHARES = (0.25, 0.5, 1, 2, 4), (0.1, 0.25, 0.5, 0.75)
-# Question 11: other exits from a plateau, with the rate that trials chose at a budget of 1; text256 has none yet.
+# Question 11: other exits from a plateau, with the rate that trials chose at a budget of 1.
 EXITS = """
 task            model       mimetic near  repeat listops shuffled
 pathfinder_demo transformer 0.001   0.001 0.001  0.001   0.001
-text256         rotary      0.001   0.001 0.001  0.001   0.001
+text256         rotary      0.001   0.001 0.0003 0.001   0.001
 """
 
 
