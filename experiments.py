@@ -205,16 +205,16 @@ text256         s4              1 1e-2
 
 # Question 10. passes: of both stages at a budget of 1. tried: rates on the labels, of which trials chose (question 12)
 # one for scratch and one for spt, each for a budget of 1/4, for 1/2 to 2, and for 4 and more. share: of the passes,
-# that pretraining takes where the budget varies.
+# that pretraining takes where the budget varies. most: the largest budget.
 CURVE = """
-task            model       pool passes tried                scratch            spt                share
-pathfinder_demo transformer mean   2700 0.0003/0.001/0.003   0.001/0.003/0.001  0.001/0.001/0.001   0.5
-pathfinder_demo transformer max    2700 0.0003/0.001/0.003   0.001/0.001/0.001  0.0003/0.001/0.001  0.5
-pathfinder_demo s4          mean   1900 0.003/0.01/0.03      0.01/0.01/0.01     0.03/0.01/0.01      0.5
-text256         s4          max    6000 0.0013/0.004/0.01    0.004/0.01/0.01    0.004/0.01/0.01     0.5
-text256         rotary      max    6000 0.0003/0.001/0.003   0.001/0.0003/0.001 0.001/0.0003/0.001  0.5
+task            model       pool passes tried                scratch            spt                share most
+pathfinder_demo transformer mean   2700 0.0003/0.001/0.003   0.001/0.003/0.001  0.001/0.001/0.001   0.5   4
+pathfinder_demo transformer max    2700 0.0003/0.001/0.003   0.001/0.001/0.001  0.0003/0.001/0.001  0.5   4
+pathfinder_demo s4          mean   1900 0.003/0.01/0.03      0.01/0.01/0.01     0.03/0.01/0.01      0.5   4
+text256         s4          max    6000 0.0013/0.004/0.01    0.004/0.01/0.01    0.004/0.01/0.01     0.5   16
+text256         rotary      max    6000 0.0003/0.001/0.003   0.001/0.0003/0.001 0.001/0.0003/0.001  0.5   16
 """
-BUDGETS, SHARES = (0.25, 0.5, 1, 2, 4), (0.1, 0.25, 0.5, 0.75)
+BUDGETS, SHARES = (0.25, 0.5, 1, 2, 4, 16), (0.1, 0.25, 0.5, 0.75)
 # Question 11: other exits from a plateau, with the rate that trials chose at a budget of 1.
 EXITS = """
 task            model       mimetic near  repeat listops shuffled
@@ -299,9 +299,9 @@ def of_curve(curve, some):
 
 def budgets(curve, pool):
     """From scratch and after SPT with each budget, then each share of pretraining at a budget of 1."""
-    share = float(curve["share"])
-    return [*(alone(curve, b, chosen(curve, "scratch", b), more=pool) for b in BUDGETS),
-            *(after(curve, b, share, chosen(curve, "spt", b), pool) for b in BUDGETS),
+    share, sizes = float(curve["share"]), [b for b in BUDGETS if b <= float(curve["most"])]
+    return [*(alone(curve, b, chosen(curve, "scratch", b), more=pool) for b in sizes),
+            *(after(curve, b, share, chosen(curve, "spt", b), pool) for b in sizes),
             *(after(curve, 1, s, chosen(curve, "spt", 1), pool) for s in SHARES if s != share)]
 
 

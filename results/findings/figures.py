@@ -233,6 +233,7 @@ def over_passes(plt, number, found):
     for (passes, shares, _), task in zip(axes.T, tasks):
         costs(passes, nothing(task, fresh=True), horizontal=True)
         passes.set(xscale="log", xlabel="passes of both stages, in today's", title=BEDS[task])
+        budgets = sorted({budget for curve in curves(found) if curve.task == task for budget, _ in curve.at})
         passes.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
         passes.minorticks_off()
         for axis in (passes, shares):
