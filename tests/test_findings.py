@@ -11,9 +11,10 @@ import sys
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from scipy import stats
 
-from compare import markdown, read_runs
+from compare import markdown, pooled, read_runs
 from conftest import ROOT
 from data import TASKS, Split, UserError
 from experiments import CURVE, EXITS, JOINT, chosen, questions, record, trained
@@ -24,6 +25,7 @@ from test_readme import run
 sys.path.insert(0, str(ROOT / "results" / "findings"))
 import arms as arms_of
 import convnet
+import figures
 import lag
 import tables
 
@@ -287,6 +289,17 @@ def test_no_table_shows_what_a_trial_scored(tmp_path):
 
 def arm_with(*scores, test_examples=10**9):
     return {seed: dict(score=score, test_examples=test_examples, init="") for seed, score in enumerate(scores)}
+
+
+def test_two_seeds_are_drawn_and_three_have_an_interval():
+    """Two that differ by 26 points would have a bar of 330."""
+    axis = Figure().subplots()
+    sure = [pooled([seeds]) for seeds in ((50, 76), (70, 72, 74))]
+    figures.line_of(axis, (2, 4), [arm_with(50, 76), arm_with(70, 72, 74)], sure, color="black")
+    seeds, means = axis.lines[0], axis.containers[0]
+    assert [*zip(seeds.get_xdata(), seeds.get_ydata())] == [(2, 50), (2, 76)]
+    assert [bar[1, 1] - bar[0, 1] for bar in means.lines[2][0].get_segments()] == pytest.approx([
+        0, 2 * stats.t.ppf(.975, 2) * 2 / 3 ** .5])
 
 
 def test_how_much_a_gain_grows():

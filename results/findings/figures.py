@@ -109,9 +109,13 @@ def draw_arms(axis, lines):
 # ---- Over labels, steps, passes --------------------------------------------------------------------------------------
 
 def line_of(axis, x, arms, sure, **look):
-    """Means with intervals over x; arms: [{seed: run}], of which some are empty."""
-    points = [(one, statistics.mean(scores(arm).values()), half_width((estimate, len(arm))) * (len(arm) > 1), len(arm))
+    """Means with intervals over x; for two seeds their scores, since their interval may fill the panel. arms:
+    [{seed: run}], of which some are empty."""
+    points = [(one, statistics.mean(scores(arm).values()), half_width((estimate, len(arm))) * (len(arm) > 2), len(arm))
               for one, arm, estimate in zip(x, arms, sure) if arm]
+    for one, arm in zip(x, arms):
+        if len(arm) == 2:
+            axis.plot([one, one], [*scores(arm).values()], "_", color=look["color"], label="each of two seeds")
     if points:
         x, means, halves, n = zip(*points)
         if "label" in look:
