@@ -202,17 +202,16 @@ text256         linear        0.3 3e-3
 text256         s4              1 1e-2
 """
 
-
 # Question 10. passes: of both stages at a budget of 1. tried: rates on the labels, of which trials chose (question 12)
 # one for scratch and one for spt, each for a budget of 1/4, for 1/2 to 2, and for 4 and more. share: of the passes,
-# that pretraining takes where the budget varies. most: the largest budget.
+# that pretraining takes where the budget varies. most: the largest budget. dropout: that trials from scratch chose.
 CURVE = """
-task            model       pool passes tried                scratch            spt                share most
-pathfinder_demo transformer mean   2700 0.0003/0.001/0.003   0.001/0.003/0.001  0.001/0.001/0.001   0.5   4
-pathfinder_demo transformer max    2700 0.0003/0.001/0.003   0.001/0.001/0.001  0.0003/0.001/0.001  0.5   4
-pathfinder_demo s4          mean   1900 0.003/0.01/0.03      0.01/0.01/0.01     0.03/0.01/0.01      0.5   4
-text256         s4          max    6000 0.0013/0.004/0.01    0.004/0.01/0.01    0.004/0.01/0.01     0.5   16
-text256         rotary      max    6000 0.0003/0.001/0.003   0.001/0.0003/0.001 0.001/0.0003/0.001  0.5   16
+task            model       pool passes tried                scratch            spt                share most dropout
+pathfinder_demo transformer mean   2700 0.0003/0.001/0.003   0.001/0.003/0.001  0.001/0.001/0.001   0.5   4   0
+pathfinder_demo transformer max    2700 0.0003/0.001/0.003   0.001/0.001/0.001  0.0003/0.001/0.001  0.5   4   0
+pathfinder_demo s4          mean   1900 0.003/0.01/0.03      0.01/0.01/0.01     0.03/0.01/0.01      0.5   4   0
+text256         s4          max    6000 0.0013/0.004/0.01    0.004/0.01/0.01    0.004/0.01/0.01     0.5   16  0.05
+text256         rotary      max    6000 0.0003/0.001/0.003   0.001/0.0003/0.001 0.001/0.0003/0.001  0.5   16  0
 """
 BUDGETS, SHARES = (0.25, 0.5, 1, 2, 4, 16), (0.1, 0.25, 0.5, 0.75)
 # Question 11: other exits from a plateau, with the rate that trials chose at a budget of 1.
@@ -273,15 +272,15 @@ def alone(curve, budget, rate, word="", more=""):
     return scratch(f"b{budget:g}-lr{rate:g}{word}", f"--steps {n} --eval-every {n // 10} --lr {rate}{more}")
 
 
-def after(curve, budget, share, rate, more="", inputs="", at=""):
+def after(curve, budget, share, rate, word="", more="", inputs="", at=""):
     """The same with a share of the budget for pretraining, which all rates on the labels share. inputs: what is
     denoised in place of the task's own, by question11.patch. at: the rate of pretraining, where not the recipe's."""
     first = round(int(curve["passes"]) * budget * share)
     n = round(int(curve["passes"]) * budget) - first
-    word = f"b{budget:g}-share{share:g}" + (f"-{inputs}" if inputs else "") + (f"-at{at}" if at else "")
+    of = f"b{budget:g}-share{share:g}" + (f"-{inputs}" if inputs else "") + (f"-at{at}" if at else "")
     other = (f" --inputs {inputs}" if inputs else "") + (f" --lr {at}" if at else "")
-    return spt(f"{word}-lr{rate:g}", f"--steps {first} --eval-every {first // 10}{other}",
-               f"--steps {n} --eval-every {n // 10} --lr {rate}{more}", of=word)
+    return spt(f"{of}-lr{rate:g}{word}", f"--steps {first} --eval-every {first // 10}{other}",
+               f"--steps {n} --eval-every {n // 10} --lr {rate}{more}", of=of)
 
 
 def chosen(curve, start, budget):
@@ -292,24 +291,25 @@ def chosen(curve, start, budget):
 def of_curve(curve, some):
     """Rows of question 10 for a line of CURVE, or with its trials. some(curve, flag of pooling) -> arms."""
     usual = "max" if curve["task"] == "text256" else "mean"
-    other = curve["pool"] != usual
-    return rows(curve["task"], curve["model"], some(curve, f" --pool {curve['pool']}" if other else ""),
-                curve["pool"] if other else "")
+    pool = curve["pool"] if curve["pool"] != usual else ""
+    return rows(curve["task"], curve["model"], some(curve, pool and f" --pool {pool}"), pool)
 
 
 def budgets(curve, pool):
-    """From scratch and after SPT with each budget, then each share of pretraining at a budget of 1."""
-    share, sizes = float(curve["share"]), [b for b in BUDGETS if b <= float(curve["most"])]
-    return [*(alone(curve, b, chosen(curve, "scratch", b), more=pool) for b in sizes),
-            *(after(curve, b, share, chosen(curve, "spt", b), pool) for b in sizes),
-            *(after(curve, 1, s, chosen(curve, "spt", 1), pool) for s in SHARES if s != share)]
+    """From scratch and after SPT with each budget, at 4 with dropout too; then shares of pretraining at 1."""
+    share, p, most = float(curve["share"]), curve["dropout"], float(curve["most"])
+    some = [(b, "", pool) for b in BUDGETS if b <= most]
+    some += [(4, f"-dropout{p}", f"{pool} --arch dropout={p}")] * (float(p) > 0)
+    return [*(alone(curve, b, chosen(curve, "scratch", b), *more) for b, *more in some),
+            *(after(curve, b, share, chosen(curve, "spt", b), *more) for b, *more in some),
+            *(after(curve, 1, s, chosen(curve, "spt", 1), more=pool) for s in SHARES if s != share)]
 
 
 def tried(curve, pool):
     """Three rates from scratch and three after SPT, at three budgets."""
     rates = [float(rate) for rate in curve["tried"].split("/")]
     return [arm for b in (0.25, 1, 4) for arm in (*(alone(curve, b, rate, more=pool) for rate in rates),
-                                                  *(after(curve, b, 0.5, rate, pool) for rate in rates))]
+                                                  *(after(curve, b, 0.5, rate, more=pool) for rate in rates))]
 
 
 def regularised(curve, pool):

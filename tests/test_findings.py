@@ -397,6 +397,21 @@ def test_the_rates_of_the_curve_and_of_the_exits_are_the_best_of_their_trials():
     assert checked >= 35
 
 
+def test_dropout_is_the_best_of_its_trials_and_stands_apart():
+    """By validation, from scratch at four times the passes; its arms are no points of the curve."""
+    found, dropped = tables.by_name(read_runs(tables.KEPT)), 0
+    for line, curve in zip(read_table(CURVE), arms_of.curves(found), strict=True):
+        assert not any("dropout" in name for _, name in curve.at.values())
+        if float(line["dropout"]):
+            dropped += 1
+            plain, name = curve.at[4, 0][1], curve.dropped[4, 0][1]
+            assert name == plain.replace("-scratch", f"-dropout{line['dropout']}-scratch") and len(curve.dropped) == 2
+            means = means_of_trials(found, f"{curve.name}-{name.replace(line['dropout'], '{}')}", "0.05/0.1/0.2")
+            means[0.0] = means_of_trials(found, f"{curve.name}-{plain}".replace("lr0.01", "lr{}"), "0.01")[0.01]
+            assert len(means) == 4 and means[float(line["dropout"])] == max(means.values())
+    assert dropped == 1
+
+
 def test_joint_training_takes_the_best_of_its_trials():
     """By validation, of the kept runs of findings0: the setting that experiments.py has for a bed is that of the best."""
     runs = read_runs(ROOT / "results" / "findings" / "runs.jsonl")

@@ -72,8 +72,9 @@ def nothing(task, fresh=False):
               if "constant_accuracy" not in runs[0])]
 
 
-# Question 10's arms of one model. at: {(budget, share of pretraining): (name, arm)}, as `scatter` has them.
-Curve = namedtuple("Curve", "name task passes share at arms")
+# Question 10's arms of one model. at: {(budget, share of pretraining): (name, arm)}, as `scatter` has them; dropped: the
+# same with dropout.
+Curve = namedtuple("Curve", "name task passes share at arms dropped", defaults=({},))
 
 
 def curves(found):
@@ -81,13 +82,13 @@ def curves(found):
     made = []
     for line, row in zip(read_table(CURVE), questions()[10].rows, strict=True):
         name = "-".join(filter(None, (row.task, row.model, row.word)))
-        arms, at = {}, {}
+        arms, at, dropped = {}, {}, {}
         for arm in row.arms:
             key = name, f"{arm.word}-{arm.start}"
             budget, share = re.match(r"b([\d.]+)(?:-share([\d.]+))?-", arm.word).groups()
             arms[key] = found.get("-".join(key), {})
-            at[float(budget), float(share or 0)] = key
-        made.append(Curve(name, row.task, int(line["passes"]), float(line["share"]), at, fresh(arms)))
+            (dropped if "dropout" in arm.word else at)[float(budget), float(share or 0)] = key
+        made.append(Curve(name, row.task, int(line["passes"]), float(line["share"]), at, fresh(arms), dropped))
     return made
 
 

@@ -93,23 +93,21 @@ def cell_of_arm(number, arm, gain):
 
 
 def of_curves(found, used):
-    """Question 10: for each model a line a budget, then the shares at a budget of 1."""
+    """Question 10: for each model a line a budget, without and with dropout, then the shares at a budget of 1."""
     parts = []
     for curve in curves(found):
-        arms, lines = curve.arms, []
+        arms, lines, ends = curve.arms, [], []
         sure, said = scatter(arms)
         used += [run for arm in arms.values() for run in arm.values()]
-        sizes = sorted({budget for budget, _ in curve.at})
-        for budget in sizes:
-            alone, after = curve.at[budget, 0], curve.at[budget, curve.share]
-            lines.append([f"{budget:g}", f"{round(curve.passes * budget):,}", score_of(arms[alone]),
-                          score_of(arms[after]), changed(arms, after, alone, sure), hidden(arms[after])])
+        for at, budget in [(at, budget) for at in (curve.at, curve.dropped) for budget in sorted({b for b, _ in at})]:
+            alone, after, name = at[budget, 0], at[budget, curve.share], f"{budget:g}" + ", dropout" * (at != curve.at)
+            lines.append([name, f"{round(curve.passes * budget):,}", score_of(arms[alone]), score_of(arms[after]),
+                          changed(arms, after, alone, sure), hidden(arms[after])])
+            ends += [[name, end_of(arms[alone]), end_of(arms[after])]] if arms[alone] else []
         costs = [[f"*{what}*", "", f"{score:.1f}", "", "", ""] for what, score in nothing(curve.task, fresh=True)]
         shares = sorted(share for budget, share in curve.at if budget == 1)
         more = [changed(arms, curve.at[1, share], curve.at[1, 0], sure) for share in shares[1:]]
         grown = growth(curve, sure)
-        ends = [[f"{budget:g}", *(end_of(arms[curve.at[budget, share]]) for share in (0, curve.share))]
-                for budget in sizes if arms[curve.at[budget, 0]]]
         parts += [f"`{curve.name}`" + "".join(f"; pooled deviation {text}" for text in said.values()),
                   markdown(["times today's passes", "passes", "from scratch", f"SPT, {100 * curve.share:g} % of them",
                             "SPT - scratch", "hidden"], costs + lines),
