@@ -272,14 +272,13 @@ def alone(curve, budget, rate, word="", more=""):
     return scratch(f"b{budget:g}-lr{rate:g}{word}", f"--steps {n} --eval-every {n // 10} --lr {rate}{more}")
 
 
-def after(curve, budget, share, rate, word="", more="", inputs="", at=""):
-    """The same with a share of the budget for pretraining, which all rates on the labels share. inputs: what is
-    denoised in place of the task's own, by question11.patch. at: the rate of pretraining, where not the recipe's."""
+def after(curve, budget, share, rate, word="", more="", before=""):
+    """The same with a share of the budget for pretraining, which all rates on the labels share. before: more flags of
+    pretraining; --inputs, by question11.patch, are what is denoised in place of the task's own."""
     first = round(int(curve["passes"]) * budget * share)
     n = round(int(curve["passes"]) * budget) - first
-    of = f"b{budget:g}-share{share:g}" + (f"-{inputs}" if inputs else "") + (f"-at{at}" if at else "")
-    other = (f" --inputs {inputs}" if inputs else "") + (f" --lr {at}" if at else "")
-    return spt(f"{of}-lr{rate:g}{word}", f"--steps {first} --eval-every {first // 10}{other}",
+    of = f"b{budget:g}-share{share:g}{word}"
+    return spt(f"{of}-lr{rate:g}", f"--steps {first} --eval-every {first // 10}{before}",
                f"--steps {n} --eval-every {n // 10} --lr {rate}{more}", of=of)
 
 
@@ -296,12 +295,12 @@ def of_curve(curve, some):
 
 
 def budgets(curve, pool):
-    """From scratch and after SPT with each budget, at 4 with dropout too; then shares of pretraining at 1."""
-    share, p, most = float(curve["share"]), curve["dropout"], float(curve["most"])
-    some = [(b, "", pool) for b in BUDGETS if b <= most]
-    some += [(4, f"-dropout{p}", f"{pool} --arch dropout={p}")] * (float(p) > 0)
-    return [*(alone(curve, b, chosen(curve, "scratch", b), *more) for b, *more in some),
-            *(after(curve, b, share, chosen(curve, "spt", b), *more) for b, *more in some),
+    """From scratch and after SPT with each budget, then with dropout at 4, then each share of pretraining at 1."""
+    share, p = float(curve["share"]), curve["dropout"]
+    sizes = [(b, "", "") for b in BUDGETS if b <= float(curve["most"])]
+    sizes += [(4, f"-dropout{p}", f" --arch dropout={p}")] * (float(p) > 0)
+    return [*(alone(curve, b, chosen(curve, "scratch", b), word, pool + drop) for b, word, drop in sizes),
+            *(after(curve, b, share, chosen(curve, "spt", b), word, pool, drop) for b, word, drop in sizes),
             *(after(curve, 1, s, chosen(curve, "spt", 1), more=pool) for s in SHARES if s != share)]
 
 
@@ -323,7 +322,7 @@ def exits(curve, rates):
     """The arms of question 11 with their own settings. rates: {exit: [rate]}."""
     begin = dict(mimetic="--begin mimetic", near="--begin near", repeat="--repeat 0.125")
     return [*(alone(curve, 1, rate, f"-{word}", f" {flags}") for word, flags in begin.items() for rate in rates[word]),
-            *(after(curve, 1, float(curve["share"]), rate, inputs=word)
+            *(after(curve, 1, float(curve["share"]), rate, f"-{word}", before=f" --inputs {word}")
               for word in ("listops", "shuffled") for rate in rates[word])]
 
 
@@ -343,7 +342,8 @@ def of_exits(lines):
             alone(curve, 1, chosen(curve, "scratch", 1), more=pool)])]
         three = [float(rate) for rate in own["tried"].split("/")]
         trials.append(Row(line["task"], line["model"], [*exits(own, dict.fromkeys(known, three)), *(
-            after(own, 1, float(own["share"]), known["listops"][0], inputs="listops", at=at)
+            after(own, 1, float(own["share"]), known["listops"][0], f"-listops-at{at}",
+                  before=f" --inputs listops --lr {at}")
             for at in (0.0003, 0.001, 0.01) if line["task"] == "pathfinder_demo")], ""))
     return found, trials
 
