@@ -204,7 +204,7 @@ text256         s4              1 1e-2
 
 # Question 10. passes: of both stages at a budget of 1. tried: rates on the labels, of which trials chose (question 12)
 # one for scratch and one for spt, each for a budget of 1/4, for 1/2 to 2, and for 4 and more. share: of the passes,
-# that pretraining takes where the budget varies. most: the largest budget. dropout: that trials from scratch chose.
+# that pretraining takes where the budget varies. most: the largest budget. dropout: of two more arms at 4, or none.
 CURVE = """
 task            model       pool passes tried                scratch            spt                share most dropout
 pathfinder_demo transformer mean   2700 0.0003/0.001/0.003   0.001/0.003/0.001  0.001/0.001/0.001   0.5   4   0
@@ -273,8 +273,8 @@ def alone(curve, budget, rate, word="", more=""):
 
 
 def after(curve, budget, share, rate, word="", more="", before=""):
-    """The same with a share of the budget for pretraining, which all rates on the labels share. before: more flags of
-    pretraining; --inputs, by question11.patch, are what is denoised in place of the task's own."""
+    """The same with a share of the budget for pretraining, which all rates on the labels share. word: of the name.
+    before: flags of pretraining, such as question11.patch's --inputs, other examples to denoise."""
     first = round(int(curve["passes"]) * budget * share)
     n = round(int(curve["passes"]) * budget) - first
     of = f"b{budget:g}-share{share:g}{word}"
@@ -298,7 +298,7 @@ def budgets(curve, pool):
     """From scratch and after SPT with each budget, then with dropout at 4, then each share of pretraining at 1."""
     share, p = float(curve["share"]), curve["dropout"]
     sizes = [(b, "", "") for b in BUDGETS if b <= float(curve["most"])]
-    sizes += [(4, f"-dropout{p}", f" --arch dropout={p}")] * (float(p) > 0)
+    sizes += [(4, f"-dropout{p}", f" --arch dropout={p}")] if float(p) else []
     return [*(alone(curve, b, chosen(curve, "scratch", b), word, pool + drop) for b, word, drop in sizes),
             *(after(curve, b, share, chosen(curve, "spt", b), word, pool, drop) for b, word, drop in sizes),
             *(after(curve, 1, s, chosen(curve, "spt", 1), more=pool) for s in SHARES if s != share)]

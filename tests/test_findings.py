@@ -307,7 +307,7 @@ def test_how_much_a_gain_grows():
     means = {(1, 0): 60, (1, .5): 62, (4, 0): 70, (4, .5): 75}
     at = {key: ("text256-s4", str(key)) for key in means}
     arms = {at[key]: arm_with(mean - 1, mean + 1) for key, mean in means.items()}
-    curve = arms_of.Curve("text256-s4", "text256", 6000, .5, at, arms)
+    curve = arms_of.Curve("text256-s4", "text256", 6000, .5, at, arms, {})
     half = stats.t.ppf(.975, 4) * 2
     assert tables.growth(curve, arms_of.scatter(arms)[0]).endswith(f": +3.0 [{3 - half:+.1f}, {3 + half:+.1f}].")
     few = {at[key]: arm_with(mean - 1, mean + 1, test_examples=100) for key, mean in means.items()}
@@ -407,7 +407,9 @@ def test_dropout_is_the_best_of_its_trials_and_stands_apart():
             plain, name = curve.at[4, 0][1], curve.dropped[4, 0][1]
             assert name == plain.replace("-scratch", f"-dropout{line['dropout']}-scratch") and len(curve.dropped) == 2
             means = means_of_trials(found, f"{curve.name}-{name.replace(line['dropout'], '{}')}", "0.05/0.1/0.2")
-            means[0.0] = means_of_trials(found, f"{curve.name}-{plain}".replace("lr0.01", "lr{}"), "0.01")[0.01]
+            rate = chosen(line, "scratch", 4)
+            without = f"{curve.name}-{plain}".replace(f"lr{rate:g}", "lr{}")
+            means[0.0] = means_of_trials(found, without, str(rate))[rate]
             assert len(means) == 4 and means[float(line["dropout"])] == max(means.values())
     assert dropped == 1
 

@@ -74,7 +74,7 @@ def nothing(task, fresh=False):
 
 # Question 10's arms of one model. at: {(budget, share of pretraining): (name, arm)}, as `scatter` has them; dropped: the
 # same with dropout.
-Curve = namedtuple("Curve", "name task passes share at arms dropped", defaults=({},))
+Curve = namedtuple("Curve", "name task passes share at arms dropped")
 
 
 def curves(found):

@@ -100,7 +100,8 @@ def of_curves(found, used):
         sure, said = scatter(arms)
         used += [run for arm in arms.values() for run in arm.values()]
         for at, budget in [(at, budget) for at in (curve.at, curve.dropped) for budget in sorted({b for b, _ in at})]:
-            alone, after, name = at[budget, 0], at[budget, curve.share], f"{budget:g}" + ", dropout" * (at != curve.at)
+            alone, after = at[budget, 0], at[budget, curve.share]
+            name = f"{budget:g}, dropout" if at is curve.dropped else f"{budget:g}"
             lines.append([name, f"{round(curve.passes * budget):,}", score_of(arms[alone]), score_of(arms[after]),
                           changed(arms, after, alone, sure), hidden(arms[after])])
             ends += [[name, end_of(arms[alone]), end_of(arms[after])]] if arms[alone] else []
