@@ -296,9 +296,9 @@ def of_curve(curve, some):
 
 def budgets(curve, pool):
     """From scratch and after SPT with each budget, then with dropout at 4, then each share of pretraining at 1."""
-    share, p = float(curve["share"]), curve["dropout"]
+    share, dropout = float(curve["share"]), curve["dropout"]
     sizes = [(b, "", "") for b in BUDGETS if b <= float(curve["most"])]
-    sizes += [(4, f"-dropout{p}", f" --arch dropout={p}")] if float(p) else []
+    sizes += [(4, f"-dropout{dropout}", f" --arch dropout={dropout}")] if float(dropout) else []
     return [*(alone(curve, b, chosen(curve, "scratch", b), word, pool + drop) for b, word, drop in sizes),
             *(after(curve, b, share, chosen(curve, "spt", b), word, pool, drop) for b, word, drop in sizes),
             *(after(curve, 1, s, chosen(curve, "spt", 1), more=pool) for s in SHARES if s != share)]

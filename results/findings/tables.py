@@ -99,12 +99,12 @@ def of_curves(found, used):
         arms, lines, ends = curve.arms, [], []
         sure, said = scatter(arms)
         used += [run for arm in arms.values() for run in arm.values()]
-        for at, budget in [(at, budget) for at in (curve.at, curve.dropped) for budget in sorted({b for b, _ in at})]:
-            alone, after = at[budget, 0], at[budget, curve.share]
-            name = f"{budget:g}, dropout" if at is curve.dropped else f"{budget:g}"
-            lines.append([name, f"{round(curve.passes * budget):,}", score_of(arms[alone]), score_of(arms[after]),
-                          changed(arms, after, alone, sure), hidden(arms[after])])
-            ends += [[name, end_of(arms[alone]), end_of(arms[after])]] if arms[alone] else []
+        for at, word in ((curve.at, ""), (curve.dropped, ", dropout")):
+            for budget in sorted({budget for budget, _ in at}):
+                alone, after, name = at[budget, 0], at[budget, curve.share], f"{budget:g}{word}"
+                lines.append([name, f"{round(curve.passes * budget):,}", score_of(arms[alone]), score_of(arms[after]),
+                              changed(arms, after, alone, sure), hidden(arms[after])])
+                ends += [[name, end_of(arms[alone]), end_of(arms[after])]] if arms[alone] else []
         costs = [[f"*{what}*", "", f"{score:.1f}", "", "", ""] for what, score in nothing(curve.task, fresh=True)]
         shares = sorted(share for budget, share in curve.at if budget == 1)
         more = [changed(arms, curve.at[1, share], curve.at[1, 0], sure) for share in shares[1:]]
