@@ -50,7 +50,7 @@ def evaluate(model, task, split, run):
     model.eval()
     loss = torch.zeros((), dtype=torch.float64, device=run.device)
     counts = torch.zeros(3, task.classes or 0, dtype=torch.int64, device=run.device)
-    for _, _, batch in run.batches(split, split.lengths()):
+    for _, _, batch in run.batches(split, split.lengths(), alone=True):
         with run.autocast():
             outputs = model(model.backbone.inputs(batch), batch.lengths).double()             # (b, classes or 1)
         loss += supervised_loss(task, outputs, batch.y)
@@ -185,23 +185,14 @@ def main(argv=None):
             return run.parts(whole, rows, mine, task.documents)
         corrupted, targets, hidden = objective.pretext(args, task, batch, rows, mine, args.seed, step)
         whole = whole._replace(corrupted=corrupted if objective.hides else None, hidden=hidden, targets=targets)
-        return [part._replace(hidden=part.hidden.flatten().nonzero()[:, 0])
+        return [part._replace(hidden=run.numbers(part.hidden))
                 for part in run.parts(whole, rows, mine, task.documents)]
 
-    # ---- training: evaluate, save, stop?, step, log -----------------------------------------------------------
-    for step in range(run.step, run.steps + 1):
-        if run.evaluates(step):
-            loss, score, _ = evaluate(model, task, val, run)
-            run.evaluated(step, score, **{"val_loss": loss, f"val_{score_name}": score})
-        if step == run.steps:
-            break
-
-        for group in optimizer.param_groups:      # scales each group's own rate: SSM parameters keep theirs
-            group["lr"] = group["initial_lr"] * learning_rate(step, run.steps, args)
-        parts = run.begin(step, prepare)
-        if args.joint is not None:                # as in pretrain.py: in the whole batch, on all processes
-            n = sum(len(part.hidden) for part in parts)
-            n = run.total(torch.full((), n, device=run.device)).clamp(min=1)
+    @run.measured
+    def learn(parts):
+        """A step of the optimiser: the gradient of the loss of a whole batch, part by part."""
+        if args.joint is not None:                # as in pretrain.py: hidden positions, on all processes
+            n = run.total(sum((part.hidden >= 0).sum() for part in parts)).clamp(min=1)
         optimizer.zero_grad(set_to_none=True)
         for part in run.exchange(parts):
             if args.joint is None:
@@ -214,6 +205,18 @@ def main(argv=None):
             loss, _ = spt_loss(prediction, part.targets, part.hidden, args.loss)              # of the same examples
             run.backward(supervised_loss(task, outputs.float(), part.y) / args.batch + args.joint * loss / n)
         optimizer.step()
+
+    # ---- training: evaluate, save, stop?, step, log -----------------------------------------------------------
+    for step in range(run.step, run.steps + 1):
+        if run.evaluates(step):
+            loss, score, _ = evaluate(model, task, val, run)
+            run.evaluated(step, score, **{"val_loss": loss, f"val_{score_name}": score})
+        if step == run.steps:
+            break
+
+        for group in optimizer.param_groups:      # scales each group's own rate: SSM parameters keep theirs
+            group["lr"] = group["initial_lr"] * learning_rate(step, run.steps, args)
+        learn(run.begin(step, prepare))
         run.stepped(step)
 
     # ---- the test split, once, with the checkpoint that validation chose ---------------------------------------

@@ -101,11 +101,15 @@ class Kernel(nn.Module):
         return self.make(*self.arguments(self), l)
 
 
+AT_ONCE = dict(cpu=2**22, cuda=2**25)      # values d l of the kernels made in one call; a GPU waits for each launch
+
+
 def make_kernels(kernels, l):
     """The kernels of modules of one shape, (c, d, l) each, in one call. Large kernels are made in several calls, to
     save memory."""
     names = [*kernels[0]._parameters, *kernels[0]._buffers]
-    many, made = max(1, 2**22 // (kernels[0].d * getattr(kernels[0], "length", l))), []
+    most = AT_ONCE["cuda" if next(kernels[0].parameters()).is_cuda else "cpu"]
+    many, made = max(1, most // (kernels[0].d * getattr(kernels[0], "length", l))), []
     for i in range(0, len(kernels), many):
         some = kernels[i:i + many]
         p = SimpleNamespace(**{name: torch.stack([getattr(kernel, name) for kernel in some]) for name in names})

@@ -94,12 +94,14 @@ def spt_loss(prediction, targets, hidden, loss):
     ce: cross-entropy over symbols or gray levels 0..255; score: number of right predictions.
     l1: absolute error of the normalised sample, mean over channels; score: negative squared error, mean over channels.
     Sums, not means: micro-batches and processes hold different numbers of hidden positions, and the caller divides by
-    the number in the whole batch.
+    the number in the whole batch. A number below 0 in `hidden` stands for no position.
     """
     targets = at(targets, hidden)                                                             # (m,) or (m, channels)
+    none = hidden < 0 if hidden.ndim == 1 else targets.new_zeros(len(targets), dtype=torch.bool)
     if loss == "ce":
+        targets = targets.masked_fill(none, -100)                  # which cross_entropy ignores
         return F.cross_entropy(prediction.float(), targets, reduction="sum"), (prediction.argmax(-1) == targets).sum()
-    error = prediction.float() - targets
+    error = (prediction.float() - targets).masked_fill(none[:, None], 0.0)
     return error.abs().mean(-1).sum(), -error.square().mean(-1).sum()
 
 
@@ -155,13 +157,24 @@ def main(argv=None):
     forward = run.start(model, optimizer)
 
     def prepare(step):
-        """The parts of a step's batch, on the CPU, while the step before runs. Hidden positions as flat numbers: a GPU
-        would have to wait for a mask to be counted."""
+        """The parts of a step's batch, on the CPU, while the step before runs."""
         rows, mine = run.rows(step)               # examples of the whole batch; which of them are this process's
         batch = train.batch(rows[mine])
         inputs, targets, hidden = objective.pretext(args, task, batch, rows, mine, args.seed, step)
-        return [part._replace(hidden=part.hidden.flatten().nonzero()[:, 0])
+        return [part._replace(hidden=run.numbers(part.hidden))
                 for part in run.parts(Denoising(inputs, batch.lengths, hidden, targets), rows, mine, task.documents)]
+
+    @run.measured
+    def learn(parts):
+        """A step of the optimiser: the gradient of the loss of a whole batch, part by part."""
+        n = run.total(sum((part.hidden >= 0).sum() for part in parts)).clamp(min=1)     # hidden, on all processes
+        optimizer.zero_grad(set_to_none=True)
+        for part in run.exchange(parts):
+            with run.autocast():
+                prediction = forward(part.inputs, part.lengths, part.hidden)                  # (m, outputs)
+            loss, _ = spt_loss(prediction, part.targets, part.hidden, args.loss)
+            run.backward(loss / n)
+        optimizer.step()
 
     # ---- training: evaluate, save, stop?, step, log -----------------------------------------------------------
     for step in range(run.step, run.steps + 1):
@@ -173,16 +186,7 @@ def main(argv=None):
 
         for group in optimizer.param_groups:      # scales each group's own rate: SSM parameters keep theirs
             group["lr"] = group["initial_lr"] * learning_rate(step, run.steps, args)
-        parts = run.begin(step, prepare)
-        n = sum(len(part.hidden) for part in parts)
-        n = run.total(torch.full((), n, device=run.device)).clamp(min=1)    # in the whole batch, on all processes
-        optimizer.zero_grad(set_to_none=True)
-        for part in run.exchange(parts):
-            with run.autocast():
-                prediction = forward(part.inputs, part.lengths, part.hidden)                  # (m, outputs)
-            loss, _ = spt_loss(prediction, part.targets, part.hidden, args.loss)
-            run.backward(loss / n)
-        optimizer.step()
+        learn(run.begin(step, prepare))
         run.stepped(step)
 
     run.keep_kernels(kernels_before, task.length)

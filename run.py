@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import zoo                                     # noqa: F401, fills MODELS
 from data import (TASKS, Parser, UserError, exit_code, folder_name, full_name, kept, locked, look_up, order, read_json,
@@ -258,13 +259,14 @@ def keep_memory():
 class Run:
     """All of a run that is not the method: processes, device, number format, run directory, log, clock, checkpoints.
 
-    In a stage's main: Run(args), open, start; in every step evaluates and evaluated, begin, exchange, backward,
-    stepped; at the end load_best and finish. `state` is what a resumed run needs beyond weights and optimiser.
+    In a stage's main: Run(args), open, start, measured; in every step evaluates and evaluated, begin, exchange,
+    backward, stepped; at the end load_best and finish. `state` is what a resumed run needs beyond weights and optimiser.
     """
 
     SAVE_SECONDS = 600                         # between evaluations, a checkpoint at least this often
     EARLY = 1, 2, 5, 10, 20, 50                # steps after which a line is printed, if not in the log
     positions = 4_096                          # of a part, about: results/speed.md; small batches stay whole
+    EVALUATED = 2**17                          # those of a batch of an evaluation on a GPU, where the recipe has fewer
     COSTLY = 4                                 # times as many where each part costs something of its own, see `start`
     told = None                                # the signal that asked this process to stop
     asked = None                               # what all processes were asked last, by `stops`
@@ -309,6 +311,7 @@ class Run:
         args, out, self.task, examples = self.args, self.args.out, kept(task), len(train)
         self.family = task.family
         # BatchNorm takes its statistics over the whole batch, or over each micro-batch as it stands.
+        self.equal = train.lengths() is None
         self.lengths = None if args.arch.get("norm") == "batch" else train.lengths()
         few = getattr(args, "label_fraction", None) is not None or task.labelled is not None
         if few and examples < args.batch:
@@ -379,7 +382,13 @@ class Run:
                 read_checkpoint(args.out / "best.pt")                  # needed at the end: fail now rather than then
         self.step = self.first = self.state["step"]
         self.loss_sum = torch.full((), self.state["loss_sum"], dtype=torch.float64, device=self.device)
+        # step, loss and gradient norm of the last step, or of the first one where either was not finite
         self.latest = torch.zeros(3, dtype=torch.float64, device=self.device)
+        self.count = torch.full((), float(self.step), device=self.device)
+        self.loss = torch.zeros((), device=self.device)
+        # Where all steps have the same shapes, --compile also makes CUDA graphs of them.
+        self.records = (args.compile and self.device.type == "cuda" and self.world == 1 and self.equal
+                        and not args.arch.get("guided"))
         self.thread, self.prepared = ThreadPoolExecutor(1), None
         self.print_plan()
         self.begin_log()
@@ -446,10 +455,14 @@ class Run:
         """What `prepare(step)` gives, a list of tuples of tensors, on the device. All but the first are made in the
         background, during the step before. Also seeds dropout, by seed, step and process, so that a resumed run drops
         the same channels."""
-        args, self.loss, self.begun = self.args, torch.zeros((), device=self.device), time.perf_counter()
-        guide(self.model, step, self.steps)    # nothing, but with --arch guided=
+        args, self.begun = self.args, time.perf_counter()
+        if args.arch.get("guided"):
+            guide(self.model, step, self.steps)
         stream = np.random.SeedSequence([args.seed, step, self.rank]).generate_state(1, np.uint64)
-        torch.manual_seed(int(stream[0]))
+        # torch.manual_seed does the same, and half a millisecond of work for kinds of device that are not there.
+        torch.default_generator.manual_seed(int(stream[0]))
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(int(stream[0]))
         parts = (self.prepared or self.thread.submit(self.pinned, prepare, step)).result()
         self.prepared = self.thread.submit(self.pinned, prepare, step + 1) if step + 1 < self.steps else None
         return [self.shipped(part) for part in parts]
@@ -501,6 +514,32 @@ class Run:
         return [whole._make(view if view is None else cut(view, *pair, width) for view in whole)
                 for pair, width in zip(itertools.pairwise(bounds), widths)]
 
+    def numbers(self, hidden):
+        """Where a mask (b, l) is True: flat numbers, int64 (m,), since a GPU would have to wait for a mask to be
+        counted. Where steps are recorded there must be equally many in each: one below 0 stands for none."""
+        found = hidden.flatten().nonzero()[:, 0]
+        if not self.records or self.args.mask is None:
+            return found
+        n, ratio = hidden.numel(), self.args.mask
+        most = 64 * math.ceil((n * ratio + 6 * math.sqrt(n * ratio * (1 - ratio))) / 64)        # six standard deviations
+        return torch.cat((found, torch.arange(-1, len(found) - most - 1, -1))) if len(found) < most else found
+
+    def measured(self, learn):
+        """learn(parts), the function that makes a step, with its loss and gradient norm added to what is logged; with
+        --compile on a GPU as a CUDA graph."""
+        def step(parts):
+            learn(parts)
+            norm = torch.nn.utils.get_total_norm(
+                [p.grad for g in self.optimizer.param_groups for p in g["params"] if p.grad is not None])
+            loss = self.total(self.loss)
+            self.loss_sum += loss
+            this = torch.stack((self.count, loss, norm)).double()
+            self.latest.copy_(torch.where(self.latest.isfinite().all(), this, self.latest))
+            self.count += 1
+            self.loss.zero_()
+
+        return Recorded(step, self.optimizer, self.say) if self.records else step
+
     def exchange(self, parts):
         """The parts of a batch, one after another; gradients are exchanged between processes in the last one only."""
         for i, part in enumerate(parts):
@@ -508,10 +547,13 @@ class Run:
             with contextlib.nullcontext() if last else self.forward.no_sync():
                 yield part
 
-    def batches(self, split, lengths=None):
+    def batches(self, split, lengths=None, alone=False):
         """(i, examples, batch) of the batches of an evaluation that are this process's. lengths (n,): examples of like
-        length together. The next batch is made in the background."""
+        length together. alone: nothing depends on which examples share a batch, so a GPU takes large ones, where small
+        ones would leave it waiting for launches. The next batch is made in the background."""
         size, n = self.args.micro_batch or self.args.batch, len(split)
+        if alone and self.device.type == "cuda" and not self.args.micro_batch:
+            size = max(size, self.EVALUATED // (self.task["length"] * self.task["documents"]))
         order, ahead = np.arange(n) if lengths is None else np.argsort(lengths, kind="stable"), None
 
         def submit(i):
@@ -546,12 +588,6 @@ class Run:
         printed. Nothing is read from the device at other times."""
         getattr(self.model, "after_step", lambda: None)()
         state, groups = self.state, self.optimizer.param_groups
-        norm = torch.nn.utils.get_total_norm([p.grad for g in groups for p in g["params"] if p.grad is not None])
-        loss = self.total(self.loss)
-        self.loss_sum += loss
-        # step, loss and gradient norm of this step, or of the first one where either was not finite
-        this = torch.stack((torch.full_like(norm, step), loss, norm)).double()
-        self.latest = torch.where(self.latest.isfinite().all(), this, self.latest)
         state["loss_steps"] += 1
         logs = (step + 1) % self.args.log_every == 0
         if logs:
@@ -720,6 +756,68 @@ class Run:
             dist.destroy_process_group()
 
 
+class Recorded:
+    """A training step as a CUDA graph. A CPU takes longer to launch hundreds of small operations than a GPU to compute
+    them, so they are recorded once and from then on launched by one call.
+
+    To be called like the step itself, with tensors. The first steps run as they are, since a library's first calls
+    cannot be recorded; so does what has other shapes than the recording, and everything if recording fails.
+    """
+
+    WARM = 3                                   # steps before recording
+
+    def __init__(self, step, optimizer, say):
+        self.step, self.optimizer, self.say = step, optimizer, say
+        self.replay, self.shapes, self.seen = None, None, 0
+
+    def __call__(self, *arguments):
+        tensors, structure = tree_flatten(arguments)
+        shapes = [None if v is None else v.shape for v in tensors]
+        if self.replay is None:
+            self.seen = self.seen + 1 if shapes == self.shapes else 1
+            self.shapes = shapes
+            if self.seen > self.WARM:
+                self.record(tensors, structure)
+        if self.replay is None or shapes != self.shapes:
+            return self.apart(lambda: self.step(*arguments))
+        for mine, given in zip(self.tensors, tensors):
+            if given is not None:
+                mine.copy_(given)
+        for rate, group in zip(self.rates, self.optimizer.param_groups):
+            rate.fill_(group["lr"])
+        self.replay()
+
+    def record(self, tensors, structure):
+        """What the graph reads from now on lies in `tensors` and `rates`."""
+        groups = self.optimizer.param_groups
+        before = [(group["lr"], group["capturable"]) for group in groups]
+        self.tensors = [v if v is None else v.clone() for v in tensors]
+        self.rates = [torch.tensor(rate, device=group["params"][0].device) for group, (rate, _) in zip(groups, before)]
+        for group, rate in zip(groups, self.rates):
+            group.update(lr=rate, capturable=True)
+        try:
+            self.replay = self.capture(lambda: self.step(*tree_unflatten(self.tensors, structure)))
+        except RuntimeError as error:
+            self.seen = -math.inf
+            self.say(f"  note: no CUDA graph: {str(error).strip().splitlines()[0]}")
+        for group, (rate, capturable) in zip(groups, before):
+            group.update(lr=rate, capturable=capturable)
+
+    def capture(self, function):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):     # another thread makes the next batch
+            function()
+        return graph.replay
+
+    def apart(self, function):
+        """On a stream of its own, as PyTorch asks for before a recording."""
+        main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            function()
+        main.wait_stream(side)
+
+
 def peak_memory(device):
     """The most memory that this process has had, on this device: bytes. None where the system does not say."""
     if device.type == "cuda":
@@ -740,6 +838,7 @@ def environment(device, processes=1, dtype="float32"):
     except OSError:                            # no git on this machine
         commit = ""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
+    commit = commit or os.environ.get("COMMIT")                        # of a copy without its repository
     return dict(commit=commit or "unknown", torch=torch.__version__, python=platform.python_version(), device=name,
                 processes=processes, threads=torch.get_num_threads(), dtype=dtype)
 

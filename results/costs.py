@@ -9,6 +9,7 @@ Models run on tensors that have shapes but no values, so nothing here takes a GP
 import contextlib
 import math
 import sys
+import weakref
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,33 +26,44 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import kernels
 from kernels import ceil_div, rotary_turns, two_levels
 from data import TASKS, Parser, UserError
-from models import MODELS, Backbone, Denoiser, SizeError, config, count, make_optimizer
+from models import AT_ONCE, MODELS, Backbone, Denoiser, SizeError, config, count, make_optimizer
 from recipes import arch, recipe_line
 from run import Run, between, guarded
 from zoo.gpu_attention import many_blocks, near_attention
 
-# What its maker says of the GPU that costs are computed for: bytes, bytes a second, and operations a second of matrix
-# products, in bfloat16 and in float32. launch: seconds from one operation to the next on the CPU, usual for PyTorch.
-GPU = dict(name="H100 SXM", memory=80e9, bandwidth=3.35e12, bfloat16=989e12, float32=67e12, launch=5e-6)
+# What its maker says of the GPU that costs are computed for: bytes, bytes a second, operations a second of matrix
+# products, in bfloat16 and in float32, and exponentials a second (132 processors, 16 a clock, 1.75 GHz).
+GPU = dict(name="H100 SXM", memory=80e9, bandwidth=3.35e12, bfloat16=989e12, float32=67e12, exponentials=3.7e12)
+# Seconds of a step beside its arithmetic: at best, and realistic. Arithmetic: times what is computed; launch: from one
+# operation to the next on the CPU; step: of Python around them.
+BEST = dict(arithmetic=1.0, launch=5e-6, step=0.0)
+REALISTIC = dict(arithmetic=1.5, launch=9e-6, step=0.6e-3)
 # Symbols of a training example, on average; other sequences are taken as long as the task's longest.
 MEAN_LENGTH = dict(text=1300, listops=1040)
 
 
 class Cost(TorchDispatchMode):
     """Counts what runs under it, without autograd's views: operations; FLOPs of matrix products, attention and Fourier
-    transforms (2 a multiply-add, 2.5 n log2 n a real FFT); bytes read and written, each operation's operands once; and
-    the seconds that GPU would take if each operation took the larger of its arithmetic's and its memory's time.
+    transforms (2 a multiply-add, 2.5 n log2 n a real FFT); exponentials of attention; bytes read and written, each
+    operation's operands once; the seconds that GPU would take if each operation took the longest of its arithmetic's,
+    its exponentials' and its memory's time; and the most bytes of tensors made here that exist at once.
     """
 
     def __init__(self):
         super().__init__()
-        self.operations, self.flops, self.bytes, self.seconds = 0, 0, 0, 0.0
+        self.operations, self.flops, self.bytes, self.seconds, self.now, self.peak = 0, 0, 0, 0.0, 0, 0
+        self.storages = set()
         aten = torch.ops.aten
+        # On a CPU attention and its backward pass are one operation each, of queries (b, h, lq, e) and keys.
+        self.pairs = {
+            aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, *_: q[..., 0].numel() * k.shape[-2],
+            aten._scaled_dot_product_flash_attention_for_cpu_backward:
+                lambda grad, q, k, *_: q[..., 0].numel() * k.shape[-2]}
+        forward, backward = self.pairs
         self.formulas = torch.utils.flop_counter.flop_registry | {
             aten._fft_r2c: self.fft, aten._fft_c2r: self.fft,
-            aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, *_, **__: 4 * q.numel() * k.shape[-2],
-            aten._scaled_dot_product_flash_attention_for_cpu_backward:
-                lambda grad, q, k, *_, **__: 10 * q.numel() * k.shape[-2]}
+            forward: lambda q, k, *_, **__: 4 * q.shape[-1] * self.pairs[forward](q, k),
+            backward: lambda grad, q, k, *_, **__: 10 * q.shape[-1] * self.pairs[backward](grad, q, k)}
 
     @staticmethod
     def fft(x, dim, *_, out_val=None, **__):
@@ -62,14 +74,36 @@ class Cost(TorchDispatchMode):
         result = function(*args, **kwargs or {})
         if function.namespace == "aten" and not function.is_view:
             tensors = [v for v in tree_leaves((args, kwargs, result)) if isinstance(v, torch.Tensor)]
-            formula = self.formulas.get(function.overloadpacket)
+            formula, pairs = (known.get(function.overloadpacket) for known in (self.formulas, self.pairs))
             flops = formula(*args, **kwargs or {}, out_val=result) if formula else 0
+            exponentials = pairs(*args) if pairs else 0
             # what an expanded tensor repeats is read once
             moved = sum(min(v.nbytes, v.untyped_storage().nbytes()) for v in tensors)
             peak = GPU["bfloat16" if tensors and tensors[0].dtype == torch.bfloat16 else "float32"]
             self.operations, self.flops, self.bytes = self.operations + 1, self.flops + flops, self.bytes + moved
-            self.seconds += max(flops / peak, moved / GPU["bandwidth"])
+            self.seconds += max(flops / peak, exponentials / GPU["exponentials"], moved / GPU["bandwidth"])
+        for v in tree_leaves(result):
+            if isinstance(v, torch.Tensor):
+                self.hold(v.untyped_storage())
         return result
+
+    def hold(self, storage):
+        """Counts a new storage among the bytes that exist, until it goes."""
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self.storages:
+            self.storages.add(key)
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self.release, key, size)
+
+    def release(self, key, size):
+        self.storages.discard(key)
+        self.now -= size
+
+    def seconds_of_a_step(self):
+        """(at best, realistic): the longer of the arithmetic, however many seconds that is now, and of its launches."""
+        return tuple(max(way["arithmetic"] * self.seconds, way["launch"] * self.operations + way["step"])
+                     for way in (BEST, REALISTIC))
 
 
 @contextlib.contextmanager
@@ -111,20 +145,21 @@ def describe(c):
 
 @contextlib.contextmanager
 def as_on_a_gpu():
-    """Attention in many blocks is one call there, and one for each block on a CPU."""
-    usual = kernels.faster
+    """Attention in many blocks is one call there, and one for each block on a CPU; so are more layers' kernels."""
+    usual, at_once = kernels.faster, AT_ONCE["cpu"]
     kernels.faster = lambda q, k, v, causal, block, lengths: (
         near_attention(q, k, v, block, None, causal, lengths) if many_blocks(q.shape[2], block) else None)
+    AT_ONCE["cpu"] = AT_ONCE["cuda"]
     try:
         yield
     finally:
-        kernels.faster = usual
+        kernels.faster, AT_ONCE["cpu"] = usual, at_once
 
 
 def cost_of_step(c, batch, length, padded):
     """Cost of a training step, forward, backward and AdamW, of `batch` sequences of symbols of that length, of which a
-    quarter is hidden, in bfloat16 where autocast takes it -> `Cost`, with the bytes that autograd keeps and those of
-    weights, gradients and AdamW's moments. padded: whether the model is told true lengths."""
+    quarter is hidden, in bfloat16 where autocast takes it -> `Cost`, whose peak holds weights, gradients and AdamW's
+    moments too. padded: whether the model is told true lengths."""
     with without_values():
         model = Denoiser(Backbone(c), c.vocab)
         optimizer = make_optimizer(model, 1e-3, 0.0)
@@ -136,14 +171,14 @@ def cost_of_step(c, batch, length, padded):
         lengths = torch.full((batch,), length) if padded else None
         hidden = torch.zeros(ceil_div(batch * length, 4), dtype=torch.int64)
         with as_on_a_gpu():
-            kept, cost = run_without_values(model, x, lengths, hidden, optimizer=optimizer)
-    cost.kept, cost.weights = kept, 16 * count(model)
+            _, cost = run_without_values(model, x, lengths, hidden, optimizer=optimizer)
+    cost.peak += 12 * count(model)                                   # gradients are made during the step
     return cost
 
 
 def cost_on(task, model, batch):
     """Cost of a training step on a task's batch as `Run` takes it: whole, or where lengths differ in parts of like
-    length, without padding to speak of -> `Cost`; launches: their seconds; most: the sequences that fit into memory."""
+    length, without padding to speak of -> `Cost`; most: the sequences that fit into memory."""
     facts, sizes = TASKS[task], arch(task, model)
     c = config(sizes, SimpleNamespace(length=facts.length, vocab=256, channels=None), causal="pythia" in model)
     unequal, sequences = facts.channels is None or facts.ragged, batch * facts.documents
@@ -154,8 +189,7 @@ def cost_on(task, model, batch):
     parts = sequences / some
     one.operations, one.flops = one.operations * math.ceil(parts), one.flops * parts
     one.bytes, one.seconds = one.bytes * parts, one.seconds * parts
-    one.launches = one.operations * GPU["launch"]
-    more = (GPU["memory"] - one.weights - one.kept) * some / (two.kept - one.kept)               # sequences
+    more = (GPU["memory"] - one.peak) * some / (two.peak - one.peak)                             # sequences
     one.most = int(some + more) if whole else math.inf
     return one
 
@@ -202,28 +236,32 @@ def print_models(task, length, only):
                 print(f"| {model} | {error} | | | |")
 
 
-COLUMNS = ("batch", "operations", "TFLOP", "GB moved", "ms computed", "ms of launches", "GB kept", "sequences on 80 GB",
+COLUMNS = ("batch", "operations", "TFLOP", "GB moved", "ms computed", "ms of launches", "GB", "sequences on 80 GB",
            "hours")
 
 
 def header(*first):
+    times = [f"{way['arithmetic']:g} times ms computed, or {way['launch'] * 1e6:g} microseconds an operation"
+             + (f" and {way['step'] * 1e3:g} ms a step" if way["step"] else "") for way in (BEST, REALISTIC)]
     print(f"Computed, not measured, for one {GPU['name']} ({GPU['bandwidth'] / 1e12:g} TB/s, "
-          f"{GPU['bfloat16'] / 1e12:g} TFLOP/s in bfloat16, {GPU['float32'] / 1e12:g} in float32), in bfloat16 but for "
-          "kernels, convolutions and norms. ms computed: each operation takes the larger of its arithmetic's and its "
-          f"memory's time, which real ones exceed. ms of launches: {GPU['launch'] * 1e6:g} microseconds an operation. "
-          "hours: the recipe's steps, each the larger of both, without evaluations.\n")
+          f"{GPU['bfloat16'] / 1e12:g} TFLOP/s in bfloat16, {GPU['float32'] / 1e12:g} in float32, "
+          f"{GPU['exponentials'] / 1e12:g} million million exponentials a second), in bfloat16 but for kernels, "
+          "convolutions and norms. ms computed: each operation takes the longest of its arithmetic's, its softmax's "
+          f"and its memory's time. ms of launches: {BEST['launch'] * 1e6:g} microseconds an operation. GB: the most at "
+          "once, with weights and AdamW's moments. hours: of the recipe's steps, without evaluations, from the best "
+          f"case (the larger of {times[0]}) to a realistic one (of {times[1]}).\n")
     columns = [*first, *COLUMNS]
     print("|", " | ".join(columns), "|\n" + "|---" * len(columns) + "|")
 
 
 def row(*first, task, model, batch, steps):
-    """A line of the table -> its hours."""
+    """A line of the table -> its hours, at best and realistic."""
     cost = cost_on(task, model, batch)
-    hours = steps * max(cost.seconds, cost.launches) / 3600
+    hours = [steps * seconds / 3600 for seconds in cost.seconds_of_a_step()]
     most = f"{cost.most:,}" if cost.most < math.inf else "any, in parts"
     print(f"| {' | '.join(first)} | {batch} | {cost.operations:,} | {cost.flops / 1e12:.2f} | {cost.bytes / 1e9:.1f} "
-          f"| {1000 * cost.seconds:.1f} | {1000 * cost.launches:.1f} | {(cost.kept + cost.weights) / 1e9:.2f} | {most} "
-          f"| {hours:.1f} |", flush=True)
+          f"| {1000 * cost.seconds:.1f} | {1000 * BEST['launch'] * cost.operations:.1f} | {cost.peak / 1e9:.2f} "
+          f"| {most} | {hours[0]:.1f} to {hours[1]:.1f} |", flush=True)
     return hours
 
 
@@ -243,11 +281,11 @@ def print_steps(task, batch, only):
 def print_hours():
     """Table 2: the rotary Transformer and S4, every stage."""
     header("task", "model", "stage")
-    hours = sum(row(task, model, stage, task=task, model=model, batch=batch, steps=steps)
-                for task in "listops text retrieval image pathfinder pathx pathx256".split()
-                for model in ("rotary", "s4") if (task, model) != ("pathx256", "rotary")
-                for stage, (batch, steps) in stages(task, model).items())
-    print(f"\nAll of them: {hours:.0f} hours.")
+    hours = [row(task, model, stage, task=task, model=model, batch=batch, steps=steps)
+             for task in "listops text retrieval image pathfinder pathx pathx256".split()
+             for model in ("rotary", "s4") if (task, model) != ("pathx256", "rotary")
+             for stage, (batch, steps) in stages(task, model).items()]
+    print("\nAll of them: {:.0f} to {:.0f} hours.".format(*map(sum, zip(*hours))))
 
 
 def main(argv=None):

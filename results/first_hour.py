@@ -1,15 +1,19 @@
-"""The first hour on a machine with a GPU, in one command: what must agree agrees, and how fast it is. Writes gpu.md.
+"""What a GPU makes of this code: what must agree agrees, and how fast it is. Writes results/gpu.md, line by line.
 
-    python results/first_hour.py                        # all, about an hour
-    python results/first_hour.py --only parity,steps    # in parts, which gpu.md keeps side by side
-    python results/first_hour.py --device cpu --only parity,steps,torchrun --out cpu.md        # small, without a GPU
+    python results/first_hour.py                                     # everything: about an hour, most of it the suite
+    python results/first_hour.py --only parity,steps --seconds 180   # in parts, which the page keeps side by side
+    python results/first_hour.py --device cpu --only parity,steps --out cpu.md               # small, without a GPU
+    bash results/lease.sh 9                                          # on a GPU rented for minutes: see there
 
-    suite      the tests of this repository, on this machine
     parity     every model on the CPU and on the GPU, in float32 and bfloat16: outputs and gradients
-    attention  padded batches by FlashAttention, by a mask, and without padding
+    attention  padded batches by variable-length attention, by a mask, and without padding: time, error
     kernels    each fast kernel beside its textbook form: time, memory, error
-    steps      a training step beside what results/costs.py computes for it: time, memory, --compile
-    torchrun   the same run in one process and on all GPUs
+    steps      a training step beside what results/costs.py computes for it: time, that of its kernels alone, memory
+    compiled   a step as it is, with a compiled backbone, and that as a CUDA graph, as --compile has it
+    runs       the same run plain and with --compile; with several GPUs also on all, without and with a stop
+    suite      the tests of this repository, on this machine
+
+Each section runs in a process of its own, because a CUDA error leaves a process unable to use the GPU.
 """
 import argparse
 import contextlib
@@ -27,26 +31,38 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "results")]
 
 from costs import GPU, cost_of_step, stages
 from data import TASKS, Parser, UserError
-from kernels import attention
+from kernels import (attention, diagonal_kernel, diagonal_kernel_naive, inside, padding_mask, s4_kernel,
+                     s4_kernel_naive)
 from models import MODELS, Backbone, Denoiser, SizeError, config, make_optimizer
 from pretrain import spt_loss
 from recipes import arch
-from run import environment, guarded
+from run import Recorded, environment, guarded
+from speed import benchmark, random_dlr, random_s4
 from zoo.gpu_attention import variable_length
 
-PAGE = """# A GPU's first hour
+PAGE = """# On a GPU
 
 `python results/first_hour.py` writes this page: what agrees between CPU and GPU, and how the times that
 [costs.md](costs.md) computes compare with those of a machine. A section says on which one it was made.
 """
 # Largest relative error that rounding explains: of outputs, and of all gradients together.
 TOLERANCE = {"float32": (1e-3, 1e-3), "bfloat16": (0.03, 0.05)}
+DEADLINE = math.inf                            # by time.monotonic(): set by --seconds
+
+
+def late(seconds):
+    """Whether fewer seconds than these are left; then a section ends with what it has."""
+    over = time.monotonic() + seconds > DEADLINE
+    if over:
+        print("\nThe time was over here.")
+    return over
 
 
 def wait(device):
@@ -54,16 +70,23 @@ def wait(device):
         torch.cuda.synchronize(device)
 
 
-def milliseconds(f, device, times):
-    """The least of some times, after one to warm up."""
+def milliseconds(f, device, times=5):
+    """The least of some times, each of four calls, after one to warm up. As in training, the CPU runs ahead."""
     took = []
-    for _ in range(times + 1):
+    f()
+    for _ in range(times):
         wait(device)
         start = time.perf_counter()
-        f()
+        for _ in range(4):
+            f()
         wait(device)
-        took.append(1000 * (time.perf_counter() - start))
-    return min(took[1:])
+        took.append(250 * (time.perf_counter() - start))
+    return min(took)
+
+
+def largest_error(found, exact):
+    """The largest absolute error of several tensors, each over its largest value."""
+    return max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(found, exact))
 
 
 # ---- what must agree -------------------------------------------------------------------------------------------------
@@ -76,17 +99,20 @@ def suite(device):
 
 
 def parity(device):
-    """Weights and a padded batch of text_demo's size, drawn once -> whether all is within the tolerances."""
-    print("Against the CPU in float32: the largest error of the outputs over the largest output, and of all gradients "
-          f"by their norms. Allowed: {TOLERANCE['float32']} in float32, {TOLERANCE['bfloat16']} in bfloat16, whose "
-          "rounding puts Reformer's positions into other buckets.\n\n"
+    """Weights of text_demo's size and a padded batch, drawn once -> whether all errors are within the tolerances."""
+    print("Against the CPU in float32: the largest error of the outputs over the largest output, and the norm of the "
+          f"error of all gradients over their norm. Allowed: {TOLERANCE['float32']} in float32, "
+          f"{TOLERANCE['bfloat16']} in bfloat16, whose rounding puts Reformer's positions into other buckets.\n\n"
           "| model | outputs, float32 | gradients | outputs, bfloat16 | gradients | |\n|---|---|---|---|---|---|")
     good = True
-    for model, causal, block in [(model, causal, None) for model in MODELS if model != "pythia"
-                                 for causal in (False, True)] + [("rotary", False, 48), ("rotary", True, 48)]:
+    forms = [(model, causal, None) for model in MODELS if model != "pythia" for causal in (False, True)]
+    forms += [("rotary", causal, block) for block in (48, 16) for causal in (False, True)]       # few blocks, and many
+    for model, causal, block in forms:
+        if late(3):
+            break
         sizes = arch("text_demo", model) | ({"block": block} if block else {})
         try:
-            c = config(sizes, argparse.Namespace(length=128, vocab=95, channels=None), causal=causal)
+            c = config(sizes, argparse.Namespace(length=160, vocab=95, channels=None), causal=causal)
             torch.manual_seed(0)
             drawn = Denoiser(Backbone(c), c.vocab)
         except SizeError:                      # no such form
@@ -95,22 +121,22 @@ def parity(device):
         y, grad = passed(drawn, batch, torch.device("cpu"), False)
         for dtype, allowed in TOLERANCE.items():
             its, theirs = passed(drawn, batch, device, dtype == "bfloat16")
-            errors = ((its - y).abs().max() / y.abs().max()).item(), ((theirs - grad).norm() / grad.norm()).item()
+            errors = largest_error([its], [y]), ((theirs - grad).norm() / grad.norm()).item()
             cells += [f"{error:.0e}" for error in errors]
             if (model, dtype) != ("reformer", "bfloat16"):
                 fine &= all(error <= most for error, most in zip(errors, allowed))
         good &= fine
         name = ", ".join([model, *(["causal"] if causal else []), *([f"blocks of {block}"] if block else [])])
-        print(f"| {name} | {' | '.join(cells)} | {'' if fine else '**off**'} |", flush=True)
+        print(f"| {name} | {' | '.join(cells)} | {'' if fine else '**off**'} |")
     return good
 
 
 def padded_batch():
-    """Symbols (8, 128), true lengths, and the numbers of positions to predict."""
-    lengths = torch.tensor([128, 1, 40, 77, 100, 128, 9, 64])
-    hidden = (torch.arange(128) < lengths[:, None]) & (torch.rand(8, 128) < 0.3)
+    """Symbols (8, 160), true lengths, and the numbers of positions to predict."""
+    lengths = torch.tensor([160, 1, 40, 77, 133, 160, 9, 64])
+    hidden = inside(lengths, 160) & (torch.rand(8, 160) < 0.3)
     hidden[:, 0] = True
-    return torch.randint(0, 95, (8, 128)), lengths, hidden.flatten().nonzero()[:, 0]
+    return torch.randint(0, 95, (8, 160)), lengths, hidden.flatten().nonzero()[:, 0]
 
 
 def passed(drawn, batch, device, bf16):
@@ -124,40 +150,73 @@ def passed(drawn, batch, device, bf16):
     return y.detach().cpu().float(), torch.cat(gradients)
 
 
-def torchrun(device):
-    """The losses of the same run in one process, in as many as there are GPUs (CPU: two), and in these with a SIGTERM
-    and --resume in between."""
-    processes = torch.cuda.device_count() if device.type == "cuda" else 2
-    if processes < 2:
-        print("There is one GPU: nothing to compare.")
-        return True
+def attend(device):
+    """Times and errors of padded attention -> whether the errors are what bfloat16 explains."""
+    cuda = device.type == "cuda"
+    library, dtype = variable_length()[0] if cuda else None, torch.bfloat16 if cuda else torch.float32
+    print(f"Padded attention by {f'FlashAttention of {library}' if library else 'a mask'}. Forward and backward, ms; "
+          "lengths uniform from 1 to l. error: of outputs and gradients at real positions, beside a mask in float32."
+          "\n\n| b, h, l, e | by `attention` | by a mask | unpadded | error |\n|---|---|---|---|---|")
+    good = True
+    for b, h, l, e in ((16, 8, 1024, 64), (8, 8, 4096, 64)) if cuda else ((4, 2, 160, 16),):
+        heads = [torch.randn(b, h, l, e, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
+        lengths = torch.randint(1, l + 1, (b,), device=device)
+        real = inside(lengths, l)[:, None, :, None]                                           # (b, 1, l, 1)
+
+        def ours(q, k, v):
+            return attention(q, k, v, lengths=lengths)
+
+        def masked(q, k, v):
+            return F.scaled_dot_product_attention(q, k, v, padding_mask(lengths, l, q.dtype))
+
+        def found(f, heads):
+            y = f(*heads) * real
+            return [y, *torch.autograd.grad(y.square().sum(), heads)]
+
+        times = [milliseconds(lambda: f(*heads).sum().backward(), device) for f in (ours, masked, attention)]
+        error = largest_error(found(ours, heads), found(masked, [x.detach().float().requires_grad_() for x in heads]))
+        good &= error <= TOLERANCE["bfloat16"][0]
+        print(f"| {b}, {h}, {l}, {e} | {' | '.join(f'{ms:.2f}' for ms in times)} | {error:.0e} |")
+    return good
+
+
+def runs(device):
+    """The losses of the same run in one process; on a GPU with --compile, too; in as many processes as there are GPUs
+    (CPU: two), and in these with a SIGTERM and --resume in between -> whether all are alike."""
+    cuda = device.type == "cuda"
+    processes = torch.cuda.device_count() if cuda else 2
     with tempfile.TemporaryDirectory() as folder:
         x = np.random.default_rng(0).normal(size=(256, 64)).astype(np.float32)
         np.savez(f"{folder}/own.npz", x=x, y=np.arange(256) % 2)
 
-        def run(n, out, told=False):
+        def run(out, *flags, n=1, stopped=False):
             starts = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"] if n > 1 else []
             words = [ROOT / "pretrain.py", "--task", f"file:{folder}/own.npz", "--model", "s4", "--steps", "200",
                      "--log-every", "50", "--dtype", "float32", "--device", device.type, "--data-dir", f"{folder}/data",
-                     "--out", f"{folder}/{out}", "--resume"]
+                     "--out", f"{folder}/{out}", "--resume", *flags]
             log = Path(folder, out, "log.jsonl")
             process = subprocess.Popen([sys.executable, *starts, *map(str, words)], stdout=subprocess.PIPE,
                                        stderr=subprocess.STDOUT, text=True)
-            while told and process.poll() is None and not (log.exists() and '"train"' in log.read_text()):
+            while stopped and process.poll() is None and not (log.exists() and '"train"' in log.read_text()):
                 time.sleep(0.01)
-            if told:
+            if stopped:
                 process.terminate()
             said = process.communicate()[0]
             records = [*map(json.loads, log.read_text().splitlines())] if log.exists() else []
-            if told and (not records or records[-1]["kind"] != "stop") or not told and process.returncode:
+            if stopped and (not records or records[-1]["kind"] != "stop") or not stopped and process.returncode:
                 raise RuntimeError(said[-500:])
+            if "no CUDA graph" in said:
+                raise RuntimeError(said[said.index("no CUDA graph"):][:500])
             return [record["loss"] for record in records if record["kind"] == "train"]
 
-        run(processes, "told", told=True)
-        rows = {"1": run(1, "one"), str(processes): run(processes, "many"),
-                f"{processes}, stopped by SIGTERM, resumed": run(processes, "told")}
-    print("Losses up to step 50, 100, 150 and 200, float32\n\n"
-          "| processes | 50 | 100 | 150 | 200 |\n|---|---|---|---|---|")
+        rows = {"1 process": run("one")}
+        if cuda:
+            rows["1 process, --compile"] = run("compiled", "--compile")
+        if processes > 1:
+            rows[f"{processes} processes"] = run("many", n=processes)
+            run("stopped", n=processes, stopped=True)
+            rows[f"{processes} processes, stopped by SIGTERM, resumed"] = run("stopped", n=processes)
+    print("Losses up to step 50, 100, 150 and 200, float32\n\n| | 50 | 100 | 150 | 200 |\n|---|---|---|---|---|")
     for name, losses in rows.items():
         print(f"| {name} | {' | '.join(f'{loss:.5f}' for loss in losses)} |")
     return alike(*rows.values())
@@ -169,136 +228,189 @@ def alike(first, *others):
 
 # ---- how fast it is --------------------------------------------------------------------------------------------------
 
-def attend(device):
-    print(f"Padded attention by {variable_length()[0] if device.type == 'cuda' else None or 'a mask'}. Forward and "
-          "backward, ms; lengths uniform from 1 to l\n\n| b, h, l, e | by `attention` | by a mask | unpadded |\n"
-          "|---|---|---|---|")
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    for b, h, l, e in ((16, 8, 1024, 64), (8, 8, 4096, 64)) if device.type == "cuda" else ((4, 2, 128, 16),):
-        heads = [torch.randn(b, h, l, e, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
-        lengths = torch.randint(1, l + 1, (b,), device=device)
-        mask = torch.zeros(b, 1, 1, l, device=device, dtype=dtype).masked_fill(
-            torch.arange(l, device=device) >= lengths[:, None, None, None], -math.inf)
-        forms = (lambda: attention(*heads, lengths=lengths), lambda: attention(*heads), lambda:
-                 torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=mask))
-        ours, unpadded, masked = (milliseconds(lambda: f().sum().backward(), device, 10) for f in forms)
-        print(f"| {b}, {h}, {l}, {e} | {ours:.2f} | {masked:.2f} | {unpadded:.2f} |", flush=True)
-    return True
-
-
 def kernels(device):
-    print(subprocess.run([sys.executable, ROOT / "results" / "speed.py", "kernels"], check=True, text=True,
-                         stdout=subprocess.PIPE).stdout)
+    benchmark(s4_kernel, s4_kernel_naive, random_s4, 64, (1024, 16384, 65536), naive_up_to=1024)
+    benchmark(diagonal_kernel, diagonal_kernel_naive, random_dlr, 1024, (256, 1024, 16384), naive_up_to=256)
     return True
 
 
-PAIRS = (("listops", "rotary"), ("text", "s4"), ("image", "rotary"), ("image", "s4"), ("pathfinder", "s4"),
-         ("pathx", "transformer"), ("pathx", "rotary"), ("pathx", "s4"), ("pathx", "dlr"), ("pathx", "local"),
-         ("pathx", "longformer"), ("pathx", "mega_chunk"))
+PAIRS = (("image", "transformer"), ("text", "rotary"), ("pathx", "s4"), ("pathx", "transformer"), ("image", "s4"),
+         ("pathfinder", "s4"), ("text", "s4"), ("pathx", "rotary"), ("listops", "rotary"), ("pathx", "dlr"),
+         ("image", "rotary"), ("pathx", "local"), ("pathx", "longformer"), ("pathx", "mega_chunk"))
 SMALL = ("listops_demo", "rotary"), ("pathfinder_demo", "s4")
 
 
+def training_step(task, model, device):
+    """A step of pretraining on full-length sequences of symbols, with the recipe's batch, at most 32 -> (batch, config,
+    denoiser, optimiser, its inputs, the function)."""
+    length, batch = TASKS[task].length, min(32, stages(task, model)["pretrain"][0])
+    c = config(arch(task, model), argparse.Namespace(length=length, vocab=256, channels=None))
+    denoiser = Denoiser(Backbone(c), 256).to(device)
+    optimizer = make_optimizer(denoiser, 1e-3, 0.0)
+    x = torch.randint(0, 256, (batch, length), device=device)
+    hidden = torch.arange(0, x.numel(), 4, device=device)
+
+    def step():
+        optimizer.zero_grad()                  # first, as in training: a CUDA graph reuses the memory of gradients
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            y = denoiser(x, None, hidden)
+        spt_loss(y, x, hidden, "ce")[0].backward()
+        optimizer.step()
+
+    return batch, c, denoiser, optimizer, (x, None, hidden), step
+
+
+def kernel_milliseconds(step, device):
+    """The time that the GPU computes in a step, without the gaps between its kernels. Which of them take the most of it
+    goes to stderr."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+        wait(device)
+    found = profile.key_averages()
+    print(found.table(sort_by="self_device_time_total", row_limit=12, max_name_column_width=90), file=sys.stderr)
+    return sum(event.self_device_time_total for event in found) / 1000
+
+
 def steps(device):
-    """A step of pretraining on sequences of the task's full length, with the recipe's batch, at most 32."""
-    print("ms: forward, backward and AdamW. Computed: by results/costs.py, for an H100 SXM. GB: the most that was "
-          "allocated, and what costs.py says is kept. error: of compiled outputs, the largest, beside uncompiled ones."
-          "\n\n| task | model | batch | ms | ms computed | of launches | GB | GB computed | compiled, ms | first step, "
-          "s | error |\n|---|---|---|---|---|---|---|---|---|---|---|")
-    for task, model in PAIRS if device.type == "cuda" else SMALL:
-        length, batch = TASKS[task].length, min(32, stages(task, model)["pretrain"][0])
-        c = config(arch(task, model), argparse.Namespace(length=length, vocab=256, channels=None))
-        cost = cost_of_step(c, batch, length, False)
-        denoiser = Denoiser(Backbone(c), 256).to(device)
-        optimizer = make_optimizer(denoiser, 1e-3, 0.0)
-        x = torch.randint(0, 256, (batch, length), device=device)
-        hidden = torch.arange(0, x.numel(), 4, device=device)
-
-        def step():
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                y = denoiser(x, None, hidden)
-            spt_loss(y, x, hidden, "ce")[0].backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        if device.type == "cuda":
+    cuda = device.type == "cuda"
+    print("A step is forward, backward and AdamW. of kernels: the time that the GPU computes. computed: by "
+          f"results/costs.py, for an {GPU['name']}. GB: the most that was allocated.\n\n"
+          "| task | model | batch | ms | of kernels | ms computed | ms realistic | GB | GB computed |\n"
+          "|---|---|---|---|---|---|---|---|---|")
+    for task, model in PAIRS if cuda else SMALL:
+        if late(8):
+            break
+        batch, c, *_, step = training_step(task, model, device)
+        cost, peak, busy = cost_of_step(c, batch, c.length, False), "–", "–"
+        if cuda:
             torch.cuda.reset_peak_memory_stats(device)
-        eager = milliseconds(step, device, 10)
-        peak = f"{torch.cuda.max_memory_allocated(device) / 1e9:.2f}" if device.type == "cuda" else "–"
-        compiled = "failed | | |"
-        with contextlib.suppress(Exception):   # without a compiler, say; the other numbers are as good
-            compiled = in_compiled_form(denoiser, x, hidden, step, device)
-        print(f"| {task} | {model} | {batch} | {eager:.1f} | {1000 * cost.seconds:.1f} "
-              f"| {1000 * GPU['launch'] * cost.operations:.1f} | {peak} | {(cost.kept + cost.weights) / 1e9:.2f} "
-              f"| {compiled}", flush=True)
+        took = milliseconds(step, device)
+        if cuda:
+            peak = f"{torch.cuda.max_memory_allocated(device) / 1e9:.2f}"
+            busy = f"{kernel_milliseconds(step, device):.2f}"
+        low, high = cost.seconds_of_a_step()
+        print(f"| {task} | {model} | {batch} | {took:.2f} | {busy} | {1000 * low:.2f} | {1000 * high:.2f} | {peak} "
+              f"| {cost.peak / 1e9:.2f} |")
+        print(f"{task} {model}", file=sys.stderr)
     return True
 
 
-def in_compiled_form(denoiser, x, hidden, step, device):
-    """The row's last cells: milliseconds, seconds of the first step, how far outputs are from uncompiled ones."""
-    def output():
-        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            return denoiser(x, None, hidden).float()
+def compiled(device):
+    """Times of each form of a step, and how far a compiled backbone's outputs are from the eager ones."""
+    print("ms of a training step: eager; with a compiled backbone; as a CUDA graph of that, as --compile has it. first: "
+          "seconds of the first compiled step. error: of the compiled backbone's outputs, in evaluation.\n\n"
+          "| task | model | eager | compiled | first | error | --compile |\n|---|---|---|---|---|---|---|")
+    for task, model in PAIRS[:6] if device.type == "cuda" else SMALL[:1]:
+        if late(25):
+            break
+        *_, denoiser, optimizer, inputs, step = training_step(task, model, device)
 
-    body, start, before = denoiser.backbone.body, time.perf_counter(), output()
-    torch._dynamo.reset()
-    denoiser.backbone.body = torch.compile(body, backend="inductor" if device.type == "cuda" else "eager")
-    after = output()
-    step()
-    wait(device)
-    first, error = time.perf_counter() - start, (after - before).abs().max() / before.abs().max()
-    return f"{milliseconds(step, device, 10):.1f} | {first:.0f} | {error:.0e} |"
+        def output():
+            with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                y = denoiser.eval()(*inputs).float()
+            denoiser.train()
+            return y
+
+        cells, before, start = [f"{milliseconds(step, device):.2f}"], output(), time.perf_counter()
+        denoiser.backbone.body = torch.compile(denoiser.backbone.body,
+                                               backend="inductor" if device.type == "cuda" else "eager")
+        step()
+        wait(device)
+        first = time.perf_counter() - start
+        cells += [f"{milliseconds(step, device):.2f}", f"{first:.0f}", f"{largest_error([output()], [before]):.0e}"]
+        if device.type == "cuda":
+            graph = Recorded(step, optimizer, print)
+            for _ in range(graph.WARM + 1):
+                graph()
+            cells.append(f"{milliseconds(graph, device):.2f}")
+            del graph
+        print(f"| {task} | {model} | {' | '.join(cells)} |")
+        torch._dynamo.reset()
+    return True
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
 
-SECTIONS = dict(suite=suite, parity=parity, attention=attend, kernels=kernels, steps=steps, torchrun=torchrun)
+SECTIONS = dict(parity=parity, attention=attend, kernels=kernels, steps=steps, compiled=compiled, runs=runs, suite=suite)
+# How the time is shared out: what a section leaves over is for those after it.
+SHARES = dict(parity=80, attention=40, kernels=50, steps=80, compiled=100, runs=60, suite=2500)
 
 
-class Both(io.StringIO):
-    """What is printed, kept and shown."""
+class Lines(io.StringIO):
+    """What a section prints: shown, and with each line kept."""
 
-    def __init__(self):
+    def __init__(self, keep):
         super().__init__()
-        self.shown = sys.stdout
+        self.shown, self.keep = sys.stdout, keep
 
     def write(self, text):
         print(end=text, file=self.shown, flush=True)
-        return super().write(text)
+        super().write(text)
+        if text.endswith("\n"):
+            self.keep(self.getvalue(), "**Was cut short.** ")
 
 
 def section(name, device, page):
-    """Runs a section and puts what it prints in its place on the page -> whether all is well."""
-    with contextlib.redirect_stdout(Both()) as text:
+    """Runs a section and puts what it prints in its place on the page, line by line: whatever ends this process, the
+    lines so far are there -> whether all is well."""
+    where = environment(device)
+
+    def keep(text, warning):
+        found = (f"<!-- {name}:begin -->\n## {name}\n\n{warning}{text.strip()}\n\n{where['device']}, torch "
+                 f"{where['torch']}, commit {where['commit']}\n<!-- {name}:end -->\n")
+        whole = page.read_text() if page.exists() else PAGE
+        old = re.search(rf"<!-- {name}:begin -->\n.*?<!-- {name}:end -->\n", whole, re.S)
+        page.write_text(whole.replace(old[0], found) if old else f"{whole}\n{found}")
+
+    with contextlib.redirect_stdout(Lines(keep)) as text:
         try:
             good = SECTIONS[name](device)
-        except (RuntimeError, SizeError, subprocess.SubprocessError) as error:          # the others can still be had
+        except Exception as error:
             good = print(f"**failed**: {type(error).__name__}: {' '.join(str(error).split())[:500]}")
-    where = environment(device)
-    warning = "" if good else "**Not as it should be.** "
-    found = (f"<!-- {name}:begin -->\n## {name}\n\n{warning}{text.getvalue().strip()}\n\n{where['device']}, torch "
-             f"{where['torch']}, commit {where['commit']}\n<!-- {name}:end -->\n")
-    whole = page.read_text() if page.exists() else PAGE
-    old = re.search(rf"<!-- {name}:begin -->\n.*?<!-- {name}:end -->\n", whole, re.S)
-    page.write_text(whole.replace(old[0], found) if old else f"{whole}\n{found}")
+    keep(text.getvalue(), "" if good else "**Not as it should be.** ")
     print()
     return bool(good)
 
 
+def apart(name, rest, args):
+    """Runs a section in a process of its own, which leaves their share of the time to the rest -> whether all is
+    well."""
+    left = DEADLINE - time.monotonic()
+    seconds = left * SHARES[name] / sum(SHARES[each] for each in (name, *rest))
+    command = [sys.executable, __file__, "--only", name, "--device", args.device, "--out", str(args.out),
+               "--seconds", str(max(1, seconds - STARTING))]
+    try:
+        code = subprocess.run(command, timeout=seconds).returncode
+    except subprocess.TimeoutExpired:
+        code = None
+    if code not in (0, 1):                     # its page says that it was cut short
+        print(f"{name}: " + (f"ended after {seconds:.0f} seconds" if code is None else f"exit code {code}"), flush=True)
+    return code == 0
+
+
+STARTING = 12                                  # seconds until a process has imported torch, and to end what it began
+
+
 def main(argv=None):
+    global DEADLINE
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(SECTIONS), help="some of: " + ",".join(SECTIONS))
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu.md", help="default: results/gpu.md")
+    parser.add_argument("--seconds", type=float, default=3600, help="for all sections together; default: 3600")
     args = parser.parse_args(argv)
-    names = args.only.split(",")
+    DEADLINE, names = time.monotonic() + args.seconds, args.only.split(",")
     if wrong := set(names) - SECTIONS.keys():
         raise UserError(f"no section {' '.join(sorted(wrong))}; there are: {' '.join(SECTIONS)}")
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("torch sees no CUDA device; with --device cpu a small rehearsal runs without one")
-    warnings.filterwarnings("ignore", "Dynamo detected a call|Torchinductor does not support")          # as in run.py
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    good = [section(name, torch.device(args.device), args.out) for name in names]
+    if len(names) > 1:
+        good = [apart(name, names[i + 1:], args) for i, name in enumerate(names)]
+    else:
+        warnings.filterwarnings("ignore", "Dynamo detected a call|Torchinductor does not support")      # as in run.py
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+        good = [section(name, torch.device(args.device), args.out) for name in names]
     return 0 if all(good) else 1
 
 

@@ -56,7 +56,7 @@ def random_dlr(d, n, c, l, dt_min=1e-4, dt_max=1e-3, dtype=torch.complex64, seed
 
 
 def measure(kernel, naive, make, sizes, device):
-    """Forward + backward of `kernel`, in a new process: (seconds, peak MiB, error against `naive` in float64)."""
+    """Forward + backward of `kernel`: (seconds, peak MiB, error against `naive` in float64)."""
     kernel(*(v.to(device) for v in make(2, 4, 1, 16)), 16).sum()                         # warm up
     arguments, l, seconds = make(*sizes), sizes[-1], []
     leaves = [v.detach().to(device).requires_grad_() for v in arguments]
@@ -83,11 +83,16 @@ def benchmark(fast, naive, make, n, lengths, naive_up_to, d=256, c=2):
     print("| l | form | s | MiB | error |\n|---|---|---|---|---|")
     for l in lengths:
         for kernel in (naive, fast) if l <= naive_up_to else (fast,):
-            # A new process inherits the peak of its parent, so this one computes nothing.
-            with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-                seconds, peak, error = pool.submit(measure, kernel, naive, make, (d, n, c, l), device).result()
-            print(f"| {l} | {'naive' if kernel is naive else 'fast'} | {seconds:.3f} | {peak:.0f} | {error:.1e} |",
-                  flush=True)
+            what = kernel, naive, make, (d, n, c, l), device
+            if device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+                seconds, peak, error = measure(*what)
+            else:      # the peak of a process cannot be set back, and a new one inherits it: this one computes nothing
+                with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+                    seconds, peak, error = pool.submit(measure, *what).result()
+            digits = 5 if device == "cuda" else 3
+            print(f"| {l} | {'naive' if kernel is naive else 'fast'} | {seconds:.{digits}f} | {peak:.0f} "
+                  f"| {error:.1e} |", flush=True)
     print()
 
 
