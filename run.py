@@ -130,7 +130,8 @@ def flags(stage, objectives):
     add("--device", default="auto", type=device, choices=("auto", "cpu", "cuda"), help="auto: GPU if there is one")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"),
         help="auto: bfloat16 autocast on a GPU that has it, else float32")
-    add("--compile", action="store_true", help="torch.compile the backbone")
+    add("--compile", action="store_true", help="torch.compile the backbone; on one GPU, where all sequences are equally "
+        "long, also launch each step as one CUDA graph: up to four times as fast where models are small")
     add("--log-every", type=positive, default=100, help="steps between log lines")
     return parser
 
@@ -832,13 +833,11 @@ def peak_memory(device):
 
 def environment(device, processes=1, dtype="float32"):
     """What a reader needs to place a number: versions, commit, hardware."""
-    try:
+    commit = os.environ.get("COMMIT")          # of a copy that has left its repository behind
+    with contextlib.suppress(OSError):         # no git on this machine
         git = ["git", "-C", Path(__file__).resolve().parent, "describe", "--always", "--dirty", "--abbrev=10"]
-        commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
-    except OSError:                            # no git on this machine
-        commit = ""
+        commit = commit or subprocess.run(git, capture_output=True, text=True).stdout.strip()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
-    commit = commit or os.environ.get("COMMIT")                        # of a copy without its repository
     return dict(commit=commit or "unknown", torch=torch.__version__, python=platform.python_version(), device=name,
                 processes=processes, threads=torch.get_num_threads(), dtype=dtype)
 

@@ -34,19 +34,21 @@ from zoo.gpu_attention import many_blocks, near_attention
 # What its maker says of the GPU that costs are computed for: bytes, bytes a second, operations a second of matrix
 # products, in bfloat16 and in float32, and exponentials a second (132 processors, 16 a clock, 1.75 GHz).
 GPU = dict(name="H100 SXM", memory=80e9, bandwidth=3.35e12, bfloat16=989e12, float32=67e12, exponentials=3.7e12)
-# Seconds of a step beside its arithmetic: at best, and realistic. Arithmetic: times what is computed; launch: from one
-# operation to the next on the CPU; step: of Python around them.
-BEST = dict(arithmetic=1.0, launch=5e-6, step=0.0)
-REALISTIC = dict(arithmetic=1.5, launch=9e-6, step=0.6e-3)
+# A step at best, and as it was measured (gpu.md). arithmetic: times what is computed; launch: seconds from one operation
+# to the next on the CPU.
+BEST = dict(arithmetic=1.0, launch=5e-6)
+REALISTIC = dict(arithmetic=1.5, launch=28e-6)
+# Attention is computed in tiles that are so wide; narrower heads are filled up.
+TILE = 64
 # Symbols of a training example, on average; other sequences are taken as long as the task's longest.
 MEAN_LENGTH = dict(text=1300, listops=1040)
 
 
 class Cost(TorchDispatchMode):
     """Counts what runs under it, without autograd's views: operations; FLOPs of matrix products, attention and Fourier
-    transforms (2 a multiply-add, 2.5 n log2 n a real FFT); exponentials of attention; bytes read and written, each
-    operation's operands once; the seconds that GPU would take if each operation took the longest of its arithmetic's,
-    its exponentials' and its memory's time; and the most bytes of tensors made here that exist at once.
+    transforms (2 a multiply-add, 2.5 n log2 n a real FFT); bytes read and written, each operation's operands once; the
+    seconds that GPU would take if each operation took the longer of its arithmetic's and its memory's time, attention
+    its exponentials' as well; and the most bytes of tensors made here that exist at once.
     """
 
     def __init__(self):
@@ -54,16 +56,11 @@ class Cost(TorchDispatchMode):
         self.operations, self.flops, self.bytes, self.seconds, self.now, self.peak = 0, 0, 0, 0.0, 0, 0
         self.storages = set()
         aten = torch.ops.aten
-        # On a CPU attention and its backward pass are one operation each, of queries (b, h, lq, e) and keys.
-        self.pairs = {
-            aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, *_: q[..., 0].numel() * k.shape[-2],
-            aten._scaled_dot_product_flash_attention_for_cpu_backward:
-                lambda grad, q, k, *_: q[..., 0].numel() * k.shape[-2]}
-        forward, backward = self.pairs
-        self.formulas = torch.utils.flop_counter.flop_registry | {
-            aten._fft_r2c: self.fft, aten._fft_c2r: self.fft,
-            forward: lambda q, k, *_, **__: 4 * q.shape[-1] * self.pairs[forward](q, k),
-            backward: lambda grad, q, k, *_, **__: 10 * q.shape[-1] * self.pairs[backward](grad, q, k)}
+        # Attention and its backward pass are one operation each: their arguments before the queries, and matrix products
+        # of all pairs of positions.
+        self.attention = {aten._scaled_dot_product_flash_attention_for_cpu: (0, 2),
+                          aten._scaled_dot_product_flash_attention_for_cpu_backward: (1, 5)}
+        self.formulas = torch.utils.flop_counter.flop_registry | {aten._fft_r2c: self.fft, aten._fft_c2r: self.fft}
 
     @staticmethod
     def fft(x, dim, *_, out_val=None, **__):
@@ -74,14 +71,19 @@ class Cost(TorchDispatchMode):
         result = function(*args, **kwargs or {})
         if function.namespace == "aten" and not function.is_view:
             tensors = [v for v in tree_leaves((args, kwargs, result)) if isinstance(v, torch.Tensor)]
-            formula, pairs = (known.get(function.overloadpacket) for known in (self.formulas, self.pairs))
+            formula = self.formulas.get(function.overloadpacket)
             flops = formula(*args, **kwargs or {}, out_val=result) if formula else 0
-            exponentials = pairs(*args) if pairs else 0
+            done, exponentials = flops, 0
+            if function.overloadpacket in self.attention:
+                before, products = self.attention[function.overloadpacket]
+                q, k = args[before:before + 2]                       # (b, h, l, e)
+                exponentials = q[..., 0].numel() * k.shape[-2]
+                flops, done = (2 * products * e * exponentials for e in (q.shape[-1], ceil_div(q.shape[-1], TILE) * TILE))
             # what an expanded tensor repeats is read once
             moved = sum(min(v.nbytes, v.untyped_storage().nbytes()) for v in tensors)
             peak = GPU["bfloat16" if tensors and tensors[0].dtype == torch.bfloat16 else "float32"]
             self.operations, self.flops, self.bytes = self.operations + 1, self.flops + flops, self.bytes + moved
-            self.seconds += max(flops / peak, exponentials / GPU["exponentials"], moved / GPU["bandwidth"])
+            self.seconds += max(done / peak + exponentials / GPU["exponentials"], moved / GPU["bandwidth"])
         for v in tree_leaves(result):
             if isinstance(v, torch.Tensor):
                 self.hold(v.untyped_storage())
@@ -102,8 +104,7 @@ class Cost(TorchDispatchMode):
 
     def seconds_of_a_step(self):
         """(at best, realistic): the longer of the arithmetic, however many seconds that is now, and of its launches."""
-        return tuple(max(way["arithmetic"] * self.seconds, way["launch"] * self.operations + way["step"])
-                     for way in (BEST, REALISTIC))
+        return tuple(max(way["arithmetic"] * self.seconds, way["launch"] * self.operations) for way in (BEST, REALISTIC))
 
 
 @contextlib.contextmanager
@@ -241,15 +242,15 @@ COLUMNS = ("batch", "operations", "TFLOP", "GB moved", "ms computed", "ms of lau
 
 
 def header(*first):
-    times = [f"{way['arithmetic']:g} times ms computed, or {way['launch'] * 1e6:g} microseconds an operation"
-             + (f" and {way['step'] * 1e3:g} ms a step" if way["step"] else "") for way in (BEST, REALISTIC)]
+    best, real = ((f"{way['arithmetic']:g}", f"{way['launch'] * 1e6:g}") for way in (BEST, REALISTIC))
     print(f"Computed, not measured, for one {GPU['name']} ({GPU['bandwidth'] / 1e12:g} TB/s, "
           f"{GPU['bfloat16'] / 1e12:g} TFLOP/s in bfloat16, {GPU['float32'] / 1e12:g} in float32, "
-          f"{GPU['exponentials'] / 1e12:g} million million exponentials a second), in bfloat16 but for kernels, "
-          "convolutions and norms. ms computed: each operation takes the longest of its arithmetic's, its softmax's "
-          f"and its memory's time. ms of launches: {BEST['launch'] * 1e6:g} microseconds an operation. GB: the most at "
-          "once, with weights and AdamW's moments. hours: of the recipe's steps, without evaluations, from the best "
-          f"case (the larger of {times[0]}) to a realistic one (of {times[1]}).\n")
+          f"{GPU['exponentials'] / 1e12:g}e12 exponentials a second), in bfloat16 but for kernels, convolutions and norms. "
+          "ms computed: each operation takes the longer of its arithmetic's and its memory's time; attention takes its "
+          f"exponentials' as well, and its heads are at least {TILE} wide. ms of launches: {best[1]} microseconds an "
+          "operation. GB: the most at once, with weights and AdamW's moments. hours: of the recipe's steps, without "
+          f"evaluations, at best (ms computed, or {best[1]} microseconds an operation if that is longer) and as measured "
+          f"(gpu.md: {real[0]} times ms computed, or {real[1]} microseconds an operation).\n")
     columns = [*first, *COLUMNS]
     print("|", " | ".join(columns), "|\n" + "|---" * len(columns) + "|")
 

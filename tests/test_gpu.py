@@ -1,21 +1,38 @@
 """What a GPU would run, as far as it can be seen without one."""
+import contextlib
 import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
 import costs
+import finetune
 import first_hour
 import kernels
+import pretrain
+import run as run_py
 from conftest import ROOT, same_line
 from costs import without_values
 from data import TASKS
 from kernels import attention
 from models import MODELS, Attention, Backbone, Denoiser, config
 from recipes import arch
+from run import Recorded, Run
 from zoo import gpu_attention
 from zoo.gpu_attention import LIBRARIES, agrees, boundaries, each_alone, library, near_attention, packed_attention
 from zoo.longformer import longformer_attention
@@ -183,29 +200,243 @@ def test_parts_of_like_length_cost_their_mean_and_memory_of_one():
     """A batch of ListOps in parts of 15 expressions; S4 takes it whole, because of its BatchNorm."""
     one, four = (costs.cost_on("listops", "rotary", n) for n in (15, 60))
     assert four.operations == 4 * one.operations and four.flops == pytest.approx(4 * one.flops)
-    assert four.kept == one.kept
-    one, two = (costs.cost_on("listops", "s4", n) for n in (4, 8))
-    assert one.operations == two.operations and two.kept > 1.5 * one.kept
+    assert four.peak == one.peak
+    one, two = (costs.cost_on("listops", "s4", n) for n in (16, 32))
+    assert one.operations == two.operations and two.peak > 1.5 * one.peak
 
 
-def test_the_first_hour_runs_without_a_gpu(tmp_path, capsys, monkeypatch):
-    """Its sections but the suite and the kernels' minutes. What is off or fails says so; the others stay."""
-    page, sections = tmp_path / "gpu.md", ("parity", "attention", "steps", "torchrun")
-    words = ["--device", "cpu", "--out", str(page), "--only"]
-    assert first_hour.main([*words, ",".join(sections)]) == 0
+def test_cost_of_attention_by_hand():
+    """4 e a pair forward and 10 e backward, beside 64 wide heads and an exponential each that are computed."""
+    b, h, l, e = 2, 3, 2048, 16
+    with without_values():
+        q, k, v = (torch.zeros(b, h, l, e, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+        with costs.Cost() as forward:
+            y = F.scaled_dot_product_attention(q, k, v).sum()
+        with costs.Cost() as backward:
+            y.backward()
+    pairs = b * h * l * l
+    assert (forward.flops, backward.flops) == (4 * e * pairs, 10 * e * pairs)
+    for cost, products in ((forward, 2), (backward, 5)):
+        computed = pairs * (2 * 64 * products / costs.GPU["bfloat16"] + 1 / costs.GPU["exponentials"])
+        assert computed <= cost.seconds < 1.1 * computed                # some bytes are moved besides
+
+
+def test_the_most_memory_at_once():
+    with without_values():
+        x = torch.zeros(1000)
+        with costs.Cost() as cost:
+            y = x + 1                                      # 4,000 bytes
+            y = (y * 2)[:500]                              # both products at once, then the view keeps the second
+            y = y.double()                                 # and 4,000 more
+        assert cost.peak == 8000 and cost.now == 4000
+
+
+# ---- a training step as a graph --------------------------------------------------------------------------------------
+
+class OnTheCpu(Recorded):
+    """Replays by calling again what was recorded."""
+    replayed = 0
+
+    def capture(self, function):
+        def replay():
+            type(self).replayed += 1
+            function()
+        return replay
+
+    def apart(self, function):
+        function()
+
+
+class Unable(OnTheCpu):
+    def capture(self, function):
+        raise RuntimeError("operation not permitted\nwhen stream is capturing")
+
+
+@pytest.mark.parametrize("stage, words", [
+    (pretrain, []), (finetune, []), (finetune, ["--joint", "1"]), (pretrain, ["--objective", "causal"]),
+    (pretrain, ["--loss", "l1", "--micro-batch", "5"])])
+def test_recorded_steps_train_as_others_do(stage, words, tmp_path, monkeypatch, capsys):
+    """The same losses and weights, whatever number of positions is hidden; and where nothing can be recorded."""
+    x = np.random.default_rng(0).integers(0, 256, (60, 24, 1)).astype(np.uint8)
+    np.savez(tmp_path / "own.npz", x=x, y=np.arange(60) % 3)
+    words = ["--task", f"file:{tmp_path}/own.npz", "--model", "s4", "--steps", "12", "--batch", "8", "--arch", "d=8,layers=1",
+             "--log-every", "4", "--data-dir", str(tmp_path / "data"), *words]
+    start, found = Run.start, []
+    for kind in (None, OnTheCpu, Unable):
+        def started(run, *arguments):
+            forward = start(run, *arguments)
+            run.records = kind is not None
+            return forward
+
+        monkeypatch.setattr(Run, "start", started)
+        monkeypatch.setattr(run_py, "Recorded", kind)
+        OnTheCpu.replayed, out = 0, tmp_path / str(kind)
+        stage.main([*words, "--out", str(out)])
+        last = torch.load(out / "last.pt", weights_only=True)
+        found.append([torch.tensor(last["state"]["loss_sum"]), *last["model"].values()])
+        assert OnTheCpu.replayed == (12 - OnTheCpu.WARM if kind is OnTheCpu else 0)
+        assert ("no CUDA graph: operation not permitted" in capsys.readouterr().out) == (kind is Unable)
+        for ours, plain in zip(found[-1], found[0], strict=True):
+            assert torch.allclose(ours, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_a_graph_is_for_its_shapes_and_sees_new_rates():
+    w, seen = torch.ones(3, requires_grad=True), []
+    optimizer = torch.optim.AdamW([w], lr=1.0, fused=True)
+
+    def step(parts):
+        seen.append((parts[0].tolist(), parts[1], float(optimizer.param_groups[0]["lr"])))
+
+    graph, OnTheCpu.replayed = OnTheCpu(step, optimizer, print), 0
+    for i, length in enumerate((2, 2, 3, 2, 2, 2, 2, 3, 2)):
+        optimizer.param_groups[0]["lr"] = float(i)
+        graph([torch.full((length,), i), None])
+    # Three of a kind run as they are, then all of that kind are replayed.
+    assert OnTheCpu.replayed == 2 and [values for values, _, _ in seen] == [[i] * n for i, n in enumerate((2, 2, 3, 2, 2, 2, 2, 3, 2))]
+    assert [float(rate) for rate in graph.rates] == [8.0]
+
+
+def test_a_gpu_evaluates_in_large_batches(monkeypatch):
+    """Where examples do not depend on each other; and each of them once."""
+    class Some:
+        def __len__(self):
+            return 100
+
+        def batch(self, rows):
+            return SimpleNamespace(rows=rows)
+
+    def sizes(device, alone, micro=None):
+        run = Run.__new__(Run)
+        run.args, run.device = SimpleNamespace(batch=8, micro_batch=micro), torch.device(device)
+        run.world, run.rank, run.told, run.EVALUATED = 1, 0, None, 32 * 50
+        run.task, run.thread = dict(length=25, documents=2), ThreadPoolExecutor(1)
+        run.pinned, run.shipped = lambda prepare, step: prepare(step), lambda batch: batch
+        found = [rows.tolist() for _, rows, _ in run.batches(Some(), np.arange(100)[::-1], alone)]
+        assert sorted(sum(found, [])) == [*range(100)]
+        return [len(rows) for rows in found]
+
+    assert sizes("cuda", True) == [32, 32, 32, 4] and sizes("cuda", True, micro=50) == [50, 50]
+    assert sizes("cuda", False) == sizes("cpu", True) == 12 * [8] + [4]
+
+
+# ---- the pages that a GPU writes -------------------------------------------------------------------------------------
+
+def test_the_first_hour_without_a_gpu(tmp_path, capsys, monkeypatch):
+    """Each section says what is off, what failed and what was cut short; the others stay."""
+    page = tmp_path / "gpu.md"
+    words = ["--device", "cpu", "--out", str(page)]
+    monkeypatch.setattr(first_hour, "SMALL", first_hour.SMALL[1:])
+    monkeypatch.setattr(first_hour, "MODELS", {model: MODELS[model] for model in ("rotary", "s4", "reformer")})
+    for name in ("parity", "attention", "steps", "compiled"):
+        assert first_hour.main([*words, "--only", name]) == 0
     before = page.read_text()
-    assert all(f"<!-- {name}:begin -->" in before for name in sections)
-    assert "**" not in before and "failed" not in before
-    assert all(f"| {model} | 0e+00 | 0e+00 |" in before for model in MODELS if model != "pythia")
-    assert "| s4, causal | 0e+00 |" in before and "| rotary, causal, blocks of 48 | 0e+00 |" in before
-    assert "| 2, stopped by SIGTERM, resumed |" in before and "up to step 50" in capsys.readouterr().out
+    assert "**" not in before and all(before.count(f"<!-- {name}:begin -->") == 1 for name in first_hour.SECTIONS
+                                      if name not in ("kernels", "runs", "suite"))
+    assert before.count("| 0e+00 | 0e+00 |") == 5 + 4      # s4 and rotary, both ways; reformer; rotary in blocks
+    assert "| 4, 2, 160, 16 |" in before and "| pathfinder_demo | s4 | 16 |" in before and " by a mask." in before
+
+    def broken(device):
+        print("a line")
+        assert "**Was cut short.** a line" in page.read_text()         # whoever ends the process now, it is there
+        raise KeyError("what was not thought of")
 
     monkeypatch.setitem(first_hour.TOLERANCE, "bfloat16", (1e-9, 1.0))
-    monkeypatch.setattr(first_hour, "MODELS", {"s4": MODELS["s4"]})
-    monkeypatch.setitem(first_hour.SECTIONS, "steps", lambda device: torch.zeros(2) @ torch.zeros(3))
-    assert first_hour.main([*words, "parity,steps"]) == 1
+    monkeypatch.setitem(first_hour.SECTIONS, "steps", broken)
+    assert first_hour.main([*words, "--only", "parity"]) == first_hour.main([*words, "--only", "steps"]) == 1
     after = page.read_text()
-    assert "**Not as it should be.** Against the CPU" in after and after.count("| **off** |") == 4
-    assert "**Not as it should be.** **failed**: RuntimeError:" in after
-    assert before.split("<!-- torchrun")[1] == after.split("<!-- torchrun")[1]
+    assert "**Not as it should be.** Against the CPU" in after and after.count("| **off** |") == 8
+    assert "**Not as it should be.** a line" in after and "**failed**: KeyError: 'what was not thought of'" in after
+    assert before.split("<!-- compiled")[1] == after.split("<!-- compiled")[1]
+    assert first_hour.main([*words, "--only", "parity", "--seconds", "1"]) == 0
+    assert "The time was over here." in page.read_text()
     assert not first_hour.alike([1, 2], [1, 2], [1, 2.1]) and first_hour.alike([1, 2], [1, 2.001])
+
+
+def test_sections_share_the_time_and_run_apart(tmp_path, monkeypatch, capsys):
+    """A section that hangs or crashes takes nothing from those after it; what one leaves over they share."""
+    clock, given = [0.0], []
+
+    def process(command, timeout):
+        given.append((command[command.index("--only") + 1], round(timeout)))
+        clock[0] += min(timeout, 40)
+        if timeout < 40:
+            raise subprocess.TimeoutExpired(command, timeout)
+        return SimpleNamespace(returncode=-6 if given[-1][0] == "attention" else 0)
+
+    monkeypatch.setattr(first_hour.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(first_hour.subprocess, "run", process)
+    monkeypatch.setattr(first_hour, "SHARES", dict(parity=100, attention=50, kernels=10, steps=40))
+    words = ["--device", "cpu", "--out", str(tmp_path / "page.md"), "--seconds", "200"]
+    assert first_hour.main([*words, "--only", "parity,attention,kernels,steps"]) == 1
+    assert given == [("parity", 100), ("attention", 80), ("kernels", 24), ("steps", 96)]
+    said = capsys.readouterr().out
+    assert "attention: exit code -6" in said and "kernels: ended after 24 seconds" in said
+
+
+def test_a_lease_is_stopped_and_the_next_goes_on(tmp_path):
+    """results/lease.sh on a CPU: its pretraining is stopped, and what came back is taken along to another machine."""
+    def machine(name):
+        folder = tmp_path / name
+        shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(
+            ".*", "data", "runs", "tests", "lease-out", "*.png", "*.jsonl", "gpu", "findings", "mini", "weights"))
+        return folder
+
+    def lease(folder, *words):
+        return subprocess.Popen(["bash", "results/lease.sh", *words], cwd=folder, text=True, start_new_session=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | environment)
+
+    # Long until it is stopped; each word of FLAGS goes to all three stages.
+    environment = dict(DEVICE="cpu", PYTHON=sys.executable, ROW="listops_demo transformer", OUT="back", COMMIT="a1b2c3",
+                       FLAGS="--steps 150 --log-every 10 --eval-every 50 --batch 4",
+                       CHECKS="attention")
+    one, two = machine("one"), machine("two")
+    sizes = ["--train", "40", "--val", "8", "--test", "8", "--workers", "1"]
+    subprocess.run([sys.executable, "data.py", "--task", "listops_demo", *sizes], cwd=one, check=True)
+    shutil.copytree(one / "data", two / "data")
+
+    log, first = one / "runs/lease/pretrain/log.jsonl", lease(one, "5")
+    while not (log.exists() and '"train"' in log.read_text()):
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.01)
+    for cmdline in Path("/proc").glob("[0-9]*/cmdline"):   # the machine is taken away: so `timeout` would end it
+        with contextlib.suppress(OSError):
+            if b"pretrain.py" in cmdline.read_bytes() and os.getsid(int(cmdline.parent.name)) == first.pid:
+                os.kill(int(cmdline.parent.name), signal.SIGTERM)
+    said = first.communicate()[0]
+    assert first.returncode == 0 and "spt: \n" in said and '"kind": "stop"' in log.read_text()
+    page = (one / "back/gpu.md").read_text()
+    assert "| 4, 2, 160, 16 |" in page and "commit a1b2c3" in page and "pretrain:" in said
+    assert {path.name for path in (one / "back").iterdir()} == {"gpu.md", "log.txt", "runs.tgz.aa"}
+
+    (two / ".lease").mkdir()
+    shutil.copy(one / "back/runs.tgz.aa", two / ".lease")
+    second = lease(two, "5", "row")
+    said = second.communicate()[0]
+    records = [json.loads(line) for line in (two / "runs/lease/pretrain/log.jsonl").read_text().splitlines()]
+    resumed = [record["step"] for record in records if record["kind"] == "resume"]
+    assert second.returncode == 0 and len(resumed) == 1 and resumed[0] >= 10, said
+    for run in ("pretrain", "spt", "scratch"):
+        result = json.loads((two / "runs/lease" / run / "result.json").read_text())
+        assert result["steps"] == 150 and result["commit"] == "a1b2c3" and f'{run}: {{"kind": "eval", "step": 150' in said
+        assert not (two / "runs/lease" / run / "last.pt").exists()     # 100 KB of a finished run that nobody needs
+    assert "attention" not in (two / "back/log.txt").read_text()
+
+
+def test_packing_says_what_would_travel(tmp_path):
+    """The data come out as they went in; too much is refused."""
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    for name in ("results/lease.sh", ".gitignore"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    x = np.random.default_rng(0).integers(0, 9, 5000).astype(np.uint8)
+    (tmp_path / "data.py").write_text("from pathlib import Path\nPath('data/image').mkdir(parents=True, exist_ok=True)\n"
+                                      f"Path('data/image/x.npy').write_bytes({x.tobytes()!r})\n")
+    pack = ["bash", "results/lease.sh", "pack", "raw"]
+    run = partial(subprocess.run, pack, cwd=tmp_path, text=True, capture_output=True)
+    done = run(env=os.environ | dict(PYTHON=sys.executable))
+    assert done.returncode == 0 and "has 0 of at most 64 MiB" in done.stdout, done
+    with tarfile.open(tmp_path / ".lease/data.tar.xz") as archive:
+        assert archive.extractfile("data/image/x.npy").read() == x.tobytes()
+    (tmp_path / "large").write_bytes(bytes(65 << 20))
+    done = run(env=os.environ | dict(PYTHON=sys.executable))
+    assert done.returncode == 1 and "has 65 of at most 64 MiB" in done.stdout
