@@ -50,7 +50,7 @@ def evaluate(model, task, split, run):
     model.eval()
     loss = torch.zeros((), dtype=torch.float64, device=run.device)
     counts = torch.zeros(3, task.classes or 0, dtype=torch.int64, device=run.device)
-    for _, _, batch in run.batches(split, split.lengths(), alone=True):
+    for _, _, batch in run.batches(split, split.lengths(), independent=True):
         with run.autocast():
             outputs = model(model.backbone.inputs(batch), batch.lengths).double()             # (b, classes or 1)
         loss += supervised_loss(task, outputs, batch.y)

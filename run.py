@@ -130,8 +130,8 @@ def flags(stage, objectives):
     add("--device", default="auto", type=device, choices=("auto", "cpu", "cuda"), help="auto: GPU if there is one")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"),
         help="auto: bfloat16 autocast on a GPU that has it, else float32")
-    add("--compile", action="store_true", help="torch.compile the backbone; on one GPU, where all sequences are equally "
-        "long, also launch each step as one CUDA graph: up to four times as fast where models are small")
+    add("--compile", action="store_true", help="torch.compile the backbone; on one GPU, where all sequences are "
+        "equally long, also launch each step as one CUDA graph: 1.3 to 3.5 times as fast (results/gpu.md)")
     add("--log-every", type=positive, default=100, help="steps between log lines")
     return parser
 
@@ -261,13 +261,14 @@ class Run:
     """All of a run that is not the method: processes, device, number format, run directory, log, clock, checkpoints.
 
     In a stage's main: Run(args), open, start, measured; in every step evaluates and evaluated, begin, exchange,
-    backward, stepped; at the end load_best and finish. `state` is what a resumed run needs beyond weights and optimiser.
+    backward, stepped; at the end load_best and finish. `state` is what a resumed run needs beyond weights and
+    optimiser.
     """
 
     SAVE_SECONDS = 600                         # between evaluations, a checkpoint at least this often
     EARLY = 1, 2, 5, 10, 20, 50                # steps after which a line is printed, if not in the log
     positions = 4_096                          # of a part, about: results/speed.md; small batches stay whole
-    EVALUATED = 2**17                          # those of a batch of an evaluation on a GPU, where the recipe has fewer
+    EVALUATED = 2**17                          # positions of an evaluation batch on a GPU, at least
     COSTLY = 4                                 # times as many where each part costs something of its own, see `start`
     told = None                                # the signal that asked this process to stop
     asked = None                               # what all processes were asked last, by `stops`
@@ -516,18 +517,18 @@ class Run:
                 for pair, width in zip(itertools.pairwise(bounds), widths)]
 
     def numbers(self, hidden):
-        """Where a mask (b, l) is True: flat numbers, int64 (m,), since a GPU would have to wait for a mask to be
-        counted. Where steps are recorded there must be equally many in each: one below 0 stands for none."""
+        """Return the flat indices, int64 (m,), of a mask (b, l): a GPU would have to wait for a mask to be counted.
+        Recorded steps need the same m, so negative numbers, which stand for no position, fill up the rest."""
         found = hidden.flatten().nonzero()[:, 0]
         if not self.records or self.args.mask is None:
             return found
         n, ratio = hidden.numel(), self.args.mask
-        most = 64 * math.ceil((n * ratio + 6 * math.sqrt(n * ratio * (1 - ratio))) / 64)        # six standard deviations
+        most = min(n, 64 * math.ceil((n * ratio + 6 * math.sqrt(n * ratio * (1 - ratio))) / 64))       # six deviations
         return torch.cat((found, torch.arange(-1, len(found) - most - 1, -1))) if len(found) < most else found
 
     def measured(self, learn):
-        """learn(parts), the function that makes a step, with its loss and gradient norm added to what is logged; with
-        --compile on a GPU as a CUDA graph."""
+        """Wrap learn(parts), a training step, so that its loss and gradient norm are logged. With --compile on a GPU
+        the step becomes a CUDA graph."""
         def step(parts):
             learn(parts)
             norm = torch.nn.utils.get_total_norm(
@@ -539,7 +540,7 @@ class Run:
             self.count += 1
             self.loss.zero_()
 
-        return Recorded(step, self.optimizer, self.say) if self.records else step
+        return Recorded(step, self.optimizer) if self.records else step
 
     def exchange(self, parts):
         """The parts of a batch, one after another; gradients are exchanged between processes in the last one only."""
@@ -548,12 +549,13 @@ class Run:
             with contextlib.nullcontext() if last else self.forward.no_sync():
                 yield part
 
-    def batches(self, split, lengths=None, alone=False):
+    def batches(self, split, lengths=None, independent=False):
         """(i, examples, batch) of the batches of an evaluation that are this process's. lengths (n,): examples of like
-        length together. alone: nothing depends on which examples share a batch, so a GPU takes large ones, where small
-        ones would leave it waiting for launches. The next batch is made in the background."""
+        length together. independent: results do not depend on which examples share a batch (in pretraining the hidden
+        positions do), so a GPU, which would wait for launches, takes larger ones. The next batch is made in the
+        background."""
         size, n = self.args.micro_batch or self.args.batch, len(split)
-        if alone and self.device.type == "cuda" and not self.args.micro_batch:
+        if independent and self.device.type == "cuda" and not self.args.micro_batch:
             size = max(size, self.EVALUATED // (self.task["length"] * self.task["documents"]))
         order, ahead = np.arange(n) if lengths is None else np.argsort(lengths, kind="stable"), None
 
@@ -761,15 +763,15 @@ class Recorded:
     """A training step as a CUDA graph. A CPU takes longer to launch hundreds of small operations than a GPU to compute
     them, so they are recorded once and from then on launched by one call.
 
-    To be called like the step itself, with tensors. The first steps run as they are, since a library's first calls
-    cannot be recorded; so does what has other shapes than the recording, and everything if recording fails.
+    Call it like the step. The first steps run eagerly, since a library's first calls cannot be recorded; so do steps of
+    other shapes than the recorded one. UserError where a step cannot be recorded: one that reads a value, say.
     """
 
     WARM = 3                                   # steps before recording
 
-    def __init__(self, step, optimizer, say):
-        self.step, self.optimizer, self.say = step, optimizer, say
-        self.replay, self.shapes, self.seen = None, None, 0
+    def __init__(self, step, optimizer):
+        self.step, self.optimizer = step, optimizer
+        self.replay, self.shapes, self.seen, self.side = None, None, 0, None
 
     def __call__(self, *arguments):
         tensors, structure = tree_flatten(arguments)
@@ -780,7 +782,7 @@ class Recorded:
             if self.seen > self.WARM:
                 self.record(tensors, structure)
         if self.replay is None or shapes != self.shapes:
-            return self.apart(lambda: self.step(*arguments))
+            return self.eagerly(lambda: self.step(*arguments))
         for mine, given in zip(self.tensors, tensors):
             if given is not None:
                 mine.copy_(given)
@@ -789,7 +791,7 @@ class Recorded:
         self.replay()
 
     def record(self, tensors, structure):
-        """What the graph reads from now on lies in `tensors` and `rates`."""
+        """Record the step. The graph reads its inputs from `tensors`, its learning rates from `rates`."""
         groups = self.optimizer.param_groups
         before = [(group["lr"], group["capturable"]) for group in groups]
         self.tensors = [v if v is None else v.clone() for v in tensors]
@@ -799,8 +801,8 @@ class Recorded:
         try:
             self.replay = self.capture(lambda: self.step(*tree_unflatten(self.tensors, structure)))
         except RuntimeError as error:
-            self.seen = -math.inf
-            self.say(f"  note: no CUDA graph: {str(error).strip().splitlines()[0]}")
+            cause = str(error.__context__ or error).strip().splitlines()[0]      # ending a failed recording fails, too
+            raise UserError(f"--compile: no CUDA graph can be made of a step: {cause}; leave out --compile") from error
         for group, (rate, capturable) in zip(groups, before):
             group.update(lr=rate, capturable=capturable)
 
@@ -810,13 +812,13 @@ class Recorded:
             function()
         return graph.replay
 
-    def apart(self, function):
+    def eagerly(self, function):
         """On a stream of its own, as PyTorch asks for before a recording."""
-        main, side = torch.cuda.current_stream(), torch.cuda.Stream()
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
+        main, self.side = torch.cuda.current_stream(), self.side or torch.cuda.Stream()
+        self.side.wait_stream(main)
+        with torch.cuda.stream(self.side):
             function()
-        main.wait_stream(side)
+        main.wait_stream(self.side)
 
 
 def peak_memory(device):

@@ -34,11 +34,11 @@ from zoo.gpu_attention import many_blocks, near_attention
 # What its maker says of the GPU that costs are computed for: bytes, bytes a second, operations a second of matrix
 # products, in bfloat16 and in float32, and exponentials a second (132 processors, 16 a clock, 1.75 GHz).
 GPU = dict(name="H100 SXM", memory=80e9, bandwidth=3.35e12, bfloat16=989e12, float32=67e12, exponentials=3.7e12)
-# A step at best, and as it was measured (gpu.md). arithmetic: times what is computed; launch: seconds from one operation
-# to the next on the CPU.
+# A step at best, and a realistic one, fitted to what an H200 took (gpu.md). arithmetic: times what is computed; launch:
+# seconds from one operation to the next on the CPU.
 BEST = dict(arithmetic=1.0, launch=5e-6)
 REALISTIC = dict(arithmetic=1.5, launch=28e-6)
-# Attention is computed in tiles that are so wide; narrower heads are filled up.
+# Attention kernels pad heads to a multiple of this width.
 TILE = 64
 # Symbols of a training example, on average; other sequences are taken as long as the task's longest.
 MEAN_LENGTH = dict(text=1300, listops=1040)
@@ -56,8 +56,8 @@ class Cost(TorchDispatchMode):
         self.operations, self.flops, self.bytes, self.seconds, self.now, self.peak = 0, 0, 0, 0.0, 0, 0
         self.storages = set()
         aten = torch.ops.aten
-        # Attention and its backward pass are one operation each: their arguments before the queries, and matrix products
-        # of all pairs of positions.
+        # Attention and its backward pass are one operation each: {operation: (place of the queries among its arguments,
+        # matrix products of all pairs of positions)}.
         self.attention = {aten._scaled_dot_product_flash_attention_for_cpu: (0, 2),
                           aten._scaled_dot_product_flash_attention_for_cpu_backward: (1, 5)}
         self.formulas = torch.utils.flop_counter.flop_registry | {aten._fft_r2c: self.fft, aten._fft_c2r: self.fft}
@@ -78,7 +78,8 @@ class Cost(TorchDispatchMode):
                 before, products = self.attention[function.overloadpacket]
                 q, k = args[before:before + 2]                       # (b, h, l, e)
                 exponentials = q[..., 0].numel() * k.shape[-2]
-                flops, done = (2 * products * e * exponentials for e in (q.shape[-1], ceil_div(q.shape[-1], TILE) * TILE))
+                e, padded = q.shape[-1], ceil_div(q.shape[-1], TILE) * TILE
+                flops, done = (2 * products * width * exponentials for width in (e, padded))
             # what an expanded tensor repeats is read once
             moved = sum(min(v.nbytes, v.untyped_storage().nbytes()) for v in tensors)
             peak = GPU["bfloat16" if tensors and tensors[0].dtype == torch.bfloat16 else "float32"]
@@ -103,8 +104,9 @@ class Cost(TorchDispatchMode):
         self.now -= size
 
     def seconds_of_a_step(self):
-        """(at best, realistic): the longer of the arithmetic, however many seconds that is now, and of its launches."""
-        return tuple(max(way["arithmetic"] * self.seconds, way["launch"] * self.operations) for way in (BEST, REALISTIC))
+        """Return (best, realistic) seconds: the larger of arithmetic and launches."""
+        return tuple(max(way["arithmetic"] * self.seconds, way["launch"] * self.operations)
+                     for way in (BEST, REALISTIC))
 
 
 @contextlib.contextmanager
@@ -245,12 +247,12 @@ def header(*first):
     best, real = ((f"{way['arithmetic']:g}", f"{way['launch'] * 1e6:g}") for way in (BEST, REALISTIC))
     print(f"Computed, not measured, for one {GPU['name']} ({GPU['bandwidth'] / 1e12:g} TB/s, "
           f"{GPU['bfloat16'] / 1e12:g} TFLOP/s in bfloat16, {GPU['float32'] / 1e12:g} in float32, "
-          f"{GPU['exponentials'] / 1e12:g}e12 exponentials a second), in bfloat16 but for kernels, convolutions and norms. "
-          "ms computed: each operation takes the longer of its arithmetic's and its memory's time; attention takes its "
-          f"exponentials' as well, and its heads are at least {TILE} wide. ms of launches: {best[1]} microseconds an "
+          f"{GPU['exponentials'] / 1e12:g}e12 exponentials a second), in bfloat16 but for kernels, convolutions and "
+          "norms. ms computed: each operation takes the longer of its arithmetic's and its memory's time; attention takes "
+          f"its exponentials' as well, and its heads are at least {TILE} wide. ms of launches: {best[1]} microseconds an "
           "operation. GB: the most at once, with weights and AdamW's moments. hours: of the recipe's steps, without "
-          f"evaluations, at best (ms computed, or {best[1]} microseconds an operation if that is longer) and as measured "
-          f"(gpu.md: {real[0]} times ms computed, or {real[1]} microseconds an operation).\n")
+          f"evaluations, at best (ms computed, or {best[1]} microseconds an operation if that is longer) to realistic "
+          f"({real[0]} times ms computed, or {real[1]} microseconds an operation; see gpu.md).\n")
     columns = [*first, *COLUMNS]
     print("|", " | ".join(columns), "|\n" + "|---" * len(columns) + "|")
 

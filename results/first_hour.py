@@ -1,4 +1,4 @@
-"""What a GPU makes of this code: what must agree agrees, and how fast it is. Writes results/gpu.md, line by line.
+"""Check this code on a GPU: agreement with the CPU, then speed. Writes results/gpu.md, line by line.
 
     python results/first_hour.py                                     # everything: about an hour, most of it the suite
     python results/first_hour.py --only parity,steps --seconds 180   # in parts, which the page keeps side by side
@@ -8,12 +8,13 @@
     parity     every model on the CPU and on the GPU, in float32 and bfloat16: outputs and gradients
     attention  padded batches by variable-length attention, by a mask, and without padding: time, error
     kernels    each fast kernel beside its textbook form: time, memory, error
-    steps      a training step beside what results/costs.py computes for it: time, that of its kernels alone, memory
+    steps      a training step beside what results/costs.py computes for it: time, GPU time, memory
     compiled   a step as it is, with a compiled backbone, and that as a CUDA graph, as --compile has it
     runs       the same run plain and with --compile; with several GPUs also on all, without and with a stop
     suite      the tests of this repository, on this machine
 
-Each section runs in a process of its own, because a CUDA error leaves a process unable to use the GPU.
+Where several sections are asked for, each runs in a process of its own, because a CUDA error leaves a process unable
+to use the GPU.
 """
 import argparse
 import contextlib
@@ -21,7 +22,9 @@ import copy
 import io
 import json
 import math
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -58,10 +61,10 @@ DEADLINE = math.inf                            # by time.monotonic(): set by --s
 
 
 def late(seconds):
-    """Whether fewer seconds than these are left; then a section ends with what it has."""
+    """Return whether fewer seconds than these are left; then a section ends with what it has."""
     over = time.monotonic() + seconds > DEADLINE
     if over:
-        print("\nThe time was over here.")
+        print("\nOut of time: the remaining rows were not run.")
     return over
 
 
@@ -71,7 +74,8 @@ def wait(device):
 
 
 def milliseconds(f, device, times=5):
-    """The least of some times, each of four calls, after one to warm up. As in training, the CPU runs ahead."""
+    """Return the least of `times` timings, each the mean of four calls, after one warm-up: as in training, the CPU runs
+    ahead."""
     took = []
     f()
     for _ in range(times):
@@ -181,8 +185,8 @@ def attend(device):
 
 
 def runs(device):
-    """The losses of the same run in one process; on a GPU with --compile, too; in as many processes as there are GPUs
-    (CPU: two), and in these with a SIGTERM and --resume in between -> whether all are alike."""
+    """Print the losses of the same run in one process; on a GPU with --compile, too; in as many processes as there are
+    GPUs (CPU: two), and in these with a SIGTERM and --resume in between -> whether all are alike."""
     cuda = device.type == "cuda"
     processes = torch.cuda.device_count() if cuda else 2
     with tempfile.TemporaryDirectory() as folder:
@@ -205,21 +209,21 @@ def runs(device):
             records = [*map(json.loads, log.read_text().splitlines())] if log.exists() else []
             if stopped and (not records or records[-1]["kind"] != "stop") or not stopped and process.returncode:
                 raise RuntimeError(said[-500:])
-            if "no CUDA graph" in said:
-                raise RuntimeError(said[said.index("no CUDA graph"):][:500])
             return [record["loss"] for record in records if record["kind"] == "train"]
 
-        rows = {"1 process": run("one")}
+        def row(name, losses):
+            print(f"| {name} | {' | '.join(f'{loss:.5f}' for loss in losses)} |")
+            return losses
+
+        print("Losses up to step 50, 100, 150 and 200, float32\n\n| | 50 | 100 | 150 | 200 |\n|---|---|---|---|---|")
+        rows = [row("1 process", run("one"))]
         if cuda:
-            rows["1 process, --compile"] = run("compiled", "--compile")
+            rows.append(row("1 process, --compile", run("compiled", "--compile")))
         if processes > 1:
-            rows[f"{processes} processes"] = run("many", n=processes)
+            rows.append(row(f"{processes} processes", run("many", n=processes)))
             run("stopped", n=processes, stopped=True)
-            rows[f"{processes} processes, stopped by SIGTERM, resumed"] = run("stopped", n=processes)
-    print("Losses up to step 50, 100, 150 and 200, float32\n\n| | 50 | 100 | 150 | 200 |\n|---|---|---|---|---|")
-    for name, losses in rows.items():
-        print(f"| {name} | {' | '.join(f'{loss:.5f}' for loss in losses)} |")
-    return alike(*rows.values())
+            rows.append(row(f"{processes} processes, stopped by SIGTERM, resumed", run("stopped", n=processes)))
+    return alike(*rows)
 
 
 def alike(first, *others):
@@ -273,9 +277,9 @@ def kernel_milliseconds(step, device):
 
 def steps(device):
     cuda = device.type == "cuda"
-    print("A step is forward, backward and AdamW. of kernels: the time that the GPU computes. computed: by "
-          f"results/costs.py, for an {GPU['name']}. GB: the most that was allocated.\n\n"
-          "| task | model | batch | ms | of kernels | ms computed | ms realistic | GB | GB computed |\n"
+    print("A step is forward, backward and AdamW. kernels: GPU time without the gaps between kernels. best, realistic: "
+          f"computed by results/costs.py, for an {GPU['name']}. GB: the most that was allocated.\n\n"
+          "| task | model | batch | ms | ms, kernels | ms, best | ms, realistic | GB | GB computed |\n"
           "|---|---|---|---|---|---|---|---|---|")
     for task, model in PAIRS if cuda else SMALL:
         if late(8):
@@ -297,8 +301,8 @@ def steps(device):
 
 def compiled(device):
     """Times of each form of a step, and how far a compiled backbone's outputs are from the eager ones."""
-    print("ms of a training step: eager; with a compiled backbone; as a CUDA graph of that, as --compile has it. first: "
-          "seconds of the first compiled step. error: of the compiled backbone's outputs, in evaluation.\n\n"
+    print("ms of a training step: eager; with a compiled backbone; as a CUDA graph of that, as --compile has it. "
+          "first: seconds of the first compiled step. error: of the compiled backbone's outputs, in evaluation.\n\n"
           "| task | model | eager | compiled | first | error | --compile |\n|---|---|---|---|---|---|---|")
     for task, model in PAIRS[:6] if device.type == "cuda" else SMALL[:1]:
         if late(25):
@@ -320,7 +324,7 @@ def compiled(device):
         first = time.perf_counter() - start
         cells += [f"{milliseconds(step, device):.2f}", f"{first:.0f}", f"{error:.0e}"]
         if device.type == "cuda":
-            graph = Recorded(step, optimizer, print)
+            graph = Recorded(step, optimizer)
             for _ in range(graph.WARM + 1):
                 graph()
             cells.append(f"{milliseconds(graph, device):.2f}")
@@ -332,9 +336,13 @@ def compiled(device):
 
 # ---- the page --------------------------------------------------------------------------------------------------------
 
-SECTIONS = dict(parity=parity, attention=attend, kernels=kernels, steps=steps, compiled=compiled, runs=runs, suite=suite)
+SECTIONS = dict(parity=parity, attention=attend, kernels=kernels, steps=steps, compiled=compiled, runs=runs,
+                suite=suite)
 # How the time is shared out: what a section leaves over is for those after it.
 SHARES = dict(parity=80, attention=40, kernels=50, steps=80, compiled=100, runs=60, suite=2500)
+
+
+CUT = "**Was cut short.** "                    # stands on the page until a section ends
 
 
 class Lines(io.StringIO):
@@ -348,11 +356,11 @@ class Lines(io.StringIO):
         print(end=text, file=self.shown, flush=True)
         super().write(text)
         if text.endswith("\n"):
-            self.keep(self.getvalue(), "**Was cut short.** ")
+            self.keep(self.getvalue(), CUT)
 
 
 def section(name, device, page):
-    """Runs a section and puts what it prints in its place on the page, line by line: whatever ends this process, the
+    """Run a section and put what it prints in its place on the page, line by line: whatever ends this process, the
     lines so far are there -> whether all is well."""
     where = environment(device)
 
@@ -363,6 +371,7 @@ def section(name, device, page):
         old = re.search(rf"<!-- {name}:begin -->\n.*?<!-- {name}:end -->\n", whole, re.S)
         page.write_text(whole.replace(old[0], found) if old else f"{whole}\n{found}")
 
+    keep("", CUT)
     with contextlib.redirect_stdout(Lines(keep)) as text:
         try:
             good = SECTIONS[name](device)
@@ -374,16 +383,21 @@ def section(name, device, page):
 
 
 def apart(name, rest, args):
-    """Runs a section in a process of its own, which leaves their share of the time to the rest -> whether all is
-    well."""
+    """Run a section in its own process, for its share of the remaining time, and end all that it has started ->
+    whether all is well."""
     left = DEADLINE - time.monotonic()
     seconds = left * SHARES[name] / sum(SHARES[each] for each in (name, *rest))
     command = [sys.executable, __file__, "--only", name, "--device", args.device, "--out", str(args.out),
                "--seconds", str(max(1, seconds - STARTING))]
+    process, code = subprocess.Popen(command, start_new_session=True), None
     try:
-        code = subprocess.run(command, timeout=seconds).returncode
+        code = process.wait(seconds)
     except subprocess.TimeoutExpired:
-        code = None
+        pass
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     if code not in (0, 1):                     # its page says that it was cut short
         print(f"{name}: " + (f"ended after {seconds:.0f} seconds" if code is None else f"exit code {code}"), flush=True)
     return code == 0

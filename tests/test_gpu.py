@@ -28,11 +28,12 @@ import pretrain
 import run as run_py
 from conftest import ROOT, same_line
 from costs import without_values
-from data import TASKS
+from data import TASKS, UserError
 from kernels import attention
-from models import MODELS, Attention, Backbone, Denoiser, config
+from models import MODELS, Attention, Backbone, Classifier, Denoiser, config
 from recipes import arch
 from run import Recorded, Run
+from test_objective import noise
 from zoo import gpu_attention
 from zoo.gpu_attention import LIBRARIES, agrees, boundaries, each_alone, library, near_attention, packed_attention
 from zoo.longformer import longformer_attention
@@ -243,20 +244,23 @@ class OnTheCpu(Recorded):
             function()
         return replay
 
-    def apart(self, function):
+    def eagerly(self, function):
         function()
 
 
 class Unable(OnTheCpu):
     def capture(self, function):
-        raise RuntimeError("operation not permitted\nwhen stream is capturing")
+        try:
+            raise RuntimeError("operation not permitted\nwhen stream is capturing")
+        except RuntimeError:
+            raise RuntimeError("capture must end on the stream it began on")
 
 
 @pytest.mark.parametrize("stage, words", [
     (pretrain, []), (finetune, []), (finetune, ["--joint", "1"]), (pretrain, ["--objective", "causal"]),
     (pretrain, ["--loss", "l1", "--micro-batch", "5"])])
-def test_recorded_steps_train_as_others_do(stage, words, tmp_path, monkeypatch, capsys):
-    """The same losses and weights, whatever number of positions is hidden; and where nothing can be recorded."""
+def test_recorded_steps_train_as_others_do(stage, words, tmp_path, monkeypatch):
+    """The same losses and weights, whatever number of positions is hidden. A step that cannot be recorded is one line."""
     x = np.random.default_rng(0).integers(0, 256, (60, 24, 1)).astype(np.uint8)
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(60) % 3)
     words = ["--task", f"file:{tmp_path}/own.npz", "--model", "s4", "--steps", "12", "--batch", "8", "--arch", "d=8,layers=1",
@@ -271,11 +275,14 @@ def test_recorded_steps_train_as_others_do(stage, words, tmp_path, monkeypatch, 
         monkeypatch.setattr(Run, "start", started)
         monkeypatch.setattr(run_py, "Recorded", kind)
         OnTheCpu.replayed, out = 0, tmp_path / str(kind)
+        if kind is Unable:
+            with pytest.raises(UserError, match="^--compile: no CUDA graph .* operation not permitted; leave out --compile$"):
+                stage.main([*words, "--out", str(out)])
+            continue
         stage.main([*words, "--out", str(out)])
         last = torch.load(out / "last.pt", weights_only=True)
         found.append([torch.tensor(last["state"]["loss_sum"]), *last["model"].values()])
         assert OnTheCpu.replayed == (12 - OnTheCpu.WARM if kind is OnTheCpu else 0)
-        assert ("no CUDA graph: operation not permitted" in capsys.readouterr().out) == (kind is Unable)
         for ours, plain in zip(found[-1], found[0], strict=True):
             assert torch.allclose(ours, plain, rtol=1e-5, atol=1e-6)
 
@@ -287,7 +294,7 @@ def test_a_graph_is_for_its_shapes_and_sees_new_rates():
     def step(parts):
         seen.append((parts[0].tolist(), parts[1], float(optimizer.param_groups[0]["lr"])))
 
-    graph, OnTheCpu.replayed = OnTheCpu(step, optimizer, print), 0
+    graph, OnTheCpu.replayed = OnTheCpu(step, optimizer), 0
     for i, length in enumerate((2, 2, 3, 2, 2, 2, 2, 3, 2)):
         optimizer.param_groups[0]["lr"] = float(i)
         graph([torch.full((length,), i), None])
@@ -296,7 +303,22 @@ def test_a_graph_is_for_its_shapes_and_sees_new_rates():
     assert [float(rate) for rate in graph.rates] == [8.0]
 
 
-def test_a_gpu_evaluates_in_large_batches(monkeypatch):
+def test_numbers_of_hidden_positions_are_equally_many_and_inside():
+    run = Run.__new__(Run)
+    for shape, ratio in (((4, 5), 0.5), ((4, 8), 0.15), ((8, 1024), 0.5), ((2, 100), 1.0)):
+        run.records, run.args, counts = True, SimpleNamespace(mask=ratio), set()
+        for seed in range(20):
+            hidden = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < ratio
+            numbers, n = run.numbers(hidden), hidden.numel()
+            counts.add(len(numbers))
+            assert numbers[numbers >= 0].tolist() == hidden.flatten().nonzero()[:, 0].tolist()
+            assert numbers.min() >= -n and len(numbers[numbers < 0].unique()) == (numbers < 0).sum()
+        assert len(counts) == 1
+        run.records = False
+        assert (run.numbers(hidden) >= 0).all()
+
+
+def test_a_gpu_evaluates_in_large_batches():
     """Where examples do not depend on each other; and each of them once."""
     class Some:
         def __len__(self):
@@ -305,18 +327,33 @@ def test_a_gpu_evaluates_in_large_batches(monkeypatch):
         def batch(self, rows):
             return SimpleNamespace(rows=rows)
 
-    def sizes(device, alone, micro=None):
+    def sizes(device, independent, micro=None):
         run = Run.__new__(Run)
         run.args, run.device = SimpleNamespace(batch=8, micro_batch=micro), torch.device(device)
         run.world, run.rank, run.told, run.EVALUATED = 1, 0, None, 32 * 50
         run.task, run.thread = dict(length=25, documents=2), ThreadPoolExecutor(1)
         run.pinned, run.shipped = lambda prepare, step: prepare(step), lambda batch: batch
-        found = [rows.tolist() for _, rows, _ in run.batches(Some(), np.arange(100)[::-1], alone)]
+        found = [rows.tolist() for _, rows, _ in run.batches(Some(), np.arange(100)[::-1], independent)]
         assert sorted(sum(found, [])) == [*range(100)]
         return [len(rows) for rows in found]
 
     assert sizes("cuda", True) == [32, 32, 32, 4] and sizes("cuda", True, micro=50) == [50, 50]
     assert sizes("cuda", False) == sizes("cpu", True) == 12 * [8] + [4]
+
+
+def test_scores_do_not_depend_on_the_batches_of_an_evaluation():
+    task, split = noise("listops", 40, 37, seed=1)
+    torch.manual_seed(0)
+    sizes = dict(arch("listops_demo", "s4"), layers=1, d=8, n_ssm=8)
+    model = Classifier(Backbone(config(sizes, task)), task.classes, "mean")
+    found = []
+    for size in (1, 8, 37):
+        run = SimpleNamespace(device=torch.device("cpu"), autocast=contextlib.nullcontext, total=lambda value: value)
+        run.batches = lambda split, *_, independent: (
+            (i, rows, split.batch(rows)) for i, rows in enumerate(np.array_split(np.arange(37), -(-37 // size))))
+        found.append(finetune.evaluate(model, task, split, run))
+    assert found[0][1:] == found[1][1:] == found[2][1:]
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6) == pytest.approx(found[2][0], rel=1e-6)
 
 
 # ---- the pages that a GPU writes -------------------------------------------------------------------------------------
@@ -336,6 +373,7 @@ def test_the_first_hour_without_a_gpu(tmp_path, capsys, monkeypatch):
     assert "| 4, 2, 160, 16 |" in before and "| pathfinder_demo | s4 | 16 |" in before and " by a mask." in before
 
     def broken(device):
+        assert "**Was cut short.**" in page.read_text() and "pathfinder_demo | s4 | 16 |" not in page.read_text()
         print("a line")
         assert "**Was cut short.** a line" in page.read_text()         # whoever ends the process now, it is there
         raise KeyError("what was not thought of")
@@ -348,7 +386,7 @@ def test_the_first_hour_without_a_gpu(tmp_path, capsys, monkeypatch):
     assert "**Not as it should be.** a line" in after and "**failed**: KeyError: 'what was not thought of'" in after
     assert before.split("<!-- compiled")[1] == after.split("<!-- compiled")[1]
     assert first_hour.main([*words, "--only", "parity", "--seconds", "1"]) == 0
-    assert "The time was over here." in page.read_text()
+    assert "Out of time" in page.read_text()
     assert not first_hour.alike([1, 2], [1, 2], [1, 2.1]) and first_hour.alike([1, 2], [1, 2.001])
 
 
@@ -356,21 +394,44 @@ def test_sections_share_the_time_and_run_apart(tmp_path, monkeypatch, capsys):
     """A section that hangs or crashes takes nothing from those after it; what one leaves over they share."""
     clock, given = [0.0], []
 
-    def process(command, timeout):
-        given.append((command[command.index("--only") + 1], round(timeout)))
-        clock[0] += min(timeout, 40)
-        if timeout < 40:
-            raise subprocess.TimeoutExpired(command, timeout)
-        return SimpleNamespace(returncode=-6 if given[-1][0] == "attention" else 0)
+    class Process:
+        def __init__(self, command, start_new_session):
+            self.name, self.pid, self.over = command[command.index("--only") + 1], 2**22 + 1, not start_new_session
+
+        def wait(self, timeout=None):
+            if self.over:
+                return
+            self.over = True
+            given.append((self.name, round(timeout)))
+            clock[0] += min(timeout, 40)
+            if timeout < 40:
+                raise subprocess.TimeoutExpired(self.name, timeout)
+            return -6 if self.name == "attention" else 0
 
     monkeypatch.setattr(first_hour.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(first_hour.subprocess, "run", process)
+    monkeypatch.setattr(first_hour.subprocess, "Popen", Process)
     monkeypatch.setattr(first_hour, "SHARES", dict(parity=100, attention=50, kernels=10, steps=40))
     words = ["--device", "cpu", "--out", str(tmp_path / "page.md"), "--seconds", "200"]
     assert first_hour.main([*words, "--only", "parity,attention,kernels,steps"]) == 1
     assert given == [("parity", 100), ("attention", 80), ("kernels", 24), ("steps", 96)]
     said = capsys.readouterr().out
     assert "attention: exit code -6" in said and "kernels: ended after 24 seconds" in said
+
+
+def test_what_a_section_has_started_ends_with_it(tmp_path, monkeypatch):
+    script, started = tmp_path / "section.py", tmp_path / "pid"
+    script.write_text(f"""
+import subprocess, pathlib
+child = subprocess.Popen(["sleep", "60"])
+pathlib.Path({str(started)!r}).write_text(str(child.pid))
+child.wait()
+""")
+    monkeypatch.setattr(first_hour, "__file__", str(script))
+    monkeypatch.setattr(first_hour, "DEADLINE", time.monotonic() + 1.5)
+    assert not first_hour.apart("runs", [], SimpleNamespace(device="cpu", out=tmp_path / "gpu.md"))
+    time.sleep(0.2)
+    status = Path(f"/proc/{started.read_text()}/status")
+    assert not status.exists() or "zombie" in status.read_text()
 
 
 def test_a_lease_is_stopped_and_the_next_goes_on(tmp_path):
@@ -394,7 +455,8 @@ def test_a_lease_is_stopped_and_the_next_goes_on(tmp_path):
     subprocess.run([sys.executable, "data.py", "--task", "listops_demo", *sizes], cwd=one, check=True)
     shutil.copytree(one / "data", two / "data")
 
-    log, first = one / "runs/lease/pretrain/log.jsonl", lease(one, "5")
+    runs = "runs/lease/listops_demo-transformer"
+    log, first = one / runs / "pretrain/log.jsonl", lease(one, "5")
     while not (log.exists() and '"train"' in log.read_text()):
         assert first.poll() is None, first.communicate()
         time.sleep(0.01)
@@ -412,13 +474,13 @@ def test_a_lease_is_stopped_and_the_next_goes_on(tmp_path):
     shutil.copy(one / "back/runs.tgz.aa", two / ".lease")
     second = lease(two, "5", "row")
     said = second.communicate()[0]
-    records = [json.loads(line) for line in (two / "runs/lease/pretrain/log.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (two / runs / "pretrain/log.jsonl").read_text().splitlines()]
     resumed = [record["step"] for record in records if record["kind"] == "resume"]
     assert second.returncode == 0 and len(resumed) == 1 and resumed[0] >= 10, said
     for run in ("pretrain", "spt", "scratch"):
-        result = json.loads((two / "runs/lease" / run / "result.json").read_text())
+        result = json.loads((two / runs / run / "result.json").read_text())
         assert result["steps"] == 150 and result["commit"] == "a1b2c3" and f'{run}: {{"kind": "eval", "step": 150' in said
-        assert not (two / "runs/lease" / run / "last.pt").exists()     # 100 KB of a finished run that nobody needs
+        assert not (two / runs / run / "last.pt").exists()     # 100 KB of a finished run that nobody needs
     assert "attention" not in (two / "back/log.txt").read_text()
 
 
@@ -429,8 +491,14 @@ def test_packing_says_what_would_travel(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     x = np.random.default_rng(0).integers(0, 9, 5000).astype(np.uint8)
-    (tmp_path / "data.py").write_text("from pathlib import Path\nPath('data/image').mkdir(parents=True, exist_ok=True)\n"
-                                      f"Path('data/image/x.npy').write_bytes({x.tobytes()!r})\n")
+    (tmp_path / "data.py").write_text(f"""from pathlib import Path
+from types import SimpleNamespace
+TASKS = dict(image=SimpleNamespace(sizes=(3, 2, 1)))
+Path("data/image").mkdir(parents=True, exist_ok=True)
+Path("data/image/meta.json").write_text(open("raw").read())
+Path("data/image/x.npy").write_bytes({x.tobytes()!r})
+""")
+    (tmp_path / "raw").write_text('{"sizes": [3, 2, 1]}')
     pack = ["bash", "results/lease.sh", "pack", "raw"]
     run = partial(subprocess.run, pack, cwd=tmp_path, text=True, capture_output=True)
     done = run(env=os.environ | dict(PYTHON=sys.executable))
@@ -440,3 +508,9 @@ def test_packing_says_what_would_travel(tmp_path):
     (tmp_path / "large").write_bytes(bytes(65 << 20))
     done = run(env=os.environ | dict(PYTHON=sys.executable))
     assert done.returncode == 1 and "has 65 of at most 64 MiB" in done.stdout
+    (tmp_path / "raw").write_text('{"sizes": [2, 2, 1]}')
+    done = run(env=os.environ | dict(PYTHON=sys.executable))
+    assert done.returncode == 1 and "holds a part of the data, [2, 2, 1]" in done.stderr
+    for words in ([], ["row"], ["pack"]):
+        done = subprocess.run([*pack[:2], *words], cwd=tmp_path, text=True, capture_output=True)
+        assert done.returncode == 2 and done.stderr.startswith("usage: ")

@@ -211,7 +211,7 @@ def test_the_pages_show_what_costs_prints(copy):
 
 
 def test_speed_counts_what_a_step_launches(copy):
-    """682 operations of S4 stand on results/speed.md; none makes a GPU wait."""
+    """684 operations of S4 stand on results/speed.md; none makes a GPU wait."""
     printed = shell("python results/speed.py operations", copy)
     rows = [line.strip("| ").split(" | ") for line in printed.splitlines()]
     found = {row[0]: row[1:] for row in rows if len(row) == 3}
