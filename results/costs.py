@@ -248,11 +248,11 @@ def header(*first):
     print(f"Computed, not measured, for one {GPU['name']} ({GPU['bandwidth'] / 1e12:g} TB/s, "
           f"{GPU['bfloat16'] / 1e12:g} TFLOP/s in bfloat16, {GPU['float32'] / 1e12:g} in float32, "
           f"{GPU['exponentials'] / 1e12:g}e12 exponentials a second), in bfloat16 but for kernels, convolutions and "
-          "norms. ms computed: each operation takes the longer of its arithmetic's and its memory's time; attention takes "
-          f"its exponentials' as well, and its heads are at least {TILE} wide. ms of launches: {best[1]} microseconds an "
-          "operation. GB: the most at once, with weights and AdamW's moments. hours: of the recipe's steps, without "
-          f"evaluations, at best (ms computed, or {best[1]} microseconds an operation if that is longer) to realistic "
-          f"({real[0]} times ms computed, or {real[1]} microseconds an operation; see gpu.md).\n")
+          "norms. ms computed: each operation takes the longer of its arithmetic's and its memory's time; attention "
+          f"takes its exponentials' as well, and its heads are at least {TILE} wide. ms of launches: {best[1]} "
+          "microseconds an operation. GB: the most at once, with weights and AdamW's moments. hours: of the recipe's "
+          f"steps, without evaluations, at best (ms computed, or {best[1]} microseconds an operation if that is longer) "
+          f"to realistic ({real[0]} times ms computed, or {real[1]} microseconds an operation; see gpu.md).\n")
     columns = [*first, *COLUMNS]
     print("|", " | ".join(columns), "|\n" + "|---" * len(columns) + "|")
 
