@@ -251,7 +251,7 @@ def header(*first):
           "norms. ms computed: each operation takes the longer of its arithmetic's and its memory's time; attention "
           f"takes its exponentials' as well, and its heads are at least {TILE} wide. ms of launches: {best[1]} "
           "microseconds an operation. GB: the most at once, with weights and AdamW's moments. hours: of the recipe's "
-          f"steps, without evaluations, at best (ms computed, or {best[1]} microseconds an operation if that is longer) "
+          f"steps, without evaluations, at best (ms computed, or {best[1]} microseconds an operation if that is more) "
           f"to realistic ({real[0]} times ms computed, or {real[1]} microseconds an operation; see gpu.md).\n")
     columns = [*first, *COLUMNS]
     print("|", " | ".join(columns), "|\n" + "|---" * len(columns) + "|")
