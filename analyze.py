@@ -4,22 +4,20 @@ results/PRESET/runs.jsonl and kernels.npz that `keep` makes of them.
     python analyze.py all               the paper's tables and figures with ours, from runs/paper into results/paper
     python analyze.py all --preset mini the same at small scale, from runs/mini into results/mini
     python analyze.py table 2           one table, Markdown; `figure 1`: one figure
-    python analyze.py report            all of it as one HTML page too
     python analyze.py keep              all runs as results/paper/runs.jsonl and kernels.npz, to be committed
     python analyze.py readme            what they say, into README.md and the pages in results/; --check
     python analyze.py compare runs/a runs/b          any runs, a row a setting, with gains and intervals; a figure
     python analyze.py demo              the demo's table (Markdown) and figure (results/demo.png), from runs/demo
-    python analyze.py own runs/own      your own data: SPT and joint training against scratch (run_all.sh own)
+    python analyze.py own runs/own      your data: SPT and joint training against scratch (run_all.sh own)
     python analyze.py status runs/demo  what is done, what runs and for how long still, what failed
 
 A cell is the mean ± standard deviation over seeds of the test accuracy at the checkpoint that validation chose. In the
 paper's tables a gain is paired: the same seed with and without self-pretraining, a 95 % interval from Student's t.
-Intervals of `compare`, `demo` and `own`: see compare.py.
+Intervals of `compare`, `demo` and `own`: see compare/statistics.py.
 """
-import quiet  # noqa: F401, first
+from files import ROOT, Parser, UserError, exit_code, reading  # first: no traceback if Ctrl-C comes while importing
 
 import argparse
-import base64
 import functools
 import json
 import math
@@ -31,18 +29,19 @@ from pathlib import Path
 
 import numpy as np
 
-import experiments
-from compare import (OTHER, SCRATCH, SPT, bars, by_identity, compare, demo, draw, evaluations, half_width_of, hours,
-                     identity, markdown, mean_std, minus, newest, provenance, read_runs, replace_block, scores,
-                     signed, values_of, write)
-from data import Parser, UserError, exit_code, picture, reading
-from verdict import own
-
-ROOT = Path(__file__).parent
+from compare.drawing import OTHER, SCRATCH, SPT, bars, draw, markdown, replace_block, write
+from compare.reading import (evaluations, hours, identity, provenance, read_runs, scores, values_of, variants_of)
+from compare.report import report
+from compare.settings import compare
+from compare.statistics import half_width_of, mean_std, minus, signed
+from engine.folder import newest
+from experiments import entries
+from experiments.commands import record, trained
+from tasks.picture import picture
 
 # ---- Cells: which runs make one number -------------------------------------------------------------------------------
 
-# The runs of a cell differ in their seed only. word, start: of their arm in experiments.py; task: without `_mini`.
+# The runs of a cell differ in their seed only. word, start: of their variant in entries.py; task: without `_mini`.
 Cell = namedtuple("Cell", "task model word start")
 ANOTHER = "arch", "train_fraction", "label_fraction", "freeze"             # what makes a run another experiment
 
@@ -51,10 +50,10 @@ ANOTHER = "arch", "train_fraction", "label_fraction", "freeze"             # wha
 def cells_of(preset):
     """{(task, model, objective, start): [(what differs from the recipe, its cell)]}, the recipe itself last."""
     found, sizes = {}, {mini: size for size, mini in MINI_SIZES.items()}
-    for row in experiments.paper(preset)["all"]:
-        for run in experiments.trained(row):
+    for row in entries.paper(preset)["all"]:
+        for run in trained(row):
             for each in filter(None, (run, run.first)):
-                *key, words = identity(experiments.record(each))
+                *key, words = identity(record(each))
                 word = sizes.get(each.word, each.word)
                 cell = Cell(each.task.removesuffix("_mini"), each.model, word, each.start)
                 found.setdefault(tuple(key), {})[cell] = dict(words)
@@ -62,13 +61,12 @@ def cells_of(preset):
             for key, some in found.items()}
 
 
-def cell_of(run, preset):
-    """The cell that a run counts in, and the names of what differs from its entry -> Cell or None, names. A run with
+def cell_of(variant, preset):
+    """The cell that a variant counts in, and the names of what differs from its entry -> Cell or None, names. One with
     changes, a shortened one say, counts in its cell but is marked. One with another architecture or on another part of
     the data does not: that is another experiment."""
-    *key, words = identity(run)
-    have = dict(words)
-    for wanted, cell in cells_of(preset).get(tuple(key), ()):
+    have = {name: str(value) if isinstance(value, list) else value for name, value in variant.own.items()}
+    for wanted, cell in cells_of(preset).get(variant[:4], ()):
         others = {name for name in wanted.keys() ^ have.keys() if name.split(".")[0] in ANOTHER}
         if not others and wanted.items() <= have.items():
             return cell, [name for name in have if name not in wanted]
@@ -79,10 +77,10 @@ def by_cell(runs, preset="paper"):
     """{cell: {seed: run}}. Added to a run that counts: kind, "full", "mini", or "changed", not exactly its entry. Where
     a cell has runs of its entry, changed ones are left out; several ways of changing it leave each other out."""
     found = {}
-    for seeds in by_identity(runs).values():
-        cell, changed = cell_of(next(iter(seeds.values())), preset)
+    for variant in variants_of(runs):
+        cell, changed = cell_of(variant, preset)
         if cell:
-            found.setdefault(cell, []).append((changed, seeds))
+            found.setdefault(cell, []).append((changed, variant.runs))
     cells = {}
     for cell, ways in found.items():
         counts = [way for way in ways if not way[0]] or ways * (len(ways) == 1)
@@ -259,10 +257,10 @@ def our_average(cells, row):
 
 NO_PAIR = "no full runs to compare"
 KERNEL_TASKS = ("image", "text", "pathx", "listops")
-# An arm: (table, approach) from scratch, the same after SPT.
-ARMS = {"Transformer": ((1, "Transformer"), (1, "Transformer + Masked SPT")),
-        "rotary": ((2, "Transformer + Rotary"), (2, "Transformer + Rotary + SPT")),
-        "S4": ((2, "S4"), (2, "S4 + SPT"))}
+# (table, approach) from scratch, the same after SPT.
+PAIRS = {"Transformer": ((1, "Transformer"), (1, "Transformer + Masked SPT")),
+         "rotary": ((2, "Transformer + Rotary"), (2, "Transformer + Rotary + SPT")),
+         "S4": ((2, "S4"), (2, "S4 + SPT"))}
 INITIALISATIONS = {name: ((7, name), (7, f"{name} + SPT"))
                    for name in ("S4", "DLR", "S4 + Rand Init", "DLR + Rand Init")}
 
@@ -287,7 +285,7 @@ def beside(cells, one, other, labels):
 
 
 def gap(cells, name, lower, upper):
-    """How far one arm lies above another, after SPT and from scratch."""
+    """How far one model lies above another, after SPT and from scratch."""
     labels = "after SPT", "from scratch", "change"
     return f"{name}: {beside(cells, (lower[1], upper[1]), (lower[0], upper[0]), labels)}"
 
@@ -296,7 +294,7 @@ def by_fraction(cells, task):
     """Figure 3: three of {share of the training examples in percent: {seed: value}} of S4: scores from scratch, after
     SPT, and the gain of SPT in percent of the score from scratch."""
     scratch, spt, gains = {}, {}, {}
-    for fraction in experiments.FRACTIONS:
+    for fraction in entries.FRACTIONS:
         share, cell = 100 * fraction, Cell(task, "s4", f"data{fraction}", "scratch")
         before, after = (scores(cells.get(cell._replace(start=start), {})) for start in ("scratch", "spt"))
         scratch[share], spt[share] = before, after
@@ -329,11 +327,11 @@ def claims(cells):
         budgets.append(f"{column.replace('_', ', ')}: {', '.join(map(signed, gains)) if any(gains) else NO_PAIR}")
     measured = {
         "SPT lifts Transformers most: gains in points":
-            [beside(cells, ARMS[name], ARMS["S4"], (name, "S4", "difference")) for name in transformers],
+            [beside(cells, PAIRS[name], PAIRS["S4"], (name, "S4", "difference")) for name in transformers],
         "masked and causal SPT are alike: points":
             [f"causal minus masked {signed(minus(causal, masked))}, over {len(tasks)} tasks" if masked else NO_PAIR],
         "the gap between Transformer and S4 shrinks: S4 minus Transformer in points":
-            [gap(cells, name, ARMS[name], ARMS["S4"]) for name in transformers],
+            [gap(cells, name, PAIRS[name], PAIRS["S4"]) for name in transformers],
         "initialisation matters less after SPT: own start minus random start in points":
             [gap(cells, name, INITIALISATIONS[f"{name} + Rand Init"], INITIALISATIONS[name]) for name in ("S4", "DLR")],
         "gains grow as data shrinks: relative gain of S4 in percent, by share of the data": fractions,
@@ -360,10 +358,10 @@ def paper_numbers(cells, number, approach):
 def figure1(plt, cells):
     """Transformer, rotary Transformer and S4 on Long Range Arena, from scratch and after SPT."""
     figure, axes = plt.subplots(3, 1, figsize=(8, 7.5), sharex=True)
-    for axis, arms in zip(axes, ARMS.values()):
-        bars(axis, CHANCE, [ours(cells, *approach) for approach in arms], CHANCE,
-             [paper_numbers(cells, *approach) for approach in arms])
-        axis.set_title(arms[0][1])
+    for axis, pair in zip(axes, PAIRS.values()):
+        bars(axis, CHANCE, [ours(cells, *approach) for approach in pair], CHANCE,
+             [paper_numbers(cells, *approach) for approach in pair])
+        axis.set_title(pair[0][1])
     return figure, "Figure 1: Long Range Arena"
 
 
@@ -371,14 +369,14 @@ def figure2(plt, cells):
     """Initialisations: averages over the tasks of table 7 that all approaches with any run have in common."""
     run = [approach for pair in INITIALISATIONS.values() for approach in pair if any(ours(cells, *approach).values())]
     tasks, averages = over_tasks(cells, *run)
-    found, arms, papers = dict(zip(run, averages)), ({}, {}), ({}, {})
+    found, variants, papers = dict(zip(run, averages)), ({}, {}), ({}, {})
     for name, pair in INITIALISATIONS.items():
-        for approach, arm, paper in zip(pair, arms, papers):
-            numbers, arm[name] = paper_numbers(cells, *approach), found.get(approach, {})
-            if numbers and arm[name]:
+        for approach, variant, paper in zip(pair, variants, papers):
+            numbers, variant[name] = paper_numbers(cells, *approach), found.get(approach, {})
+            if numbers and variant[name]:
                 paper[name] = statistics.mean(numbers[task] for task in tasks)
     figure, axis = plt.subplots(figsize=(7, 3.8))
-    bars(axis, INITIALISATIONS, arms, {}, papers)
+    bars(axis, INITIALISATIONS, variants, {}, papers)
     return figure, f"Figure 2: initialisations, average of {', '.join(tasks) or 'no task: none is common to all'}"
 
 
@@ -394,7 +392,7 @@ def figure3(plt, cells):
                           color=colour, linestyle=style, marker="o", markersize=3, capsize=2, label=label)
     for axis, label in zip(axes, ("test accuracy, %", "relative gain of SPT, %")):
         axis.set(xscale="log", xlabel="share of the training examples, %", ylabel=label)
-        shares = [100 * fraction for fraction in experiments.FRACTIONS]
+        shares = [100 * fraction for fraction in entries.FRACTIONS]
         axis.set_xticks(shares, [f"{share:g}" for share in shares])
         axis.minorticks_off()
     axes[1].axhline(0, color="black", linestyle=":")
@@ -486,23 +484,6 @@ def everything(args):
         draw_paper(number, cells, args.out / f"figure{number}.png", mini)
 
 
-def report(args):
-    """The same, then one HTML page that needs no other file: the figures first."""
-    everything(args)
-    page = ["<!doctype html><meta charset=utf-8><title>Never Train from Scratch</title>",
-            "<style>body { font: 14px sans-serif } td { border: 1px solid #ccc; padding: 3px 8px }</style>"]
-    for number in FIGURES:
-        picture = base64.b64encode((args.out / f"figure{number}.png").read_bytes()).decode()
-        page.append(f'<p><img src="data:image/png;base64,{picture}">')
-    for block in (args.out / "tables.md").read_text().replace("**", "").split("\n\n"):
-        if block.startswith("|"):
-            rows = [line.strip("|").replace("|", "<td>") for line in block.splitlines() if line[:4] != "|---"]
-            page.append("<table><tr><td>" + "\n<tr><td>".join(rows) + "</table>")
-        else:
-            page.append(f"<h2>{block[4:]}</h2>" if block.startswith("### ") else f"<p>{block}")
-    write(args.out / "report.html", lambda file: file.write("\n".join(page).encode()))
-
-
 def keep(args):
     """Into --out: every run as a line of runs.jsonl, those of figure 5 with their evaluations; kernels of figure 4 as
     kernels.npz. No weights."""
@@ -583,8 +564,8 @@ def state_of(folder):
 # ---- commands --------------------------------------------------------------------------------------------------------
 
 FIGURES = {1: figure1, 2: figure2, 3: figure3, 4: figure4, 5: figure5}
-COMMANDS = {"table": one, "figure": one, "all": everything, "report": report, "keep": keep, "readme": readme,
-            "compare": compare, "demo": demo, "own": own, "status": status}
+COMMANDS = {"table": one, "figure": one, "all": everything, "keep": keep, "readme": readme,
+            "compare": compare, "demo": report, "own": report, "status": status}
 
 
 def main(argv=None):

@@ -9,7 +9,7 @@ regression. Samples: random convolutions (ROCKET, Dempster et al. 2020), and rid
 finetune.py. Validation chooses how strongly the model is regularised; the test split is seen once. --out DIR writes
 result.json as finetune.py does, with start "baseline".
 """
-import quiet  # noqa: F401, first
+from files import Parser, read_json, write_json  # first: no traceback if Ctrl-C comes while the rest is imported
 
 import time
 from pathlib import Path
@@ -25,8 +25,11 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from data import UNEQUAL, Parser, open_task, read_json, write_json
-from run import between, environment, guarded
+from data import open_task
+from engine.flags import between
+from engine.folder import environment
+from engine.processes import guarded
+from tasks.own import UNEQUAL
 
 LONGEST = 5                                    # n-gram
 KERNELS = 1_000                                # random convolutions, two features each

@@ -12,7 +12,7 @@ R2 for regression. Validation chooses the checkpoint by it; the test split is ev
 checkpoint, and every test sequence counts. Loop, run directory, --resume and torchrun are as in stage 1, and so is the
 table of recipes.
 """
-import quiet  # noqa: F401, first
+from files import UserError, read_json  # first: no traceback if Ctrl-C comes while the rest is imported
 
 import os
 from pathlib import Path
@@ -22,10 +22,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data import UserError, open_task, read_json
+from data import open_task
+from engine.flags import arguments
+from engine.folder import read_checkpoint
+from engine.processes import guarded
+from engine.run import Run, learning_rate
 from models import HELPERS, MODELS, Backbone, Classifier, Joint, config, make_optimizer
 from pretrain import OBJECTIVES, spt_loss
-from run import Run, arguments, guarded, learning_rate, read_checkpoint
 
 # ---- Loss and score --------------------------------------------------------------------------------------------------
 
@@ -144,9 +147,9 @@ def make_model(args, task, run):
     if args.start == "joint":
         return Joint(backbone, outputs, args.pool, args.head, task.vocab if args.loss == "ce" else task.channels)
     model = Classifier(backbone, outputs, args.pool, args.head)
-    if args.start == "spt" and not run.resumes:
+    if args.start == "spt" and not run.folder.resumes:
         load_backbone(model, args, run.say)
-    elif args.start == "corpus" and not run.resumes:
+    elif args.start == "corpus" and not run.folder.resumes:
         MODELS[args.model].weights(model, task, args, run.say)
     if args.freeze:
         model.freeze()
@@ -170,7 +173,7 @@ def main(argv=None):
     run, objective = Run(args), OBJECTIVES[args.objective]
     task, train, val, test = open_task(args.task, args.data_dir, args.train_fraction, args.label_fraction, labels=True)
     score_name = "accuracy" if task.classes else "r2"
-    run.open(task, train)
+    run.open(task, train)                         # sets the number of steps; checks the run directory
     torch.manual_seed(args.seed)
     model = make_model(args, task, run).to(run.device)
     optimizer = make_optimizer(model, args.lr, args.wd)
@@ -188,7 +191,7 @@ def main(argv=None):
         return [part._replace(hidden=run.numbers(part.hidden))
                 for part in run.parts(whole, rows, mine, task.documents)]
 
-    @run.measured
+    @run.measured                                 # notes loss and gradient norm; with --compile a CUDA graph
     def learn(parts):
         """A step of the optimiser: the gradient of the loss of a whole batch, part by part."""
         if args.joint is not None:                # as in pretrain.py: hidden positions, on all processes
@@ -207,17 +210,17 @@ def main(argv=None):
         optimizer.step()
 
     # ---- training: evaluate, save, stop?, step, log -----------------------------------------------------------
-    for step in range(run.step, run.steps + 1):
+    for step in range(run.step, run.steps + 1):   # run.step: 0, or where a stopped run goes on
         if run.evaluates(step):
             loss, score, _ = evaluate(model, task, val, run)
-            run.evaluated(step, score, **{"val_loss": loss, f"val_{score_name}": score})
+            run.evaluated(step, score, **{"val_loss": loss, f"val_{score_name}": score})      # best.pt, last.pt
         if step == run.steps:
             break
 
         for group in optimizer.param_groups:      # scales each group's own rate: SSM parameters keep theirs
             group["lr"] = group["initial_lr"] * learning_rate(step, run.steps, args)
-        learn(run.begin(step, prepare))
-        run.stepped(step)
+        learn(run.begin(step, prepare))           # the prepared parts, on the device; dropout is seeded
+        run.stepped(step)                         # log line, checkpoint; ends here if a signal asked for it
 
     # ---- the test split, once, with the checkpoint that validation chose ---------------------------------------
     run.load_best()

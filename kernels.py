@@ -41,7 +41,6 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.bias import causal_lower_right
 
 # ---- 1  Recurrence and convolution -----------------------------------------------------------------------------------
 
@@ -454,6 +453,7 @@ def _attend(q, k, v, causal, mask):
     lq, lk = q.shape[-2], k.shape[-2]
     if causal and lq != lk:               # is_causal would align the first query with the first key instead
         if q.is_cuda and not torch.compiler.is_compiling():
+            from torch.nn.attention.bias import causal_lower_right     # imports the compiler: seconds
             mask = causal_lower_right(lq, lk)                          # tells the library; no mask of 67 MB
         else:
             mask = torch.ones(lq, lk, dtype=torch.bool, device=q.device).tril(lk - lq)   # (lq, lk)

@@ -32,6 +32,7 @@ from kernels import (attention, diagonal_kernel, fft_conv, hippo_nplr, inside, r
 # from. default: an ellipsis where a table of sizes must say. A number lies from least (1 if whole, else 0) to most. not
 # shown: among a model's sizes only where it is set. inherited: whether finetuning takes it over from pretraining.
 Key = namedtuple("Key", "kind default least most shown inherited", defaults=(..., None, 10**9, True, True))
+AT_ONCE = dict(cpu=2**22, cuda=2**25)      # values d l of the kernels made in one call; a GPU waits for each launch
 
 
 class SizeError(ValueError):
@@ -101,12 +102,8 @@ class Kernel(nn.Module):
         return self.make(*self.arguments(self), l)
 
 
-AT_ONCE = dict(cpu=2**22, cuda=2**25)      # values d l of the kernels made in one call; a GPU waits for each launch
-
-
 def make_kernels(kernels, l):
-    """The kernels of modules of one shape, (c, d, l) each, in one call. Large kernels are made in several calls, to
-    save memory."""
+    """The kernels (c, d, l) of modules of one shape, in one call; large ones in several, to save memory."""
     names = [*kernels[0]._parameters, *kernels[0]._buffers]
     most = AT_ONCE["cuda" if next(kernels[0].parameters()).is_cuda else "cpu"]
     many, made = max(1, most // (kernels[0].d * getattr(kernels[0], "length", l))), []

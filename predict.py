@@ -15,7 +15,8 @@ A file is .npz, .csv, .tsv, .ts or .txt as for `--task file:`, labels may be mis
 
 The run directory is all that is needed: best.pt holds how its data were normalised, its symbols and its classes.
 """
-import quiet  # noqa: F401, first
+# First, so that there is no traceback if Ctrl-C comes while the rest is imported.
+from files import Parser, UserError, reading, write_atomically
 
 import csv
 import io
@@ -31,11 +32,15 @@ import torch
 import torch.nn as nn
 from PIL import Image
 
-from data import (EOS, MASK, OWN_FILES, PAD, UNK, Parser, Split, UserError, as_stored, draw_example, encode,
-                  full_name, height, open_task, picture, read_file, reading, restored, write_atomically)
+from data import Split, open_task
+from engine.flags import between
+from engine.folder import read_checkpoint
+from engine.processes import guarded
 from models import MODELS, Backbone, Classifier, Denoiser, Joint, config
 from pretrain import OBJECTIVES
-from run import between, guarded, read_checkpoint
+from tasks import EOS, MASK, PAD, UNK, full_name, restored
+from tasks.own import OWN_FILES, as_stored, encode, read_file
+from tasks.picture import draw_example, height, picture
 
 # ---- A trained run ---------------------------------------------------------------------------------------------------
 
@@ -55,14 +60,13 @@ class Trained:
 
     def build(self, checkpoint):
         """The model of a checkpoint, with its weights."""
-        run, data_dir, saved = self.run, self.data_dir, checkpoint["config"]
+        run, saved = self.run, checkpoint["config"]
         self.saved = saved
         if saved["model"] not in MODELS:
             raise UserError(f"{run} was trained with --model {saved['model']}, which is not in zoo/ any more")
         if saved["objective"] not in OBJECTIVES:
             raise UserError(f"{run} was trained with --objective {saved['objective']}, which pretrain.py does not have")
-        # A run of an older version did not keep what it knew.
-        self.task = restored(checkpoint["task"]) if "task" in checkpoint else open_task(saved["task"], data_dir)[0]
+        self.task = restored(checkpoint["task"])
         task, objective = self.task, OBJECTIVES[saved["objective"]]
         self.names = np.array(task.names or [str(i) for i in range(task.classes)])
         if len(self.names) != task.classes:

@@ -14,9 +14,9 @@ For example, an expression of ListOps when its second and fifth symbols are hidd
     masked   input    [MAX  <mask> [MIN  2  <mask>  X   0   X  <eos>      predict 4 and 3, at their places
     causal   input    [MAX    4   [MIN   2     3    X   0   X  <eos>      predict 4, [MIN, 2, 3, X, 0, X, <eos>
 The result is a run directory with the weights that predicted the validation split best, `best.pt`. Hand it to
-`finetune.py --init`. Recipes are in recipes.py; flags and `Run`, all of a run that is not the method, in run.py.
+`finetune.py --init`. Recipes are in recipes.py; flags and `Run`, all of a run that is not the method, in engine/.
 """
-import quiet  # noqa: F401, first
+from files import UserError  # first: no traceback if Ctrl-C comes while the rest is imported
 
 from collections import namedtuple
 from typing import NamedTuple
@@ -25,10 +25,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data import MASK, UserError, open_task
+from data import open_task
+from engine.flags import arguments
+from engine.processes import guarded
+from engine.run import Run, kernel_maxima, learning_rate
 from kernels import inside, true_lengths
 from models import Backbone, Denoiser, at, config, make_optimizer
-from run import Run, arguments, guarded, kernel_maxima, learning_rate
+from tasks import MASK
 
 # ---- The objective ---------------------------------------------------------------------------------------------------
 
@@ -145,7 +148,7 @@ def main(argv=None):
     args = parse_args(argv)
     run, objective = Run(args), OBJECTIVES[args.objective]
     task, train, val, _ = open_task(args.task, args.data_dir, args.train_fraction)
-    run.open(task, train)
+    run.open(task, train)                         # sets the number of steps; checks the run directory
 
     # ---- model and optimiser: every process builds the same one --------------------------------------------------
     torch.manual_seed(args.seed)
@@ -154,22 +157,22 @@ def main(argv=None):
     model = Denoiser(backbone, task.vocab if args.loss == "ce" else task.channels).to(run.device)
     kernels_before = kernel_maxima(backbone, task.length)
     optimizer = make_optimizer(model, args.lr, args.wd)
-    forward = run.start(model, optimizer)
+    forward = run.start(model, optimizer)         # restores a stopped run; compiled or distributed, if asked for
 
     def prepare(step):
         """The parts of a step's batch, on the CPU, while the step before runs."""
         rows, mine = run.rows(step)               # examples of the whole batch; which of them are this process's
         batch = train.batch(rows[mine])
         inputs, targets, hidden = objective.pretext(args, task, batch, rows, mine, args.seed, step)
-        return [part._replace(hidden=run.numbers(part.hidden))
-                for part in run.parts(Denoising(inputs, batch.lengths, hidden, targets), rows, mine, task.documents)]
+        parts = run.parts(Denoising(inputs, batch.lengths, hidden, targets), rows, mine, task.documents)
+        return [part._replace(hidden=run.numbers(part.hidden)) for part in parts]             # (b, l) -> (m,)
 
-    @run.measured
+    @run.measured                                 # notes loss and gradient norm; with --compile a CUDA graph
     def learn(parts):
         """A step of the optimiser: the gradient of the loss of a whole batch, part by part."""
         n = run.total(sum((part.hidden >= 0).sum() for part in parts)).clamp(min=1)     # hidden, on all processes
         optimizer.zero_grad(set_to_none=True)
-        for part in run.exchange(parts):
+        for part in run.exchange(parts):          # processes add up their gradients in the last part
             with run.autocast():
                 prediction = forward(part.inputs, part.lengths, part.hidden)                  # (m, outputs)
             loss, _ = spt_loss(prediction, part.targets, part.hidden, args.loss)
@@ -177,19 +180,19 @@ def main(argv=None):
         optimizer.step()
 
     # ---- training: evaluate, save, stop?, step, log -----------------------------------------------------------
-    for step in range(run.step, run.steps + 1):
+    for step in range(run.step, run.steps + 1):   # run.step: 0, or where a stopped run goes on
         if run.evaluates(step):
             loss, score = validate(model, task, val, args, run)
-            run.evaluated(step, score, val_loss=loss, val_score=score)
+            run.evaluated(step, score, val_loss=loss, val_score=score)                        # best.pt, last.pt
         if step == run.steps:
             break
 
         for group in optimizer.param_groups:      # scales each group's own rate: SSM parameters keep theirs
             group["lr"] = group["initial_lr"] * learning_rate(step, run.steps, args)
-        learn(run.begin(step, prepare))
-        run.stepped(step)
+        learn(run.begin(step, prepare))           # the prepared parts, on the device; dropout is seeded
+        run.stepped(step)                         # log line, checkpoint; ends here if a signal asked for it
 
-    run.keep_kernels(kernels_before, task.length)
+    run.keep_kernels(kernels_before, task.length)                      # for figure 4
     run.finish(val_score=run.state["best"], score_is=(
         "accuracy on predicted positions" if args.loss == "ce" else "minus squared error on predicted samples"))
 

@@ -4,7 +4,7 @@
     --arch d=64,layers=3               changes sizes; every other flag changes the recipe
 
 These are the settings behind the paper's numbers. A first reading may skip the lower half, which looks lines up. An
-architecture of zoo/ brings tables of its own, without the column `model`.
+architecture of zoo/ brings tables of its own, without the column `model`, and a task may, without the column `task`.
 
 In all tables tasks and models are shell patterns, a|b stands for two rows, and the first row that matches counts. A
 dash means "not part of this". A model without rows of its own uses those of the model that it is `like` (models.py).
@@ -14,8 +14,9 @@ import fnmatch
 import functools
 import itertools
 
-from data import UserError
+from files import UserError
 from models import FEED_FORWARD, MODELS, Attention, SizeError, keys_of
+from tasks import TASKS
 
 # ---- Sizes -----------------------------------------------------------------------------------------------------------
 
@@ -85,7 +86,7 @@ file:*|ucr:*           dlr        3  64   128     - layer pre    0.001    0.1   
 # One line per (task, model, objective), for both stages, as the paper's tables 4 to 6 print it. A cell is
 # pretraining/finetuning/from scratch; with fewer values the last one serves the rest. A line whose lr is a dash there
 # does not count for that start. length: of the run, in epochs (50e) or steps (1300); the best checkpoint counts.
-# eval: steps between evaluations, by default an epoch. The masking ratio is the task's (data.py). Retrieval: a batch
+# eval: steps between evaluations, by default an epoch. The masking ratio is the task's (tasks/). Retrieval: a batch
 # counts pairs. Sources: the paper's tables 4 to 6 and appendix C.1; the official configurations where it is silent; Gu
 # et al. 2022 for S4 from scratch. Which cell comes from where, and the paper's gaps and misprints: results/recipes.md.
 RECIPES = """
@@ -186,9 +187,12 @@ def read_table(text):
 
 
 def rows(kind, *tables):
-    """The rows of these tables, then those of the tables of that kind (sizes, changes, recipes) that models bring."""
-    own = [row | {"model": name} for name, model in MODELS.items() for row in read_table(getattr(model, kind))]
-    return [row for text in tables for row in read_table(text)] + own
+    """The rows of these tables; before them those of that kind (sizes, recipes) that tasks bring, after them those of
+    models."""
+    field = "models" if kind == "sizes" else kind
+    of_tasks = [{"task": name} | row for name, task in TASKS.items() for row in read_table(getattr(task, field))]
+    of_models = [row | {"model": name} for name, model in MODELS.items() for row in read_table(getattr(model, kind))]
+    return of_tasks + [row for text in tables for row in read_table(text)] + of_models
 
 
 def matching(rows, model, **wanted):
@@ -284,6 +288,7 @@ def lacking(key, value):
     return " or ".join([f"a number from {least:g} to {key.most:g}", *words])
 
 
+SCHEDULES = dict(const="constant", cos="cosine", step="step")
 STAGES = dict(pretrain=0, spt=1, corpus=1, scratch=2, joint=2)       # of a cell; how a run starts
 
 
@@ -311,12 +316,55 @@ def recipe_line(name, task, model, objective, start):
     name = "/".join(values.pop(column) for column in ("task", "model", "objective"))
     length, objective = str(values.pop("length")), objective or line["objective"]
     values["epochs" if length.endswith("e") else "steps"] = int(length.removesuffix("e"))
-    values["schedule"] = {"const": "constant", "cos": "cosine", "step": "step"}[values["schedule"]]
+    values["schedule"] = SCHEDULES[values["schedule"]]
     values["eval_every"] = values.pop("eval", None)
     values["mask"] = task.mask
     values.setdefault("loss", "ce" if task.channels is None else "l1")
     values.setdefault("head", "pair" if task.documents == 2 else "linear")
     return name, objective, values
+
+
+COLUMNS = "objective loss pool head lr wd batch length warmup schedule".split()
+
+
+def check_sizes(model, sizes, whole=True):
+    """ValueError where sizes {key: value} do not fit the classes of a model; whole: or are not all that it needs."""
+    keys = keys_of(model, sizes.get("ffn", "dense"))
+    for key, value in sizes.items():
+        if key not in keys:
+            raise ValueError(f"no class of {model} declares {key} in its keys")
+        if value != keys[key].default and (wanted := lacking(keys[key], value)):
+            raise ValueError(f"{key} of {model} must be {wanted}, got {value}")
+    missing = {key for key in keys if keys[key].default is ...} - sizes.keys() - MODELS[model].extras.keys()
+    if whole and missing:
+        raise ValueError(f"sizes of {model} lack {' '.join(sorted(missing))}, and its key has no default")
+
+
+def check_recipes(name, text, first):
+    """ValueError where the recipes that a model or task brings lack a column, or a cell is no value of its flag. first:
+    of whose names the first column is, task or model."""
+    if text and (missing := {first, *COLUMNS} - {*text.strip().split("\n")[0].split()}):
+        raise ValueError(f"recipes of {name} lack {' '.join(sorted(missing))}")
+    for line in read_table(text):
+        for flag, part in ((flag, part) for flag in line for part in line[flag].split("/")):
+            value, wanted = number(part.removesuffix("e") if flag == "length" else part), None
+            if flag in ("lr", "wd", "batch", "length", "warmup") and isinstance(value, str) and part != "-":
+                wanted = "a number"
+            if flag == "schedule" and part not in SCHEDULES:
+                wanted = f"one of {' '.join(SCHEDULES)}"
+            if wanted:
+                raise ValueError(f"{flag} of {line[first]} must be {wanted}, got {part}")
+
+
+def check_tables(name, task):
+    """ValueError where the tables that a task brings do not fit the models that they name, all of which are loaded."""
+    check_recipes(name, task.recipes, "model")
+    for row in read_table(task.models):
+        named = fnmatch.filter(MODELS, row.get("model", "-"))
+        if not named:
+            raise ValueError(f"sizes of {name}: there is no model {row.get('model', '-')}")
+        for model in named:
+            check_sizes(model, {key: number(cell) for key, cell in row.items() if key != "model"})
 
 
 def halved(recipe):

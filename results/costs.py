@@ -25,10 +25,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import kernels
 from kernels import ceil_div, rotary_turns, two_levels
-from data import TASKS, Parser, UserError
+from engine.feed import Feed
+from engine.flags import between
+from engine.processes import guarded
+from files import Parser, UserError
 from models import AT_ONCE, MODELS, Backbone, Denoiser, SizeError, config, count, make_optimizer
 from recipes import arch, recipe_line
-from run import Run, between, guarded
+from tasks import TASKS
 from zoo.gpu_attention import many_blocks, near_attention
 
 # What its maker says of the GPU that costs are computed for: bytes, bytes a second, operations a second of matrix
@@ -180,14 +183,14 @@ def cost_of_step(c, batch, length, padded):
 
 
 def cost_on(task, model, batch):
-    """Cost of a training step on a task's batch as `Run` takes it: whole, or where lengths differ in parts of like
+    """Cost of a training step on a task's batch as `Feed` takes it: whole, or where lengths differ in parts of like
     length, without padding to speak of -> `Cost`; most: the sequences that fit into memory."""
     facts, sizes = TASKS[task], arch(task, model)
     c = config(sizes, SimpleNamespace(length=facts.length, vocab=256, channels=None), causal="pythia" in model)
     unequal, sequences = facts.channels is None or facts.ragged, batch * facts.documents
     whole = not unequal or sizes.get("norm") == "batch"
     length = facts.length if whole else MEAN_LENGTH.get(task, facts.length)
-    some = sequences if whole else min(sequences, max(1, Run.COSTLY * Run.positions // length))
+    some = sequences if whole else min(sequences, max(1, Feed.COSTLY * Feed.POSITIONS // length))
     one, two = (cost_of_step(c, n, length, unequal and whole) for n in (some, 2 * some))
     parts = sequences / some
     one.operations, one.flops = one.operations * math.ceil(parts), one.flops * parts

@@ -39,15 +39,17 @@ import torch.nn.functional as F
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "results")]
 
+import speed
 from costs import GPU, cost_of_step, stages
-from data import TASKS, Parser, UserError
-from kernels import (attention, diagonal_kernel, diagonal_kernel_naive, inside, padding_mask, s4_kernel,
-                     s4_kernel_naive)
+from engine.folder import environment
+from engine.graph import Recorded
+from engine.processes import guarded
+from files import Parser, UserError
+from kernels import attention, inside, padding_mask
 from models import MODELS, Backbone, Denoiser, SizeError, config, make_optimizer
 from pretrain import spt_loss
 from recipes import arch
-from run import Recorded, environment, guarded
-from speed import benchmark, random_dlr, random_s4
+from tasks import TASKS
 from zoo.gpu_attention import variable_length
 
 PAGE = """# On a GPU
@@ -233,8 +235,7 @@ def alike(first, *others):
 # ---- how fast it is --------------------------------------------------------------------------------------------------
 
 def kernels(device):
-    benchmark(s4_kernel, s4_kernel_naive, random_s4, 64, (1024, 16384, 65536), naive_up_to=1024)
-    benchmark(diagonal_kernel, diagonal_kernel_naive, random_dlr, 1024, (256, 1024, 16384), naive_up_to=256)
+    speed.main(up_to=1024)
     return True
 
 
@@ -301,34 +302,34 @@ def steps(device):
 
 def compiled(device):
     """Times of each form of a step, and how far a compiled backbone's outputs are from the eager ones."""
+    cuda = device.type == "cuda"
     print("ms of a training step: eager; with a compiled backbone; as a CUDA graph of that, as --compile has it. "
           "first: seconds of the first compiled step. error: of the compiled backbone's outputs, in evaluation.\n\n"
           "| task | model | eager | compiled | first | error | --compile |\n|---|---|---|---|---|---|---|")
-    for task, model in PAIRS[:6] if device.type == "cuda" else SMALL[:1]:
+    for task, model in PAIRS[:6] if cuda else SMALL[:1]:
         if late(25):
             break
         *_, denoiser, optimizer, inputs, step = training_step(task, model, device)
 
         def output():
-            with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                y = denoiser.eval()(*inputs).float()
+            denoiser.eval()
+            with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=cuda):
+                y = denoiser(*inputs).float()
             denoiser.train()
             return y
 
-        cells, before = [f"{milliseconds(step, device):.2f}"], output()
-        denoiser.backbone.body = torch.compile(denoiser.backbone.body,
-                                               backend="inductor" if device.type == "cuda" else "eager")
-        error, start = largest_error([output()], [before]), time.perf_counter()
+        cells, before, start = [f"{milliseconds(step, device):.2f}"], output(), time.perf_counter()
+        denoiser.backbone.body = torch.compile(denoiser.backbone.body, backend="inductor" if cuda else "eager")
+        error = largest_error([output()], [before])
         step()
         wait(device)
         first = time.perf_counter() - start
         cells += [f"{milliseconds(step, device):.2f}", f"{first:.0f}", f"{error:.0e}"]
-        if device.type == "cuda":
+        if cuda:
             graph = Recorded(step, optimizer)
             for _ in range(graph.WARM + 1):
                 graph()
             cells.append(f"{milliseconds(graph, device):.2f}")
-            del graph
         print(f"| {task} | {model} | {' | '.join(cells)} |")
         torch._dynamo.reset()
     return True
@@ -422,7 +423,7 @@ def main(argv=None):
     if len(names) > 1:
         good = [apart(name, names[i + 1:], args) for i, name in enumerate(names)]
     else:
-        warnings.filterwarnings("ignore", "Dynamo detected a call|Torchinductor does not support")      # as in run.py
+        warnings.filterwarnings("ignore", "Dynamo detected a call|Torchinductor does not support")      # engine/run.py
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
         good = [section(name, torch.device(args.device), args.out) for name in names]

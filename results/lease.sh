@@ -28,7 +28,7 @@ if [ "$1" = pack ]; then
     if [ $# -ge 3 ]; then cp "$3"/runs.tgz.* .lease || exit; fi
     "$python" - "data/$task" .lease/data.tar.xz <<'EOF' || exit
 import json, lzma, sys, tarfile
-from data import TASKS
+from tasks import TASKS
 sizes = json.load(open(f"{sys.argv[1]}/meta.json"))["sizes"]
 if sizes != list(TASKS[sys.argv[1].split("/")[1]].sizes):
     sys.exit(f"error: {sys.argv[1]} holds a part of the data, {sizes}; remove it and give another RAW")

@@ -9,7 +9,8 @@ from scipy.stats import ttest_ind_from_stats
 
 import baseline
 import data
-import verdict
+from compare import report
+from compare.reading import read_runs
 from test_own import finished, shown
 
 
@@ -180,8 +181,8 @@ def test_unequal_classes_are_judged_by_balanced_accuracy(tmp_path):
     assert "| s4 | 50.0 ± 0.0 (93.3) | 73.2 ± 0.0 (93.3) |" in text
     assert "- **s4 from scratch predicts one class alone** in 3 of 3 seeds." in text
     # Of two examples of a class one is found: sqrt(1/2 1/2 / 2 + 27/28 1/28 / 28) / 2 = 17.8 points.
-    assert verdict.size_error(*next((bed, [*bed.lines["s4"]["spt"].values()]) for bed in verdict.beds(
-        verdict.read_runs(tmp_path)).values())) == pytest.approx(17.8, abs=0.05)
+    assert report.size_error(*next((each, [*each.lines["s4"]["spt"].values()]) for each in report.comparisons(
+        read_runs(tmp_path)).values())) == pytest.approx(17.8, abs=0.05)
     assert "One test example is worth 1.8 to 25 points;" in text
     assert "**s4: cannot be told**: +23.2 points" in text
     assert "30 test examples alone move a difference by up to 34.8, so more seeds would not tell." in text
@@ -218,9 +219,9 @@ def test_one_seed_tells_nothing(tmp_path):
 @pytest.mark.parametrize("mean, deviation", [(1.0, 2.0), (0.4, 0.5), (3.0, 1.0)])
 def test_the_seeds_that_would_decide_are_those_of_a_t_test(mean, deviation):
     needed = next(k for k in range(4, 100) if ttest_ind_from_stats(mean, deviation, k, 0, deviation, k).pvalue < 0.05)
-    assert verdict.enough(mean, 0, 2 * deviation ** 2, 3) == needed
-    assert verdict.enough(mean, 0.5 * mean, 2 * deviation ** 2, 3) >= needed
-    assert verdict.enough(mean, 0, 1e9, 3) == "more than 100"
+    assert report.enough(mean, 0, 2 * deviation ** 2, 3) == needed
+    assert report.enough(mean, 0.5 * mean, 2 * deviation ** 2, 3) >= needed
+    assert report.enough(mean, 0, 1e9, 3) == "more than 100"
 
 
 def test_shortened_runs_are_a_table_of_their_own(tmp_path):
@@ -240,8 +241,8 @@ def test_the_figure_has_one_scale_of_gains_and_ends_at_100(tmp_path):
     finished(tmp_path / "one", "pretrain", "s4", 0, dict(val_score=1), 100, 60, task="file:one.npz")
     finished(tmp_path / "one", "spt", "s4", 0, 0.6, 100, 60, task="file:one.npz", init="s4-pretrain-s0-None")
     finished(tmp_path / "r2", "scratch", "s4", 0, dict(test_r2=0.5), 100, 60, task="file:r2.npz")
-    found = verdict.beds(verdict.read_runs(tmp_path))
-    axes = verdict.figure(plt, found)[0].axes
+    found = report.comparisons(read_runs(tmp_path))
+    axes = report.figure(plt, found)[0].axes
     lefts, rights = axes[::2], axes[1::2]
     titles = [axis.get_title(loc="left") for axis in lefts]
     by_title = dict(zip(titles, zip(lefts, rights)))

@@ -1,38 +1,41 @@
 """compare.py: what a run is, intervals against simulation, tables of any runs and of demos."""
 import json
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-import scipy.stats
 
-import compare
-import experiments
+from compare import reading, report
+from compare import statistics as stats
 from conftest import ROOT
-from data import UserError
+from experiments import commands, entries
+from files import UserError
 from models import MODELS
 from test_analyze import finetuned, put, run
+
+KEPT = ROOT / "results" / "architectures.jsonl"
 
 
 # ---- intervals -------------------------------------------------------------------------------------------------------
 
-def coverage(deviations, seeds, pick, tables=3000):
-    """Share of simulated tables whose interval of arm `pick` minus arm 0 holds the truth, 1.5."""
-    random, hit = np.random.default_rng(0), 0
+def coverage(deviations, seeds, tables):
+    """Of each arm but the first: the share of simulated tables whose interval of its gain over the first holds the
+    truth, 1.5 or a multiple."""
+    random, hits = np.random.default_rng(0), np.zeros(len(deviations))
     for _ in range(tables):
-        arms = {i: dict(enumerate((i == pick) * 1.5 + deviation * random.normal(size=seeds)))
+        arms = {i: dict(enumerate(i * 1.5 + deviation * random.normal(size=seeds)))
                 for i, deviation in enumerate(deviations)}
-        found, half = compare.gain(arms, pick, 0, compare.estimates(arms))
-        hit += abs(np.mean([*found.values()]) - 1.5) <= half
-    return hit / tables
+        found = stats.estimates(arms)
+        for i in range(1, len(arms)):
+            gains, half = stats.gain(arms, i, 0, found)
+            hits[i] += abs(np.mean([*gains.values()]) - i * 1.5) <= half
+    return hits[1:] / tables
 
 
 @pytest.mark.parametrize("arms, seeds", [(2, 3), (4, 3), (12, 3), (4, 5), (2, 10), (4, 12)])
 def test_intervals_hold_the_truth_in_95_of_100(arms, seeds):
     """Pooled over arms, and paired where seeds are many."""
-    assert abs(coverage([1.0] * arms, seeds, 1) - 0.95) < 0.01
+    assert abs(coverage([1.0] * arms, seeds, 6000 // arms).mean() - 0.95) < 0.01
 
 
 @pytest.mark.parametrize("deviations, least", [
@@ -40,53 +43,37 @@ def test_intervals_hold_the_truth_in_95_of_100(arms, seeds):
     ([1.0, 1.0, 1.0, 5.0], 0.85), ([1.0, 1.0, 1.0, 3.0], 0.85), ([0.3, 0.3, 1.0, 1.0], 0.86)])
 def test_intervals_where_arms_scatter_differently(deviations, least):
     """The worst pair of arms. Three seeds do not always show that one scatters three to five times as much."""
-    assert least < min(coverage(deviations, 3, pick, 1500) for pick in range(1, len(deviations)))
-
-
-def test_bartlett_is_that_of_scipy():
-    random = np.random.default_rng(0)
-    for sizes in ((3, 3), (3, 4, 5, 12), (2,) * 9):
-        arms = [[*random.normal(0, i + 1, n)] for i, n in enumerate(sizes)]
-        ours = compare.bartlett([compare.pooled([arm]) for arm in arms])
-        assert ours == pytest.approx(scipy.stats.bartlett(*arms).pvalue, rel=1e-9)
+    assert least < min(coverage(deviations, 3, 1500))
 
 
 def test_arms_that_scatter_alike_share_an_estimate():
     """Else each has its own, and so it is where seeds of an arm agree: at chance, say."""
     arms = {"a": {0: 1.0, 1: 2.0, 2: 3.0}, "b": {0: 5.0, 1: 6.0, 2: 7.0}}
-    found = compare.estimates(arms)
+    found = stats.estimates(arms)
     # t of 4 degrees of freedom, 2.776, times sqrt(1/3 + 1/3)
-    assert compare.gain(arms, "b", "a", found)[1] == pytest.approx(2.776 * (2 / 3) ** 0.5, 1e-3)
-    assert "which scatter alike, 1.0, pooled with 4 degrees of freedom." in compare.how_sure(arms, found)
+    assert stats.gain(arms, "b", "a", found)[1] == pytest.approx(2.776 * (2 / 3) ** 0.5, 1e-3)
+    assert "which scatter alike, 1.0, pooled with 4 degrees of freedom." in stats.how_sure(arms, found)
     for other in ({0: 1.0, 1: 99.0, 2: 50.0}, {0: 50.0, 1: 50.0, 2: 50.0}):
-        found = compare.estimates(arms | {"c": other})
+        found = stats.estimates(arms | {"c": other})
         assert found["a"] == (1.0, 2) and found["c"] == (np.var([*other.values()], ddof=1), 2)
-        assert "each row with its own standard deviation" in compare.how_sure(arms | {"c": other}, found)
-    assert compare.gain(arms | {"c": other}, "a", "c", found)[1] == pytest.approx(4.303 / 3 ** 0.5, 1e-3)
+        assert "each row with its own standard deviation" in stats.how_sure(arms | {"c": other}, found)
+    assert stats.gain(arms | {"c": other}, "a", "c", found)[1] == pytest.approx(4.303 / 3 ** 0.5, 1e-3)
 
 
 # ---- what a run is ---------------------------------------------------------------------------------------------------
 
-def kept():
-    for name in ("architectures", "own", "findings/runs"):
-        yield from compare.read_runs(ROOT / "results" / f"{name}.jsonl")
-
-
 def test_kept_runs_are_what_their_entries_say():
-    """Each of findings and architectures did what experiments.py has for its name."""
-    rows = [row for question in experiments.questions().values() for row in question.rows]
-    entries = {}
-    for row in [*rows, *experiments.demo("architectures")]:
-        for made in experiments.trained(row):
+    """Each of architectures did what its entry has for its name."""
+    wanted = {}
+    for row in entries.demo("architectures"):
+        for made in commands.trained(row):
             for each in filter(None, (made, made.first)):
                 name = "-".join(filter(None, (each.task, each.model, each.word, each.start)))
-                entries.setdefault(name, set()).add(compare.identity(experiments.record(each)))
-    checked = 0
-    for record in kept():
-        if ":" not in record["task"] and record.get("start") != "baseline":
-            assert compare.identity(record) in entries[record["run"].rsplit("-s", 1)[0]], record["run"]
-            checked += 1
-    assert checked > 1100
+                wanted.setdefault(name, set()).add(reading.identity(commands.record(each)))
+    kept = [record for record in reading.read_runs(KEPT) if record.get("start") != "baseline"]
+    for record in kept:
+        assert reading.identity(record) in wanted[record["run"].rsplit("-s", 1)[0]], record["run"]
+    assert len(kept) == 3 * len(wanted) == 261
 
 
 def test_two_runs_of_one_setting_are_an_error(tmp_path):
@@ -94,15 +81,15 @@ def test_two_runs_of_one_setting_are_an_error(tmp_path):
     finetuned(tmp_path, "a", 0.5)
     finetuned(tmp_path, "b", 0.6, changed={"lr": 0.1})
     finetuned(tmp_path, "c", 0.5, seconds=7.0)
-    assert [len(runs) for runs in compare.by_identity(compare.read_runs(tmp_path)).values()] == [1, 1]
+    assert [len(variant.runs) for variant in reading.variants_of(reading.read_runs(tmp_path))] == [1, 1]
     finetuned(tmp_path, "d", 0.7, commit="def")
     message = "/d are two runs of one setting and seed, which differ: commit abc and def, test_accuracy 0.5 and 0.7"
     with pytest.raises(UserError, match=message):
-        compare.by_identity(compare.read_runs(tmp_path))
+        reading.variants_of(reading.read_runs(tmp_path))
     finetuned(tmp_path / "other", "a", 0.5, seed=1, data=dict(labels=1))
     finetuned(tmp_path / "other", "b", 0.5, seed=2, data=dict(labels=2))
     with pytest.raises(UserError, match="trained on two sets called image: {'labels': 1} and {'labels': 2}"):
-        compare.by_identity(compare.read_runs(tmp_path / "other"))
+        reading.variants_of(reading.read_runs(tmp_path / "other"))
 
 
 # ---- compare ---------------------------------------------------------------------------------------------------------
@@ -296,65 +283,77 @@ def test_a_pretraining_run_elsewhere_is_found_by_its_path(tmp_path):
 
 # ---- demos -----------------------------------------------------------------------------------------------------------
 
+def rows_of(text):
+    """[[cell]] of all tables, without their heads."""
+    return [line[2:-2].split(" | ") for line in re.findall(r"^\|(?!---)(?! model \|).*", text, re.M)]
+
+
+def of_demo(root, name, model, start, value, task="text_demo", **more):
+    return finetuned(root, name, value, task=task, model=model, start=start, test_examples=2_000, val_accuracy=value,
+                     **more)
+
+
 def test_the_demo_from_part_of_its_runs(tmp_path):
     for model, start, seed, value in (
             ("transformer", "scratch", 0, .5), ("transformer", "spt", 0, .7), ("transformer", "scratch", 1, .5),
             ("s4", "scratch", 0, .8), ("s4", "spt", 0, .75)):
-        finetuned(tmp_path, f"{model}-{start}-{seed}", value, seed, "pathfinder_demo", model, start)
+        of_demo(tmp_path, f"{model}-{start}-{seed}", model, start, value, "pathfinder_demo", seed=seed)
     page = tmp_path / "page.md"
     page.write_text("<!-- demo:begin -->\n<!-- demo:end -->\n")
     done = run("demo", "--runs", tmp_path, "--figure", tmp_path / "demo.png", "--readme", page)
     assert done.returncode == 0 and (tmp_path / "demo.png").exists(), done.stderr
-    assert "| Pathfinder, scaled down | Transformer | 50.0 ± 0.0 | 70.0 | +20.0 | 1 |" in done.stdout
-    assert "| *gap, S4 minus Transformer* | +30.0 | +5.0 | | |" in done.stdout and "+20.0 | 1 |" in page.read_text()
+    found = {row[0]: row[1:4] for row in rows_of(done.stdout)}
+    assert found == {"transformer": ["50.0 ± 0.0", "70.0", "+20.0 (one seed)"], "s4": ["80.0", "75.0", "-5.0 (one seed)"]}
+    assert "**pathfinder_demo**" in done.stdout and rows_of(page.read_text()) == rows_of(done.stdout)
     assert "one answer for all" not in done.stdout               # an older folder has no run of baseline.py
 
 
 @pytest.mark.parametrize("models", [3, 8])
 def test_what_costs_nothing_stands_first_in_a_demo(models, tmp_path):
-    """In the table and as two lines in the figure, across bars or beside a line a model; with part of the labels it is
-    another model's."""
+    """In the table and as two lines across the figure; with part of the labels it is another model's."""
     names = ["transformer", "local", "mega", "s4", "s5", "lru", "sgconv", "rotary"][:models]
     for model in names:
         for start in ("scratch", "spt"):
-            finetuned(tmp_path, f"{model}-{start}", 0.6, task="text_demo", model=model, start=start)
+            of_demo(tmp_path, f"{model}-{start}", model, start, 0.6)
     for share in (None, 0.05):
-        finetuned(tmp_path, f"{share}-baseline", 0.7, task="text_demo", model="n-grams of 1 to 5", start="baseline",
-                  objective="none", changed={"label_fraction": share} if share else {}, constant_accuracy=0.52)
+        of_demo(tmp_path, f"{share}-baseline", "n-grams of 1 to 5", "baseline", 0.9 if share else 0.7, objective="none",
+                changed={"label_fraction": share} if share else {}, constant_accuracy=0.52)
     done = run("demo", "demo-text", "--runs", tmp_path, "--figure", tmp_path / "demo.png")
-    rows = [line.removeprefix("| Text (IMDb), 128 characters ") for line in done.stdout.splitlines() if line.startswith("| ")]
-    assert rows[1:3] == ["| *one answer for all* | 52.0 | | | |" + " |" * (models > 6),
-                         "| *linear: n-grams of 1 to 5* | 70.0 | | | |" + " |" * (models > 6)], done.stderr
-    assert len(rows) == 3 + models and f"{2 * models + 1} runs, seeds 0" in done.stdout
-    assert "1 runs there have other settings" in done.stdout
-    linear = dict(model="n-grams of 1 to 5", score=70.0, constant_accuracy=0.52)
-    arms = [{name: {0: 60.0} for name in names}] * 2
+    rows = rows_of(done.stdout)
+    assert [row[:2] for row in rows[:2]] == [["*one answer for all*", "52.0"], ["*linear: n-grams of 1 to 5*", "70.0"]]
+    assert {row[0] for row in rows[2:]} == {*names} and len(rows) == 2 + models and "90.0" not in done.stdout
+    assert f"{2 * models + 1} runs, seeds 0" in done.stdout
     plt = pytest.importorskip("matplotlib.pyplot")
-    for free in ([], compare.costs_nothing(linear)):
-        [axis] = compare.figure_of_demo(plt, names, arms, free).axes
-        found = {line.get_label(): line.get_data()[models <= 6] for line in axis.lines if line.get_label()[0] != "_"}
-        assert found == {name: [score] * 2 for _, name, _, score in free}
-        plt.close()
+    left, _ = report.figure(plt, report.comparisons(reading.read_runs(tmp_path)))[0].axes
+    found = {line.get_label(): line.get_xdata() for line in left.lines if line.get_label()[0] != "_"}
+    assert found == {"one answer for all": [52, 52], "linear model": [70, 70]}
+    plt.close("all")
 
 
 def test_many_models_are_sorted_by_their_gain(tmp_path):
-    """run_all.sh demo: no line for a gap between two of them; models that are half done come last. What
-    is no run of the demo, a fork's say, is neither in it nor in its caption."""
+    """Models that are half done come last. What is no run of the demo, a fork's say, has a row of its own, which says
+    what differs; no other number changes with it."""
     for i, model in enumerate(("transformer", "local", "mega", "s4", "s5", "lru", "sgconv", "gone")):
-        finetuned(tmp_path, f"{model}-scratch", 0.5 + 0.01 * i, task="text_demo", model=model)
+        of_demo(tmp_path, f"{model}-scratch", model, "scratch", 0.5 + 0.01 * i)
         if model not in ("mega", "gone"):
-            finetuned(tmp_path, f"{model}-spt", 0.6 - 0.02 * i, task="text_demo", model=model, start="spt")
-    put(tmp_path, "s5-pretrain", task="text_demo", model="s5", val_score=0.447)
-    finetuned(tmp_path, "fork", 0.9, task="text_demo", changed={"optimizer": "muon"})
-    done = run("demo", "demo-text", "--runs", tmp_path, "--figure", tmp_path / "demo.png")
-    rows = [line[2:].split(" | ")[0] for line in done.stdout.splitlines() if line.startswith("| ")]
-    assert rows[1:] == ["Transformer", "Local attention", "S4", "S5", "LRU", "SGConv", "MEGA"], done.stderr
-    assert "| S5 | 54.0 | 52.0 | -2.0 | 1 | 44.7 |" in done.stdout
-    assert "| LRU | 55.0 | 50.0 | -5.0 | 1 | – |" in done.stdout
-    assert ("Standard deviation over 6 models: 2.3 (from 50.0 to 56.0) from scratch, 4.6 (from 48.0 to 60.0) after SPT."
-            ) in done.stdout
-    assert "2 runs there have other settings: python analyze.py compare" in done.stdout
-    assert (tmp_path / "demo.png").exists()
+            of_demo(tmp_path, f"{model}-spt", model, "spt", 0.6 - 0.02 * i, init=f"x/{model}-pretrain")
+            put(tmp_path, f"{model}-pretrain", task="text_demo", model=model, val_score=0.447,
+                score_is="accuracy of hidden symbols" if model == "s5" else "minus squared error")
+
+    def told():
+        done = run("demo", "demo-text", "--runs", tmp_path, "--figure", tmp_path / "demo.png")
+        assert done.returncode == 0 and (tmp_path / "demo.png").exists(), done.stderr
+        return done.stdout, {row[0]: row[1:-1] for row in rows_of(done.stdout)}
+
+    text, rows = told()
+    assert [*rows] == ["transformer", "local", "s4", "s5", "lru", "sgconv", "gone", "mega"]
+    assert rows["s5"] == ["54.0", "52.0", "-2.0 (one seed)", "44.7"]
+    assert rows["lru"] == ["55.0", "50.0", "-5.0 (one seed)", "–"]
+    sentence = "Standard deviation over 6 models: 2.3 (from 50.0 to 56.0) from scratch, 4.6 (from 48.0 to 60.0) after SPT."
+    assert sentence in text
+    of_demo(tmp_path, "fork", "s4", "scratch", 0.9, changed={"optimizer": "muon"})
+    text, more = told()
+    assert more == rows | {"s4, optimizer=muon": ["90.0", "–", "–", "–"]} and sentence in text
 
 
 def test_the_rates_of_architectures_are_the_best_that_were_tried():
@@ -364,19 +363,17 @@ def test_the_rates_of_architectures_are_the_best_that_were_tried():
         cells = line.strip("| ").split(" | ")
         if len(cells) == 10 and cells[0] in MODELS:
             chosen[cells[0]] = [("1e-3", "3e-3", "9e-3")[i % 3] for i, cell in enumerate(cells[1:]) if "**" in cell]
-    assert chosen == experiments.RATES and set(compare.MODEL_NAMES) == set(chosen) <= set(MODELS)
+    assert chosen == entries.RATES and set(chosen) == {model for model in MODELS if "pythia" not in model}
 
 
-def test_the_first_look_is_that_of_its_kept_runs(tmp_path):
-    """The page's table and caption, and its rank correlations."""
+def test_the_first_look_is_that_of_its_kept_runs(tmp_path, monkeypatch, capsys):
+    """The page's table, caption and verdict, and its rank correlations."""
     page = (ROOT / "results" / "architectures.md").read_text()
-    done = run("demo", "--runs", ROOT / "results" / "architectures.jsonl", "--figure", tmp_path / "architectures.png")
-    printed = done.stdout.split("\n\n" + str(tmp_path))[0].strip()
-    assert printed.count("\n| ") == 2 + len(compare.MODEL_NAMES) + len(experiments.STRUCTURED), done.stderr
+    done = run("demo", "--runs", KEPT, "--figure", tmp_path / "architectures.png")
+    printed = done.stdout.split(f"\n\n{tmp_path}")[0].strip()
+    assert len(rows_of(printed)) == 2 + len(entries.RATES) + len(entries.STRUCTURED), done.stderr
     assert printed in page
-    snippet = re.search("```python\n(.*?)```", page, re.S)[1]
-    shown = subprocess.run([sys.executable, "-c", snippet], cwd=ROOT, capture_output=True, text=True).stdout
-    assert re.findall(r"0(\.\d+)", shown) == [".77", ".75", ".95"]
+    monkeypatch.chdir(ROOT)
+    exec(re.search("```python\n(.*?)```", page, re.S)[1], {})
+    assert re.findall(r"0(\.\d+)", capsys.readouterr().out) == [".77", ".75", ".95"]
     assert ".77 between" in page and ".75 and .95" in page
-
-

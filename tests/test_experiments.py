@@ -1,11 +1,9 @@
-"""experiments.py and run_all.py: an entry becomes commands; chains run, fail, are killed and stopped."""
+"""experiments/: an entry becomes commands; chains run, fail, are killed and stopped."""
 import json
-import math
 import os
 import pty
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,31 +12,26 @@ from pathlib import Path
 
 import pytest
 
-import experiments
-import run_all as runner
-from conftest import ROOT
-from data import TASKS
+from conftest import call, scripts
+from experiments import commands, entries, running
 from finetune import parse_args as second
 from pretrain import parse_args as first
-from test_analyze import listed, run_all
+from test_analyze import listed
 
-ENTRIES = {**experiments.paper(), **{f"mini {name}": rows for name, rows in experiments.paper("mini").items()},
-           **{f"findings{n}": question.rows for n, question in experiments.questions().items()},
-           **{name: experiments.demo(name) for name in experiments.DEMOS},
-           "demo of any model": experiments.demo("demo", "mamba lru")}
+ENTRIES = {**entries.paper(), **{f"mini {name}": rows for name, rows in entries.paper("mini").items()},
+           **{name: entries.demo(name) for name in entries.DEMOS},
+           "demo of any model": entries.demo("demo", "mamba lru")}
 
 
 @pytest.mark.parametrize("target", ENTRIES)
 def test_what_a_command_trains_is_what_its_entry_says(target, tmp_path, monkeypatch):
     """Each command, parsed as its stage parses it, differs from the recipe in what `record` says, by which tables find
-    the run. Flags of the forks, which only their patches know, are left out of both."""
+    the run."""
     monkeypatch.chdir(tmp_path)
     for row in ENTRIES[target]:
-        for run in experiments.trained(row):
-            if any(flag in f"{run.flags} {run.first and run.first.flags} " for flag in experiments.FORKED):
-                continue
-            wanted, found = experiments.record(run), None
-            for command in experiments.commands([run.first, run] if run.first else [run], 3, "runs/x"):
+        for run in commands.trained(row):
+            wanted, found = commands.record(run), None
+            for command in commands.commands([run.first, run] if run.first else [run], 3, "runs/x"):
                 _, script, *words = shlex.split(command)
                 found = (first if script == "pretrain.py" else second)(words)
                 if script == "pretrain.py":
@@ -55,22 +48,8 @@ def test_what_a_command_trains_is_what_its_entry_says(target, tmp_path, monkeypa
 def test_no_run_is_in_two_chains():
     """Of one seed, side by side: they would write one folder."""
     for target, rows in ENTRIES.items():
-        outs = re.findall(r"--out (\S+)", " ".join(" ".join(chain) for chain in experiments.chains(rows, 0, "runs")))
+        outs = re.findall(r"--out (\S+)", " ".join(" ".join(chain) for chain in commands.chains(rows, 0, "runs")))
         assert len(set(outs)) == len(outs), target
-
-
-@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6, 7, 8])
-def test_validation_has_ten_checkpoints_of_each_arm_to_choose_from(number):
-    """But for the runs that `architectures` made. Few labels are soon known by heart: there every arm has one after 50
-    steps already."""
-    for row in experiments.questions()[number].rows:
-        for run in experiments.trained(row):
-            if "rated" not in run.word:
-                given = experiments.given(run.flags)
-                objective = experiments.record(run)["objective"]
-                recipe = runner.recipe_line(run.task, TASKS[run.task], run.model, objective, run.start)[2]
-                wanted = 50 if re.match("[lf]0", run.word) else given.get("steps", recipe["steps"]) / (20 if run.start == "joint" else 10)
-                assert given["eval_every"] == wanted, run
 
 
 # ---- run_all.sh ------------------------------------------------------------------------------------------------------
@@ -123,33 +102,12 @@ def test_a_setting_has_one_name_whichever_sweep_asks_for_it():
     assert len(lines) == 1 and "pretrain.py --task text_demo --model s4 --lr 0.01 " in lines[0]
 
 
-def test_forecast(tmp_path, monkeypatch):
-    """From scratch 6,000 steps of 100 ms, 10 minutes, and 4,000 of 50 ms, 3:20; SPT takes as long, in two halves, one of
-    which is finished; two chains side by side."""
-    monkeypatch.chdir(tmp_path)
-    by_seed = {"0": experiments.chains(experiments.demo("demo"), "0", "runs")}
-    assert runner.forecast(by_seed, 2) is None
-    for model, total, pace in (("transformer", 6000, 100), ("s4", 4000, 50)):
-        folder = tmp_path / "runs" / f"pathfinder_demo-{model}-scratch-s0"
-        folder.mkdir(parents=True)
-        records = dict(kind="start", step=0, total=total), dict(kind="train", step=200, loss=0.25, ms_per_step=pace)
-        (folder / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    done = tmp_path / "runs" / "pathfinder_demo-transformer-pretrain-s0"
-    done.mkdir()
-    (done / "result.json").write_text("{}")
-    assert runner.forecast(by_seed, 2) == math.ceil(1.15 * (10 + 10 / 2 + 10 / 3 * 2) / 2)
-
-
 def stand_in_for_python(folder, more=""):
     """A `python` that runs nothing: it notes what it was asked for and on which GPU, and makes a run's result.json."""
     stub = folder / "bin" / "python"
     stub.parent.mkdir(parents=True)
-    for path in [ROOT / "run_all.sh", *ROOT.glob("*.py"), *ROOT.glob("zoo/*.py")]:
-        place = folder / path.relative_to(ROOT)
-        place.parent.mkdir(exist_ok=True)
-        shutil.copy(path, place)
     stub.write_text(f"""#!/usr/bin/env bash
-if [ "$1" = ./run_all.py ]; then exec {sys.executable} "$@"; fi
+if [ "$1" = -m ]; then exec {sys.executable} "$@"; fi
 if [ "$1" = analyze.py ]; then echo "$*" >> analyses.txt; exit; fi
 [ "$1" = data.py ] || echo "$CUDA_VISIBLE_DEVICES $*" >> calls.txt
 {more}
@@ -159,7 +117,14 @@ mkdir -p "${{@: -1}}"; touch "${{@: -1}}/result.json"
     stub.chmod(0o755)
 
 
-def test_what_fails_does_not_stop_the_others(tmp_path):
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """here(*words): run_all.sh, with the `python` that stands in."""
+    monkeypatch.setattr(running, "ROOT", tmp_path)
+    return lambda *words: call("run_all.sh", *words, JOBS=2, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+
+def test_what_fails_does_not_stop_the_others(here, tmp_path):
     """Chains run on two GPUs. One task has no data; one chain fails, another beside its old result: all others are
     made, exit code and lines tell."""
     stand_in_for_python(tmp_path, """
@@ -168,7 +133,7 @@ if [[ $* == *"pretrain.py"*"--model dlr "*"--seed 1"* ]]; then echo "stub: no me
 if [[ $* == *"--model s4 "*"-scratch-s2" ]]; then
     mkdir -p "${@: -1}"; touch "${@: -1}/result.json"; echo "error: lr"; exit 2
 fi""")
-    done = run_all("table7", "--tasks", "text,image", "--gpus", "3,5", folder=tmp_path)
+    done = here("table7", "--tasks", "text,image", "--gpus", "3,5")
     assert done.returncode == 1 and "error: some runs are missing" in done.stderr
     assert "error: no data for image; its runs are left out" in done.stderr
     failed = {line.split()[1]: line for line in done.stderr.splitlines() if "did not finish" in line}
@@ -178,19 +143,20 @@ fi""")
     calls = (tmp_path / "calls.txt").read_text().splitlines()
     assert {call.split()[0] for call in calls} == {"3", "5"}
     assert len(calls) == 4 * 3 * 3 - 1                                # the failed chain's second stage is not tried
-    done = run_all("table7", "--tasks", "image", folder=tmp_path)
+    done = here("table7", "--tasks", "image")
     assert done.returncode == 1 and done.stderr.endswith("error: nothing is left to run\n")
 
 
-def test_raw_is_for_what_official_files_hold(tmp_path):
-    """The questions of findings mix reviews, which --raw gives, with a generated task, which no --raw could."""
+def test_raw_is_for_what_official_files_hold(here, tmp_path, monkeypatch):
+    """A sweep may mix reviews, which --raw gives, with a generated task, which no --raw could."""
     stand_in_for_python(tmp_path, '[ "$1" != data.py ] || echo "$*" >> prepared.txt')
-    run_all("findings1", "--raw", ".", "--seeds", "0", folder=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    here("sweep", "--tasks", "text256,pathfinder_demo", "--models", "s4", "--raw", ".", "--seeds", "0")
     assert (tmp_path / "prepared.txt").read_text().splitlines() == [
         "data.py --task pathfinder_demo", f"data.py --task text256 --raw {tmp_path}"]
 
 
-def test_killed_runs_are_made_again(tmp_path):
+def test_killed_runs_are_made_again(here, tmp_path):
     """Half of a demo's runs are killed as `kill -9` does: the same command, until it reports success, makes them all.
     Its table is shown after each seed."""
     wanted = set(re.findall(r"--out (\S+)", "\n".join(listed("demo-init"))))
@@ -199,7 +165,7 @@ name=$(basename "${@: -1}") sum=$(cksum <<< "$name")
 if [ "$1" != data.py ] && [ $((${sum%% *} % 2)) = 0 ] && [ ! -e "shot-$name" ]; then
     touch "shot-$name"; kill -9 $$
 fi""")
-    tries = [run_all("demo-init", folder=tmp_path) for _ in range(3)]          # first stages, second stages, then all
+    tries = [here("demo-init") for _ in range(3)]          # first stages, second stages, then all
     assert [done.returncode for done in tries] == [1, 1, 0] and len(list(tmp_path.glob("shot-*"))) > 6
     assert {str(path.parent.relative_to(tmp_path)) for path in tmp_path.glob("runs/**/result.json")} == wanted
     assert tries[2].stdout == "demo-init took 0 minutes\n"
@@ -209,9 +175,10 @@ fi""")
 
 
 @pytest.mark.parametrize("target, how, code", [("demo", "ctrl-c", 130), ("table7", "kill", 143)])
-def test_stopping_stops_the_runs(target, how, code, tmp_path):
+def test_stopping_stops_the_runs(target, how, code, here, tmp_path):
     """Ctrl-C in a terminal, or `kill` of the script alone: what runs is stopped, and nothing is started after it. A
     second run_all.sh on the same runs is refused until then."""
+    scripts(tmp_path)
     stand_in_for_python(tmp_path, '[ "$1" = data.py ] || [ "$1" = baseline.py ] || exec sleep 30.25')
     calls = tmp_path / "calls.txt"
     pid, terminal = pty.fork()
@@ -222,7 +189,7 @@ def test_stopping_stops_the_runs(target, how, code, tmp_path):
                    os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "JOBS": "2"})
     while not calls.exists() or calls.read_text().count("--resume") < 2:
         time.sleep(0.1)
-    assert "another run_all.sh works on runs/" in run_all(target, folder=tmp_path).stderr
+    assert "another run_all.sh works on runs/" in here(target).stderr
     if how == "ctrl-c":
         os.write(terminal, b"\x03")
     else:

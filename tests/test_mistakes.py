@@ -1,15 +1,12 @@
 """What a user can do wrong, over all commands: each is one line that names the mistake, with exit code 2, and writes
 nothing."""
-import contextlib
-import io
 import json
 import os
 import re
 import shutil
 import subprocess
-import sys
 import zipfile
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -19,17 +16,18 @@ import analyze
 import data
 import finetune
 import pretrain
-from conftest import ROOT
-from test_analyze import put, run_all
-from test_runs import SIZES, contents, elsewhere, flags, mistake, opened  # noqa: F401, two are fixtures
+from conftest import ROOT, call
+from experiments import running
+from test_analyze import put
+from test_runs import SIZES, contents, elsewhere, flags, opened  # noqa: F401, elsewhere is a fixture
 
 DAMAGES = "missing", "cut", "pickle", "other", "flip", "deep"
 BASE, INIT = "--task listops --model s4 ", "--init pt --batch 8 "
 RESUME = BASE + f"--arch {SIZES['s4']} --steps 2 --batch 8 --eval-every 2 --out pt --resume"
 MISTAKES = [                      # words before the flags: environment, or damage done to a file of the run `pt`
-    ("pretrain --model s4", "--task is missing; one of: listops"),
+    ("pretrain --model s4", "--task is missing; one of: bidmc_hr"),
     ("finetune --task listops", "--model is missing; one of: transformer"),
-    ("pretrain --task nothing --model s4", "no task 'nothing'; the tasks are: listops"),
+    ("pretrain --task nothing --model s4", "no task 'nothing'; the tasks are: bidmc_hr"),
     ("finetune --task listops --model nothing", "--model nothing is unknown; one of: transformer"),
     ("pretrain " + BASE + "--lr nan", "--lr: must be at least 0, got nan"),
     ("pretrain " + BASE + "--seed 9223372036854775808", "--seed: must be"),
@@ -70,7 +68,7 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("finetune other:best.pt " + INIT, "config.json is not that of its best.pt: arch = "),
     ("pretrain " + BASE + "--arch ffn_share=0.3", "s4 on listops has no ffn_share; it has: dropout"),
     ("pretrain --task listops --model rotary --arch ffn_share=0.3", "it comes with ffn=lowrank or blockdense"),
-    ("pretrain --sample pt", "python predict.py pt"), ("predict nowhere", "nowhere has no best.pt; predict.py wants"),
+    ("pretrain --sample pt", "unrecognized arguments: --sample pt"), ("predict nowhere", "nowhere has no best.pt; predict.py wants"),
     ("predict pt", "pt has objective masked; to continue a sequence"), ("predict pt --promt x", "unrecognized arguments"),
     ("predict pt --input own/whole.npz", "samples, where the model reads symbols"),
     ("predict pt --input own/text.csv", "pt was pretrained and knows no labels; finetune.py --init pt adds"),
@@ -96,7 +94,7 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("finetune --task file:none.npz --model s4", "none.npz is not a file, or not there"),
     ("pretrain --task file:own/once.npz --model s4", "example 3 (counted from 0): class c has one example (a header?"),
     ("pretrain --task ucr:A/B --model s4", "no task 'ucr:A/B'; the tasks are"),
-    ("data --task patx", "pathx256"), ("data", "--task is missing; the tasks are: listops"),
+    ("data --task patx", "pathx256"), ("data", "--task is missing; the tasks are: bidmc_hr"),
     ("data --tsk text", "unrecognized arguments: --tsk text"),
     ("data --task listops_demo --workers 0", "at least 1"), ("data --task text --seed 1", "leave"),
     ("data --task image --raw nowhere", "not a folder"), ("data --task image --show a.jpeg2", ".png"),
@@ -193,12 +191,10 @@ MISTAKES = [                      # words before the flags: environment, or dama
       for how in ("list", "text", "number", "fields", "deep", "steps")),
     *((f"predict {how}:ft/result.json ft", "result.json is missing or damaged: it is no record")
       for how in ("list", "text", "number", "fields")),
-    *((f"data {how}:data/listops_demo/meta.json --task listops_demo", "listops_demo is damaged: its arrays are not those")
-      for how in ("length", "classes", "channels", "names", "sizes")),
-    ("data mean:data/listops_demo/meta.json --task listops_demo", "damaged: could not convert string to float: 'x'"),
+    ("data sizes:data/listops_demo/meta.json --task listops_demo", "listops_demo is damaged: its arrays are not those"),
     ("data found:data/listops_demo/meta.json --task listops_demo", "damaged: 'list' object has no attribute 'items'"),
     *((f"data {how}:data/listops_demo/val_{array}.npy --task listops_demo", "listops_demo is damaged: ")
-      for how, array in (("cut", "x"), ("floats", "x"), ("twice", "x"), ("twice", "y"), ("floats", "offsets"))),
+      for how, array in (("cut", "x"), ("twice", "y"))),
     ("data --list", "meta.json is damaged: KeyError 'task'"),
     ("analyze figure 4 --runs kept", "kernels.npz is damaged: all input arrays must have the same shape"),
     ("analyze cut:kept/k/kernels.npz figure 4 --runs kept", "kernels.npz is damaged: File is not a zip file"),
@@ -209,7 +205,7 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("data --task file:own/whole.npz --show pictures.png", "--show 'pictures.png': give a file name"),
     ("run_all JOBS=abc demo", "JOBS must be a number of runs side by side, got 'abc'"),
     ("run_all demo --seeds 9223372036854775808", "--seeds: must be numbers of at most 18 digits"),
-    *((f"costs {task}", f"no task '{task}'; one of: listops") for task in ("nothing", "file:own/whole.npz", "ucr:FordA")),
+    *((f"costs {task}", f"no task '{task}'; one of: bidmc_hr") for task in ("nothing", "file:own/whole.npz", "ucr:FordA")),
     (f"costs text {2**70}", "length: must be between 1 and")]
 
 
@@ -263,13 +259,11 @@ JSON = dict(list=[], text="x", number=5, fields={}, words=dict(kind="train", ste
 EDITS = dict(                     # what an editor changes in a JSON object, a checkpoint or an array
     arch=lambda it: it.update(arch="x"), model=lambda it: it.update(model=5), changed=lambda it: it.update(changed=[1]),
     steps=lambda it: it.pop("steps"),
-    length=lambda it: it["found"].update(length=5), classes=lambda it: it["found"].update(classes=3),
-    channels=lambda it: it["found"].update(channels=1), names=lambda it: it["found"].update(names=["a"]),
-    mean=lambda it: it["found"].update(mean="x"), found=lambda it: it.update(found=[]),
-    sizes=lambda it: it.update(sizes=[23, 9, 7]), bare=lambda it: it.update(model=None),
+    found=lambda it: it.update(found=[]), sizes=lambda it: it.update(sizes=[23, 9, 7]),
+    bare=lambda it: it.update(model=None),
     stateless=lambda it: it.update(state={}), still=lambda it: it.pop("optimizer"),
     worded=lambda it: it["state"].update(step="x"), sizeless=lambda it: it["config"].pop("arch"),
-    floats=lambda it: it + 0.5, twice=lambda it: np.concatenate([it, it]))
+    twice=lambda it: np.concatenate([it, it]))
 
 
 def edited(how, path):
@@ -309,9 +303,7 @@ def runs(tmp_path_factory):
             patch.setattr(stage, "open_task", opened)
             stage.main(flags(folder / out, model=model, log_every=None, warmup=None, steps=2, eval_every=2))
     own_files(folder / "own")
-    for path in (ROOT / "run_all.sh", *ROOT.glob("*.py")):
-        shutil.copy(path, folder)
-    shutil.copytree(ROOT / "zoo", folder / "zoo", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "data.py").symlink_to(ROOT / "data.py")                 # which run_all.sh calls
     data.prepare("listops_demo", str(folder / "data"), (24, 9, 7), workers=1)
     (folder / "data" / "file-x").mkdir()
     (folder / "data" / "file-x" / "meta.json").write_text("{}")
@@ -322,24 +314,10 @@ def runs(tmp_path_factory):
     return folder
 
 
-def outcome(script, words, mistake):
-    """-> what a command prints to say what is wrong."""
-    if script in ("pretrain", "finetune", "predict", "costs"):
-        return mistake(script, words)
-    if script == "run_all":
-        done = run_all(*words, folder=Path.cwd(), **{name: os.environ[name] for name in os.environ.keys() & {"JOBS"}})
-        assert done.returncode == 2
-        return done.stderr
-    with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.redirect_stdout(io.StringIO()):
-        code = dict(data=data, analyze=analyze)[script].main(words)
-    assert code == 2
-    return err.getvalue()
-
-
 @pytest.mark.parametrize("command, words", MISTAKES)
-def test_a_mistake_is_one_line_and_leaves_nothing_behind(command, words, runs, mistake, monkeypatch,  # noqa: F811
-                                                         tmp_path):
-    shutil.copytree(runs, tmp_path, dirs_exist_ok=True)
+def test_a_mistake_is_one_line_and_leaves_nothing_behind(command, words, runs, monkeypatch, capfd, tmp_path):
+    shutil.copytree(runs, tmp_path, symlinks=True, dirs_exist_ok=True)
+    monkeypatch.setattr(running, "ROOT", tmp_path)
     script, *rest = command.split()
     argv = ["--data-dir", "."] if script in ("pretrain", "finetune", "predict") else []
     for word in rest:
@@ -350,8 +328,9 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(command, words, runs, m
         else:
             argv.append(word)
     before = contents(tmp_path)
-    line = outcome(script, argv, mistake)
-    assert words in line and line.count("\n") == 1 and "error: " in line
+    done = call({"run_all": "run_all.sh", "costs": "results/costs.py"}.get(script, f"{script}.py"), *argv)
+    line = done.stderr + capfd.readouterr().err                       # of data.py, which run_all.sh starts
+    assert done.returncode == 2 and words in line and line.count("\n") == 1 and "error: " in line
     assert contents(tmp_path) == before and not [*tmp_path.rglob(".file-*.lock"), *tmp_path.rglob(".ucr-*.lock")]
 
 
@@ -391,20 +370,32 @@ def test_terminals(runs, tmp_path):
     shutil.copytree(runs / "ft", tmp_path / "ft")
 
     def run(command, **more):
-        words = f"{sys.executable} {ROOT}/{command}; exit ${{PIPESTATUS[0]}}"
+        words = f"{'bash' if command == 'run_all.sh' else 'python'} {ROOT}/{command}; exit ${{PIPESTATUS[0]}}"
         return subprocess.run(["bash", "-c", words], cwd=tmp_path, capture_output=True, text=True,
                               env=os.environ | dict(OMP_NUM_THREADS="1") | more)
 
-    compare = run("analyze.py compare ft", PYTHONIOENCODING="ascii")
-    assert compare.returncode == 0 and compare.stderr == "" and "? standard deviation" in compare.stdout
-    for command in ("data.py --list", "analyze.py compare ft", "predict.py ft --features f.npy --input none.csv"):
-        lost = run(f"{command} | true", PYTHONUNBUFFERED="1")
-        assert lost.returncode in (2, 141) and lost.stderr.count("\n") == (lost.returncode == 2)
-    full = run("data.py --list > /dev/full")
-    assert (full.returncode, full.stderr) == (2, "error: [Errno 28] No space left on device\n")
-    for script in ("pretrain", "finetune", "predict", "baseline", "analyze", "run_all"):
-        stopped = run(f"{script}.py", PYTHONPATH=str(tmp_path))
-        assert stopped.returncode and stopped.stderr == "", stopped.stderr
+    def alone(command):
+        return run(command, PYTHONIOENCODING="ascii")
+
+    def lost(command):
+        return run(f"{command} | true", PYTHONUNBUFFERED="1")
+
+    def stopped(script):
+        return run(script, PYTHONPATH=str(tmp_path))
+
+    with ThreadPoolExecutor(2) as pool:
+        compared = pool.submit(alone, "analyze.py compare ft")
+        full = pool.submit(run, "data.py --list > /dev/full")
+        gone = pool.map(lost, ["predict.py ft --features f.npy --input none.csv", "data.py --list",
+                               f"analyze.py compare ft --figure {tmp_path}/lost.png"])
+        ended = pool.map(stopped, ["pretrain.py", "finetune.py", "predict.py", "baseline.py", "analyze.py", "run_all.sh"])
+    assert compared.result().returncode == 0 and compared.result().stderr == ""
+    assert "? standard deviation" in compared.result().stdout
+    for done in gone:
+        assert done.returncode in (2, 141) and done.stderr.count("\n") == (done.returncode == 2)
+    assert (full.result().returncode, full.result().stderr) == (2, "error: [Errno 28] No space left on device\n")
+    for done in ended:
+        assert done.returncode and done.stderr == "", done.stderr
 
 
 def test_there_are_many():

@@ -16,12 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import models
 from costs import describe
-from data import SPECIAL, TASKS
+from tasks import SPECIAL, TASKS
 from kernels import hippo_nplr, s4_kernel_naive
 from models import (DLR, MODELS, S4, SSM, Attention, Backbone, BatchNorm, Classifier, Denoiser, Joint, SizeError,
                     config, count, keys_of, param_groups)
 from pretrain import spt_loss
-from recipes import ATTENTION_SIZES, SSM_SIZES, arch, matching, rows
+from recipes import ATTENTION_SIZES, SSM_SIZES, arch, matching, read_table, rows
 from test_kernels import dense_s4, relative, uncorrected
 from zoo.linformer import Linformer
 from zoo.pythia import neox_weights, pythia_tokens
@@ -257,7 +257,8 @@ def test_described_costs_are_those_of_a_real_pass(name):
 
 
 def test_every_row_of_sizes_counts_somewhere():
-    for table in (rows("sizes", ATTENTION_SIZES), rows("sizes", SSM_SIZES), rows("changes")):
+    changes = [row | {"model": name} for name, model in MODELS.items() for row in read_table(model.changes)]
+    for table in (rows("sizes", ATTENTION_SIZES), rows("sizes", SSM_SIZES), changes):
         used = [matching(table, model, task=task) for task in [*TASKS, "file:x", "ucr:X"] for model in MODELS]
         assert all(any(row is some for some in used) for row in table)
 
@@ -550,6 +551,7 @@ def test_random_initialisation_takes_every_parameter(name):
 VOCABULARY = {"<|endoftext|>": 0, "<|padding|>": 1, "MIN": 40, "MAX": 41, "MED": 42, "SM": 43, "]": 44, "X": 45,
               "\u0120": 50, "a": 51, "b": 52, "\u00c3\u00a9": 60, "\u010a": 61, "\u00c3\u0143": 62}
 VOCABULARY |= {str(level): 100 + level for level in range(256)}
+
 
 def made_neox(layers, d, heads, ff, vocab, turned, seed=0):
     """Weights in the names, shapes and types of the public checkpoint, buffers included."""

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from data import EOS, MASK, PAD, SPECIAL, TASKS, Batch, Split
+from data import Batch, Split
+from tasks import EOS, MASK, PAD, SPECIAL, TASKS
 from pretrain import EVAL_KEY, OBJECTIVES, corrupt, hide, shift, spt_loss
 
 # What preparing the real data would have found. Of the letters, one is two bytes long and one has no token in Pythia.

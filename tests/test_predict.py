@@ -13,9 +13,13 @@ import data
 import finetune
 import predict
 import pretrain
+from files import UserError
 from models import MODELS, Backbone, Classifier, config
-from run import read_checkpoint
 from recipes import arch
+from tasks import SPECIAL, TASKS
+from tasks.cifar import GREY
+from tasks.own import FILE, encode, read_own
+from tasks.picture import draw_example
 
 N = 60
 
@@ -141,7 +145,7 @@ def test_labels_of_a_file_are_those_of_the_run_however_they_are_written(trained,
 def test_channels_come_last(trained):
     _, found, train = trained
     model = predict.load(train("ragged", "scratch"))
-    with pytest.raises(data.UserError, match=r"its shape is \(2, 8\), where a position has 2 channel"):
+    with pytest.raises(UserError, match=r"its shape is \(2, 8\), where a position has 2 channel"):
         model(np.nan_to_num(found["ragged"][0]).transpose(0, 2, 1))
 
 
@@ -182,23 +186,6 @@ def test_a_run_without_labels_gives_features_and_pictures(tmp_path, monkeypatch)
     predict.main(["run", "--features", "new.npy", "--input", "named.npz"])
     predict.main(["run", "--show", "new.png", "--input", "named.npz"])
     assert np.load("own.npy").shape == (9, 32) and np.load("new.npy").shape == (N, 32)
-
-
-def test_an_old_checkpoint_reads_its_data_once_more(trained, tmp_path):
-    folder, _, train = trained
-    out = shutil.copytree(train("texts", "scratch"), tmp_path / "old")
-    whole = read_checkpoint(out / "best.pt")
-    del whole["task"]
-    torch.save(whole, out / "best.pt")
-    result = json.loads((out / "result.json").read_text())
-    del result["best.pt"]                                        # nor had a record its checksum
-    (out / "result.json").write_text(json.dumps(result))
-    old = predict.load(out, folder / "data")
-    assert old(["abc"])[0][0] in ("no", "yes")
-    (folder / "texts.npz").rename(tmp_path / "texts.npz")
-    with pytest.raises(data.UserError, match="texts.npz is not a file, or not there"):
-        predict.load(out, tmp_path / "nothing")
-    (tmp_path / "texts.npz").rename(folder / "texts.npz")
 
 
 def test_what_training_never_saw_is_said(trained, tmp_path, capsys, monkeypatch):
@@ -246,20 +233,20 @@ def test_what_a_pretrained_run_fills_in_is_drawn(kind, objective, trained, tmp_p
 
 def test_images_are_drawn_as_images(tmp_path):
     """Pixels that are filled in wrong are orange, and no others."""
-    task = data.replace(data.GREY, length=16, side=4, mask=0.5)
+    task = data.replace(GREY, length=16, side=4, mask=0.5)
     batch = data.Batch(torch.zeros(1, 16).long(), torch.full((1, 16, 1), -task.mean / task.std), None, torch.zeros(1))
     hidden, wrong = np.arange(16) < 8, np.arange(16) < 3
     guess = np.where(wrong, 255, 0)[:, None] / 255
     axis = Figure().subplots()
-    data.draw_example(axis, task, batch, 0, hidden, (guess - task.mean) / task.std, wrong)
+    draw_example(axis, task, batch, 0, hidden, (guess - task.mean) / task.std, wrong)
     pixels = axis.images[0].get_array().reshape(16, 3)
     assert np.allclose(pixels[:3], (0.84, 0.37, 0)) and np.allclose(pixels[3:], 0, atol=1e-6)
 
 
 def test_pairs_of_texts_are_two_sequences_of_an_example():
-    task = data.replace(data.TASKS["retrieval"], length=6, vocab=7, symbols=(*data.SPECIAL, *"abc"))
-    own = data.read_own("pairs.tsv", b"related\tab\tc\nunrelated\tb\tcabcabc\n", 2)
-    arrays, unknown, longer = data.encode(task, "", [one for pair in own.series for one in pair])
+    task = data.replace(TASKS["retrieval"], length=6, vocab=7, symbols=(*SPECIAL, *"abc"))
+    own = read_own("pairs.tsv", b"related\tab\tc\nunrelated\tb\tcabcabc\n", 2)
+    arrays, unknown, longer = encode(task, "", [one for pair in own.series for one in pair])
     assert [array.tolist() for array in arrays] == [[4, 5, 3], [6, 3], [5, 3], [6, 4, 5, 6, 4, 3]]
     assert (dict(unknown), longer, [*own.labels]) == ({}, 1, ["related", "unrelated"])
 
@@ -267,9 +254,9 @@ def test_pairs_of_texts_are_two_sequences_of_an_example():
 @pytest.mark.parametrize("name", [name for name in MODELS if MODELS[name].weights is None])
 def test_every_model_exports(name, tmp_path):
     """As it stands in a program without this repository, ragged symbols."""
-    task = data.replace(data.FILE, length=12, classes=3, vocab=9, symbols=(*data.SPECIAL, *"abcde"), names=(*"xyz",))
+    task = data.replace(FILE, length=12, classes=3, vocab=9, symbols=(*SPECIAL, *"abcde"), names=(*"xyz",))
     trained = predict.Trained.__new__(predict.Trained)
-    backbone = Backbone(config(arch("text_demo", name, layers=2), task))
+    backbone = Backbone(config(arch("text_demo", name, layers=1), task))
     vars(trained).update(run=tmp_path, task=task, pretrained=False, names=np.array(task.names), saved=dict(batch=4),
                          model=Classifier(backbone, 3, "mean").eval())
     predict.export(trained, tmp_path / "model.pt2")

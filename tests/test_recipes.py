@@ -8,13 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-import compare
 import finetune
 import pretrain
-import run
-from data import FILE, TASKS, UserError
+from compare import reading, settings
+from engine import flags, run
+from files import UserError
 from models import MODELS
 from recipes import RECIPES, SMALL_RECIPES, arch, read_table, rows
+from tasks import TASKS
+from tasks.own import FILE
 from test_analyze import finetuned
 
 # ---- the paper's numbers, typed from its tables 4, 5 and 6 and not from the code -------------------------------------
@@ -133,7 +135,7 @@ def recipes(tmp_path_factory):
     """(task, model, objective, start) -> parsed flags, for all that there are."""
     folder, parsed = tmp_path_factory.mktemp("runs"), {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "look_up", lambda name, _: task_of(name))
+        patch.setattr(flags, "look_up", lambda name, _: task_of(name))
         for i, key in enumerate(itertools.product([*TASKS, "file:/my.npz", "ucr:Mine"], MODELS, ("masked", "causal"))):
             with contextlib.suppress(UserError):                      # no such recipe
                 args = finetune.parse_args(words(*key))
@@ -217,12 +219,12 @@ def test_sizes_are_the_official_ones():
 
 def test_explicit_flags_win_and_are_recorded():
     s4 = {"task": "pathx", "model": "s4"}
-    for flags, changed in (("--lr 0.25 --batch 8", {"lr": 0.25}), ("--mask 0.3", {"mask": 0.3}), ("--mask 0.5", {}),
+    for given, changed in (("--lr 0.25 --batch 8", {"lr": 0.25}), ("--mask 0.3", {"mask": 0.3}), ("--mask 0.5", {}),
                            ("--steps 6", {"steps": 6}), ("--epochs 50 --seed 4 --log-every 7 --device cpu", {}),
                            ("--micro-batch 2", {"micro_batch": 2}), ("--train-fraction 0.05", {"train_fraction": 0.05}),
                            ("--arch d=64,n_ssm=64,layers=6", {"arch": {"d": 64, "n_ssm": 64}}),
                            ("--arch norm=layer --epochs 3", {"arch": {"norm": "layer"}, "epochs": 3})):
-        args = pretrain.parse_args(words(**s4) + flags.split())
+        args = pretrain.parse_args(words(**s4) + given.split())
         assert args.changed == changed and args.warmup == 5000
         assert all(getattr(args, name) == value for name, value in changed.items() if name != "arch")
         assert args.arch == arch("pathx", "s4", **changed.get("arch", {}))
@@ -238,13 +240,13 @@ def test_explicit_flags_win_and_are_recorded():
 @pytest.mark.parametrize("stage", [pretrain, finetune])
 def test_a_flag_of_ones_own_is_in_the_record_the_name_and_the_tables(stage, monkeypatch, tmp_path):
     """Nothing but the parser knows it. Where it is at its default, nothing has changed."""
-    def more(name, objectives, flags=run.flags):
+    def more(name, objectives, flags=flags.flags):
         parser = flags(name, objectives)
         parser.add_argument("--spans", type=int, default=1)
         parser.add_argument("--sgd", action="store_true")
         return parser
 
-    monkeypatch.setattr(run, "flags", more)
+    monkeypatch.setattr(flags, "flags", more)
     argv = words("image", "s4")
     assert stage.parse_args(argv).changed == stage.parse_args([*argv, "--spans", "1"]).changed == {}
     args = stage.parse_args([*argv, "--spans", "3", "--sgd"])
@@ -255,7 +257,7 @@ def test_a_flag_of_ones_own_is_in_the_record_the_name_and_the_tables(stage, monk
             finetuned(tmp_path, each.out.name, 0.5, changed=each.changed)
             config = {name: value for name, value in vars(each).items() if name not in ("out", "init")}
             (tmp_path / each.out.name / "config.json").write_text(json.dumps(config))
-        columns, rows = compare.settings_of(compare.by_identity(compare.with_pretraining(compare.read_runs(tmp_path))))
+        columns, rows = settings.settings_of(reading.variants_of(reading.with_pretraining(reading.read_runs(tmp_path))))
         assert columns == ["sgd", "spans"] and [[*row.values.values()][-2:] for row in rows] == [[False, 1], [True, 3]]
 
 

@@ -1,37 +1,54 @@
-"""The repository as a whole: one-way imports, nothing at import, the house's limits, README's commands, the demo."""
+"""The repository as a whole: rooms that import one way, nothing at import, the house's limits, README's commands, the
+demo."""
 import ast
+import contextlib
+import io
 import json
 import os
 import re
+import runpy
 import shlex
+import shutil
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 
 import pytest
 
-import compare
 import data
 import models
 import pretrain
-from conftest import OLD, ROOT, same_line
+import speed
+from conftest import OLD, ROOT, call, same_line, scripts
+from test_analyze import listed
 
-# What each file may import of the others.
-FOUR = {"kernels": set(), "models": {"kernels"}, "pretrain": {"data", "models", "kernels", "run"},
-        "finetune": {"data", "models", "run", "pretrain"}}
-FILES = FOUR | {"quiet": set(), "pathfinder": set(), "data": {"pathfinder"}, "recipes": {"data", "models"},
-                "run": {"data", "models", "recipes", "zoo"}, "predict": {"data", "models", "pretrain", "run"}, "baseline": {"data", "run"},
-                "experiments": {"data", "models", "pretrain", "recipes", "zoo"},
-                "compare": {"data", "experiments", "models", "pretrain", "recipes"},
-                "verdict": {"compare", "data", "experiments", "recipes"},
-                "analyze": {"compare", "data", "experiments", "verdict"},
-                "run_all": {"analyze", "compare", "data", "experiments", "models", "pretrain", "recipes", "run"}}
-ZOO = """__init__ bigbird dfout ema gpu_attention linear linformer longformer lru mamba mega pythia reformer s4d s5 scan sgconv shared spade
-    structured""".split()
-FILES |= {f"zoo/{name}": {"data", "kernels", "models", "recipes", "zoo"} for name in ZOO}
-FILES |= dict.fromkeys(("results/costs", "results/speed", "results/first_hour"),
-                       {"data", "kernels", "models", "pretrain", "recipes", "run", "zoo"})
-MODULES = {name.split("/")[0] for name in FILES}
-LONGEST = {"zoo": 175}                                           # lines of a file there
+FOUR = "kernels", "models", "pretrain", "finetune"
+TOP = {*FOUR, "data", "recipes", "predict", "baseline", "analyze", "files"}
+FILES = sorted(path.relative_to(ROOT).with_suffix("").as_posix() for pattern in ("*.py", "*/*.py", "*/*/*.py")
+               for path in ROOT.glob(pattern) if not re.match(r"\.|(tests|data|runs|venv)/", str(path.relative_to(ROOT))))
+LONGEST = {"zoo": 175, "data": 420}                              # lines of a file there
+
+
+def room_of(name):
+    """A folder, or a file of the top level."""
+    return name.split("/")[0]
+
+
+def and_below(*rooms):
+    return {*rooms}.union(*(MAY[room] for room in rooms))
+
+
+# What each room may import of the others.
+MAY = {"files": set(), "kernels": set(), "tasks": {"files"}, "models": {"kernels"}, "data": {"files", "tasks"},
+       "recipes": {"files", "models", "tasks"}, "zoo": {"files", "kernels", "models", "recipes", "tasks"}}
+MAY["engine"] = and_below("data", "zoo")
+MAY["pretrain"] = MAY["baseline"] = and_below("engine")
+MAY["finetune"] = MAY["predict"] = MAY["experiments"] = and_below("pretrain")
+MAY["compare"] = and_below("experiments")
+MAY["analyze"] = and_below("compare")
+MAY["results"] = {*MAY}
+# {what an import may name: its file}. What lies in results/ is imported by its own name.
+MODULES = {name.removeprefix("results/").removesuffix("/__init__").replace("/", "."): name for name in FILES}
 
 
 def parsed(name):
@@ -42,19 +59,36 @@ def imports(tree):
     """(module, name) of every import, wherever in the file it stands."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((alias.name.split(".")[0], "") for alias in node.names)
+            yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield from ((node.module.split(".")[0], alias.name) for alias in node.names)
+            assert node.level == 0
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def imported(tree):
+    """The files of the repository that are imported."""
+    found = {MODULES.get(f"{module}.{what}", MODULES.get(module, "")) for module, what in imports(tree)}
+    assert not {module for module, _ in imports(tree) if room_of(module.replace(".", "/")) in MAY} - MODULES.keys()
+    return found - {""}
 
 
 def definitions(tree):
     return [node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
 
 
+def test_rooms_import_one_way():
+    """Within a room files may import each other, but in no circle. All that lies outside tests/ is in a room."""
+    assert {room_of(name) for name in FILES} == MAY.keys() and {name for name in FILES if "/" not in name} == TOP
+    found = {name: imported(parsed(name)) for name in FILES}
+    for name, others in found.items():
+        assert {room_of(other) for other in others} <= MAY[room_of(name)] | {room_of(name)}, name
+    order = [*TopologicalSorter(found).static_order()]           # raises where there is a circle
+    assert {*order} == {*FILES} and not any(room in MAY[room] for room in MAY)
+
+
 @pytest.mark.parametrize("name", FILES)
-def test_each_file_imports_one_way_does_nothing_at_import_and_is_short(name):
+def test_each_file_does_nothing_at_import_and_is_short(name):
     tree, lines = parsed(name), (ROOT / f"{name}.py").read_text().splitlines()
-    assert {module for module, _ in imports(tree)} & MODULES <= FILES[name] | {"quiet"}
     assert {what for module, what in imports(tree) if module == "pretrain"} <= {"OBJECTIVES", "spt_loss"}
     names = [node.name for node in definitions(tree)]
     assert len(names) == len(set(names)), "defined twice"
@@ -67,7 +101,7 @@ def test_each_file_imports_one_way_does_nothing_at_import_and_is_short(name):
         else:
             assert isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign,
                                      ast.AugAssign, ast.AnnAssign)), ast.dump(node)[:80]
-    assert [line for line in lines if len(line) > 120] == [] and len(lines) <= LONGEST.get(name.split("/")[0], 9999)
+    assert [line for line in lines if len(line) > 120] == [] and len(lines) <= LONGEST.get(room_of(name), 9999)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             assert node.end_lineno - node.lineno < 60, f"{node.name} has {node.end_lineno - node.lineno + 1} lines"
@@ -75,6 +109,8 @@ def test_each_file_imports_one_way_does_nothing_at_import_and_is_short(name):
 
 def test_the_four_files_stay_short_and_begin_with_the_method():
     assert sum(len((ROOT / f"{name}.py").read_text().splitlines()) for name in FOUR) < 1650
+    run = next(node for node in definitions(parsed("engine/run")) if node.name == "Run")
+    assert run.end_lineno - run.lineno < 300
     first = {name: {node.name: node.lineno for node in definitions(parsed(name))} for name in FOUR}
     assert first["models"]["SSM"] <= 60 and first["pretrain"]["hide"] <= 60
 
@@ -98,7 +134,7 @@ def test_the_four_files_name_nothing_of_zoo():
 
 
 HEAD = "from models import *\nMODELS |= {'two': Model(TransformerBlock, Attention"
-UNLOADABLE = [                                                   # a file of zoo/, and what is said of it
+MODELS_THAT_FAIL = [                                                   # a file of zoo/, and what is said of it
     ("import models\n\nclass Mine(models.Nothing): pass\n", "line 3: AttributeError: module 'models' has no .*"),
     ("def broken(:\n", "line 1: SyntaxError: invalid syntax .*"),
     ("import not_installed\n", "line 1: ModuleNotFoundError: .*"),
@@ -110,64 +146,98 @@ UNLOADABLE = [                                                   # a file of zoo
     (f"{HEAD}, sizes='task d q\\n* 1 2')}}\n", "no class of two declares q in its keys"),
     (f"{HEAD}, sizes='task d\\n* 1 2')}}\n", "table row has 3 cells, the head 2: .*"),
     (f"{HEAD}, sizes='task d\\n* 1')}}\n", "sizes of two lack ff heads layers, .*")]
-# Loads zoo/ once for each of these, in one process, since torch takes its time.
+RECIPES = "model objective loss pool head lr wd batch length warmup schedule\ns4 masked ce mean linear"
+
+
+def task(table="", kind="models", name="two", prepare="print"):
+    """A file of tasks/."""
+    return (f"from tasks import *\nTASKS |= {{{name!r}: Task('two', 9, 2, (8, 8, 8), .5, Source((), '', ''), vocab=9, "
+            f"prepare={prepare}, {kind}={table!r})}}\n")
+
+
+TASKS_THAT_FAIL = [                                                     # and what is said of it
+    ("import tasks\n\ntasks.Nothing()\n", "line 3: AttributeError: .*module 'tasks' has no .*"),
+    ("from tasks import Task\nTask('two')\n", "line 2: TypeError: .* missing .* 'length', .*"),
+    ("def broken(:\n", "line 1: SyntaxError: invalid syntax .*"), ("import no\n", "line 1: ModuleNotFoundError: .*"),
+    (task(name="listops"), "--task listops is that of tasks/listops.py already"),
+    (task(name="text"), "--task text is that of tasks/mine.py already"),
+    ("from tasks import TASKS\nTASKS |= {'two': 2}\n", r"TASKS\['two'\] must be a Task with a function prepare.*"),
+    (task(prepare=None), r"TASKS\['two'\] must be a Task with a function prepare.*"),
+    (task("model d\ns4 1 2"), "table row has 3 cells, the head 2: .*"),
+    (task("model d q\ns4 1 2"), "no class of s4 declares q in its keys"), (task("model d\ns4 16"), "sizes of s4 lack .*layers.*"),
+    (task("model d layers heads ff\nrotary 16 0 2 16"), "layers of rotary must be a whole number of .*"),
+    (task("model d\nnothing 1"), "sizes of two: there is no model nothing"), (task("d\n1"), "sizes of two: there is no model -"),
+    (task("model lr\ns4 1", "recipes"), "recipes of two lack .*"), (task("lr wd\n1 1", "recipes"), "recipes of two .* model .*"),
+    (task(f"{RECIPES} x 0 8 5 1 cos", "recipes"), "lr of s4 must be a number, got x"),
+    (task(f"{RECIPES} 1 0 8 x 1 cos", "recipes"), "length of s4 must be a number, got x"),
+    (task(f"{RECIPES} 1 0 8 5 1 line", "recipes"), "schedule of s4 must be one of const cos step, got line")]
+# Loads zoo/, and with it tasks/, once for each of these, in one process, since torch takes its time.
 LOADS = """import contextlib, io, json, pathlib, sys, torch
 said = []
-for text in json.load(sys.stdin):
-    pathlib.Path("zoo/mine.py").write_text(text)
-    for name in [name for name in sys.modules if name.split(".")[0] in ("models", "recipes", "zoo")]:
+for room, text in json.load(sys.stdin):
+    path, code = pathlib.Path(room, "mine.py"), 0
+    path.write_text(text)
+    for name in [name for name in sys.modules if name.split(".")[0] in ("models", "recipes", "tasks", "zoo")]:
         del sys.modules[name]
-    with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.suppress(SystemExit):
-        import zoo
-    said.append(err.getvalue())
+    with contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            import zoo
+        except SystemExit as end:
+            code = end.code
+    said.append((code, err.getvalue()))
+    path.unlink()
 print(json.dumps(said))"""
 
 
-def test_a_file_of_zoo_that_does_not_load_is_one_line(copy):
-    """Which names it, or what is loaded after it and clashes; in every script, whatever model it was asked for."""
-    path, environment = copy / "zoo" / "mine.py", os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        texts = json.dumps([text for text, _ in UNLOADABLE])
-        command = [sys.executable, "-c", LOADS]
-        done = subprocess.run(command, input=texts, cwd=copy, env=environment, capture_output=True, text=True)
-        for (_, line), said in zip(UNLOADABLE, json.loads(done.stdout), strict=True):
-            assert re.fullmatch(rf"error: zoo/\w+.py: {line}; mend it, or take it out of zoo/\n", said), said
-        for words in ("pretrain.py --task listops_demo --model s4", "predict.py runs/x"):
-            command = [sys.executable, *words.split()]
-            done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
-            assert (done.returncode, done.stdout) == (2, "")
-            assert done.stderr.startswith("error: zoo/mine.py: sizes of two") and done.stderr.count("\n") == 1
-    finally:
-        path.unlink()
+def test_a_file_that_does_not_load_is_one_line(tmp_path):
+    """Of zoo/ or tasks/: the line names it, or what is loaded after it and clashes, and how to mend it; in every script,
+    whatever model and task it was asked for."""
+    def run(*words, **more):
+        return subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, **more,
+                              env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"})
+
+    scripts(tmp_path)
+    files = [(room, *each) for room, some in (("zoo", MODELS_THAT_FAIL), ("tasks", TASKS_THAT_FAIL)) for each in some]
+    done = run("-c", LOADS, input=json.dumps([(room, text) for room, text, _ in files]))
+    for (room, _, line), (code, said) in zip(files, json.loads(done.stdout), strict=True):
+        wanted = rf"error: {room}/\w+.py: {line}; mend it, or take it out of {room}/\n"
+        assert code == 2 and re.fullmatch(wanted, said), said
+    for room, text, line, words in (
+            ("zoo", *MODELS_THAT_FAIL[-1], "pretrain.py --task listops_demo --model s4"),
+            ("tasks", *TASKS_THAT_FAIL[0], "data.py --list"), ("tasks", *TASKS_THAT_FAIL[-1], "predict.py runs/x")):
+        (tmp_path / room / "mine.py").write_text(text)
+        done = run(*words.split())
+        (tmp_path / room / "mine.py").unlink()
+        assert (done.returncode, done.stdout) == (2, "") and re.fullmatch(f"error: {room}/mine.py: {line}.*\n", done.stderr)
 
 
 def test_no_paths_of_one_machine():
-    for pattern in ("*.py", "*.sh", "*.md", "*.txt", "results/**/*.md", "tests/*.py", ".ci/*"):
+    for pattern in ("*.py", "*/*.py", "*.sh", "*.md", "*.txt", "results/**/*.md", ".ci/*"):
         for path in ROOT.glob(pattern):
             found = re.findall(r"(?<![\w.:/~$}])/(?:home|root|Users|work|mnt|scratch)/\w\S*", path.read_text())
             assert not found, path
 
 
-def shell(command, folder):
-    done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory):
-    """The tracked files in an empty folder, with a small prepared demo set and a few PathX images."""
-    folder = tmp_path_factory.mktemp("copy")
-    for name in [*(f"{name}.py" for name in FILES), "run_all.sh", "README.md", ".gitignore"]:
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes((ROOT / name).read_bytes())
+def place(tmp_path_factory):
+    """A folder with a small prepared demo set and a few PathX images."""
+    folder = tmp_path_factory.mktemp("place")
     for task, sizes in (("pathfinder_demo", (64, 16, 16)), ("pathx", (2, 1, 1))):
         data.prepare(task, str(folder / "data"), sizes=sizes, workers=1)
     return folder
 
 
-def test_readme_commands_run(copy):
-    """Every `python ...` line of README's shell blocks, cut to a few steps. PathX runs at its full length of 16,384."""
+def run(line, folder):
+    """A command line of our scripts -> what it prints."""
+    words = shlex.split(line)
+    done = call(*words[words[0] in ("python", "bash"):], cwd=folder)
+    assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return done.stdout
+
+
+def test_readme_commands_run(place):
+    """Every `python ...` line of README's shell blocks, cut to a few steps. PathX runs at its full length of 16,384. What
+    they leave is not for git."""
     blocks = re.findall(r"```(?:bash|sh)\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     lines = [line.split("#")[0].strip() for block in blocks for line in block.splitlines()]
     lines = [line for line in lines if re.match(r"python (pretrain|finetune|data)\.py", line) and "..." not in line]
@@ -181,65 +251,65 @@ def test_readme_commands_run(copy):
                 line += f" --out {pretrain.parse_args(words[2:]).out}"          # as if it were not shortened
         elif "--list" not in words and "--help" not in words:
             continue                                                  # downloads, or generates 200,000 images
-        shell(line, copy)
-    untracked = shell("git init -q && git status --porcelain --untracked-files=all", copy)
-    assert "data/" not in untracked and "runs/" not in untracked and "__pycache__" not in untracked
+        run(line, place)
+    shutil.copy(ROOT / ".gitignore", place)
+    (place / "zoo" / "__pycache__").mkdir(parents=True)
+    (place / "zoo" / "__pycache__" / "lru.cpython-311.pyc").touch()
+    done = subprocess.run("git init -q && git status --porcelain --untracked-files=all", shell=True, cwd=place,
+                          capture_output=True, text=True, check=True)
+    assert done.stdout == "?? .gitignore\n" and (place / "runs").exists()
 
 
-def test_a_mistake_of_the_command_line_has_no_traceback(copy):
+def test_a_mistake_of_the_command_line_has_no_traceback():
     for script in ("pretrain.py", "finetune.py"):
-        words = [sys.executable, script, "--task", "scifar", "--model", "pythia"]
-        done = subprocess.run(words, cwd=copy, capture_output=True, text=True)
+        done = call(script, "--task", "scifar", "--model", "pythia")
         assert done.returncode == 2 and done.stderr.startswith("error: no recipe") and done.stderr.count("\n") == 1
 
 
-def test_the_pages_show_what_costs_prints(copy):
+def test_the_pages_show_what_costs_prints(place):
     costs, table = ((ROOT / "results" / f"{name}.md").read_text() for name in ("costs", "models"))
     block = re.search("<!-- models:begin -->\n(.*?)<!-- models:end -->", costs, re.S)[1].splitlines()
-    printed = shell("python results/costs.py", copy).splitlines()
+    printed = run("results/costs.py", place).splitlines()
     assert len(block) > 10 and all(any(same_line(line, other) for other in printed) for line in block
                                   if not OLD or "reformer" not in line)
-    printed = [line.split(" | ") for line in shell("python results/costs.py pathx 16384", copy).splitlines()]
+    printed = [line.split(" | ") for line in run("results/costs.py pathx 16384", place).splitlines()]
     kept = {row[0].strip("| "): float(row[3].replace(",", "")) for row in printed if len(row) == 5 and row[3][0] != "M"}
     shown = {}
     for names, memory in re.findall(r"^\| (`.*?) \|.*\| ([\d, ]+) \| \w+[^|]*\|$", table, re.M):
         names, memory = re.findall("`(.+?)`", names), [int(cell.replace(",", "")) for cell in memory.split(", ")]
         shown |= dict(zip(names, memory * len(names) if len(memory) == 1 else memory, strict=True))
-    models = compare.MODEL_NAMES.keys() | {"pythia"}
-    assert shown.keys() == models
-    assert all(shown[model] == round(kept[model]) for model in models if not OLD or model != "reformer")
+    assert shown.keys() == models.MODELS.keys() - {"pythia_rand"}
+    assert all(shown[model] == round(kept[model]) for model in shown if not OLD or model != "reformer")
 
 
-def test_speed_counts_what_a_step_launches(copy):
-    """684 operations of S4 stand on results/speed.md; none makes a GPU wait."""
-    printed = shell("python results/speed.py operations", copy)
-    rows = [line.strip("| ").split(" | ") for line in printed.splitlines()]
-    found = {row[0]: row[1:] for row in rows if len(row) == 3}
-    page = (ROOT / "results" / "speed.md").read_text()
-    for model in ("s4", "dlr", "rotary", "transformer"):
-        count, waits = found[model]
-        shown = re.search(rf"^\| {model} \| [\d.]+ \| (\d+) \| \d+ \| 0 \|$", page, re.M)[1]
-        assert int(count) == pytest.approx(int(shown), rel=0.03 if OLD else 0) and waits == "0"
-    command = [sys.executable, "results/speed.py", "nothing"]
-    done = subprocess.run(command, cwd=copy, capture_output=True, text=True)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and done.stderr.startswith("error: no table nothing")
+def test_speed_measures_both_forms_of_a_kernel():
+    """Time, memory and the error against float64."""
+    for fast, naive, make in ((speed.s4_kernel, speed.s4_kernel_naive, speed.random_s4),
+                              (speed.diagonal_kernel, speed.diagonal_kernel_naive, speed.random_dlr)):
+        for kernel in (fast, naive):
+            seconds, peak, error = speed.measure(kernel, naive, make, (8, 16, 2, 128), "cpu")
+            assert 0 < seconds < 10 and peak >= 0 and 0 < error < 1e-4
 
 
-def test_kernels_and_models_name_the_commands_that_measure_them(copy):
-    assert shell("python kernels.py", copy) == "the benchmark: python results/speed.py\n"
-    assert shell("python models.py", copy) == "what each model costs: python results/costs.py\n"
+def test_kernels_and_models_name_the_commands_that_measure_them():
+    for name, line in (("kernels", "the benchmark: python results/speed.py"),
+                       ("models", "what each model costs: python results/costs.py")):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            runpy.run_path(str(ROOT / f"{name}.py"), run_name="__main__")
+        assert out.getvalue() == f"{line}\n"
 
 
-def test_the_demo_chain(copy):
+def test_the_demo_chain(place):
     """run_all.sh demo --list prints the linear model and chains; the first ones, cut short, then the table, figure and
     status."""
-    linear, *chains = shell("bash run_all.sh demo --list", copy).strip().splitlines()
+    linear, *chains = listed("demo")
     assert len(chains) == 2 * 2 * 3 and len(set(chains)) == len(chains)
     for chain in (linear, *chains[:4]):
-        shell(chain.replace("--resume", "--steps 4 --eval-every 2 --log-every 2 --resume"), copy)
-    output = shell("python analyze.py compare runs/demo --figure figure.png", copy)
-    assert (copy / "figure.png").read_bytes()[:4] == b"\x89PNG"
-    results = [json.loads(path.read_text()) for path in copy.glob("runs/demo/*/result.json")]
+        for line in chain.replace("--resume", "--steps 4 --eval-every 2 --log-every 2 --resume").split(" && "):
+            run(line, place)
+    output = run("analyze.py compare runs/demo --figure figure.png", place)
+    assert (place / "figure.png").read_bytes()[:4] == b"\x89PNG"
+    results = [json.loads(path.read_text()) for path in place.glob("runs/demo/*/result.json")]
     scratch = next(r for r in results if r.get("start") == "scratch" and r["model"] == "s4")
     assert f"{100 * scratch['test_accuracy']:.1f}" in output
-    assert shell("python analyze.py status runs/demo", copy).startswith("6 of 6 runs are done")
+    assert run("analyze.py status runs/demo", place).startswith("6 of 6 runs are done")

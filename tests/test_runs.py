@@ -34,13 +34,18 @@ import data
 import finetune
 import predict
 import pretrain
-import run as run_py
-from compare import MODEL_NAMES
 from conftest import ROOT
-from data import Split, UserError
+from data import Split
+from engine import folder as folder_py
+from engine.feed import Feed
+from engine.flags import overrides
+from engine.folder import peak_memory
+from engine.processes import Processes, guarded
+from engine.run import Run
+from files import UserError, locked
 from models import FEED_FORWARD, MODELS, Backbone, Classifier, Denoiser, SizeError, config, keys_of, param_groups
 from recipes import arch
-from run import Run, guarded, overrides
+from test_mixers import KNOWN
 from test_models import VOCABULARY, made_neox
 from test_objective import noise
 
@@ -74,17 +79,18 @@ def elsewhere(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for script in (*STAGES.values(), predict):
         monkeypatch.setattr(script, "open_task", opened)
-    monkeypatch.setattr(run_py, "locked", lambda *arguments, **more: contextlib.nullcontext())
-    monkeypatch.setattr(Run, "current", None)
+    monkeypatch.setattr(folder_py, "locked", lambda *arguments, **more: contextlib.nullcontext())
+    monkeypatch.setattr(Processes, "current", None)
 
 
 @pytest.fixture(scope="session")
 def start():
-    """start(stage, words, before=None, **environment) -> process, forked from one that has imported everything."""
+    """start(stage, words, before=None, **environment) -> process, forked from one that has imported everything, what the
+    first step of an optimiser imports included."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
+        patch.setenv("PYTHONPATH", os.pathsep.join(str(ROOT / name) for name in ("", "tests", "results")))
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["test_runs"])
+        context.set_forkserver_preload(["test_runs", "torch._dynamo"])
         multiprocessing.forkserver.ensure_running()
 
     def begin(stage, words, before=None, **environment):
@@ -108,7 +114,7 @@ def child(stage, words, before, environment):
 def mistake(capsys):
     """mistake(stage, words, code=2) -> the one line that a script prints before it ends with that exit code."""
     def make(stage, words, code=2):
-        Run.current = None
+        Processes.current = None
         with pytest.raises(SystemExit) as end:
             guarded(lambda: (STAGES | dict(predict=predict, costs=costs))[stage].main(words))
         line = capsys.readouterr().err
@@ -256,8 +262,9 @@ def test_a_signal_saves_the_step_and_the_run_goes_on_to_the_bit(stage, task, mod
 
 
 def tell_in(name, n):
-    """A signal to this process in the n-th call of a method of `Run`, or of `open_task`, before it does anything."""
-    place = finetune if hasattr(finetune, name) else Run
+    """A signal to this process in the n-th call of a method of `Run` or `Feed`, or of `open_task`, before it does
+    anything."""
+    place = next(place for place in (finetune, Run, Feed) if hasattr(place, name))
     method, calls = getattr(place, name), iter(range(1, 99))
 
     def told(*arguments, **more):
@@ -292,7 +299,7 @@ def test_a_run_says_early_how_long_it_takes(monkeypatch, capsys, tmp_path):
     """On a clock of our own: a step takes 100 s, an evaluation 1,000 s. A run of 8 steps has two, finetuning a test too.
     Before the first one, an evaluation is taken to need a third of the time of as many training examples."""
     now = [0.0]
-    monkeypatch.setattr(run_py.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     backward, evaluated = Run.backward, Run.evaluated
 
     def slow(run, loss):
@@ -437,16 +444,16 @@ def test_what_only_some_systems_have_is_not_needed(tmp_path, monkeypatch):
                           env=os.environ | dict(PYTHONPATH=str(ROOT)))
     assert done.returncode == 0, done.stderr
     assert result_of(tmp_path / "first")["peak_memory_bytes"] is None and [*tmp_path.glob("**/predictions.csv")]
-    linux = run_py.peak_memory(torch.device("cpu"))
+    linux = peak_memory(torch.device("cpu"))
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert 2**26 < linux <= 1025 * run_py.peak_memory(torch.device("cpu"))
+    assert 2**26 < linux <= 1025 * peak_memory(torch.device("cpu"))
 
 
 def test_running_and_finished_runs_are_left_alone(start, mistake, capsys, monkeypatch, tmp_path):
     process = start("pretrain", flags("run", steps=1000))
     while not (tmp_path / "run" / "log.jsonl").exists():
         time.sleep(0.01)
-    monkeypatch.setattr(run_py, "locked", data.locked)
+    monkeypatch.setattr(folder_py, "locked", locked)
     assert "run is in use by another process" in mistake("pretrain", flags("run", steps=1000, resume=True))
     process.kill()
     pretrain.main(flags("finished"))
@@ -636,8 +643,8 @@ def test_both_stages_from_end_to_end(task, model, more, objective, begun, monkey
     few = dict(steps=3, batch=5, micro_batch=3, eval_every=1, warmup=1)             # 5 and 3 divide no split
     try:
         pretrain.main(flags(pt, task, model, more, objective=objective, train_fraction=0.5, **few))
-    except SizeError as error:                                        # only of a model that the tests do not know
-        assert "no causal form" in str(error) and objective == "causal" and model not in MODEL_NAMES
+    except SizeError as error:
+        assert "no causal form" in str(error) and objective == "causal" and model not in KNOWN
         return
     with monkeypatch.context() as patch:
         patch.setattr(Split, "batch", counted)
@@ -873,16 +880,17 @@ def test_a_frozen_backbone_stays_as_it_was_pretrained(task, model, mistake, tmp_
     ("finetune", "listops", "transformer", 1), ("finetune", "retrieval", "s4_rand", 2), ("joint", "listops", "rotary", 1)])
 def test_parts_of_like_length_do_not_change_the_step(stage, task, model, documents, tmp_path, monkeypatch):
     """A batch whole and in many parts, each cut to its longest sequence: the same losses, scores and first moments."""
-    flags, shapes, parts = partial(globals()["flags"], joint=0.5 if stage == "joint" else None), {}, Run.parts
+    flags, shapes, parts = partial(globals()["flags"], joint=0.5 if stage == "joint" else None), {}, Feed.parts
 
-    def seen(run, whole, rows, *more):
-        found = parts(run, whole, rows, *more)
-        shapes.setdefault(run.args.out.name, []).append([part[0].shape for part in found])
+    def seen(feed, whole, rows, *more):
+        found = parts(feed, whole, rows, *more)
+        shapes.setdefault(feed.args.out.name, []).append([part[0].shape for part in found])
         return found
 
-    monkeypatch.setattr(Run, "parts", seen)
+    monkeypatch.setattr(Feed, "parts", seen)
+    monkeypatch.setattr(Feed, "COSTLY", 1)
     for name, positions in (("whole", 10**9), ("cut", 20)):
-        monkeypatch.setattr(Run, "positions", positions)
+        monkeypatch.setattr(Feed, "POSITIONS", positions)
         STAGES[stage].main(flags(name, task, model, batch=9, arch=f"{SIZES[model]},norm=layer"
                                  if model in ("dlr", "s4_rand") else SIZES[model]))
     assert all(len(some) == 1 for some in shapes["whole"]) and min(map(len, shapes["cut"])) > 2
@@ -903,18 +911,18 @@ def test_wide_parts_have_few_widths_and_all_processes_as_many(monkeypatch):
     rng = np.random.default_rng(0)
     lengths = rng.integers(50, 4000, 64)
     for world in (1, 3):
-        runs, seen, counts = [Run.__new__(Run) for _ in range(world)], [], set()
-        for rank, run in enumerate(runs):
-            run.world, run.rank, run.lengths = world, rank, lengths
-            run.args, run.per_epoch, run.examples = SimpleNamespace(batch=64, micro_batch=None, seed=0), 1, 64
-            rows, mine = run.rows(0)
+        seen, counts = [], set()
+        for rank in range(world):
+            args = SimpleNamespace(batch=64, micro_batch=None, seed=0)
+            feed = Feed(args, SimpleNamespace(world=world, rank=rank, device=None), None, 64, lengths, False, False)
+            rows, mine = feed.rows(0)
             l = lengths[rows[mine]].max()
             x = torch.from_numpy((np.arange(l) < lengths[rows[mine]][:, None]).astype(np.int64))
-            found = run.parts(pretrain.Denoising(x, torch.from_numpy(lengths[rows[mine]]), x, x), rows, mine)
+            found = feed.parts(pretrain.Denoising(x, torch.from_numpy(lengths[rows[mine]]), x, x), rows, mine)
             counts.add(len(found))
             widths = {part.inputs.shape[1] for part in found}
             assert all(width <= 512 or width % 128 == 0 or width == l for width in widths)
             seen += [int(n) for part in found for n in part.lengths]
             for part in found:
-                assert part.inputs.sum() == part.lengths.sum() and part.inputs.numel() <= 2 * Run.positions
+                assert part.inputs.sum() == part.lengths.sum() and part.inputs.numel() <= 2 * Feed.POSITIONS
         assert len(counts) == 1 and sorted(seen) == sorted(lengths)

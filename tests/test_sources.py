@@ -21,7 +21,11 @@ import torch
 from PIL import Image
 
 import data
+import files
+import tasks
 from conftest import ROOT
+from tasks.bidmc import official_windows
+from tasks.speech import WORDS
 from test_data import calculator, check_batch, digest, fails, sequences, wait_for
 from zoo import pythia
 
@@ -52,7 +56,7 @@ def unpack(folder, members):
 
 def listops():
     lines = "Source\tTarget\r\n( ( ( [MAX 4 ) 3 ) ] )\t4\r\n[SM " + "1 " * 3000 + "]\t0\r\n"
-    return {f"basic_{split}.tsv": lines.encode() for split in data.SPLITS}
+    return {f"basic_{split}.tsv": lines.encode() for split in tasks.SPLITS}
 
 
 def imdb():
@@ -181,8 +185,9 @@ class Evil:
     ("image", "cifar-10-batches-py/data_batch_2", pickle.dumps({b"data": Evil()}, 2).decode("latin-1"), "system")])
 def test_damaged_files(tmp_path, monkeypatch, name, file, content, words):
     monkeypatch.chdir(tmp_path)
-    whole = listops() | lra_images()[0] | aan() | bidmc()[0] | cifar(4)[1]
-    unpack(tmp_path / "raw", whole | {file: content.encode("latin-1" if name == "image" else "utf-8")})
+    whole = dict(listops=listops, pathfinder=lambda: lra_images()[0], retrieval=aan, bidmc_hr=lambda: bidmc()[0],
+                 image=lambda: cifar(4)[1])[name]
+    unpack(tmp_path / "raw", whole() | {file: content.encode("latin-1" if name == "image" else "utf-8")})
     assert words in fails("--task", name, "--data-dir", "data", "--raw", "raw")
     assert not (tmp_path / "executed").exists() and not (tmp_path / "data" / name / "meta.json").exists()
 
@@ -267,13 +272,13 @@ def test_cifar(prepared, tmp_path):
 def test_bidmc(prepared):
     """Targets in [-1, 1] by the training range; scikit-learn's train_test_split(range(10), test_size=0.3,
     random_state=0) is documented to give these."""
-    train, val, test = data.official_windows(10)
+    train, val, test = official_windows(10)
     assert train.tolist() == [9, 1, 6, 7, 3, 0, 5] and val.tolist() == [8] and test.tolist() == [2, 4]
     for name, n in (("bidmc_rr", 7870), ("bidmc_hr", 7949), ("bidmc_spo2", 7949)):
-        members = data.official_windows(n)
-        assert tuple(map(len, members)) == data.TASKS[name].sizes
+        members = official_windows(n)
+        assert tuple(map(len, members)) == tasks.TASKS[name].sizes
         assert sorted(np.concatenate(members)) == list(range(n))
-    (_, series, targets), windows = bidmc(), data.official_windows(40)
+    (_, series, targets), windows = bidmc(), official_windows(40)
     task, *splits = data.open_task("bidmc_hr", prepared)
     low, high = task.ends
     assert (low, high) == (min(targets[windows[0]]), max(targets[windows[0]]))
@@ -294,12 +299,12 @@ def test_speech(raw, tmp_path, place, sizes):
     x = splits[0].batch(range(sizes[0])).samples
     assert abs(x.mean()) < 1e-3 and abs(x.std() - 1) < 1e-3
     with tarfile.open(place) as archive:
-        files = {member.name.split("/", 1)[-1]: archive.extractfile(member).read()
+        found = {member.name.split("/", 1)[-1]: archive.extractfile(member).read()
                  for member in archive if member.isfile()}
-    listed = [clip for clip in files["testing_list.txt"].decode().split() if clip in files]
-    expected = {(files[clip][44:].ljust(32_000, b"\0"), data.WORDS.index(clip.split("/")[0])) for clip in listed}
+    listed = [clip for clip in found["testing_list.txt"].decode().split() if clip in found]
+    expected = {(found[clip][44:].ljust(32_000, b"\0"), WORDS.index(clip.split("/")[0])) for clip in listed}
     assert {(np.array(x).tobytes(), int(y)) for x, y in zip(splits[2].x, splits[2].y)} == expected
-    assert [data.WORDS.index(word) for word in ("bed", "visual", "zero")] == [0, 15, 34]
+    assert [WORDS.index(word) for word in ("bed", "visual", "zero")] == [0, 15, 34]
 
 
 # ---- real files ------------------------------------------------------------------------------------------------------
@@ -310,7 +315,7 @@ def test_listops_real(tmp_path):
     for split, size in zip(data.open_task("listops", tmp_path)[1:], (8000, 1000, 1000)):
         assert len(split) == size
         for ids, label in list(zip(sequences(split), split.y))[::97]:
-            assert ids[-1] == data.EOS and calculator(ids[:-1])[0] == label
+            assert ids[-1] == tasks.EOS and calculator(ids[:-1])[0] == label
 
 
 @real
@@ -320,7 +325,7 @@ def test_text_real(tmp_path):
     task, train, val, test = data.open_task("text", tmp_path)
     assert task.vocab == 135 and task.data["sizes"] == [22_500, 2_500, 25_000] == list(task.sizes)
     assert np.bincount(np.concatenate([train.y, val.y])).tolist() == np.bincount(test.y).tolist() == [12_500, 12_500]
-    assert np.diff(train.offsets).max() == 4096 and (np.asarray(test.x) == data.UNK).mean() < 1e-4
+    assert np.diff(train.offsets).max() == 4096 and (np.asarray(test.x) == tasks.UNK).mean() < 1e-4
 
 
 @real
@@ -342,14 +347,14 @@ def test_cifar_real(tmp_path):
 
 def point(monkeypatch, name, *urls, **more):
     """Let a task download these instead."""
-    task = data.TASKS[name]
-    monkeypatch.setitem(data.TASKS, name, replace(task, source=replace(task.source, urls=urls, **more)))
+    task = tasks.TASKS[name]
+    monkeypatch.setitem(tasks.TASKS, name, replace(task, source=replace(task.source, urls=urls, **more)))
 
 
 @pytest.fixture
 def server(monkeypatch):
     """serve(name, content) -> function that gives its address under a fault; serve.log: every Range asked for."""
-    files, log, done = {}, [], set()
+    contents, log, done = {}, [], set()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -360,7 +365,7 @@ def server(monkeypatch):
             done.add(self.path)
             if fault == "403" or fault == "503" and first:
                 return self.send_error(int(fault))
-            content = files[name][:-20] + bytes(20) if fault == "wrong" else files[name]
+            content = contents[name][:-20] + bytes(20) if fault == "wrong" else contents[name]
             body = content if fault == "norange" else content[int(self.headers["Range"][6:-1]):]
             if not body:
                 return self.send_error(416)
@@ -370,15 +375,15 @@ def server(monkeypatch):
             self.end_headers()
             for i in range(0, len(body) // 2 if fault == "cut" and first else len(body), 1 << 15):
                 self.wfile.write(body[i:i + (1 << 15)])
-                time.sleep(0.02 if fault == "slow" else 0)
+                time.sleep(0.01 if fault == "slow" else 0)
 
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     httpd.handle_error = lambda *_: None                                 # a client that went away
-    threading.Thread(target=httpd.serve_forever, daemon=True).start()
-    monkeypatch.setattr(data, "PAUSE", 0.01)
+    threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
+    monkeypatch.setattr(files, "PAUSE", 0.01)
 
     def serve(name, content, fault):
-        files[name] = content
+        contents[name] = content
         return f"http://127.0.0.1:{httpd.server_port}/{fault}/{name}"
 
     serve.log = log
@@ -426,7 +431,7 @@ def test_full_disk(server, monkeypatch, tmp_path, reviews):
 def test_killed_while_downloading(server, tmp_path, reviews):
     """kill -9 at half of the download: the next call fetches the rest only; of two at once, one downloads."""
     url, part = server(NAME, reviews, "slow"), tmp_path / f"{NAME}.part"
-    code = "import sys, pathlib, data; data.fetch(sys.argv[1], pathlib.Path(sys.argv[2]), '')"
+    code = "import sys, pathlib, files; files.fetch(sys.argv[1], pathlib.Path(sys.argv[2]), '')"
     calls = [sys.executable, "-c", code, url, tmp_path]
     running = subprocess.Popen(calls, cwd=ROOT)
     wait_for(lambda: part.exists() and part.stat().st_size > 1_000_000)

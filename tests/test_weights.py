@@ -4,9 +4,9 @@ import json
 import numpy as np
 import pytest
 
-import compare
 import finetune
 import predict
+from compare import reading
 from conftest import ROOT
 
 FOLDER = ROOT / "results" / "weights"
@@ -16,7 +16,7 @@ NAMES = [f"{pair}-{stage}" for pair in PAIRS for stage in ("pretrain", "finetune
 
 def test_what_the_pages_say_of_the_linear_model_is_kept():
     """README, the card of the weights and the demos' tables, by results/baseline.jsonl."""
-    kept = {run["task"]: run for run in compare.read_runs(ROOT / "results" / "baseline.jsonl")
+    kept = {run["task"]: run for run in reading.read_runs(ROOT / "results" / "baseline.jsonl")
             if run["run"] == f"{run['task']}-baseline"}
     found = {task: f"{run['score']:.1f}" for task, run in kept.items()}
     assert found.keys() == {"text256", "text_demo", "pathfinder_demo", "listops_demo", "image"}
@@ -24,12 +24,12 @@ def test_what_the_pages_say_of_the_linear_model_is_kept():
         "README.md", "results/weights/README.md", "results/text.md", "results/init.md"))
     assert f"n-grams has {found['text256']} %" in readme
     assert card.count(f"| {found['text256']} |") == 2 and card.count(f"| {found['pathfinder_demo']} |") == 2
-    tables = [(page, task, name) for page in (readme, text, init) for task, name in compare.DEMO_TASKS.items()
-              if f"| {name} | S4 |" in page]
-    assert len(tables) == 4
-    for page, task, name in tables:
-        for word, _, _, score in compare.costs_nothing(kept[task]):
-            assert page.count(f"| {name} | {word} | {score:.1f} | | | |") == 1
+    for page, block, task in ((readme, "demo", "pathfinder_demo"), (text, "demo-text", "text_demo"),
+                              (text, "text256", "text256"), (init, "demo-init", "text_demo")):
+        table = page.split(f"<!-- {block}:begin -->")[1].split(f"<!-- {block}:end -->")[0]
+        for name, score in (("one answer for all", 100 * kept[task]["constant_accuracy"]),
+                            (f"linear: {kept[task]['model']}", kept[task]["score"])):
+            assert table.count(f"*{name}* | {score:.1f} | |") == 1
 
 
 def test_they_are_these_and_small():

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 
-from data import UserError, fetch
+from files import UserError, fetch
 from models import MODELS, Attention, Model, TransformerBlock
 
 PYTHIA = "https://huggingface.co/EleutherAI/pythia-70m-deduped/resolve/main"

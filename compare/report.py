@@ -1,0 +1,425 @@
+"""Your data and the demos: trivial and linear baselines, each model's ways to its labels, and a verdict in words.
+
+    python analyze.py own runs/own                  a table, a verdict and a figure, of what is finished
+
+The score is accuracy, R2 for regression, and where classes are more unequal than 3:1 balanced accuracy, the mean over
+classes of the share that is found: always predicting the majority class would have a high accuracy there.
+"""
+import math
+import os
+import statistics
+from collections import namedtuple
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import stdtrit
+
+from compare.drawing import LOOKS, dots, draw, markdown, replace_block
+from compare.reading import identity, provenance, read_runs, variants_of, with_pretraining
+from compare.settings import shown
+from compare.statistics import estimates, gain, half_width, how_sure, mean_std, signed
+from experiments import entries
+from experiments.commands import record, trained
+from files import UserError
+from models import MODELS
+from tasks.own import UNEQUAL
+
+MOST = 100                                     # seeds that are worth naming
+MANY = 6                                       # models, above which they are sorted by their gain
+# share: of the labels; passes: of a run, where --passes or --steps set them, or None.
+Key = namedtuple("Key", "task share passes")
+
+
+class Comparison(NamedTuple):
+    """What one table shows: variants on the same data with the same labels."""
+    lines: dict                                # {model, and what differs from the recipe: {start: {seed: run}}}
+    linear: "dict | None"                      # the record of baseline.py
+    score: str                                 # R2, accuracy or balanced accuracy
+    ratio: float                               # of the commonest class to the rarest
+
+    @property
+    def balanced(self):
+        return self.score == "balanced accuracy"
+
+    @property
+    def r2(self):
+        return self.score == "R2"
+
+    @property
+    def digits(self):
+        return 3 if self.r2 else 1
+
+    @property
+    def unit(self):
+        return "R2" if self.r2 else "points"
+
+    @property
+    def percent(self):
+        return "" if self.r2 else " %"
+
+
+# ---- Reading ---------------------------------------------------------------------------------------------------------
+
+def comparisons(runs, entry=()):
+    """Arrange runs -> {Key: Comparison}. entry: rows whose variants are called by their model and word alone, whatever
+    differs from the recipe in them."""
+    called = {identity(record(run)): f"{row.model} ({row.word})" if row.word else row.model
+              for row in entry for run in trained(row)}
+    found, linear = {}, {}
+    for variant in variants_of(with_pretraining(runs)):
+        start, run = variant.start, next(iter(variant.runs.values()))
+        own = {name: value for name, value in variant.own.items() if (name, value) != ("joint", 1)}
+        share = own.pop("label_fraction", None) or 1
+        if start == "baseline":
+            linear[run["task"], share] = run
+        steps = [own.pop(name, None) for name in ("steps", "pretraining.steps")]
+        if start == "spt" and own.pop("freeze", False):
+            start = "probe"
+        line = ", ".join([run["model"], *([run["objective"]] if run["objective"] != "masked" else []), *(
+            f"{name.replace('arch.', '').replace('.', ' ')}={shown(value)}" for name, value in own.items())])
+        if start in entries.STARTS:
+            key = Key(run["task"], share, run["passes"] if any(steps) else None)
+            found.setdefault(key, {}).setdefault(called.get(identity(run), line), {})[start] = variant.runs
+    return {key: measured(lines, linear.get(key[:2])) for key, lines in found.items()}
+
+
+def runs_of(lines):
+    return [run for starts in lines.values() for seeds in starts.values() for run in seeds.values()]
+
+
+def measured(lines, linear):
+    """-> Comparison; where classes are unequal the score of each run becomes its balanced accuracy, if all have it."""
+    linear = linear and dict(linear)           # other tables have it, too
+    runs = runs_of(lines) + ([linear] if linear else [])
+    if "test_r2" in runs[0]:
+        return Comparison(lines, linear, "R2", 1)
+    counts = [run["counts"]["labels"] for run in runs if run.get("counts")]
+    there = [n for n in counts[0] if n] if counts else [1]
+    ratio = max(there) / min(there)
+    if not (ratio > UNEQUAL and len(counts) == len(runs)):
+        return Comparison(lines, linear, "accuracy", ratio)
+    for run in runs:
+        run["accuracy"], run["score"] = run["score"], 100 * float(recalls([run])[0].mean())
+    return Comparison(lines, linear, "balanced accuracy", ratio)
+
+
+def recalls(runs):
+    """Of each class in the test split: the share that is found, mean over runs, and its size: (classes,) both."""
+    labels, right = (np.array([run["counts"][name] for run in runs]).mean(0) for name in ("labels", "right"))
+    return right[labels > 0] / labels[labels > 0], labels[labels > 0]
+
+
+def size_error(compared, runs):
+    """Standard error of a score from the size of the test set alone, in points; 0 for R2, of which it is not known."""
+    if compared.r2:
+        return 0.0
+    share, n = np.array([statistics.mean(run["test_accuracy"] for run in runs)]), np.array([runs[0]["test_examples"]])
+    if compared.balanced:
+        share, n = recalls(runs)
+    return 100 * math.sqrt((share * (1 - share) / n).sum()) / len(share)
+
+
+def worth(compared, n):
+    """Of one of n test examples, in points: least and most, since balanced accuracy counts a rare class more."""
+    sizes = recalls(runs_of(compared.lines)[:1])[1] if compared.balanced else np.array([n])
+    return 100 / len(sizes) / sizes.max(), 100 / len(sizes) / sizes.min()
+
+
+def runs_by_variant(compared):
+    """{(line, start): [run]}."""
+    return {(line, start): [*seeds.values()]
+            for line, starts in compared.lines.items() for start, seeds in starts.items()}
+
+
+def scored(compared):
+    """{(line, start): {seed: score}}, and the `estimates` of these."""
+    each = {variant: {run["seed"]: run["score"] for run in runs} for variant, runs in runs_by_variant(compared).items()}
+    return each, estimates(each)
+
+
+def called(variant):
+    """(line, start) in words."""
+    return f"{variant[0]} {LOOKS[variant[1]][0]}"
+
+
+# ---- The verdict -----------------------------------------------------------------------------------------------------
+
+def verdict(compared):
+    """What the table means, a sentence a line."""
+    each, sure = scored(compared)
+    n = runs_of(compared.lines)[0]["test_examples"]
+    means = {variant: statistics.mean(scores.values()) for variant, scores in each.items() if variant[1] != "probe"}
+    top = math.inf if compared.r2 else max(98, 100 - 200 / n)             # above it there is nothing to gain
+    said = []
+    if means and min(means.values()) > top:
+        said.append(f"**Every way is at the ceiling** ({min(means.values()):.1f} to {max(means.values()):.1f} %): this "
+                    "set is too easy to tell them apart.")
+    outcomes = {line: {start: told(compared, each, sure, line, start, top)
+                       for start in ("spt", "joint") if {start, "scratch"} <= starts.keys()}
+                for line, starts in compared.lines.items()}
+    if len(outcomes) > MANY:
+        said += of_many(means, outcomes)
+    for words in outcomes.values() if len(outcomes) <= MANY else ():
+        said += [text for start, text in words.items()
+                 if text and (start == "spt" or "cannot be told" not in text or "spt" not in words)]
+    if not any("scratch" in starts for starts in compared.lines.values()):
+        said.append("Nothing was trained from scratch, so no gain can be told.")
+    for variant, runs in runs_by_variant(compared).items():
+        if alone := sum(len([*filter(None, run["counts"]["predicted"])]) == 1 for run in runs if run.get("counts")):
+            said.append(f"**{called(variant)} predicts one class alone** in {alone} of {len(runs)} seeds.")
+    return said + (beside_linear(compared, means, sure) if compared.linear and means else [])
+
+
+def of_many(means, outcomes):
+    """What SPT did to many models, and whether they are closer to each other after it."""
+    said, spt = [], {line: words["spt"] for line, words in outcomes.items() if words.get("spt")}
+    for word in "gains by SPT", "loses by SPT", "cannot be told":
+        if some := [line for line, text in spt.items() if word in text]:
+            said.append(f"**{word[0].upper()}{word[1:]}**: {', '.join(some)}.")
+    ends = [[means[line, start] for line in spt] for start in ("scratch", "spt")]
+    if len(spt) > 1:
+        scratch, after = (f"{statistics.stdev(end):.1f} (from {min(end):.1f} to {max(end):.1f})" for end in ends)
+        said.append(f"Standard deviation over {len(spt)} models: {scratch} from scratch, {after} after SPT.")
+    return said
+
+
+def told(compared, each, sure, line, start, top):
+    """What SPT or joint training did to a model, or None where no seed has both. each, sure: as `scored` has them;
+    top: from where on is the ceiling."""
+    ours, scratch = (line, start), (line, "scratch")
+    points, half = gain(each, ours, scratch, sure)
+    if not points:
+        return None
+    runs, by = runs_by_variant(compared), {"spt": "SPT", "joint": "joint training"}[start]
+    size = 1.96 * math.hypot(*(size_error(compared, runs[variant]) for variant in (ours, scratch)))
+    mean, n, seeds = statistics.mean(points.values()), runs[ours][0]["test_examples"], len(points)
+    change, _, interval = signed(points, compared.digits, half).rsplit(" (", 1)[0].partition(" ")
+    name = line if start == "spt" else f"{line}, joint training"
+    if seeds == 1:
+        return f"**{name}: cannot be told** from one seed ({change} {compared.unit})."
+    text = f"{' '.join(filter(None, (change, compared.unit, interval)))}, {seeds} seeds"
+    if abs(mean) > math.hypot(half, size) and (mean < 0 or not at_ceiling(each[scratch], top)):
+        return f"**{line} {'gains' if mean > 0 else 'loses'} by {by}**: {text}."
+    return f"**{name}: cannot be told**: {text}; " + (
+        "from scratch it is at the ceiling already." if at_ceiling(each[scratch], top) else
+        "there is no difference." if not mean else
+        f"{n:,} test examples alone move a difference by up to {size:.1f}, so more seeds would not tell."
+        if abs(mean) <= size else
+        f"if the difference stays, {enough(mean, size, sure[ours].variance + sure[scratch].variance, seeds)} seeds "
+        "would tell.")
+
+
+def at_ceiling(scores, top):
+    return statistics.mean(scores.values()) > top
+
+
+def enough(mean, size, variance, seeds):
+    """How many seeds would tell a difference of this mean and variance; size: half of the 95 % interval that the test
+    set's size alone leaves."""
+    return next((k for k in range(seeds + 1, MOST + 1)
+                 if math.hypot(stdtrit(2 * k - 2, 0.975) * math.sqrt(variance / k), size) < abs(mean)),
+                f"more than {MOST}")
+
+
+def beside_linear(compared, means, sure):
+    """The networks beside what costs nothing."""
+    linear, runs, constant = compared.linear, runs_by_variant(compared), constant_of(compared)
+    halves = {variant: math.hypot(1.96 * size_error(compared, runs[variant]),
+                                  half_width((sure[variant], len(runs[variant]))))
+              for variant in means}                              # of the 95 % interval of a mean
+    own = 1.96 * size_error(compared, [linear])
+
+    def beside(variant):
+        apart = means[variant] - linear["score"]
+        if abs(apart) <= math.hypot(own, halves[variant]):
+            return "level with"
+        return "ahead of" if apart > 0 else "behind"
+
+    def validation(variant):
+        return statistics.mean(run.get("val_accuracy", run.get("val_r2")) for run in runs[variant])
+
+    best, said = max(means, key=validation), []
+    behind = [called(variant) for variant in means if variant != best and beside(variant) == "behind"]
+
+    def text(score):
+        return f"{score:.{compared.digits}f}{compared.percent}"
+
+    names = ", ".join(behind) if len(behind) <= 2 * MANY else f"{len(behind)} of {len(means)} variants"
+    if len(behind) == len(means) - 1 and beside(best) == "behind":
+        most = max(means, key=means.get)
+        said.append(f"**The linear model is ahead of every network**: {text(linear['score'])}, where {called(most)} "
+                    f"has {means[most]:.{compared.digits}f}.")
+    else:
+        said.append(f"Validation {'R2' if compared.r2 else 'accuracy'} chooses {called(best)}; on test it has "
+                    f"{text(means[best])} and is **{beside(best)}** the linear model, {text(linear['score'])}."
+                    + (f" Also behind that: {names}." if behind and beside(best) == "behind" else
+                       f" Behind the linear model: {names}." if behind else ""))
+    none = [called(variant) for variant in means if all(
+        run["score"] <= constant + 1.96 * size_error(compared, [run]) for run in runs[variant])]
+    if none:
+        said.append(f"Not shown to be better than one answer for all ({text(constant)}): {', '.join(none)}.")
+    return said
+
+
+def constant_of(compared):
+    """The score of one answer for all, by baseline.py."""
+    if compared.r2:
+        return compared.linear["constant_r2"]
+    return 100 / len(recalls([compared.linear])[0]) if compared.balanced else 100 * compared.linear["constant_accuracy"]
+
+
+# ---- Table, caption, figure ------------------------------------------------------------------------------------------
+
+def name_of(key):
+    few = f" with {100 * key.share:g} % of the labels" if key.share < 1 else ""
+    return Path(key.task.removeprefix("file:")).name + few + (f", {key.passes:,} passes a run" if key.passes else "")
+
+
+def skill_of(compared):
+    """{line: {seed: percent of the hidden symbols that pretraining predicts right}}, where that is its score."""
+    return {line: {seed: 100 * run["first"]["val_score"] for seed, run in starts["spt"].items()
+                   if str(run["first"].get("score_is")).startswith("accuracy")}
+            for line, starts in compared.lines.items() if "spt" in starts}
+
+
+def in_order(compared):
+    """Lines as they come; of many models those first that gain most by SPT."""
+    each, sure = scored(compared)
+
+    def points(line):
+        return statistics.mean([*gain(each, (line, "spt"), (line, "scratch"), sure)[0].values()] or [-math.inf])
+
+    return sorted(compared.lines, key=points, reverse=True) if len(compared.lines) > MANY else [*compared.lines]
+
+
+PAIRS = {"SPT - scratch": ("spt", "scratch"), "joint - scratch": ("joint", "scratch"), "SPT - joint": ("spt", "joint")}
+
+
+def table(compared):
+    """Trivial and linear baselines, then a row per model; many models by their gain, with what pretraining learned."""
+    runs, (each, sure) = runs_by_variant(compared), scored(compared)
+    there = {start for starts in compared.lines.values() for start in starts}
+    starts = [start for start in entries.STARTS if start in there]
+    pairs = {name: pair for name, pair in PAIRS.items() if there.issuperset(pair)}
+    skill = skill_of(compared) if len(compared.lines) > MANY else {}
+    head = ["model", *(LOOKS[start][0] for start in starts), *(
+        f"{name} [95 % interval] (seeds)" if i == 0 else name for i, name in enumerate(pairs)),
+        *["hidden"] * bool(skill), "minutes a run"]
+
+    def cell(score, accuracy):
+        return f"{score} ({statistics.mean(accuracy):.1f})" if compared.balanced else score
+
+    rows = []
+    if one := compared.linear:
+        nothing = [""] * (len(head) - 3)
+        constant = f"{constant_of(compared):.{compared.digits}f}"
+        rows += [["*one answer for all*", cell(constant, [100 * one.get("constant_accuracy", 0)]), *nothing, ""],
+                 [f"*linear: {one['model']}*", cell(f"{one['score']:.{compared.digits}f}", [one.get("accuracy", 0)]),
+                  *nothing, f"{one['seconds']:.0f} s"]]
+    for line in in_order(compared):
+        ours = [(line, start) for start in starts]
+        minutes = [f"{statistics.mean(run['minutes'] for run in runs[variant]):.1f}" if variant in runs else "–"
+                   for variant in ours]
+        differences = [gain(each, (line, one), (line, other), sure) for one, other in pairs.values()]
+        rows.append([line, *(cell(mean_std(each[variant], compared.digits),
+                                  [run.get("accuracy", 0) for run in runs[variant]]) if variant in each else "–"
+                             for variant in ours),
+                     *(signed(found, compared.digits, half) for found, half in differences),
+                     *[mean_std(skill.get(line, {}))] * bool(skill), " / ".join(minutes)])
+    return markdown(head, rows)
+
+
+def caption(key, compared):
+    """What the scores are and how sure they are; second, where they come from."""
+    runs, (each, sure) = runs_of(compared.lines), scored(compared)
+    n, passes = runs[0]["test_examples"], {run["passes"] for run in runs}
+    equal = "unequal passes" if len(passes) > 1 else f"{passes.pop():,} passes a run"
+    some = [run["data"] for run in runs if "labelled" in run.get("data", {})]
+    bare = some[0]["sizes"][0] - some[0]["labelled"] if some else 0
+    joint = any("joint" in starts for starts in compared.lines.values()) and (key.share < 1 or bare)
+    percent, accuracy = "" if compared.r2 else " in percent", "; accuracy in parentheses" if compared.balanced else ""
+    text = [f"Test {compared.score}{percent} on {n:,} examples, mean ± standard deviation over seeds{accuracy}."]
+    if len(compared.lines) > MANY and any(skill_of(compared).values()):
+        text.append("Hidden: percent of the hidden symbols that pretraining predicts right.")
+    if compared.ratio > UNEQUAL:
+        text.append(f"Classes are unequal, {compared.ratio:.0f}:1" + (
+            ", so balanced accuracy decides." if compared.balanced else
+            ", and these older runs kept no balanced accuracy."))
+    if compared.r2:
+        text.append("How far another test set would move R2 is not known.")
+    else:
+        error = statistics.mean(size_error(compared, [run]) for run in runs)
+        deviations = sorted(math.sqrt(estimate.variance) for estimate in sure.values() if estimate.freedom)
+        seeds, points = (" to ".join(dict.fromkeys(texts)) for texts in (
+            [f"{one:.1f}" for one in deviations[::max(1, len(deviations) - 1)]],
+            [f"{one:.2g}" for one in worth(compared, n)]))
+        text.append(f"One test example is worth {points} points; another test set of this size would move a score by "
+                    f"{error:.1f} (standard error){f', another seed by {seeds}' if seeds else ''}.")
+    made = runs + [run["first"] for run in runs if run["init"]] + [compared.linear] * bool(compared.linear)
+    source = (f"{how_sure(each, sure, compared.digits)} "
+              f"{'Joint training sees the labelled inputs only; ' if joint else ''}"
+              f"{f'SPT alone saw {bare:,} more sequences, without a label; ' if bare else ''}{equal}; "
+              f"{provenance(made)}.")
+    return f"{' '.join(text)}\n\n{source}"
+
+
+def report(args):
+    """Your data or a demo, of what is finished: for each set and share of the labels a table and a verdict; a
+    figure."""
+    name, entry, runs = args.command, [], read_runs(args.runs)
+    if args.command == "demo":
+        name = args.what[0] if args.what else args.runs.stem if args.runs.stem in entries.DEMOS else "demo"
+        if name not in entries.DEMOS:
+            raise UserError(f"demo {name}: there is {' '.join(entries.DEMOS)}")
+        entry = entries.demo(name, " ".join(dict.fromkeys(run["model"] for run in runs if run["model"] in MODELS)))
+    found = comparisons(runs, entry)
+    if not found:
+        raise UserError(f"no finished finetuning run in {args.runs}; run: bash run_all.sh " + (
+            name if entry else "own --tasks file:PATH"))
+    blocks = [block for key, compared in found.items() for block in (
+        f"**{name_of(key)}**", table(compared), caption(key, compared),
+        "\n".join(f"- {line}" for line in verdict(compared)))]
+    print("\n" + "\n\n".join(blocks) + "\n")
+    for compared in found.values():
+        there = [run for run in runs_of(compared.lines) if (run["folder"] / "best.pt").exists()]
+        if there:
+            best = max(there, key=lambda run: run.get("val_accuracy", run.get("val_r2")))["folder"]
+            print(f"The run that validation prefers labels new sequences: python predict.py {best} --input FILE\n")
+    draw(lambda plt: figure(plt, found), args.figure)
+    if args.readme:
+        picture = os.path.relpath(args.figure, args.readme.parent)
+        replace_block(args.readme, name, "\n\n".join([*blocks, f"![gains of all seeds]({picture})"]))
+
+
+def figure(plt, found):
+    """For each set and share of the labels: scores of all seeds on the left, gains over scratch on the right. Gains
+    have one scale for all accuracies, and one for all R2."""
+    heights = [max(1.6, 0.24 * len(compared.lines)) for compared in found.values()]
+    picture, axes = plt.subplots(len(found), 2, figsize=(9, 1.2 + sum(heights)), squeeze=False, height_ratios=heights)
+    widest = {}
+    for (left, right), (key, compared) in zip(axes, found.items()):
+        (each, sure), lines = scored(compared), in_order(compared)
+        for y, line in enumerate(lines):
+            for height, start in ((y - 0.1, "spt"), (y + 0.1, "joint")):
+                points, half = gain(each, (line, start), (line, "scratch"), sure)
+                if points:
+                    mean = statistics.mean(points.values())
+                    right.errorbar(mean, height, xerr=half or None, color=LOOKS[start][1], marker="o", capsize=3)
+                    widest[compared.r2] = max(widest.get(compared.r2, 0), abs(mean) + half)
+        dots(left, {line: {start: [*seeds.values()] for start, seeds in compared.lines[line].items()}
+                    for line in lines})
+        if compared.linear:
+            left.axvline(constant_of(compared), color="black", linestyle=":", label="one answer for all")
+            left.axvline(compared.linear["score"], color="black", linestyle="--", label="linear model")
+        left.set_xlabel(f"test {compared.score}{'' if compared.r2 else ', %'}: seeds and mean")
+        if not compared.r2:
+            left.set_xlim(right=100)
+        right.axvline(0, color="black", linestyle=":")
+        right.set_yticks(range(len(lines)), lines)
+        right.set(xlabel="gain over scratch, 95 % interval over seeds", ylim=(len(lines) - 0.5, -0.5))
+        left.set_title(name_of(key), loc="left")
+    for (_, right), compared in zip(axes, found.values()):
+        limit = 1.05 * widest.get(compared.r2, 1) or 1
+        right.set_xlim(-limit, limit)
+    return picture, "What self-pretraining and joint training gain"

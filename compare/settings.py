@@ -1,0 +1,224 @@
+"""Any runs: one row per setting, with gains and intervals, as a table and a figure: python analyze.py compare FOLDER"""
+import math
+import statistics
+from collections import defaultdict, namedtuple
+from pathlib import Path
+
+from compare.drawing import LOOKS, dots, draw, markdown
+from compare.reading import home, provenance, read_runs, scores, variants_of, with_pretraining
+from compare.statistics import estimates, gain, half_width, how_sure, mean_std, signed
+from experiments.sweep import DENOISING
+from files import UserError, read_json
+from recipes import number, settings
+
+Setting = namedtuple("Setting", "values own runs")               # {column: value}; the others: of a Variant
+FIELDS = "task", "model", "objective", "start", "joint"          # what else makes a run another one
+
+
+def value_of(run, name):
+    """What a run has in a column: its own value or the recipe's, from its config.json; None where it has no meaning."""
+    own = settings(run["changed"]) | {name: run.get(name) for name in FIELDS}
+    if name in own or run["start"] == "baseline":                # which has no settings
+        return str(own.get(name)) if isinstance(own.get(name), list) else own.get(name)
+    if name.startswith("pretraining."):
+        run, name = run["first"], name.removeprefix("pretraining.")
+        if "changed" not in run:                                 # there was none
+            return None
+    if home(run) == run["folder"]:                               # a kept run has no config.json
+        return "recipe"
+    config = read_json(run["folder"] / "config.json")
+    for part in name.split("."):
+        config = (config or {}).get(part)
+    return config
+
+
+def settings_of(variants):
+    """[Variant] -> the columns, all in which they differ; [Setting]."""
+    names = dict.fromkeys([*FIELDS, *(name for variant in variants for name in variant.own)])
+    rows = [Setting({name: value_of(next(iter(variant.runs.values())), name) for name in names},
+                    {name: value for name, value in variant.own.items() if name not in FIELDS}, variant.runs)
+            for variant in variants]
+    alike = defaultdict(list)                                    # rows of which None means something
+    for row in rows:
+        alike[tuple(row.values[name] for name in FIELDS[:4])].append(row)
+
+    def differs(name):
+        without = {None} if name in DENOISING or name.startswith("pretraining.") else set()
+        return len({row.values[name] for row in rows} - without) > 1 or any(
+            len({row.values[name] for row in some}) > 1 for some in alike.values())
+
+    columns = [*filter(differs, names)]
+    order = list(LOOKS).index
+    rows.sort(key=lambda row: [(order(row.values[name]), "") if name == "start" else
+                               (row.values[name], "") if isinstance(row.values[name], (int, float)) else
+                               (math.inf, str(row.values[name])) for name in columns])
+    return columns or ["model", "start"], rows
+
+
+def baseline(row, rows, wanted):
+    """The row that a row's gain is over, or None: that with the `wanted` values and otherwise its own. By default that
+    from scratch, whatever pretraining, joint training or a probe had beside it."""
+    if not wanted and row.values["start"] == "scratch":
+        return None
+    meant = {}
+    for name, value in wanted.items():                           # a flag of the stage that has it, or of both
+        own, before = row.values.get(name), row.values.get(f"pretraining.{name}")
+        meant |= {f"pretraining.{name}": value} if before is not None and own in (None, before) else {}
+        meant |= {name: value} if own is not None or before is None else {}
+
+    def passes(row):
+        return next(iter(row.runs.values()))["passes"]
+
+    def agree(other, name, exactly, budget):
+        if name in meant:
+            return shown(other.values[name]) == meant[name]
+        if not wanted and name == "start":
+            return other.values[name] == "scratch"
+        if not wanted and name == "freeze":
+            return not other.own.get("freeze")
+        if not wanted and (name in DENOISING or name.startswith("pretraining.")):
+            return True                                          # without meaning from scratch
+        if budget and name in ("steps", "epochs"):
+            return passes(other) == passes(row)
+        return other.values[name] == row.values[name] or (
+            not exactly and name not in FIELDS and other.own.get(name) == row.own.get(name))
+
+    # Recipes may differ between ways to start, and so may steps at equal passes.
+    for exactly, budget in ((True, False), (False, False), *([] if wanted else [(False, True)])):
+        for other in rows:
+            if other is not row and all(agree(other, name, exactly, budget) for name in row.values):
+                return other
+    return None
+
+
+def shown(value):
+    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def chosen_by_validation(rows):
+    """Of the rows of a task, model, objective and start (a frozen one apart), the best by mean validation score, of
+    those with the most seeds."""
+    def validation(row):
+        return statistics.mean(run.get("val_accuracy", run.get("val_r2")) for run in row.runs.values())
+
+    groups = defaultdict(list)
+    for row in rows:
+        key = *(row.values[name] for name in ("task", "model", "objective", "start")), "freeze" in row.own
+        groups[key].append(row)
+    return [max(group, key=lambda row: (len(row.runs), validation(row))) for group in groups.values()]
+
+
+def chosen_scratch(row, chosen):
+    """Of what validation chose, the row from scratch beside a row that it chose too."""
+    if row not in chosen or row.values["start"] == "scratch":
+        return None
+    alone = [other for other in chosen if other.values["start"] == "scratch" and "freeze" not in other.own]
+    return next((other for other in alone if all(
+        other.values[name] == row.values[name] for name in ("task", "model", "objective"))), None)
+
+
+def compare(args):
+    """Runs in any folders: a row a setting, as a table and a figure."""
+    if not args.what:
+        raise UserError("compare wants folders of runs: python analyze.py compare runs/sweep")
+    if args.baseline and args.select:
+        raise UserError("--baseline has no meaning with --select: gains are over what validation chose from scratch")
+    sources = [Path(source) for source in args.what]
+    sources = [source for source in sources if not source.is_file() or source.suffix == ".jsonl"]         # no figures
+    found = [read_runs(source, strict=True) for source in sources]
+    for source, runs in zip(sources, found):
+        if not any("start" in run for run in runs):
+            raise UserError(f"no finished finetuning run in {source}; python analyze.py status {source} tells more")
+    columns, rows = settings_of(variants_of(with_pretraining([run for runs in found for run in runs])))
+    if not rows:
+        raise UserError(f"no finetuning run in {' '.join(args.what)} beside its pretraining run")
+    wanted = {}
+    for pair in args.baseline.split(",") if args.baseline else ():
+        name, _, value = pair.partition("=")
+        name, value = name.replace("-", "_"), shown(number(value))
+        names = [each for each in columns if each.split(".")[-1] == name.split(".")[-1] and each.endswith(name)]
+        if not names:
+            raise UserError(f"--baseline {name}: these runs differ in {', '.join(map(title, columns))}")
+        if value not in (there := {shown(row.values[each]) for row in rows for each in names}):
+            raise UserError(f"--baseline {pair}: there is {' '.join(sorted(there))}")
+        wanted[names[0] if name.startswith("pretraining.") else names[0].removeprefix("pretraining.")] = value
+    text = "\n\n".join(tell(columns, rows, wanted, args.select))
+    begun = [path.parent for source in sources for path in source.glob("**/config.json")]
+    lost = sum(not (folder / "result.json").exists() for folder in begun)
+    print(f"\n{text}{f' Unfinished runs, which are not in it: {lost}.' if lost else ''}\n")
+    some = chosen_by_validation(rows) if args.select else rows
+    draw(lambda plt: (figure_of_settings(plt, columns, some), "Test scores: seeds and mean"), args.figure)
+
+
+def title(name):
+    """What to call a column."""
+    return name.replace("arch.", "").replace(".", " ").replace("_", "-")
+
+
+def label(columns, row):
+    """What to call a row in a figure."""
+    return ", ".join(f"{title(name)} {shown(row.values[name])}" if name not in ("task", "model", "start") else
+                     LOOKS[row.values[name]][0] if name == "start" else str(row.values[name])
+                     for name in columns if row.values[name] is not None)
+
+
+def tell(columns, rows, wanted, select):
+    """Table and caption. select: test scores of what validation chose alone."""
+    chosen, lines, notes, every, r2 = chosen_by_validation(rows) if select else rows, [], [], [], set()
+    tasks, lonely = dict.fromkeys(row.values["task"] for row in rows), False
+    for task in tasks:
+        some = [row for row in rows if row.values["task"] == task]
+        each = {i: scores(row.runs) for i, row in enumerate(some)}
+        found = estimates(each)
+        for name, row in enumerate(some):
+            runs = [*row.runs.values()]
+            digits, factor = (3, 1) if "test_r2" in runs[0] else (1, 100)
+            mean, half = statistics.mean(each[name].values()), half_width((found[name], len(runs)))
+            over = baseline(row, some, wanted) if not select else chosen_scratch(row, chosen)
+            interval = f"[{mean - half:.{digits}f}, {mean + half:.{digits}f}]" if half else "–"
+            test = [mean_std(each[name], digits), interval, "–"]
+            if over:
+                differences, half = gain(each, name, next(i for i, row in enumerate(some) if row is over), found)
+                test[2] = signed(differences, digits, half)
+                if len(differences) == len(runs):                # else it has fewer seeds than the row
+                    test[2] = test[2].rsplit(" (", 1)[0]
+            lonely = lonely or not over and row.values["start"] != "scratch"
+            if select:
+                score = {seed: run.get("val_accuracy", run.get("val_r2")) * factor for seed, run in row.runs.items()}
+                test = [mean_std(score, digits), *(test if row in chosen else [""] * 3)]
+                test[0] += " *" if row in chosen else ""
+            passes = "/".join(f"{n:,}" for n in sorted({run["passes"] for run in runs}))
+            lines.append([*(shown(row.values[name]) for name in columns), *test, str(len(runs)), passes,
+                          f"{statistics.mean(run['minutes'] for run in runs):.1f}"])
+            every += [*runs, *(run["first"] for run in runs if "changed" in run["first"])]
+        notes.append(how_sure(each, found, digits, f" of {task}" if len(tasks) > 1 else ""))
+        r2.add(digits == 3)
+    over = ", ".join(f"{title(name)}={value}" for name, value in wanted.items()) or "scratch"
+    unit = "accuracy, % (or R2)" if len(r2) > 1 else "R2" if True in r2 else "accuracy, %"
+    head = [*map(title, columns), *["validation"] * bool(select), f"test {unit}", "95 % interval",
+            f"gain over {over} [95 % interval]", "seeds", "passes", "minutes"]
+    alike = [str(rows[0].values[name]) for name in FIELDS[:3] if name not in columns]
+    alike = [name for name in alike if name != "masked"]
+    alike += dict.fromkeys(f"{title(name)} {shown(value)}" for row in rows for name, value in row.own.items()
+                           if name not in columns)               # what differs from the recipe in all of them
+    alike = f"{', '.join(alike)}: mean" if alike else "Mean"
+    caption = [f"{alike} ± standard deviation over seeds.", *notes,
+               "Gains are over the row from scratch that validation chose." if select else
+               "" if wanted else "Gains are over the row from scratch that is otherwise the same, or has as many passes"
+               + ("; –: there is none." if lonely else "."),
+               "*: chosen by validation; the test scores of no other are shown." if select else "",
+               f"Passes through the model and minutes: of both stages. {provenance(every)}."]
+    return [markdown(head, lines), " ".join(filter(None, caption))]
+
+
+def figure_of_settings(plt, columns, rows):
+    """One panel per task, one line per setting."""
+    tasks = dict.fromkeys(row.values["task"] for row in rows)
+    figure, axes = plt.subplots(len(tasks), 1, figsize=(7, 1 + 0.3 * len(rows) + 0.6 * len(tasks)), squeeze=False)
+    for axis, task in zip(axes[:, 0], tasks):
+        some = [row for row in rows if row.values["task"] == task]
+        named = [name for name in columns if name != "task"]
+        dots(axis, {label(named, row): {row.values["start"]: [*row.runs.values()]} for row in some})
+        axis.set_xlabel("R2" if "test_r2" in next(iter(some[0].runs.values())) else "accuracy, %")
+        axis.set_title(task, loc="left")
+    return figure

@@ -1,0 +1,208 @@
+"""Flags: the parser of both stages, the recipe that fills them in, what differs from it, and the run's name."""
+import argparse
+import json
+import math
+import re
+from pathlib import Path
+
+import zoo                                     # noqa: F401, fills MODELS
+from data import look_up
+from files import Parser, UserError
+from models import MODELS, keys_of
+from recipes import arch, assignments, fit, halved, recipe_line, settings
+from tasks import TASKS, folder_name, full_name
+
+
+def between(kind, low, high=math.inf):
+    """Type of a flag: a number from low to high."""
+    def check(text):
+        value = kind(text)
+        if not (low <= value <= high and math.isfinite(value)):
+            bounds = f"at least {low:g}" if high > 2**62 else f"between {low:g} and {high:g}"
+            raise argparse.ArgumentTypeError(f"must be {bounds}, got {text}")
+        return value
+    check.__name__ = kind.__name__             # which argparse names
+    return check
+
+
+def overrides(text):
+    """'d=64,layers=3' -> {"d": 64, "layers": 3}."""
+    try:
+        return assignments(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def device(text):
+    if text == "mps":
+        raise argparse.ArgumentTypeError("Apple's GPU has no float64 and no complex128, which kernels need; use cpu")
+    return text
+
+
+def flags(stage, objectives):
+    """The parser of a stage, without a recipe's defaults."""
+    positive, natural, rate = between(int, 1), between(int, 0, 2**63 - 1), between(float, 0)
+    parser = Parser(description="With --task and --model, --help shows their recipe.", allow_abbrev=False,
+                    add_help=False)
+    add = parser.add_argument_group("what to run").add_argument
+    add("-h", "--help", action="store_true", help="these lines, with the recipe and the sizes of a task and model")
+    add("--task", help="one of: " + " ".join(TASKS) + " or your own data: file:PATH (.npz, .csv, .tsv, .ts), ucr:NAME")
+    add("--model", help="one of: " + " ".join(MODELS))
+    add("--objective", choices=objectives, help="masked: the model sees both sides; causal: only what came before, and "
+        "predicts what comes next")
+    add("--arch", type=overrides, metavar="KEY=VALUE,...", help="other sizes than in recipes.py: d=64,layers=3, say")
+    add("--train-fraction", type=between(float, 1e-9, 1), help="share of the training examples to use; smaller shares "
+        "lie within larger ones")
+    add("--seed", type=natural, default=0, help="of weights, data order and hidden positions")
+    add("--data-dir", default="data", help="where prepared data sets live")
+    add("--out", type=Path, help="run directory (default: runs/TASK-MODEL-OBJECTIVE-STAGE-sSEED, and what differs from "
+        "the recipe)")
+    add("--resume", action="store_true", help="continue exactly where the run in --out was stopped")
+    if stage == "finetune":
+        add("--init", type=Path, help="pretraining run, which also gives task, model, sizes and training examples; "
+            "default: from scratch, or from trained weights where --model has some")
+        add("--joint", type=between(float, 1e-9), metavar="W", help="from scratch, with W times pretraining's loss on "
+            "the same batch added in each step; half as many steps, since each has two passes")
+        add("--freeze", action="store_true", help="train the head alone, on the backbone as it is: a linear probe")
+        add("--label-fraction", type=between(float, 1e-9, 1), help="share of all training examples (whatever was "
+            "pretrained on) to train with here; classes keep their shares, smaller shares lie within larger ones")
+    add = parser.add_argument_group("recipe (your flags win)").add_argument
+    add("--lr", type=rate, help="learning rate of all parameters but those that have their own")
+    add("--wd", "--weight-decay", type=rate, help="AdamW weight decay")
+    add("--batch", type=positive, help="examples (retrieval: pairs) per optimiser step, over all GPUs")
+    add("--epochs", type=positive, help="length of the run, in epochs")
+    add("--steps", type=positive, help="length of the run, in optimiser steps; wins over --epochs")
+    add("--warmup", type=natural, help="steps of linear warm-up")
+    add("--schedule", choices=("constant", "cosine", "step"), help="after warm-up; cosine reaches 0 at the end, step "
+        "halves the rate after each fifth of the run")
+    add("--eval-every", type=positive, help="steps between evaluations (default: an epoch)")
+    add("--mask", type=between(float, 1e-6, 1), help="masking ratio: probability that a position is hidden")
+    add("--loss", choices=("ce", "l1"), help="of hidden positions: cross-entropy over symbols or gray levels, or L1")
+    if stage == "finetune":
+        add("--pool", choices=("mean", "max", "last"), help="how the sequence becomes one vector")
+        add("--head", choices=("linear", "mlp", "pair"), help="on that vector; mlp: one hidden layer; pair: for tasks "
+            "with two documents an example")
+    add = parser.add_argument_group("machine").add_argument
+    add("--micro-batch", type=positive, help="examples per forward pass; halve it when memory runs out")
+    add("--device", default="auto", type=device, choices=("auto", "cpu", "cuda"), help="auto: GPU if there is one")
+    add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"),
+        help="auto: bfloat16 autocast on a GPU that has it, else float32")
+    add("--compile", action="store_true", help="torch.compile the backbone; on one GPU, where all sequences are "
+        "equally long, also launch each step as one CUDA graph: 1.3 to 3.5 times as fast (results/gpu.md)")
+    add("--log-every", type=positive, default=100, help="steps between log lines")
+    return parser
+
+
+MACHINE_FLAGS = {"help", "resume", "device", "dtype", "compile", "log_every", "out", "data_dir",
+                 "fitted"}                                             # do not define the run
+RECORDED = {"task", "model", "objective", "arch", "seed", "init", "joint"}       # by themselves, not among what changed
+
+
+def arguments(stage, argv, objectives, inherit=None):
+    """The flags of a stage, the rest filled in from the recipe. inherit(flags) -> {flag: value} that --init fixes. Also
+    set: start (pretrain, spt, corpus, scratch or joint); arch, all sizes; recipe, the name of its line; fitted, what
+    `fit` did; changed, {flag: value} of all that differs from it."""
+    parser = flags(stage, objectives)
+    args = parser.parse_args(argv)
+    named = vars(args).keys() - MACHINE_FLAGS - RECORDED
+    if args.help and None in (args.task, args.model) and not getattr(args, "init", None):
+        parser.print_help()
+        parser.exit()
+    args.task = args.task and full_name(args.task)
+    vars(args).update(inherit(args) if inherit else {"start": stage})
+    for flag, value, known in (("task", args.task, TASKS), ("model", args.model, MODELS)):
+        if value is None or flag == "model" and value not in known:
+            problem = "is missing" if value is None else f"{value} is unknown"
+            own = " file:PATH ucr:NAME" if flag == "task" else ""
+            raise UserError(f"--{flag} {problem}; one of: {' '.join(known)}{own}")
+    task, fitted, args.fitted = look_up(args.task, args.data_dir), {}, None
+    args.recipe, args.objective, values = recipe_line(args.task, task, args.model, args.objective, args.start)
+    hides = objectives[args.objective].hides
+    if args.start == "joint" and hides:
+        values = halved(values)
+    if args.task not in TASKS:
+        first = args.pretraining if args.start == "spt" else vars(args)
+        examples = max(1, int(task.sizes[0] * (first["train_fraction"] or 1)))
+        fitted, args.fitted = fit(task, examples, values, arch(args.task, args.model))
+    unused = {"mask", "loss"} if args.start not in ("pretrain", "joint") else set() if hides else {"mask"}
+    values = {flag: value for flag, value in values.items() if flag in vars(args) and flag not in unused}
+    sizes = arch(args.task, args.model, **fitted)
+    if sizes is None:
+        raise UserError(f"--model {args.model} has no sizes for {args.task}")
+    if args.start == "spt":
+        keys = keys_of(args.model, args.arch.get("ffn", "dense"))
+        args.arch = {name: value for name, value in args.arch.items() if name not in keys or keys[name].inherited}
+    else:
+        args.arch = arch(args.task, args.model, **fitted | (args.arch or {}))
+    if args.help:
+        print_recipe(parser, args, values)
+    other_sizes = {key: value for key, value in args.arch.items() if sizes.get(key) != value}
+    args.changed = {"arch": other_sizes} if other_sizes else {}
+    for flag in sorted(named):                                         # a new flag, too
+        if getattr(args, flag) not in (None, values.get(flag), parser.get_default(flag)):
+            args.changed[flag] = getattr(args, flag)
+    if args.start == "spt":                                            # changes to the pretraining are this run's too
+        unfinished = {} if (args.init / "result.json").exists() else {"unfinished": True}
+        if before := args.pretraining["changed"] | unfinished:
+            args.changed["pretraining"] = before
+    if "epochs" in args.changed:
+        values.pop("steps", None)                                      # --epochs was asked for in place of steps
+    for flag, value in values.items():
+        if getattr(args, flag) is None:
+            setattr(args, flag, value)
+    check(args, task, hides)
+    args.out = args.out or Path("runs") / run_name(args)
+    return args
+
+
+def print_recipe(parser, args, values):
+    """--help of a task and model."""
+    keys = keys_of(args.model, args.arch.get("ffn", "dense"))
+    read = {name: value for name, value in args.arch.items() if name in keys}         # not a row's other columns
+    recipe, sizes = (" ".join(f"{k}={v}" for k, v in some.items() if v is not None) for some in (values, read))
+    rule = f" {args.fitted}." if args.fitted else ""
+    parser.description = f"Recipe {args.recipe}: {recipe}. Sizes: {sizes}.{rule}"
+    parser.print_help()
+    parser.exit()
+
+
+SHORT = {"train_fraction": "f", "label_fraction": "l", "pretraining": "pre", "arch": ""}         # in names of runs
+
+
+def run_name(args):
+    """TASK-MODEL-OBJECTIVE-START-sSEED, with all that differs from the recipe: the folder of a run without --out."""
+    found = settings(args.changed) | ({"joint": args.joint} if args.start == "joint" and args.joint != 1 else {})
+    sizes, words = "", ""
+    for name, value in found.items():
+        value = f"{value:g}" if isinstance(value, float) else str(value)
+        if name.startswith("arch."):
+            sizes += f"-{name.removeprefix('arch.')}={value}"
+        else:
+            parts = (SHORT.get(part, part.replace("_", "-")) for part in name.split("."))
+            words += f"-{'-'.join(filter(None, parts))}{'' if value == 'True' else value}"
+    name = f"{folder_name(args.task)}-{args.model}{sizes}-{args.objective}-{args.start}{words}-s{args.seed}"
+    return re.sub(r"[^\w.=-]", "_", name)
+
+
+def check(args, task, hides):
+    """UserError for flags that do not fit each other or the task."""
+    denoises = args.start in ("pretrain", "joint")
+    for flag in ("mask", "loss"):
+        if getattr(args, flag) is not None and not denoises:
+            raise UserError(f"--{flag} {getattr(args, flag)} has no meaning without --joint")
+    if not hides and args.mask is not None:
+        raise UserError(f"--mask {args.mask} has no meaning with --objective {args.objective}")
+    if args.start == "joint" and args.freeze:
+        raise UserError("--freeze has no meaning with --joint, which trains the backbone")
+    if denoises and args.loss == "l1" and task.channels is None:
+        raise UserError(f"--loss l1 needs samples, and {args.task} consists of symbols; use --loss ce")
+    if denoises and args.loss == "ce" and task.vocab is None:
+        raise UserError(f"--loss ce needs symbols or gray levels, which {args.task} does not consist of; use --loss l1")
+    if args.start != "pretrain" and (args.head == "pair") != (task.documents == 2):
+        raise UserError(f"--head {args.head} does not fit {args.task}, where an example has {task.documents} document"
+                        f"{'s; use --head pair' if task.documents > 1 else '; use --head linear or mlp'}")
+
+
+def defining(args):
+    """All that defines a run; saved in config.json and in each checkpoint."""
+    return json.loads(json.dumps({k: v for k, v in vars(args).items() if k not in MACHINE_FLAGS}, default=str))

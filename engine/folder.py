@@ -1,0 +1,144 @@
+"""The run directory: config.json, log.jsonl, best.pt, last.pt, and result.json, whose presence means done."""
+import contextlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from files import ROOT, UserError, locked, read_json, reading, sha256_of, write_atomically, write_json
+
+
+class Folder:
+    """A run directory. main: whether this process writes. resumes: whether a stopped run goes on."""
+
+    def __init__(self, path, main):
+        self.path, self.main = Path(path), main
+
+    def look(self, config, resume):
+        """Check that the directory is free or, with --resume, that of a run with this config -> whether that run is
+        finished. Nothing is written."""
+        out = self.path
+        there = {p.name for p in out.iterdir() if p.suffix != ".tmp"} - {".lock"} if out.is_dir() else set()
+        if there and not resume:
+            raise UserError(f"run directory {out} is not empty; add --resume to continue it, or choose another --out")
+        if there and "config.json" not in there:
+            raise UserError(f"--resume: {out} has no config.json; it is not a run directory")
+        if there & {"last.pt", "result.json"}:
+            saved = read_json(out / "config.json")
+            for key in sorted((saved.keys() | config.keys()) - {"changed", "recipe"}):
+                if saved.get(key) != config.get(key):
+                    raise UserError(f"--resume: {out} was started with {key} = {saved.get(key)}, now "
+                                    f"{config.get(key)}; give the same flags as before, or choose another --out")
+        self.resumes = "last.pt" in there
+        if "result.json" in there:
+            read_json(out / "result.json", "task", "seed")
+        return "result.json" in there
+
+    def take(self, config):
+        """Make the directory, and hold it until this process ends."""
+        if self.main:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                self.lock = locked(self.path / ".lock", f"{self.path} is in use by another process", wait=False)
+            except OSError as error:
+                raise UserError(f"cannot write to --out {self.path}: {error.strerror}") from None
+            write_json(self.path / "config.json", config)
+
+    def restore(self, model, optimizer, state):
+        """Put what last.pt holds into model and optimiser -> the saved state."""
+        saved = read_checkpoint(self.path / "last.pt")
+        with reading(f"{self.path}/last.pt does not fit", "it may be of another version of the code"):
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+            state = {name: type(value)(saved["state"][name]) for name, value in state.items()}
+        if state["best_step"]:
+            read_checkpoint(self.path / "best.pt")                     # needed at the end: fail now rather than then
+        return state
+
+    def begin_log(self, state, **record):
+        """Write the first line of log.jsonl. On --resume, records past the checkpoint are cut off (they will be written
+        again), so the file reads as if nothing had happened."""
+        path, kept = self.path / "log.jsonl", []
+        if self.resumes and path.is_file():
+            with contextlib.suppress(ValueError, KeyError, TypeError):     # a line torn by a kill ends the reading
+                for line in path.read_text(errors="replace").splitlines():
+                    one = json.loads(line)
+                    if one["step"] <= state["evaluated" if one["kind"] == "eval" else "step"]:
+                        kept.append(json.dumps(one) + "\n")
+        if self.main:
+            write_atomically(path, lambda file: file.write("".join(kept).encode()))
+        self.log(kind="resume" if kept else "start", step=state["step"], **record)
+
+    def log(self, **record):
+        if self.main:
+            with open(self.path / "log.jsonl", "a") as file:
+                file.write(json.dumps(record) + "\n")
+
+    def save(self, name, record):
+        """A checkpoint."""
+        if self.main:
+            write_atomically(self.path / name, lambda file: torch.save(record, file))
+
+    def last_good(self):
+        last = self.path / "last.pt"
+        return f"the last good checkpoint is {last}" if last.exists() else "nothing was saved yet"
+
+    def finish(self, record):
+        """result.json, written last: its presence means that the run is complete."""
+        if self.main:
+            write_json(self.path / "result.json", record | {"best.pt": sha256_of(self.path / "best.pt")})
+
+
+def read_checkpoint(path):
+    """A checkpoint on the CPU. Only tensors and plain values are ever unpickled (weights_only). That of a finished run
+    must be the one of which result.json has the checksum."""
+    path, record = Path(path), Path(path).with_name("result.json")
+    wanted = read_json(record, "task", "seed").get(path.name) if record.exists() else None
+    if wanted is not None and path.exists() and sha256_of(path) != wanted:
+        raise UserError(f"{path} is damaged, or not that of the run of which {record} tells: wrong checksum")
+    with reading(f"{path} is missing, cut short, or not a checkpoint of this project", "choose another"):
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        # Raises unless these are tensors by name, and flags.
+        {str.lower(name): tensor.shape for name, tensor in checkpoint["model"].items()}, {**checkpoint["config"]}
+    return checkpoint
+
+
+def peak_memory(device):
+    """The most memory that this process has had, on this device: bytes. None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:                        # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def environment(device, processes=1, dtype="float32"):
+    """What a reader needs to place a number: versions, commit, hardware."""
+    commit = os.environ.get("COMMIT")          # of a copy that has left its repository behind
+    with contextlib.suppress(OSError):         # no git on this machine
+        git = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=10"]
+        commit = commit or subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
+    return dict(commit=commit or "unknown", torch=torch.__version__, python=platform.python_version(), device=name,
+                processes=processes, threads=torch.get_num_threads(), dtype=dtype)
+
+
+def read_log(folder):
+    """The records of a run's log.jsonl. What is none is left out: the last line of a killed run may be torn."""
+    path, found = folder / "log.jsonl", []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError, RecursionError):
+            found.append(json.loads(line))
+    return [record for record in found if isinstance(record, dict)]
+
+
+def newest(folder):
+    """The newest value of each field in a run's log; `kind` is that of the last record."""
+    return {name: value for record in read_log(folder) for name, value in record.items()}

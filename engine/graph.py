@@ -1,0 +1,67 @@
+"""A training step as a CUDA graph, for --compile."""
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from files import UserError
+
+
+class Recorded:
+    """A training step as a CUDA graph. A CPU takes longer to launch hundreds of small operations than a GPU to compute
+    them, so they are recorded once and from then on launched by one call.
+
+    Call it like the step. The first steps run eagerly, since a library's first calls cannot be recorded; so do steps of
+    other shapes than the recorded one. UserError where a step cannot be recorded: one that reads a value, say.
+    """
+
+    WARM = 3                                   # steps before recording
+
+    def __init__(self, step, optimizer):
+        self.step, self.optimizer = step, optimizer
+        self.replay, self.shapes, self.seen, self.side = None, None, 0, None
+
+    def __call__(self, *arguments):
+        tensors, structure = tree_flatten(arguments)
+        shapes = [None if v is None else v.shape for v in tensors]
+        if self.replay is None:
+            self.seen = self.seen + 1 if shapes == self.shapes else 1
+            self.shapes = shapes
+            if self.seen > self.WARM:
+                self.record(tensors, structure)
+        if self.replay is None or shapes != self.shapes:
+            return self.eagerly(lambda: self.step(*arguments))
+        for mine, given in zip(self.tensors, tensors):
+            if given is not None:
+                mine.copy_(given)
+        for rate, group in zip(self.rates, self.optimizer.param_groups):
+            rate.fill_(group["lr"])
+        self.replay()
+
+    def record(self, tensors, structure):
+        """Record the step. The graph reads its inputs from `tensors`, its learning rates from `rates`."""
+        groups = self.optimizer.param_groups
+        before = [(group["lr"], group["capturable"]) for group in groups]
+        self.tensors = [v if v is None else v.clone() for v in tensors]
+        self.rates = [torch.tensor(rate, device=group["params"][0].device) for group, (rate, _) in zip(groups, before)]
+        for group, rate in zip(groups, self.rates):
+            group.update(lr=rate, capturable=True)
+        try:
+            self.replay = self.capture(lambda: self.step(*tree_unflatten(self.tensors, structure)))
+        except RuntimeError as error:
+            cause = str(error.__context__ or error).strip().splitlines()[0]      # ending a failed recording fails, too
+            raise UserError(f"--compile: no CUDA graph can be made of a step: {cause}; leave out --compile") from error
+        for group, (rate, capturable) in zip(groups, before):
+            group.update(lr=rate, capturable=capturable)
+
+    def capture(self, function):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):     # another thread makes the next batch
+            function()
+        return graph.replay
+
+    def eagerly(self, function):
+        """On a stream of its own, as PyTorch asks for before a recording."""
+        main, self.side = torch.cuda.current_stream(), self.side or torch.cuda.Stream()
+        self.side.wait_stream(main)
+        with torch.cuda.stream(self.side):
+            function()
+        main.wait_stream(self.side)

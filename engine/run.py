@@ -1,0 +1,344 @@
+"""`Run`: everything that both stages do around their loops. To follow a loop, `learning_rate` is enough."""
+import contextlib
+import datetime
+import math
+import signal
+import sys
+import time
+import warnings
+
+import numpy as np
+import torch
+
+from engine.feed import Feed
+from engine.flags import defining
+from engine.folder import Folder, environment, peak_memory, read_checkpoint
+from engine.graph import Recorded
+from engine.processes import PREEMPTED, Processes
+from files import UserError, write_atomically
+from models import count
+from tasks import TASKS, kept
+from zoo.gpu_attention import variable_length
+from zoo.structured import guide
+
+
+def learning_rate(step, steps, args):
+    """Factor of every group's initial learning rate: linear warm-up, then constant, half a cosine down to 0, or steps:
+    a half after each fifth of the run."""
+    if step < args.warmup:
+        return (step + 1) / args.warmup
+    if args.schedule == "constant":
+        return 1.0
+    if args.schedule == "step":
+        return 0.5 ** (5 * step // steps)
+    return 0.5 * (1 + math.cos(math.pi * (step - args.warmup) / max(1, steps - args.warmup)))
+
+
+class Run:
+    """A training run: its loop, clock and scores, and what the loop asks of processes.py, folder.py and feed.py.
+
+    In a stage's main: Run(args), open, start, measured; in every step evaluates and evaluated, begin, exchange,
+    backward, stepped; at the end load_best and finish. `state` is what a resumed run needs beyond weights and
+    optimiser.
+    """
+
+    SAVE_SECONDS = 600                         # between evaluations, a checkpoint at least this often
+    EARLY = 1, 2, 5, 10, 20, 50                # steps after which a line is printed, if not in the log
+
+    def __init__(self, args):
+        self.args, self.processes = args, Processes(args)
+        self.device, self.say = self.processes.device, self.processes.say
+        self.autocast, self.total = self.processes.autocast, self.processes.total
+        self.folder = Folder(args.out, self.processes.main)
+
+    def open(self, task, train):
+        """Set the length of the run, for these training examples. Check that the run directory is free or, with
+        --resume, this run's. A finished run ends here. Nothing is written yet."""
+        args, self.task, examples = self.args, kept(task), len(train)
+        self.equal = train.lengths() is None
+        # BatchNorm takes its statistics over the whole batch, or over each micro-batch as it stands.
+        self.lengths = None if args.arch.get("norm") == "batch" else train.lengths()
+        few = getattr(args, "label_fraction", None) is not None or task.labelled is not None
+        if few and examples < args.batch:
+            args.batch = args.changed["batch"] = examples
+            if self.processes.world > examples:
+                raise UserError(f"{examples} examples are fewer than the number of processes, {self.processes.world}")
+        if examples < args.batch:
+            raise UserError(f"--batch {args.batch} is more than the {examples} training examples there are")
+        # The last, incomplete batch of an epoch is left out. Each epoch has a new order, so no example is left out for
+        # good.
+        self.examples, self.per_epoch = examples, examples // args.batch
+        self.steps = args.steps or args.epochs * self.per_epoch
+        # On a small share of the data an epoch is a few steps, and validation would take most of the time.
+        least = self.steps // 200 if few or args.train_fraction is not None else 1
+        args.eval_every = args.eval_every or max(self.per_epoch, least)
+        args.data = task.data
+        if list(task.data["sizes"]) != list(task.sizes):
+            args.changed["sizes"] = list(task.data["sizes"])
+        finished = self.folder.look(defining(args), args.resume)
+        self.processes.barrier()               # nobody writes before all have looked
+        if finished:
+            self.say(f"{args.out} is finished; nothing to do")
+            self.processes.close()
+            raise SystemExit(0)
+
+    def start(self, model, optimizer):
+        """Take the run directory, restore what was saved there, print and log the plan -> the model to call, which is
+        compiled or distributed on request."""
+        args, self.model, self.optimizer = self.args, model, optimizer
+        self.state = dict(step=0, evaluated=0, best=-math.inf, best_step=0, seconds=0.0, loss_sum=0.0, loss_steps=0)
+        self.folder.take(defining(args))
+        self.processes.barrier()
+        if self.folder.resumes:
+            self.state = self.folder.restore(model, optimizer, self.state)
+        self.step = self.first = self.state["step"]
+        self.loss_sum = torch.full((), self.state["loss_sum"], dtype=torch.float64, device=self.device)
+        # step, loss and gradient norm of the last step, or of the first one where either was not finite
+        self.latest = torch.zeros(3, dtype=torch.float64, device=self.device)
+        self.count = torch.full((), float(self.step), device=self.device)
+        self.loss = torch.zeros((), device=self.device)
+        # Each part makes its convolution kernels anew, and on a GPU launches as many operations: fewer parts there.
+        costly = self.device.type == "cuda" or any(hasattr(layer.mixer, "kernel") for layer in model.backbone.layers)
+        # Where all steps have the same shapes, --compile also makes CUDA graphs of them.
+        self.records = (args.compile and self.device.type == "cuda" and self.processes.world == 1 and self.equal
+                        and not args.arch.get("guided"))
+        self.feed = Feed(args, self.processes, self.task, self.examples, self.lengths, costly, self.records)
+        self.rows, self.parts, self.numbers = self.feed.rows, self.feed.parts, self.feed.numbers
+        self.print_plan()
+        self.begin_clock()
+        if args.compile:
+            # One graph. The kernels that layers make together stay outside: complex arithmetic gains nothing.
+            model.backbone.body = torch.compile(model.backbone.body)
+            for known in "Dynamo detected a call to a `functools.lru_cache`", "Torchinductor does not support code":
+                warnings.filterwarnings("ignore", known)               # neither matters here
+        self.forward = self.processes.distributed(model)
+        return self.forward
+
+    def print_plan(self):
+        """Everything that was decided, before the first step."""
+        args = self.args
+        self.say(f"{args.task} / {args.model} / {args.objective}: {count(self.model):,} parameters; {self.examples:,} "
+                 f"training examples; recipe {args.recipe}")
+        for group in self.optimizer.param_groups:
+            self.say(f"  {group['name']:5} {sum(p.numel() for p in group['params']):11,} parameters, "
+                     f"lr {group['initial_lr']:g}, weight decay {group['weight_decay']:g}")
+        self.say(f"  {self.steps:,} steps of {args.batch} examples = {self.steps / self.per_epoch:.1f} epochs; "
+                 f"{args.schedule} schedule after {args.warmup:,} warm-up steps; evaluation every {args.eval_every:,}")
+        if self.device.type == "cuda" and self.processes.bf16 and self.lengths is not None and not args.compile:
+            library = variable_length()[0]
+            self.say(f"  attention of padded batches: {f'FlashAttention of {library}' if library else 'with a mask'}")
+        if args.fitted:
+            self.say(f"  your own data: {args.fitted}")
+        self.say(f"  run directory {args.out}; differs from the recipe in {args.changed or 'nothing'}")
+        if args.recipe.split("/")[1:] != [args.model, args.objective]:
+            self.say(f"  note: there is no {args.objective} recipe for {args.model} here; these numbers are our choice")
+        if args.warmup >= self.steps:
+            self.say(f"  note: the run ends before its warm-up of {args.warmup} steps does; --warmup sets it")
+        if args.micro_batch and args.arch.get("norm") == "batch":
+            self.say("  note: BatchNorm takes its statistics per micro-batch, so --micro-batch changes the results")
+
+    # ---- one step --------------------------------------------------------------------------------------------------
+
+    def evaluates(self, step):
+        """Whether to evaluate before this step; not again right after resuming."""
+        due = step == self.steps or (step > 0 and step % self.args.eval_every == 0)
+        if due:
+            self.read_loss()
+        self.due_at = time.perf_counter()
+        return due and step > self.state["evaluated"]
+
+    def evaluated(self, step, score, **values):
+        """Logs an evaluation; writes best.pt if `score` is the best so far, and last.pt."""
+        if not all(math.isfinite(value) for value in values.values()):
+            raise UserError(f"validation at step {step} gave {values}; {self.folder.last_good()}")
+        self.evaluation = time.perf_counter() - self.due_at
+        self.folder.log(kind="eval", step=step, **values)
+        self.say(f"step {step:>6}/{self.steps}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
+        self.state["evaluated"] = step
+        if score > self.state["best"]:
+            self.state.update(best=score, best_step=step)
+            self.save("best.pt")
+        self.save_last(step)
+
+    def begin(self, step, prepare):
+        """What `prepare(step)` gives, a list of tuples of tensors, on the device. Also seeds dropout, by seed, step and
+        process, so that a resumed run drops the same channels."""
+        args, self.begun = self.args, time.perf_counter()
+        if args.arch.get("guided"):
+            guide(self.model, step, self.steps)
+        stream = np.random.SeedSequence([args.seed, step, self.processes.rank]).generate_state(1, np.uint64)
+        self.processes.seed(int(stream[0]))
+        return self.feed.take(step, self.steps, prepare)
+
+    def measured(self, learn):
+        """Wrap learn(parts), a training step, so that its loss and gradient norm are logged. With --compile on a GPU
+        the step becomes a CUDA graph."""
+        def step(parts):
+            learn(parts)
+            norm = torch.nn.utils.get_total_norm(
+                [p.grad for g in self.optimizer.param_groups for p in g["params"] if p.grad is not None])
+            loss = self.total(self.loss)
+            self.loss_sum += loss
+            this = torch.stack((self.count, loss, norm)).double()
+            self.latest.copy_(torch.where(self.latest.isfinite().all(), this, self.latest))
+            self.count += 1
+            self.loss.zero_()
+
+        return Recorded(step, self.optimizer) if self.records else step
+
+    def exchange(self, parts):
+        """The parts of a batch, one after another; gradients are exchanged between processes in the last one only."""
+        for i, part in enumerate(parts):
+            last = self.processes.world == 1 or i + 1 == len(parts)
+            with contextlib.nullcontext() if last else self.forward.no_sync():
+                yield part
+
+    def backward(self, loss):
+        """Call it outside autocast, which would take the float32 kernels' backward in bfloat16."""
+        (loss * self.processes.world).backward()         # DDP averages gradients over processes, and we want their sum
+        self.loss += loss.detach()
+
+    def batches(self, split, lengths=None, independent=False):
+        """(i, examples, batch) of the batches of an evaluation that are this process's. lengths (n,): examples of like
+        length together. independent: results do not depend on which examples share a batch (in pretraining the hidden
+        positions do), so a GPU, which would wait for launches, takes larger ones."""
+        for i, rows, batch in self.feed.batches(split, lengths, independent):
+            if self.processes.stops():
+                self.leave()
+            if batch is not None:
+                yield i, rows, batch
+
+    def stepped(self, step):
+        """After the optimiser's step: the model's own `after_step()`, if it has one (an averaged teacher, say); every
+        --log-every steps a log line and, if the last is ten minutes old, last.pt; first a few lines that are only
+        printed. Nothing is read from the device at other times."""
+        getattr(self.model, "after_step", lambda: None)()
+        state, groups = self.state, self.optimizer.param_groups
+        state["loss_steps"] += 1
+        logs = (step + 1) % self.args.log_every == 0
+        if logs:
+            self.read_loss()
+        now = time.perf_counter()
+        self.times.append(now - self.begun)    # evaluating and saving do not count as training speed
+        done = step + 1 - self.first           # by this process
+        if logs or done in self.EARLY:         # early lines are only printed: how long will it take?
+            later = self.times if logs else self.times[len(self.times) // 2:]            # the first steps are slower
+            pace, lr = sum(later) / len(later), max(group["lr"] for group in groups)
+            if not logs:
+                self.read_loss()
+            loss = state["loss_sum"] / state["loss_steps"]
+            self.say(f"step {step + 1:>6}/{self.steps}  loss {loss:.4f}  lr {lr:.2e}  {1000 * pace:7.1f} ms/step  "
+                     f"time left {self.left(step, pace)}")
+            if done == 2:
+                self.warn(step, pace)
+        if logs:
+            self.times = []
+            self.loss_sum.zero_()
+            state.update(loss_sum=0.0, loss_steps=0)
+            self.folder.log(kind="train", step=step + 1, loss=loss, lr=lr, ms_per_step=round(1000 * pace, 2))
+            if now - self.saved_at > self.SAVE_SECONDS:                # where all processes have read the loss
+                self.save_last(step + 1)
+        self.step, self.stepping = step + 1, True
+        if self.processes.stops():
+            self.leave()
+
+    def left(self, step, pace):
+        """The time that the other steps, validation and test take."""
+        _, val, test = self.args.data["sizes"]
+        often = self.steps // self.args.eval_every - step // self.args.eval_every      # that after this step, too
+        each = self.evaluation or pace / 3 * val / self.args.batch     # a forward pass is a third of a step
+        times = often + (self.steps % self.args.eval_every > 0) + (test / val if self.args.start != "pretrain" else 0)
+        return datetime.timedelta(seconds=int(pace * (self.steps - step - 1) + each * times))
+
+    def warn(self, step, pace):
+        """Where a run takes days: what ends today."""
+        left, task, model = self.left(step, pace), self.args.task, self.args.model
+        if left.days:
+            steps = int(self.steps * (datetime.timedelta(hours=12) / left))
+            demo = f"{self.task['family']}_demo"
+            other = f", or --task {demo if demo in TASKS else 'pathfinder_demo'}" if self.args.start != "spt" else ""
+            gpu = f". Hours of a GPU: python results/costs.py {task} --cost --model {model}" if task in TASKS else ""
+            self.say(f"  note: about {left / datetime.timedelta(days=1):.1f} days on this machine. What ends today: "
+                     f"--steps {steps}{other}{gpu}")
+
+    def leave(self):
+        """Saves what is not saved yet; ends this process."""
+        if self.step > self.state["step"]:
+            self.save_last(self.step)
+        told = self.processes.told
+        text = f"stopped by {signal.Signals(told).name if told else 'a signal'} after step {self.step}"
+        self.folder.log(kind="stop", text=text)       # without a step of its own: --resume takes it away again
+        self.say(f"{text}; the same command with --resume continues")
+        self.processes.close()
+        raise SystemExit(PREEMPTED)
+
+    def read_loss(self):
+        """The sum of losses so far into `state`. Stops the run where a loss or gradient was not finite: before anything
+        is saved."""
+        step, loss, norm = self.latest.tolist()
+        if not math.isfinite(loss + norm):
+            factor = learning_rate(step, self.steps, self.args)
+            rates = ", ".join(f"{g['name']} {factor * g['initial_lr']:.3g}" for g in self.optimizer.param_groups)
+            raise UserError(f"loss is {loss} at step {step:.0f}: learning rates {rates}, gradient norm {norm:.3g}; "
+                            f"{self.folder.last_good()}")
+        self.state["loss_sum"] = self.loss_sum.item()
+
+    # ---- clock and files -------------------------------------------------------------------------------------------
+
+    def begin_clock(self):
+        """The log's first line; from now on `guarded` knows this run."""
+        self.clock = self.saved_at = time.perf_counter()
+        self.times, self.seconds_before, self.evaluation, self.stepping = [], self.state["seconds"], None, False
+        self.folder.begin_log(self.state, total=self.steps, argv=sys.argv,
+                              **environment(self.device, self.processes.world, self.processes.dtype))
+        Processes.current = self
+
+    def seconds(self):
+        return self.seconds_before + time.perf_counter() - self.clock
+
+    def save(self, name, **more):
+        """A checkpoint: model, config, all that the task knows of its data, and whatever else."""
+        self.folder.save(name, dict(model=self.model.state_dict(), config=defining(self.args), task=self.task, **more))
+
+    def save_last(self, step):
+        self.read_loss()
+        self.state.update(step=step, seconds=self.seconds())
+        self.save("last.pt", optimizer=self.optimizer.state_dict(), state=self.state)
+        self.saved_at = time.perf_counter()
+
+    def load_best(self):
+        """Put the weights that validation chose into the model, on all processes."""
+        self.processes.barrier()                                       # best.pt is written by the first
+        self.model.load_state_dict(read_checkpoint(self.args.out / "best.pt")["model"])
+
+    def keep_kernels(self, before, l):
+        """kernels.npz, for figure 4: what `kernel_maxima` gave before the first step, and of the best weights."""
+        if before is not None:
+            self.load_best()
+            kernels = dict(before=before, after=kernel_maxima(self.model.backbone, l))
+            if self.processes.main:
+                write_atomically(self.args.out / "kernels.npz", lambda file: np.savez(file, **kernels))
+
+    def finish(self, **results):
+        """Write result.json and end."""
+        args, names = self.args, ("task", "model", "objective", "train_fraction", "label_fraction", "joint", "seed",
+                                  "data", "recipe", "changed")
+        record = results | {name: getattr(args, name) for name in names if name in args} | dict(
+            full_recipe=not args.changed and args.recipe.split("/")[1:] == [args.model, args.objective],
+            steps=self.steps, epochs=round(self.steps / self.per_epoch, 2), best_step=self.state["best_step"],
+            parameters=count(self.model), train_examples=self.examples, seconds=round(self.seconds(), 1),
+            peak_memory_bytes=peak_memory(self.device),
+            **environment(self.device, self.processes.world, self.processes.dtype))
+        self.folder.finish(record)
+        scores = "  ".join(f"{k} {v:.4f}" for k, v in results.items() if isinstance(v, float))
+        self.say(f"done in {record['seconds']:.0f} s: best at step {record['best_step']}; {scores}; wrote "
+                 f"{args.out / 'result.json'}")
+        self.processes.close()
+
+
+@torch.no_grad()
+def kernel_maxima(backbone, l):
+    """What figure 4 draws (paper, section 3.6): max over channels of |K|, float32 (layers, c, l); None for a model
+    without kernels."""
+    maxima = [layer.mixer.kernel(l).abs().amax(1) for layer in backbone.layers if hasattr(layer.mixer, "kernel")]
+    return torch.stack(maxima).cpu().numpy() if maxima else None

@@ -1,0 +1,5 @@
+"""Experiments: what every table, figure and demo trains, and running it.
+
+entries.py: an entry each. commands.py: from an entry to commands, and to what result.json will say. sweep.py: any
+combination of flags. running.py: `bash run_all.sh`.
+"""

@@ -1,0 +1,91 @@
+"""From an entry to its commands, and to what result.json will say of each run, by which tables find it."""
+import shlex
+from collections import namedtuple
+
+import zoo                                     # noqa: F401, fills MODELS
+from models import MODELS, keys_of
+from pretrain import OBJECTIVES
+from recipes import INHERITED, arch, assignments, halved, number, recipe_line
+from tasks import declared, folder_name
+
+# What one command trains. first: the same of its pretraining.
+Trained = namedtuple("Trained", "task model word start flags first", defaults=(None,))
+
+
+def differing(flags, task, model, objective, start, defaults=None):
+    """Those of these flags that are not the recipe's own values, sorted. Sizes for your own data depend on their
+    number."""
+    _, usual, recipe = recipe_line(task, declared(task), model, objective, start)
+    if start == "joint":
+        recipe = (halved(recipe) if OBJECTIVES[usual].hides else recipe) | {"joint": 1}
+    recipe = (defaults or {}) | recipe | {"objective": recipe_line(task, declared(task), model, None, start)[1]}
+    sizes = arch(task, model) if ":" not in task else {}
+    flags = {name: {key: value[key] for key in sorted(value) if sizes.get(key) != value[key]} if name == "arch" else
+             value for name, value in sorted(flags.items())}
+    return {name: value for name, value in flags.items() if value not in ({}, recipe.get(name))}
+
+
+def given(text):
+    """'--lr 3e-3 --arch d=64 --rewind' -> {"lr": 0.003, "arch": {"d": 64}, "rewind": True}."""
+    words, found = text.split(), {}
+    for word, after in zip(words, [*words[1:], "--"]):
+        if word.startswith("--"):
+            name = word[2:].replace("-", "_")
+            found[name] = (True if after.startswith("--") else assignments(after) if name == "arch" else number(after))
+    return found
+
+
+def trained(row):
+    """Return [Trained], one per variant of a row."""
+    found = []
+    for variant in row.variants:
+        word, first = "-".join(filter(None, (row.word, variant.word))), None
+        if variant.start == "spt":
+            first = Trained(row.task, row.model, word if variant.of is None else variant.of, "pretrain", variant.first)
+        found.append(Trained(row.task, row.model, word, variant.start, variant.flags, first))
+    return found
+
+
+def chains(entry, seed, folder):
+    """Return the commands of an entry for one seed, as lists in which each command needs those before it: one run, or a
+    pretraining with all finetunings that start from it."""
+    groups = {}
+    for run in dict.fromkeys(run for row in entry for run in trained(row)):
+        group = groups.setdefault(run.first or run, [run.first] if run.first else [])
+        group.append(run)
+    order = "pretrain", "scratch", "spt", "joint"
+    return [commands(group, seed, folder) for group in sorted(groups.values(), key=lambda g: order.index(g[-1].start))]
+
+
+def record(run):
+    """Return what result.json will say that a run is: task, model, objective, start, joint, changed."""
+    task, flags, first = declared(run.task), given(run.flags), run.first and record(run.first)
+    start = "corpus" if run.start == "scratch" and MODELS[run.model].weights else run.start
+    objective = first["objective"] if first else flags.pop("objective", None)
+    objective = recipe_line(run.task, task, run.model, objective, start)[1]
+    if first:
+        keys = keys_of(run.model, first["changed"].get("arch", {}).get("ffn", "dense"))
+        inherited = {name: value for name, value in first["changed"].items() if name in INHERITED}
+        if "arch" in inherited:
+            inherited["arch"] = {name: value for name, value in inherited["arch"].items() if keys[name].inherited}
+        flags = inherited | flags
+    weight = flags.pop("joint", None)
+    changed = differing(flags, run.task, run.model, objective, start)
+    changed |= {"pretraining": first["changed"]} if first and first["changed"] else {}
+    return dict(task=run.task, model=run.model, objective=objective, start=start, joint=weight, changed=changed)
+
+
+def commands(group, seed, folder):
+    """Return the commands of runs that follow each other."""
+    found = []
+
+    def out(run):
+        task = folder_name(run.task) if ":" in run.task else run.task
+        return f"{folder}/{'-'.join(filter(None, (task, run.model, run.word, run.start)))}-s{seed}"
+
+    for run in group:
+        script = "pretrain" if run.start == "pretrain" else "finetune"
+        what = f"--init {out(run.first)}" if run.first else f"--task {shlex.quote(run.task)} --model {run.model}"
+        flags = f" {run.flags}" if run.flags else ""
+        found.append(f"python {script}.py {what}{flags} --seed {seed} --resume --out {out(run)}")
+    return found

@@ -1,0 +1,364 @@
+"""Trains what a table or figure needs, many runs side by side, and ends with that table or figure.
+
+    bash run_all.sh demo             {Transformer, S4} x {scratch, SPT} on scaled-down Pathfinder, 3 seeds, on a laptop
+    bash run_all.sh demo-text        {rotary Transformer, S4} x {scratch, SPT} on real film reviews; downloads IMDb
+    bash run_all.sh text256          the same with twice the text, all reviews and three times the steps
+    bash run_all.sh demo-init        {S4, DLR} x {own start, random start} x {scratch, SPT} on the reviews of demo-text
+    bash run_all.sh architectures    every model x {scratch, SPT} on the reviews of demo-text
+        Beside the models of each of these: the majority class, and a linear model that takes seconds (baseline.py)
+    bash run_all.sh own --tasks file:my.npz      your data (or ucr:NAME): {rotary Transformer, S4} x {scratch, SPT,
+        joint training} at equal passes, beside a linear model; with --label-fraction 0.05, --regression, --models
+        s4,mega, --arms spt,probe, --passes 600 (shortens)
+    bash run_all.sh sweep --tasks text_demo --models rotary --vary lr=1e-3,3e-3 --vary arch.d=32,64  every combination,
+        from scratch and self-pretrained, as one table; with --arms scratch,spt,joint,probe (probe: after SPT only the
+        head is trained); --select val: only test scores of what validation chose. A flag holds for every stage that
+        has it; pretrain.lr, finetune.lr: for that stage only
+    bash run_all.sh table2           the paper's: table1 table2 table3 table7 table8 table9 figure1 .. figure5 all
+
+    --preset mini                    the paper's tables and figures at small scale: short stand-in tasks on 2 CPU cores
+    --list                           prints the commands instead, one chain a line, for any scheduler
+    --seeds 0,1,2 --tasks text,image --models s4,rotary     only these (default: three seeds of all). Demos, own and
+                                     sweep take any model
+    --gpus 0,1,2,3                   one chain at a time on each of these GPUs
+    --raw DIR                        prepares the data from official files that you have in DIR
+
+What each of them trains stands in experiments/entries.py. Rerunning skips finished runs and resumes started ones.
+`python analyze.py status RUNS` shows what runs. Environment: JOBS=runs side by side (default: CPU cores, or GPUs)
+RUNS=folder of the runs
+"""
+from files import ROOT, Parser, UserError, locked  # first: no traceback if Ctrl-C comes while the rest is imported
+
+import argparse
+import contextlib
+import itertools
+import os
+import queue
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from tqdm import tqdm
+
+from engine.processes import guarded
+from experiments import entries, sweep
+from experiments.commands import chains
+from experiments.sweep import words
+from models import MODELS
+from recipes import recipe_line
+from tasks import TASKS, declared, folder_name, full_name
+
+# ---- Which runs ------------------------------------------------------------------------------------------------------
+
+def numbers(text):
+    if not re.fullmatch(r"\d{1,18}(,\d{1,18})*", text, re.ASCII):              # a seed has 63 bits
+        raise argparse.ArgumentTypeError(f"must be numbers of at most 18 digits, got {text!r}")
+    return text.split(",")
+
+
+def share(text):
+    if not re.fullmatch(r"0?\.0*[1-9]\d*", text):
+        raise argparse.ArgumentTypeError(f"must be between 0 and 1, got {text!r}")
+    return f"{float(text):g}"
+
+
+def even(text):
+    if not re.fullmatch(r"\d*[02468]", text) or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"must be an even number, half of which pretrains, got {text!r}")
+    return int(text)
+
+
+OWN_FLAGS = "regression", "symbols", "samples", "group"          # of data.py: how your data are read
+OF_TARGETS = dict.fromkeys((*OWN_FLAGS, "arms"), ["own", "sweep"]) | {
+    "label_fraction": ["own"], "passes": ["own"], "vary": ["sweep"], "select": ["sweep"]}
+
+
+def parse_args(argv):
+    parser = Parser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+                    usage="bash run_all.sh TARGET [flags]", add_help=False)
+    add = parser.add_argument
+    add("target", nargs="?", default="")
+    add("--help", "-h", action="store_true")
+    add("--list", action="store_true")
+    for name in OWN_FLAGS[:3]:
+        add(f"--{name}", action="store_true")
+    add("--group", type=Path)
+    add("--preset", default="paper")
+    add("--raw", type=Path)
+    for name, kind in (("seeds", numbers), ("gpus", numbers), ("tasks", words), ("models", words),
+                       ("label-fraction", share), ("passes", even)):
+        add(f"--{name}", type=kind)
+    add("--vary", action="append", default=[])
+    add("--arms", type=words)
+    add("--select", choices=["val"])
+    args = parser.parse_args(argv)
+    if args.help:
+        print(__doc__)
+        raise SystemExit(0)
+    for name, theirs in OF_TARGETS.items():
+        if getattr(args, name) and args.target not in theirs:
+            raise UserError(f"--{name.replace('_', '-')} is for: run_all.sh {' or '.join(theirs)}")
+    return args
+
+
+def can_pretrain(task, model):
+    """Whether there is such a model, with a recipe for both stages."""
+    with contextlib.suppress(UserError):
+        return model in MODELS and recipe_line(task, declared(full_name(task)), model, None, "pretrain") is not None
+    return False
+
+
+def plan(args):
+    """Return the rows that a target trains, its seeds, and the folder of its runs."""
+    target, models, papers = args.target, " ".join(args.models or ()), entries.paper()
+    if target not in (*entries.DEMOS, "own", "sweep", *papers):
+        raise UserError(f"no target '{target}'; there is: {' '.join(entries.DEMOS)} own sweep {' '.join(papers)}")
+    if args.preset not in ("paper", "mini"):
+        raise UserError(f"no preset '{args.preset}'; there is: paper mini")
+    seeds = args.seeds or ["0", "1", "2"]
+    if target in ("own", "sweep"):
+        if not args.tasks or target == "sweep" and not models:
+            raise UserError("own wants --tasks file:PATH or --tasks ucr:NAME" if target == "own" else
+                            "sweep wants --tasks and --models")
+        args.tasks = [*map(full_name, args.tasks)]
+        if target == "own" and (theirs := TASKS.keys() & {*args.tasks}):
+            raise UserError(f"own wants --tasks file:PATH or --tasks ucr:NAME; got '{min(theirs)}'")
+    tasks = args.tasks or [entries.DEMOS.get(target, [""])[0]]
+    if target in (*entries.DEMOS, "own", "sweep"):
+        for task, model in itertools.product(tasks, args.models or ()):
+            if not can_pretrain(task, model):
+                raise UserError(f"{target} has no model {model!r}")
+    if unknown := [start for start in args.arms or () if start not in entries.STARTS]:
+        raise UserError(f"--arms {unknown[0]}: there is {' '.join(entries.STARTS)}")
+    if target == "own":
+        entry = entries.own(tasks[0], models, args.label_fraction, args.arms or entries.STARTS[:3], args.passes)
+        return entry, seeds, f"own/{folder_name(tasks[0])}"
+    if target == "sweep":
+        entry = sweep.sweep(tasks, models.split(), sweep.combinations(args.vary), args.arms or ["scratch", "spt"],
+                            sweep.known_flags())
+        return entry, seeds, "sweep"
+    if target in entries.DEMOS:
+        entry, folder = entries.demo(target, models), target
+    else:
+        entry, folder = entries.paper(args.preset)[target], args.preset
+    for flag, field, wanted in (("tasks", "task", args.tasks), ("models", "model", args.models)):
+        for word in wanted or ():
+            if not any(getattr(row, field).removesuffix("_mini") == word.removesuffix("_mini") for row in entry):
+                raise UserError(f"no chain of {target} is for --{flag} {word}")
+    wanted = [{word.removesuffix("_mini") for word in some or ()} for some in (args.tasks, args.models)]
+    entry = [row for row in entry if (not wanted[0] or row.task.removesuffix("_mini") in wanted[0])
+             and (not wanted[1] or row.model in wanted[1])]
+    return entry, seeds, folder
+
+
+# ---- Running them ----------------------------------------------------------------------------------------------------
+
+class Pool:
+    """Chains side by side, one a slot. Where there are GPUs, each slot has its own."""
+
+    def __init__(self, jobs, gpus, folder):
+        self.folder, self.jobs, self.running, self.stopped, self.failed = folder, jobs, set(), False, False
+        # On CPUs: one thread a run, and glibc keeps freed memory, whose return to the system takes up to a tenth of
+        # the time.
+        ours = {} if gpus else dict(OMP_NUM_THREADS="1", MALLOC_TRIM_THRESHOLD_=str(2**30),
+                                    MALLOC_MMAP_THRESHOLD_=str(2**30)) | os.environ
+        self.slots = queue.SimpleQueue()
+        for i in range(jobs):
+            self.slots.put(os.environ | ours | (dict(CUDA_VISIBLE_DEVICES=gpus[i % len(gpus)]) if gpus else {}))
+
+    def run(self, chains):
+        """Return when all are done."""
+        with ThreadPoolExecutor(self.jobs) as threads:
+            done = as_completed([threads.submit(self.work, chain) for chain in chains])
+            for _ in tqdm(done, str(self.folder), len(chains), unit="chain"):
+                pass
+
+    def work(self, chain):
+        environment, name = self.slots.get(), Path(shlex.split(chain[-1])[-1]).name
+        path = self.folder / "output" / f"{name}.txt"
+        try:
+            with open(path, "w") as output:
+                done = self.stopped or self.call(" && ".join(chain), output, environment) == 0
+            last = f"{path} ends with: {(path.read_text(errors='replace').strip().splitlines() or [''])[-1]}"
+        except OSError as error:                                 # no space, no bash
+            done, last = False, str(error)
+        if not done and not self.stopped:
+            self.failed = True
+            tqdm.write(f"error: {name} did not finish; {last}", file=sys.stderr)
+        self.slots.put(environment)
+
+    def call(self, command, output, environment):
+        # A session of its own: Ctrl-C in the terminal reaches this process alone, which then stops them all.
+        process = subprocess.Popen(["bash", "-c", command], stdout=output, stderr=subprocess.STDOUT, env=environment,
+                                   start_new_session=True)
+        self.running.add(process)
+        if self.stopped:                       # while it was started
+            end(process)
+        code = process.wait()
+        self.running.discard(process)
+        return code
+
+    def stop(self):
+        self.stopped = True
+        for process in [*self.running]:
+            end(process)
+
+
+def end(process):
+    with contextlib.suppress(OSError):         # it has ended
+        os.killpg(process.pid, signal.SIGTERM) if hasattr(os, "killpg") else process.terminate()
+
+
+def outs_of(chain):
+    """The run directories of a chain."""
+    return re.findall(r"--out (\S+)", " ".join(chain))
+
+
+def reading_flags(args):
+    """The flags of data.py that say how your data are read."""
+    flags = [f"--{name}" for name in OWN_FLAGS[:3] if getattr(args, name)]
+    return flags + (["--group", str(args.group)] if args.group else [])
+
+
+def prepare_data(task, args, quiet=False):
+    """Return data.py's exit code. quiet: of a second's work, print only what goes wrong."""
+    raw = ["--raw", str(args.raw)] if args.raw and task not in ("pathfinder_demo", "listops_demo") else []
+    done = subprocess.run(["python", "data.py", "--task", task, *raw, *reading_flags(args)], text=True,
+                          **dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT) if quiet else {})
+    if quiet and done.returncode:
+        print((done.stdout.splitlines() or [""])[-1], file=sys.stderr)
+    return done.returncode
+
+
+def taken(folder):
+    """Make the folder of the runs -> its lock."""
+    try:
+        (folder / "output").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}") from None
+    return locked(folder / ".lock", f"another run_all.sh works on {folder}", wait=False)
+
+
+def linear_command(args, entry, folder):
+    """The command that fits a linear model to the one task of a demo or of your data, in seconds; none for others."""
+    if args.target not in (*entries.DEMOS, "own"):
+        return []
+    task, fraction = entry[0].task, args.label_fraction
+    name = "-".join(filter(None, (folder_name(task), fraction and f"l{fraction}", "baseline")))
+    return ["python", "baseline.py", "--task", task, *(["--label-fraction", fraction] if fraction else []),
+            "--out", (folder / name).as_posix()]
+
+
+def train(args, entry, seeds, folder):
+    """Prepare data, run all chains, show the table: of demos, own and sweep after every seed -> exit code."""
+    often, started, failed, lacking = args.target in (*entries.DEMOS, "own", "sweep"), time.time(), False, set()
+    tasks = sorted({row.task for row in entry})
+    for task in tasks:                         # a user's first: a mistake there shows before there is a folder
+        if ":" in task and (code := prepare_data(task, args)):
+            return code
+    lock = taken(folder)                       # to the end
+    for task in tasks:
+        if ":" not in task and (code := prepare_data(task, args, quiet=args.target == "demo")):
+            if code in (130, -signal.SIGINT):
+                return 130
+            print(f"error: no data for {task}; its runs are left out", file=sys.stderr)
+            lacking.add(task)
+    entry = [row for row in entry if row.task not in lacking]
+    if not entry:
+        print("error: nothing is left to run", file=sys.stderr)
+        return 1
+    if (command := linear_command(args, entry, folder)) and subprocess.run(command).returncode:
+        print("warning: there is no linear model to compare with", file=sys.stderr)
+    by_seed = {seed: chains(entry, seed, folder.as_posix()) for seed in seeds}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    pool = Pool(int(os.environ.get("JOBS") or (len(args.gpus) if args.gpus else cores)), args.gpus, folder)
+
+    def stop(number, _):
+        pool.stop()
+        raise SystemExit(128 + number)
+
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
+        number = getattr(signal, name, None)
+        if number and signal.getsignal(number) != signal.SIG_IGN:          # nohup ignores SIGHUP, and so do we
+            signal.signal(number, stop)
+    if often:
+        for seed, some in by_seed.items():
+            pool.run(some)
+            failed |= show(args, folder, by_seed, last=seed == seeds[-1])
+    else:
+        print(f"{pool.jobs} chains run side by side; the output of each goes to {folder}/output/", flush=True)
+        pool.run([*itertools.chain(*by_seed.values())])
+        failed |= show(args, folder, by_seed)
+    del lock
+    print(f"{args.target} took {(time.time() - started) // 60:.0f} minutes")
+    if failed or lacking or pool.failed:
+        print("error: some runs are missing; the same command again makes them", file=sys.stderr)
+        return 1
+    return 0
+
+
+def show(args, folder, by_seed, last=True):
+    """Print the table or draw the figure of what is finished -> whether that failed. Validation chooses once, when all
+    are there."""
+    runs, figure, target = ["--runs", folder.as_posix()], ["--figure", str(folder / f"{args.target}.png")], args.target
+    if target in entries.DEMOS:
+        command = ["demo", target, *runs, *figure]
+    elif target == "own":
+        command = ["own", *runs, *figure]
+    elif target == "sweep":
+        if args.select and not last:
+            return False
+        select = ["--select", args.select] if args.select else []
+        outs = [out for chains in by_seed.values() for chain in chains for out in outs_of(chain)]
+        done = [out for out in outs if "-pretrain-s" not in out and Path(out, "result.json").exists()]
+        command = ["compare", *done, *figure, *select] if done else ["compare", str(folder)]
+    else:
+        command = [*re.fullmatch(r"([a-z]+)(\d*)", target).groups(), "--preset", args.preset, *runs]
+    return subprocess.run(["python", "analyze.py", *filter(None, command)]).returncode != 0
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    # Of own, one set after another, each with a folder and a table of its own.
+    sets = [argparse.Namespace(**vars(args) | {"tasks": [task]}) for task in args.tasks] if (
+        args.target == "own" and args.tasks) else [args]
+    plans = [(one, *plan(one)) for one in sets]                  # mistakes in any of them are said before the first
+    for one in sets:
+        one.raw, one.group = (path and path.resolve() for path in (args.raw, args.group))
+    os.chdir(ROOT)
+    codes = []
+    for one, *rest in plans:
+        codes.append(carry_out(one, *rest))
+        if codes[-1] == 130 or codes[-1] < 0:                    # stopped
+            break
+    return next(filter(None, codes), 0)
+
+
+def carry_out(args, entry, seeds, folder):
+    """Train an entry, or print its commands -> exit code."""
+    folder, jobs = Path(os.environ.get("RUNS") or Path("runs", folder)), os.environ.get("JOBS") or "1"
+    if not re.fullmatch(r"[1-9]\d{0,3}", jobs):
+        raise UserError(f"JOBS must be a number of runs side by side, got '{jobs}'")
+    if not re.fullmatch(r"[\w./][\w./-]*", str(folder), re.ASCII):
+        raise UserError(f"RUNS must consist of letters, digits, and . _ / -: '{folder}'")
+    by_seed = {seed: chains(entry, seed, folder.as_posix()) for seed in seeds}
+    if args.target == "sweep":
+        for chain in by_seed[seeds[0]]:
+            sweep.check(chain)
+    if not args.list:
+        return train(args, entry, seeds, folder)
+    more = [*(["--raw", str(args.raw)] if args.raw else []), *reading_flags(args)]
+    command = linear_command(args, entry, folder)
+    for chain in [*([[shlex.join(command)]] if command else []), *itertools.chain(*by_seed.values())]:
+        # Elsewhere, a chain must know how its data are to be read.
+        own = {row.task for row in entry if ":" in row.task and shlex.quote(row.task) in chain[0]}
+        print(" && ".join([*(shlex.join(["python", "data.py", "--task", task, *more]) for task in own), *chain]))
+    return 0
+
+
+if __name__ == "__main__":
+    guarded(main)

@@ -1,0 +1,119 @@
+"""Any combination of flags: bash run_all.sh sweep --tasks T --models M --vary lr=1e-3,3e-3 --vary arch.d=32,64"""
+import argparse
+import itertools
+import shlex
+from pathlib import Path
+
+import torch
+
+from engine.flags import MACHINE_FLAGS, flags
+from experiments.commands import differing
+from experiments.entries import Row, Variant, spt
+from files import UserError
+from models import Backbone, config
+from pretrain import OBJECTIVES
+from recipes import INHERITED, arch, number
+from tasks import TASKS
+
+DENOISING = {"mask", "loss", "joint"}                            # without meaning where nothing is hidden
+
+
+def words(text):
+    """'a,b' -> ['a', 'b']."""
+    if not (found := [word for word in text.split(",") if word]):
+        raise argparse.ArgumentTypeError(f"must be words separated by commas, got {text!r}")
+    return found
+
+
+def combinations(varied):
+    """['lr=1e-3,3e-3', 'arch.d=32,64'] -> every combination, [[(flag, value)]]. UserError for what no stage knows."""
+    known, found = known_flags(), {}
+    names = " ".join(sorted(name.replace("_", "-") for name in set().union(*known.values())))
+    for text in varied:
+        name, _, values = text.partition("=")
+        only, _, rest = name.partition(".") if name.split(".")[0] in known else ("", "", name)
+        flag, _, key = rest.replace("_", "-").partition(".")
+        stages = [stage for stage in ([only] if only else known) if flag.replace("-", "_") in known[stage]]
+        if not values.strip(",") or name in found:
+            raise UserError(f"--vary wants FLAG=VALUE,VALUE, each flag once; got {text}")
+        if not stages or (flag == "arch") != bool(key):
+            raise UserError(f"--vary {name}: no such flag; there is: {names}, of arch its keys, arch.d and the like")
+        for value in words(values):            # a wrong one is said before anything is planned
+            flags(stages[0], OBJECTIVES).parse_args([f"--{flag}", f"{key}={value}" if key else value])
+        found[name] = [(name, value) for value in words(values)]
+    return [*itertools.product(*found.values())]
+
+
+def known_flags():
+    """{stage: {flag by which a setting can differ: its default}}."""
+    apart = MACHINE_FLAGS | {"task", "model", "seed", "init"}
+    parsers = {stage: vars(flags(stage, OBJECTIVES).parse_args([])) for stage in ("pretrain", "finetune")}
+    return {stage: {name: some[name] for name in some.keys() - apart} for stage, some in parsers.items()}
+
+
+def check(chain):
+    """UserError or SizeError where a flag or size of these commands is out of bounds."""
+    task = None
+    for command in chain:
+        _, script, *given = shlex.split(command)
+        args = flags(Path(script).stem, OBJECTIVES).parse_args(given)
+        task = task or TASKS.get(args.task)    # the second stage's is that of the first; your own is not prepared yet
+        if args.arch:
+            sizes = arch(args.task, args.model, **args.arch)
+            if task:
+                with torch.device("meta"):     # builds the model without its numbers
+                    Backbone(config(sizes, task))
+        if args.objective and args.mask is not None and not OBJECTIVES[args.objective].hides:
+            raise UserError(f"--mask {args.mask} has no meaning with --objective {args.objective}; sweep them apart")
+        if args.batch and task and args.batch > task.sizes[0]:
+            raise UserError(f"--batch {args.batch} is more than the {task.sizes[0]:,} training examples there are")
+
+
+def sweep(tasks, models, settings, starts, known):
+    """Rows of tasks x models, with variants of starts x settings, each [(flag, value)]. known: {stage: {flag: its
+    default}}. A flag is set in each stage where it has a meaning; pretrain.lr and finetune.lr: in that stage only."""
+    return [Row(task, model, [*dict.fromkeys(
+        variant_of(task, model, start, setting, known) for start in starts for setting in settings)])
+        for task in tasks for model in models]
+
+
+def variant_of(task, model, start, setting, known):
+    """A variant of a sweep. The recipe's own values are left out of flags and word, so that a setting has one name,
+    whichever sweep asks for it."""
+    pretrained, stages = start in ("spt", "probe"), {"pretrain": {}, "finetune": {}}
+    passed_on = INHERITED | {"objective"}
+    useless = {"pretrain": set() if pretrained else known["pretrain"].keys(),
+               "finetune": set() if start == "joint" else DENOISING | passed_on if pretrained else DENOISING}
+    for name, value in sorted(setting, key=lambda pair: pair[0].split(".")[0] in known):   # one stage's own come last
+        only, rest = name.split(".", 1) if name.split(".")[0] in known else (None, name)
+        flag, _, key = rest.replace("-", "_").partition(".")
+        for stage, some in stages.items():
+            asked = {"train_fraction"} if only else set()        # the second stage may have a share of its own
+            if only in (None, stage) and flag in known[stage].keys() - (useless[stage] - asked):
+                some[flag] = some.get(flag, {}) | {key: number(value)} if key else number(value)
+    objective = stages["pretrain" if pretrained else "finetune"].get("objective")
+    for stage, some in stages.items():
+        how = stage if stage == "pretrain" else "spt" if pretrained else start
+        stages[stage] = differing(some, task, model, objective, how, known[stage]) if some else {}
+    first, second = stages["pretrain"], stages["finetune"]
+    of = "-".join(words_of(first))
+    word = "-".join([*words_of(second), *(word for flag in first for word in words_of(
+        {flag: first[flag]}, "" if flag in passed_on else "pre-"))])
+    first, text = text_of(first), text_of({"joint": 1} | second if start == "joint" else second)
+    if start == "probe":
+        return spt(f"{word}-probe".strip("-"), first, f"{text} --freeze".strip(), of)
+    return spt(word, first, text, of) if pretrained else Variant(start, word, text)
+
+
+def words_of(flags, prefix=""):
+    """What a setting is called in names of runs: {"lr": 0.01, "arch": {"d": 64}} -> ['lr0.01', 'd64']."""
+    return [word for flag, value in flags.items() for word in (
+        [f"{key}{each}" for key, each in value.items()] if isinstance(value, dict) else
+        [f"{prefix}{flag.replace('_', '-')}{value}"])]
+
+
+def text_of(flags):
+    """{"lr": 0.01, "arch": {"d": 64}} -> '--lr 0.01 --arch d=64', which `given` reads."""
+    values = {flag: ",".join(f"{key}={each}" for key, each in value.items()) if isinstance(value, dict) else value
+              for flag, value in flags.items()}
+    return " ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in values.items())

@@ -1,0 +1,83 @@
+"""CIFAR-10, pixel by pixel: Image in gray (Long Range Arena), sCIFAR in colour.
+
+    32 x 32 pixels, row by row: 61 45 48 57 78 ..., 1,024 gray levels (sCIFAR: 3 colours each)    ->    label 6, "frog"
+"""
+import codecs
+import io
+import pickle
+from dataclasses import replace
+
+import numpy as np
+from PIL import Image
+
+from files import UserError, reading
+from tasks import LEVELS, SPLITS, TASKS, Source, Task
+from tasks.making import find, members, random_split, save_split
+
+
+class ArraysOnly(pickle.Unpickler):
+    """Reads the official pickled batches. A pickle can name any function to be called; here only what makes an array
+    exists."""
+
+    RECONSTRUCT = np.empty(0).__reduce__()[0]       # an empty array, which its pickled state then fills
+    ALLOWED = {"numpy.ndarray": np.ndarray, "numpy.dtype": np.dtype, "_codecs.encode": codecs.encode,
+               "numpy.core.multiarray._reconstruct": RECONSTRUCT, "numpy._core.multiarray._reconstruct": RECONSTRUCT}
+
+    def find_class(self, module, name):
+        if f"{module}.{name}" not in self.ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return self.ALLOWED[f"{module}.{name}"]
+
+
+def read_cifar(place):
+    """CIFAR-10 (Krizhevsky 2009), binary or pickled, archive or folder; or an .npz file.
+
+    -> (images, labels) of training, of test, in the official order: images uint8 (n, 32, 32, 3), or (n, 32, 32) where
+    the .npz holds gray ones, labels uint8 (n,).
+    """
+    if place.suffix == ".npz":
+        with np.load(place) as file:
+            return [(file[f"x_{half}"], file[f"y_{half}"].reshape(-1)) for half in ("train", "test")]
+    batches = {}
+    for match, raw in members(place, r"(?:^|/)(data_batch_[1-5]|test_batch)(\.bin)?$"):
+        if match[2]:                                                  # a label and three planes, row by row
+            labels, planes = np.split(np.frombuffer(raw, np.uint8).reshape(-1, 1 + 3072), [1], axis=1)
+        else:
+            batch = ArraysOnly(io.BytesIO(raw), encoding="bytes").load()
+            labels, planes = np.array(batch[b"labels"]), batch[b"data"]
+        batches[match[1]] = planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels.reshape(-1)
+    train = [np.concatenate(arrays) for arrays in zip(*(batches[f"data_batch_{i}"] for i in range(1, 6)))]
+    return train, batches["test_batch"]
+
+
+def prepare(task, request):
+    """Image (one gray channel) or sCIFAR (three): 32 x 32 pixels row by row, or fewer, each the mean of those whose
+    centres lie under it. Validation: a tenth of the training images as random_split with seed 42 draws it."""
+    place = find(request, "cifar-10-binary*.tar.gz", "cifar-10-python*.tar.gz", "cifar10*.npz", ".")
+    with reading(f"{place} is not all of CIFAR-10", f"it may be: {task.source.accepts}"):
+        (images, labels), test = read_cifar(place)
+    if images.ndim < 4 and task.channels == 3:
+        raise UserError(f"{place} holds gray images; {request.folder.name} needs colour")
+    train, val = np.split(random_split(len(labels)), [int(len(labels) * 0.9)])
+    splits = (images[train], labels[train]), (images[val], labels[val]), test
+    for split, (images, labels) in zip(SPLITS, splits):
+        pictures = [Image.fromarray(image).convert("L" if task.channels == 1 else "RGB") for image in images]
+        if task.side != 32:
+            pictures = [picture.resize((task.side, task.side), Image.BOX) for picture in pictures]
+        save_split(request, split, np.stack(pictures).reshape(-1, task.length, task.channels), labels, place)
+
+
+CIFAR = Source(("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
+               "cifar-10-binary.tar.gz, cifar-10-python.tar.gz, a folder of either, or cifar10*.npz with x_train, "
+               "y_train, x_test, y_test", "none stated; cite Krizhevsky 2009", 170_052_171,
+               "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd")
+COLOUR = Task("cifar", length=1024, classes=10, sizes=(45_000, 5_000, 10_000), mask=0.50, source=CIFAR, channels=3,
+              mean=(0.4914, 0.4822, 0.4465), std=(0.247, 0.243, 0.261), side=32, prepare=prepare,
+              names=tuple("airplane automobile bird cat deer dog frog horse ship truck".split()))
+GREY = replace(COLOUR, vocab=256, channels=1, mean=122.6 / 255, std=61 / 255, symbols=LEVELS)
+TASKS |= {
+    "image": GREY,
+    "scifar": COLOUR,
+    # Not the paper's: smaller images, for `run_all.sh --preset mini`.
+    "image_mini": replace(GREY, length=144, sizes=(45_000, 1_000, 5_000), side=12, subset=True),
+    "scifar_mini": replace(COLOUR, length=144, sizes=(9_000, 1_000, 2_000), side=12, subset=True)}

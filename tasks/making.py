@@ -1,0 +1,200 @@
+"""What several tasks use to make their data: chunks drawn in processes, saving a split, official files and archives.
+
+A generator's chunk i of the set with seed s is made from the random stream (s, i) and nothing else. Finished chunks
+wait in `parts/`, so that an interrupted command resumes. Reading files starts over; what was downloaded is kept.
+"""
+import contextlib
+import glob
+import multiprocessing
+import os
+import re
+import shlex
+import signal
+import sys
+import tarfile
+import threading
+import zipfile
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+from tqdm import tqdm
+
+from files import UserError, fetch, reading, sha256_of, write_atomically
+from tasks import SPLITS, Source, Task
+
+CHUNK = 500                          # examples of a chunk
+LRA = Source((), "an LRA release (lra_release/...)", "Apache 2.0 (LRA)")
+DEMO = (5_000, 1_000, 2_000)         # examples of the small sets for demos
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a task's `prepare` is asked for."""
+    name: str                       # of the task
+    folder: Path
+    task: Task
+    parameters: int                 # a checksum of what decides the arrays, besides sizes and seed
+    sizes: list | None              # examples in train, val, test; None: all that there are
+    seed: int                       # of the generator
+    raw: Path | None                # folder of the official files; None: generate, or download
+    workers: int | None             # processes of the generator; None: one for every core
+    # Your own data: whether its labels are numbers to predict; what its numbers are, symbols or samples, where the
+    # file leaves that open; a file of the group of each example, a line each.
+    regression: bool | None = None
+    kind: str | None = None
+    group: str | None = None
+
+    def take(self, split, available, place):
+        """How many of the available examples to take for a split."""
+        size = self.sizes[SPLITS.index(split)] if self.sizes else available
+        if not 0 < size <= available:
+            raise UserError(f"{place} holds {available:,} examples for {split}, not {max(size, 1):,}; "
+                            f"change --{split}, or get the files again")
+        return size
+
+    def part(self, index, count):
+        """The file of a finished chunk, which no other set can have made."""
+        return self.folder / "parts" / f"{self.parameters}-{self.seed}-{index:06d}-{count}"
+
+
+def random_split(n):
+    """The permutation behind torch's random_split with seed 42, which S4 and the paper split by: int64 (n,)."""
+    import torch
+    return torch.randperm(n, generator=torch.Generator().manual_seed(42)).numpy()
+
+
+def stratified(labels, seed):
+    """An order of examples with these labels (n,) -> int64 (n,). Every prefix keeps the class
+    proportions (rounded up), so even a short one has every class."""
+    shuffled, place = np.random.default_rng([4242, seed]).permutation(len(labels)), np.empty(len(labels))
+    for label in np.unique(labels):
+        mine = shuffled[labels[shuffled] == label]
+        place[mine] = np.arange(len(mine)) / len(mine)
+    return shuffled[np.argsort(place[shuffled], kind="stable")]
+
+
+@contextlib.contextmanager
+def workers_start():
+    """Worker processes that start in here do not import the script that runs: it may be a user's, without `if __name__
+    == "__main__"`, and would do its work again in each of them. And they ignore Ctrl-C, which their parent handles,
+    from their first moment."""
+    main, ours = sys.modules["__main__"], threading.current_thread() is threading.main_thread()
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN) if ours else None
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        if ours:
+            signal.signal(signal.SIGINT, usual)
+
+
+def run_chunks(draw, counts, request):
+    """Chunks of so many examples each, drawn in processes by draw(task, rng, count) -> {name: array}, where they are
+    not there yet -> their files, for np.load."""
+    (request.folder / "parts").mkdir(exist_ok=True)
+    jobs = list(enumerate(counts))
+    todo = [job for job in jobs if not request.part(*job).exists()]
+    workers = max(min(request.workers or os.cpu_count(), len(todo)), 1)
+    # "spawn": a forked copy of a process that has used torch or threads can hang.
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
+    made = (_make_chunk(draw, request, *job) for job in todo)
+    if workers > 1:                                       # not pool.map, which trips over what Ctrl-C cancels
+        with workers_start():
+            futures = [pool.submit(_make_chunk, draw, request, *job) for job in todo]
+        made = (future.result() for future in futures)
+    try:
+        for _ in tqdm(made, str(request.folder), len(jobs), initial=len(jobs) - len(todo), unit="chunk"):
+            pass
+    except BrokenProcessPool:
+        raise UserError(f"{request.folder}: a worker was killed (out of memory?); run the same command again to "
+                        "resume, with a smaller --workers if need be") from None
+    finally:
+        for worker in multiprocessing.active_children():         # after Ctrl-C they are in the middle of their chunks
+            worker.terminate()
+        pool.shutdown(cancel_futures=True)
+    return [request.part(*job) for job in jobs]
+
+
+def _make_chunk(draw, request, index, count):
+    arrays = draw(request.task, np.random.default_rng([request.seed, index]), count)
+    write_atomically(request.part(index, count), lambda file: np.savez_compressed(file, **arrays))
+
+
+def _start_worker():
+    """Workers exit when their parent does, even when it is killed."""
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def save_split(request, split, x, y, place):
+    """Save one split: targets y (n,), and x, an array or iterator of n times samples (l, channels), or of n times
+    `task.documents` sequences of ids that end in EOS. More than was asked for are left out."""
+    task, folder, lengths = request.task, request.folder, []
+    ragged = task.ragged or not task.channels
+    size = request.take(split, len(y), place)
+
+    def write(file):
+        file.seek(128)                                    # numpy's header, which tells the length, is written last
+        for array in islice(x, size * task.documents):
+            file.write(array.tobytes())
+            lengths.append(len(array))
+        shape = (sum(lengths), *array.shape[1:]) if ragged else (size, *array.shape)
+        file.seek(0)
+        np.lib.format.write_array_header_1_0(file, dict(descr=array.dtype.str, fortran_order=False, shape=shape))
+
+    write_atomically(folder / f"{split}_x.npy", write)
+    if ragged:
+        offsets = np.cumsum([0, *lengths])
+        write_atomically(folder / f"{split}_offsets.npy", lambda file: np.save(file, offsets))
+    targets = np.asarray(y[:size], np.uint8 if task.classes else np.float32)
+    write_atomically(folder / f"{split}_y.npy", lambda file: np.save(file, targets))
+
+
+# ---- official files: folders, archives, downloads --------------------------------------------------------------------
+
+def find(request, *patterns):
+    """An official file or folder -> its path: what matches a pattern in --raw DIR first, which may be the outer or
+    inner root of an LRA release (".": DIR itself); without --raw the download that matches the first pattern."""
+    source, folder = request.task.source, request.folder
+    if request.raw is None:
+        by_hand = (f"put it into a folder DIR and run: python data.py --task {request.name} --data-dir "
+                   f"{shlex.quote(str(folder.parent))} --raw DIR (DIR may hold: {source.accepts})")
+        if not source.urls:
+            raise UserError(f"{patterns[-1]} cannot be downloaded ({source.licence}); if you have it, {by_hand}")
+        url = next(url for url in source.urls if patterns[0].split("*")[0] in url)
+        path = fetch(url, folder.parent / "downloads", by_hand, source.sha256)
+    else:
+        roots = request.raw, request.raw / "lra_release", request.raw / "lra_release" / "lra_release"
+        found = [root / name for root in roots for pattern in patterns
+                 for name in sorted(glob.glob(pattern, root_dir=root))]
+        if not found:
+            raise UserError(f"--raw {request.raw} has none of: {', '.join(patterns)} (nor has its lra_release/)")
+        path = found[0]
+    if path.stat().st_size == source.bytes and sha256_of(path) != source.sha256:
+        raise UserError(f"{path} is damaged: wrong checksum; remove it and get it again")
+    print(f"{folder}: reading {path}")
+    return path
+
+
+def members(place, pattern):
+    """The files in an archive or folder whose path matches -> iterator over (match, bytes). Nothing is unpacked."""
+    with reading(f"{place} is damaged", "get it again"):
+        if place.is_dir():
+            for path in sorted(place.rglob("*")):
+                if match := re.search(pattern, path.relative_to(place).as_posix()):
+                    yield match, path.read_bytes()
+        elif zipfile.is_zipfile(place):
+            with zipfile.ZipFile(place) as archive:
+                yield from ((match, archive.read(name)) for name in archive.namelist()
+                            if (match := re.search(pattern, name)))
+        else:
+            with tarfile.open(place) as archive:
+                for member in archive:
+                    if member.isfile() and (match := re.search(pattern, member.name)):
+                        yield match, archive.extractfile(member).read()
