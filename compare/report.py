@@ -81,7 +81,11 @@ def comparisons(runs, entry=()):
         if start in entries.STARTS:
             key = Key(run["task"], share, run["passes"] if any(steps) else None)
             found.setdefault(key, {}).setdefault(called.get(identity(run), line), {})[start] = variant.runs
-    return {key: measured(lines, linear.get(key[:2])) for key, lines in found.items()}
+    order = [*called.values()]
+    for key, lines in found.items():           # as the entry has them, then the others
+        names = sorted(lines, key=lambda line: order.index(line) if line in order else len(order))
+        found[key] = measured({line: lines[line] for line in names}, linear.get(key[:2]))
+    return found
 
 
 def runs_of(lines):
@@ -333,8 +337,10 @@ def table(compared):
 def caption(key, compared):
     """What the scores are and how sure they are; second, where they come from."""
     runs, (each, sure) = runs_of(compared.lines), scored(compared)
-    n, passes = runs[0]["test_examples"], {run["passes"] for run in runs}
-    equal = "unequal passes" if len(passes) > 1 else f"{passes.pop():,} passes a run"
+    n, passes = runs[0]["test_examples"], [{run["passes"] for run in runs_of({line: starts})}
+                                           for line, starts in compared.lines.items()]
+    equal = f"{min(passes[0]):,} passes a run" if len(set.union(*passes)) == 1 else (
+        "Equal passes in each row" if all(len(some) == 1 for some in passes) else "Unequal passes")
     some = [run["data"] for run in runs if "labelled" in run.get("data", {})]
     bare = some[0]["sizes"][0] - some[0]["labelled"] if some else 0
     joint = any("joint" in starts for starts in compared.lines.values()) and (key.share < 1 or bare)
@@ -372,7 +378,8 @@ def report(args):
         name = args.what[0] if args.what else args.runs.stem if args.runs.stem in entries.DEMOS else "demo"
         if name not in entries.DEMOS:
             raise UserError(f"demo {name}: there is {' '.join(entries.DEMOS)}")
-        entry = entries.demo(name, " ".join(dict.fromkeys(run["model"] for run in runs if run["model"] in MODELS)))
+        names = dict.fromkeys([*entries.DEMOS[name][1].split(), *(run["model"] for run in runs)])
+        entry = entries.demo(name, " ".join(model for model in names if model in MODELS))
     found = comparisons(runs, entry)
     if not found:
         raise UserError(f"no finished finetuning run in {args.runs}; run: bash run_all.sh " + (
@@ -422,4 +429,5 @@ def figure(plt, found):
     for (_, right), compared in zip(axes, found.values()):
         limit = 1.05 * widest.get(compared.r2, 1) or 1
         right.set_xlim(-limit, limit)
-    return picture, "What self-pretraining and joint training gain"
+    joint = any("joint" in starts for compared in found.values() for starts in compared.lines.values())
+    return picture, f"What self-pretraining{' and joint training gain' if joint else ' gains'}"

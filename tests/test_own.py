@@ -490,7 +490,9 @@ def test_gains_and_the_sentence_that_says_them(tmp_path):
     finished(tmp_path, "scratch", "lru", 0, 0.5, 300, 90)
     finished(tmp_path / "more", "scratch", "rotary", 0, 0.5, 300, 90, changed=dict(lr=0.1))
     text = shown(tmp_path)
-    assert "unequal passes" in text and "| rotary, lr=0.1 | 50.0 | – | – |" in text
+    assert "Equal passes in each row" in text and "| rotary, lr=0.1 | 50.0 | – | – |" in text
+    finished(tmp_path, "scratch", "lru", 1, 0.5, 310, 90)
+    assert "Unequal passes" in shown(tmp_path)
 
 
 def test_a_probe_has_a_column_where_there_is_one(tmp_path):

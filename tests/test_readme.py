@@ -59,8 +59,8 @@ def test_links_and_pictures_are_there():
 
 
 def test_forks_that_are_a_file(tmp_path):
-    """A mixer and a task, and no other line: both objectives, generation, the table of costs, a killed run that goes on;
-    and the laws over all models hold."""
+    """A mixer and a task, and no other line: both objectives, generation, the table of costs, a killed run that goes
+    on; and the laws over all models hold."""
     copy, rng = fork(tmp_path), np.random.default_rng(0)
     for i in range(100):
         path = tmp_path / "raw" / ("healthy", "sick")[i % 2] / f"{i}.npy"

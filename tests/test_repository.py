@@ -25,7 +25,8 @@ from test_analyze import listed
 FOUR = "kernels", "models", "pretrain", "finetune"
 TOP = {*FOUR, "data", "recipes", "predict", "baseline", "analyze", "files"}
 FILES = sorted(path.relative_to(ROOT).with_suffix("").as_posix() for pattern in ("*.py", "*/*.py", "*/*/*.py")
-               for path in ROOT.glob(pattern) if not re.match(r"\.|(tests|data|runs|venv)/", str(path.relative_to(ROOT))))
+               for path in ROOT.glob(pattern)
+               if not re.match(r"\.|(tests|data|runs|venv)/", path.relative_to(ROOT).as_posix()))
 LONGEST = {"zoo": 175, "data": 420}                              # lines of a file there
 
 
@@ -164,10 +165,13 @@ TASKS_THAT_FAIL = [                                                     # and wh
     ("from tasks import TASKS\nTASKS |= {'two': 2}\n", r"TASKS\['two'\] must be a Task with a function prepare.*"),
     (task(prepare=None), r"TASKS\['two'\] must be a Task with a function prepare.*"),
     (task("model d\ns4 1 2"), "table row has 3 cells, the head 2: .*"),
-    (task("model d q\ns4 1 2"), "no class of s4 declares q in its keys"), (task("model d\ns4 16"), "sizes of s4 lack .*layers.*"),
+    (task("model d q\ns4 1 2"), "no class of s4 declares q in its keys"),
+    (task("model d\ns4 16"), "sizes of s4 lack .*layers.*"),
     (task("model d layers heads ff\nrotary 16 0 2 16"), "layers of rotary must be a whole number of .*"),
-    (task("model d\nnothing 1"), "sizes of two: there is no model nothing"), (task("d\n1"), "sizes of two: there is no model -"),
-    (task("model lr\ns4 1", "recipes"), "recipes of two lack .*"), (task("lr wd\n1 1", "recipes"), "recipes of two .* model .*"),
+    (task("model d\nnothing 1"), "sizes of two: there is no model nothing"),
+    (task("d\n1"), "sizes of two: there is no model -"),
+    (task("model lr\ns4 1", "recipes"), "recipes of two lack .*"),
+    (task("lr wd\n1 1", "recipes"), "recipes of two .* model .*"),
     (task(f"{RECIPES} x 0 8 5 1 cos", "recipes"), "lr of s4 must be a number, got x"),
     (task(f"{RECIPES} 1 0 8 x 1 cos", "recipes"), "length of s4 must be a number, got x"),
     (task(f"{RECIPES} 1 0 8 5 1 line", "recipes"), "schedule of s4 must be one of const cos step, got line")]
@@ -190,8 +194,8 @@ print(json.dumps(said))"""
 
 
 def test_a_file_that_does_not_load_is_one_line(tmp_path):
-    """Of zoo/ or tasks/: the line names it, or what is loaded after it and clashes, and how to mend it; in every script,
-    whatever model and task it was asked for."""
+    """Of zoo/ or tasks/: the line names it, or what is loaded after it and clashes, and how to mend it; in every
+    script, whatever model and task it was asked for."""
     def run(*words, **more):
         return subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, **more,
                               env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"})
@@ -208,7 +212,8 @@ def test_a_file_that_does_not_load_is_one_line(tmp_path):
         (tmp_path / room / "mine.py").write_text(text)
         done = run(*words.split())
         (tmp_path / room / "mine.py").unlink()
-        assert (done.returncode, done.stdout) == (2, "") and re.fullmatch(f"error: {room}/mine.py: {line}.*\n", done.stderr)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert re.fullmatch(f"error: {room}/mine.py: {line}.*\n", done.stderr)
 
 
 def test_no_paths_of_one_machine():
@@ -236,8 +241,8 @@ def run(line, folder):
 
 
 def test_readme_commands_run(place):
-    """Every `python ...` line of README's shell blocks, cut to a few steps. PathX runs at its full length of 16,384. What
-    they leave is not for git."""
+    """Every `python ...` line of README's shell blocks, cut to a few steps. PathX runs at its full length of 16,384.
+    What they leave is not for git."""
     blocks = re.findall(r"```(?:bash|sh)\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     lines = [line.split("#")[0].strip() for block in blocks for line in block.splitlines()]
     lines = [line for line in lines if re.match(r"python (pretrain|finetune|data)\.py", line) and "..." not in line]

@@ -85,8 +85,8 @@ def elsewhere(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="session")
 def start():
-    """start(stage, words, before=None, **environment) -> process, forked from one that has imported everything, what the
-    first step of an optimiser imports included."""
+    """start(stage, words, before=None, **environment) -> process, forked from one that has imported everything, what
+    the first step of an optimiser imports included."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(str(ROOT / name) for name in ("", "tests", "results")))
         context = multiprocessing.get_context("forkserver")

@@ -54,7 +54,8 @@ def test_every_script_knows_it(place):
         ("predict.py", "pre", "--show", "filled.png"), ("baseline.py", "--task", "chirp"),
         ("finetune.py", "--task", "chirp", "--model", "rotary", "--steps", "2", "--batch", "4", "--out", "other"),
         ("results/costs.py", "chirp"),
-        ("run_all.sh", "sweep", "--tasks", "chirp", "--models", "s4", "--vary", "lr=1e-3", "--arms", "scratch", "--seeds", "0"))
+        ("run_all.sh", "sweep", "--tasks", "chirp", "--models", "s4", "--vary", "lr=1e-3", "--arms", "scratch", "--seeds",
+         "0"))
     assert re.search(r"^chirp +length 96 x 1, 2 classes, 64 / 16 / 32 examples; not prepared$", listed, re.M)
     assert "Recipe chirp/s4*/masked: loss=l1 lr=0.004 wd=0.01 batch=8 warmup=2 schedule=constant steps=6 mask=0.3." in (
         " ".join(usage.split()))
