@@ -105,7 +105,7 @@ def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False)
     """A task and its splits -> Task, train, val, test. Prepares the task on first use; UserError as in `prepare`.
 
     fraction: of the training examples, the first `fraction * n` of one fixed shuffle (seed 42, paper's appendix C.1.4
-    and [2]), so that smaller subsets lie within larger ones and both stages see the same.
+    and its official configuration), so that smaller subsets lie within larger ones and both stages see the same.
     labelled: in its place, a share of all training examples in which the classes have their shares, again nested.
     labels: without the training examples that have none; UserError where none has one.
     """
@@ -157,7 +157,7 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
     name = full_name(name)
     task, folder = declared(name), Path(data_dir) / folder_name(name)
     own, file = task.own, task.family == "file"
-    if raw is not None and file:
+    if raw is not None and not task.source.raw:
         raise UserError(f"--raw {raw} has no meaning for {name}; leave it out")
     if raw is not None and not os.path.isdir(raw):
         raise UserError(f"--raw '{raw}' is not a folder; it may hold: {task.source.accepts}")

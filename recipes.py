@@ -340,18 +340,25 @@ def check_sizes(model, sizes, whole=True):
         raise ValueError(f"sizes of {model} lack {' '.join(sorted(missing))}, and its key has no default")
 
 
+# What a cell of RECIPES may be.
+NUMBERS = dict(lr=(int, float), wd=(int, float), batch=(int,), length=(int,), warmup=(int,))
+VALUES = dict(loss="ce l1", pool="mean max last", head="linear mlp pair", schedule=" ".join(SCHEDULES))
+
+
 def check_recipes(name, text, first):
     """ValueError where the recipes that a model or task brings lack a column, or a cell is no value of its flag. first:
     of whose names the first column is, task or model."""
     if text and (missing := {first, *COLUMNS} - {*text.strip().split("\n")[0].split()}):
         raise ValueError(f"recipes of {name} lack {' '.join(sorted(missing))}")
     for line in read_table(text):
-        for flag, part in ((flag, part) for flag in line for part in line[flag].split("/")):
-            value, wanted = number(part.removesuffix("e") if flag == "length" else part), None
-            if flag in ("lr", "wd", "batch", "length", "warmup") and isinstance(value, str) and part != "-":
-                wanted = "a number"
-            if flag == "schedule" and part not in SCHEDULES:
-                wanted = f"one of {' '.join(SCHEDULES)}"
+        if first == "model" and not fnmatch.filter(MODELS, line[first]):
+            raise ValueError(f"recipes of {name}: there is no model {line[first]}")
+        for flag, part in ((flag, part) for flag in line for part in line[flag].split("/") if part != "-"):
+            wanted, value = None, number(part.removesuffix("e") if flag == "length" else part)
+            if flag in VALUES and part not in VALUES[flag].split():
+                wanted = f"one of {VALUES[flag]}"
+            if flag in NUMBERS and type(value) not in NUMBERS[flag]:
+                wanted = "a number" if float in NUMBERS[flag] else "a whole number"
             if wanted:
                 raise ValueError(f"{flag} of {line[first]} must be {wanted}, got {part}")
 

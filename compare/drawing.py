@@ -85,8 +85,8 @@ def bars(axis, names, variants, chance, papers=({}, {})):
     axis.set(ylabel="test accuracy, %", ylim=(0, 108))
 
 
-def dots(axis, lines):
-    """{line: {start: runs}} -> a dot a seed, a bar at the mean."""
+def dots(axis, lines, halves=None):
+    """{line: {start: runs}} -> one dot per seed, a bar at the mean; halves: {line: half of its 95 % interval}."""
     for y, variants in enumerate(lines.values()):
         for i, start in enumerate(start for start in LOOKS if start in variants):
             runs, (label, colour) = variants[start], LOOKS[start]
@@ -96,6 +96,8 @@ def dots(axis, lines):
                 heights = np.linspace(height - 0.04, height + 0.04, len(runs))                # equal scores stay apart
                 axis.scatter(values, heights, s=7, color=colour, label=label, clip_on=False, zorder=3)
                 axis.plot([statistics.mean(values)] * 2, [height - 0.1, height + 0.1], color=colour)
+                if halves:
+                    axis.errorbar(statistics.mean(values), height, xerr=[*halves.values()][y], color=colour, capsize=3)
     axis.set_yticks(range(len(lines)), lines)
     axis.set(ylim=(len(lines) - 0.5, -0.5), xlabel="test accuracy, %: seeds and mean")
     axis.grid(axis="x", color="0.9")

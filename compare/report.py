@@ -23,10 +23,11 @@ from experiments import entries
 from experiments.commands import record, trained
 from files import UserError
 from models import MODELS
+from tasks import declared
 from tasks.own import UNEQUAL
 
 MOST = 100                                     # seeds that are worth naming
-MANY = 6                                       # models, above which they are sorted by their gain
+SORTED = 6                                     # above so many models, they are sorted by their gain
 # share: of the labels; passes: of a run, where --passes or --steps set them, or None.
 Key = namedtuple("Key", "task share passes")
 
@@ -80,6 +81,7 @@ def comparisons(runs, entry=()):
             f"{name.replace('arch.', '').replace('.', ' ')}={shown(value)}" for name, value in own.items())])
         if start in entries.STARTS:
             key = Key(run["task"], share, run["passes"] if any(steps) else None)
+            line += ", recipe" * (line in called.values())                 # the name of one that differs from it
             found.setdefault(key, {}).setdefault(called.get(identity(run), line), {})[start] = variant.runs
     order = [*called.values()]
     for key, lines in found.items():           # as the entry has them, then the others
@@ -162,9 +164,9 @@ def verdict(compared):
     outcomes = {line: {start: told(compared, each, sure, line, start, top)
                        for start in ("spt", "joint") if {start, "scratch"} <= starts.keys()}
                 for line, starts in compared.lines.items()}
-    if len(outcomes) > MANY:
+    if len(outcomes) > SORTED:
         said += of_many(means, outcomes)
-    for words in outcomes.values() if len(outcomes) <= MANY else ():
+    for words in outcomes.values() if len(outcomes) <= SORTED else ():
         said += [text for start, text in words.items()
                  if text and (start == "spt" or "cannot be told" not in text or "spt" not in words)]
     if not any("scratch" in starts for starts in compared.lines.values()):
@@ -176,15 +178,19 @@ def verdict(compared):
 
 
 def of_many(means, outcomes):
-    """What SPT did to many models, and whether they are closer to each other after it."""
-    said, spt = [], {line: words["spt"] for line, words in outcomes.items() if words.get("spt")}
-    for word in "gains by SPT", "loses by SPT", "cannot be told":
-        if some := [line for line, text in spt.items() if word in text]:
-            said.append(f"**{word[0].upper()}{word[1:]}**: {', '.join(some)}.")
-    ends = [[means[line, start] for line in spt] for start in ("scratch", "spt")]
-    if len(spt) > 1:
-        scratch, after = (f"{statistics.stdev(end):.1f} (from {min(end):.1f} to {max(end):.1f})" for end in ends)
-        said.append(f"Standard deviation over {len(spt)} models: {scratch} from scratch, {after} after SPT.")
+    """What SPT and joint training did to many models, and whether they are closer to each other after SPT."""
+    said = []
+    for start, by in (("spt", "SPT"), ("joint", "joint training")):
+        texts = {line: words[start] for line, words in outcomes.items() if words.get(start)}
+        for word, title in ((f"gains by {by}", f"Gains by {by}"), (f"loses by {by}", f"Loses by {by}"),
+                            ("cannot be told", "Cannot be told" if start == "spt" else f"Cannot be told of {by}")):
+            if some := [line for line, text in texts.items() if word in text]:
+                said.append(f"**{title}**: {', '.join(some)}.")
+    models = [line for line in outcomes if line in MODELS and outcomes[line].get("spt")]       # not their variants
+    if len(models) > 1:
+        scratch, after = (f"{statistics.stdev(end):.1f} (from {min(end):.1f} to {max(end):.1f})" for end in (
+            [means[line, start] for line in models] for start in ("scratch", "spt")))
+        said.append(f"Standard deviation over {len(models)} models: {scratch} from scratch, {after} after SPT.")
     return said
 
 
@@ -249,7 +255,7 @@ def beside_linear(compared, means, sure):
     def text(score):
         return f"{score:.{compared.digits}f}{compared.percent}"
 
-    names = ", ".join(behind) if len(behind) <= 2 * MANY else f"{len(behind)} of {len(means)} variants"
+    names = ", ".join(behind) if len(behind) <= 2 * SORTED else f"{len(behind)} of {len(means)} variants"
     if len(behind) == len(means) - 1 and beside(best) == "behind":
         most = max(means, key=means.get)
         said.append(f"**The linear model is ahead of every network**: {text(linear['score'])}, where {called(most)} "
@@ -294,10 +300,11 @@ def in_order(compared):
     def points(line):
         return statistics.mean([*gain(each, (line, "spt"), (line, "scratch"), sure)[0].values()] or [-math.inf])
 
-    return sorted(compared.lines, key=points, reverse=True) if len(compared.lines) > MANY else [*compared.lines]
+    return sorted(compared.lines, key=points, reverse=True) if len(compared.lines) > SORTED else [*compared.lines]
 
 
-PAIRS = {"SPT - scratch": ("spt", "scratch"), "joint - scratch": ("joint", "scratch"), "SPT - joint": ("spt", "joint")}
+DIFFERENCES = {"SPT - scratch": ("spt", "scratch"), "joint - scratch": ("joint", "scratch"),
+               "SPT - joint": ("spt", "joint")}
 
 
 def table(compared):
@@ -305,11 +312,11 @@ def table(compared):
     runs, (each, sure) = runs_by_variant(compared), scored(compared)
     there = {start for starts in compared.lines.values() for start in starts}
     starts = [start for start in entries.STARTS if start in there]
-    pairs = {name: pair for name, pair in PAIRS.items() if there.issuperset(pair)}
-    skill = skill_of(compared) if len(compared.lines) > MANY else {}
+    pairs = {name: pair for name, pair in DIFFERENCES.items() if there.issuperset(pair)}
+    skill = skill_of(compared) if len(compared.lines) > SORTED else {}
     head = ["model", *(LOOKS[start][0] for start in starts), *(
         f"{name} [95 % interval] (seeds)" if i == 0 else name for i, name in enumerate(pairs)),
-        *["hidden"] * bool(skill), "minutes a run"]
+        *["hidden"] * any(skill.values()), "minutes a run"]
 
     def cell(score, accuracy):
         return f"{score} ({statistics.mean(accuracy):.1f})" if compared.balanced else score
@@ -330,7 +337,7 @@ def table(compared):
                                   [run.get("accuracy", 0) for run in runs[variant]]) if variant in each else "–"
                              for variant in ours),
                      *(signed(found, compared.digits, half) for found, half in differences),
-                     *[mean_std(skill.get(line, {}))] * bool(skill), " / ".join(minutes)])
+                     *[mean_std(skill.get(line, {}))] * any(skill.values()), " / ".join(minutes)])
     return markdown(head, rows)
 
 
@@ -340,13 +347,13 @@ def caption(key, compared):
     n, passes = runs[0]["test_examples"], [{run["passes"] for run in runs_of({line: starts})}
                                            for line, starts in compared.lines.items()]
     equal = f"{min(passes[0]):,} passes a run" if len(set.union(*passes)) == 1 else (
-        "Equal passes in each row" if all(len(some) == 1 for some in passes) else "Unequal passes")
+        "equal passes in each row" if all(len(some) == 1 for some in passes) else "unequal passes")
     some = [run["data"] for run in runs if "labelled" in run.get("data", {})]
     bare = some[0]["sizes"][0] - some[0]["labelled"] if some else 0
     joint = any("joint" in starts for starts in compared.lines.values()) and (key.share < 1 or bare)
     percent, accuracy = "" if compared.r2 else " in percent", "; accuracy in parentheses" if compared.balanced else ""
     text = [f"Test {compared.score}{percent} on {n:,} examples, mean ± standard deviation over seeds{accuracy}."]
-    if len(compared.lines) > MANY and any(skill_of(compared).values()):
+    if len(compared.lines) > SORTED and any(skill_of(compared).values()):
         text.append("Hidden: percent of the hidden symbols that pretraining predicts right.")
     if compared.ratio > UNEQUAL:
         text.append(f"Classes are unequal, {compared.ratio:.0f}:1" + (
@@ -363,10 +370,11 @@ def caption(key, compared):
         text.append(f"One test example is worth {points} points; another test set of this size would move a score by "
                     f"{error:.1f} (standard error){f', another seed by {seeds}' if seeds else ''}.")
     made = runs + [run["first"] for run in runs if run["init"]] + [compared.linear] * bool(compared.linear)
-    source = (f"{how_sure(each, sure, compared.digits)} "
-              f"{'Joint training sees the labelled inputs only; ' if joint else ''}"
-              f"{f'SPT alone saw {bare:,} more sequences, without a label; ' if bare else ''}{equal}; "
-              f"{provenance(made)}.")
+    notes = ["joint training sees the labelled inputs only"] * bool(joint)
+    notes += [f"SPT alone saw {bare:,} more sequences, without a label"] * bool(bare) + [equal, provenance(made)]
+    notes = "; ".join(notes)
+    small = "" if declared(key.task).own else " Small models on a small or shortened set: not the paper's task."
+    source = f"{how_sure(each, sure, compared.digits)} {notes[0].upper()}{notes[1:]}.{small}"
     return f"{' '.join(text)}\n\n{source}"
 
 

@@ -218,7 +218,9 @@ def figure_of_settings(plt, columns, rows):
     for axis, task in zip(axes[:, 0], tasks):
         some = [row for row in rows if row.values["task"] == task]
         named = [name for name in columns if name != "task"]
-        dots(axis, {label(named, row): {row.values["start"]: [*row.runs.values()]} for row in some})
+        found = estimates({i: scores(row.runs) for i, row in enumerate(some)})
+        halves = {label(named, row): half_width((found[i], len(row.runs))) for i, row in enumerate(some)}
+        dots(axis, {label(named, row): {row.values["start"]: [*row.runs.values()]} for row in some}, halves)
         axis.set_xlabel("R2" if "test_r2" in next(iter(some[0].runs.values())) else "accuracy, %")
         axis.set_title(task, loc="left")
     return figure

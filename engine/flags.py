@@ -117,10 +117,12 @@ def arguments(stage, argv, objectives, inherit=None):
             raise UserError(f"--{flag} {problem}; one of: {' '.join(known)}{own}")
     task, fitted, args.fitted = look_up(args.task, args.data_dir), {}, None
     args.recipe, args.objective, values = recipe_line(args.task, task, args.model, args.objective, args.start)
+    if args.objective not in objectives:
+        raise UserError(f"recipe {args.recipe} names an unknown objective; there is: {' '.join(objectives)}")
     hides = objectives[args.objective].hides
     if args.start == "joint" and hides:
         values = halved(values)
-    if args.task not in TASKS:
+    if task.own:
         first = args.pretraining if args.start == "spt" else vars(args)
         examples = max(1, int(task.sizes[0] * (first["train_fraction"] or 1)))
         fitted, args.fitted = fit(task, examples, values, arch(args.task, args.model))

@@ -19,7 +19,7 @@ def differing(flags, task, model, objective, start, defaults=None):
     if start == "joint":
         recipe = (halved(recipe) if OBJECTIVES[usual].hides else recipe) | {"joint": 1}
     recipe = (defaults or {}) | recipe | {"objective": recipe_line(task, declared(task), model, None, start)[1]}
-    sizes = arch(task, model) if ":" not in task else {}
+    sizes = {} if declared(task).own else arch(task, model)
     flags = {name: {key: value[key] for key in sorted(value) if sizes.get(key) != value[key]} if name == "arch" else
              value for name, value in sorted(flags.items())}
     return {name: value for name, value in flags.items() if value not in ({}, recipe.get(name))}
@@ -80,7 +80,7 @@ def commands(group, seed, folder):
     found = []
 
     def out(run):
-        task = folder_name(run.task) if ":" in run.task else run.task
+        task = folder_name(run.task)
         return f"{folder}/{'-'.join(filter(None, (task, run.model, run.word, run.start)))}-s{seed}"
 
     for run in group:

@@ -178,13 +178,15 @@ class Pool:
                 pass
 
     def work(self, chain):
+        if self.stopped:
+            return
         environment, name = self.slots.get(), Path(shlex.split(chain[-1])[-1]).name
         path = self.folder / "output" / f"{name}.txt"
         try:
             with open(path, "w") as output:
-                done = self.stopped or self.call(" && ".join(chain), output, environment) == 0
+                done = all(self.call(command, output, environment) == 0 for command in chain)
             last = f"{path} ends with: {(path.read_text(errors='replace').strip().splitlines() or [''])[-1]}"
-        except OSError as error:                                 # no space, no bash
+        except OSError as error:                                 # no space, no python
             done, last = False, str(error)
         if not done and not self.stopped:
             self.failed = True
@@ -192,8 +194,9 @@ class Pool:
         self.slots.put(environment)
 
     def call(self, command, output, environment):
-        # A session of its own: Ctrl-C in the terminal reaches this process alone, which then stops them all.
-        process = subprocess.Popen(["bash", "-c", command], stdout=output, stderr=subprocess.STDOUT, env=environment,
+        # A session of its own: Ctrl-C in the terminal reaches this process alone, which then stops them all, and waits
+        # until they have saved.
+        process = subprocess.Popen(shlex.split(command), stdout=output, stderr=subprocess.STDOUT, env=environment,
                                    start_new_session=True)
         self.running.add(process)
         if self.stopped:                       # while it was started
@@ -226,7 +229,7 @@ def reading_flags(args):
 
 def prepare_data(task, args, quiet=False):
     """Return data.py's exit code. quiet: of a second's work, print only what goes wrong."""
-    raw = ["--raw", str(args.raw)] if args.raw and task not in ("pathfinder_demo", "listops_demo") else []
+    raw = ["--raw", str(args.raw)] if args.raw and declared(task).source.raw else []
     done = subprocess.run(["python", "data.py", "--task", task, *raw, *reading_flags(args)], text=True,
                           **dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT) if quiet else {})
     if quiet and done.returncode:
@@ -258,11 +261,11 @@ def train(args, entry, seeds, folder):
     often, started, failed, lacking = args.target in (*entries.DEMOS, "own", "sweep"), time.time(), False, set()
     tasks = sorted({row.task for row in entry})
     for task in tasks:                         # a user's first: a mistake there shows before there is a folder
-        if ":" in task and (code := prepare_data(task, args)):
+        if declared(task).own and (code := prepare_data(task, args)):
             return code
     lock = taken(folder)                       # to the end
     for task in tasks:
-        if ":" not in task and (code := prepare_data(task, args, quiet=args.target == "demo")):
+        if not declared(task).own and (code := prepare_data(task, args, quiet=args.target == "demo")):
             if code in (130, -signal.SIGINT):
                 return 130
             print(f"error: no data for {task}; its runs are left out", file=sys.stderr)
@@ -355,7 +358,7 @@ def carry_out(args, entry, seeds, folder):
     command = linear_command(args, entry, folder)
     for chain in [*([[shlex.join(command)]] if command else []), *itertools.chain(*by_seed.values())]:
         # Elsewhere, a chain must know how its data are to be read.
-        own = {row.task for row in entry if ":" in row.task and shlex.quote(row.task) in chain[0]}
+        own = {row.task for row in entry if declared(row.task).own and shlex.quote(row.task) in chain[0]}
         print(" && ".join([*(shlex.join(["python", "data.py", "--task", task, *more]) for task in own), *chain]))
     return 0
 

@@ -2,6 +2,7 @@
 
     python results/speed.py         # half a minute; wants a quiet machine
 """
+import argparse
 import math
 import sys
 import time
@@ -16,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from engine.folder import peak_memory
 from kernels import (diagonal_kernel, diagonal_kernel_naive, hippo_nplr, s4_kernel, s4_kernel_naive,
                      truncation_correction)
+
 
 def random_s4(d, N, c, l, dt_min=1e-3, dt_max=0.1, dtype=torch.complex64, seed=0):
     """HiPPO-initialised arguments of `s4_kernel` (A, P, B, C~, dt) with random C and log-uniform dt."""
@@ -83,4 +85,5 @@ def main(up_to=4096):
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

@@ -1,4 +1,5 @@
 """Tasks: one file per task or family of tasks. A file dropped into this folder is a --task of every script.
+For a first reading this file and listops.py are enough.
 
     cp tasks/listops.py tasks/mine.py        change what is drawn and the names in the last lines
 
@@ -24,10 +25,14 @@ LEVELS = tuple(str(level) for level in range(256))                        # of g
 class Source:
     """Where a data set comes from."""
     urls: tuple                     # to download; none: generated, or only with --raw
-    accepts: str                    # what --raw DIR may hold
+    accepts: str                    # what --raw DIR may hold; "nothing": the flag has no meaning
     licence: str
     bytes: int | None = None        # of the download; None, and no sha256: not published
     sha256: str | None = None
+
+    @property
+    def raw(self):
+        return not self.accepts.startswith("nothing")
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,8 @@ def tuples(record):
 
 def check(name, task):
     """ValueError where an entry of TASKS cannot be a task. (Its tables of sizes and recipes: recipes.py.)"""
+    if not re.fullmatch(r"\w+", name):                    # it is part of the names of folders
+        raise ValueError(f"TASKS[{name!r}]: a name consists of letters, digits and _")
     if not isinstance(task, Task) or not callable(task.prepare):
         raise ValueError(f"TASKS[{name!r}] must be a Task with a function prepare(task, request)")
 

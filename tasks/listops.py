@@ -15,7 +15,7 @@ import numpy as np
 
 from files import UserError
 from tasks import EOS, SPECIAL, SPLITS, TASKS, Task
-from tasks.making import CHUNK, DEMO, LRA, find, run_chunks, save_split
+from tasks.making import CHUNK, DEMO, GENERATED, LRA, find, run_chunks, save_split
 
 DIGIT, MIN, MAX, MED, SM, CLOSE = 4, 14, 15, 16, 17, 18
 
@@ -148,5 +148,6 @@ def prepare(task, request):
 
 LISTOPS = Task("listops", length=2048, classes=10, sizes=(96_000, 2_000, 2_000), mask=0.10, source=LRA, vocab=19,
                make=Grammar(), symbols=(*SPECIAL, *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "X"), prepare=prepare)
-SHORT = replace(LISTOPS, length=80, sizes=DEMO, mask=0.15, make=Grammar(depth=4, arguments=(2, 4), symbols=(15, 80)))
+SHORT = replace(LISTOPS, length=80, sizes=DEMO, mask=0.15, source=GENERATED,
+                make=Grammar(depth=4, arguments=(2, 4), symbols=(15, 80)))
 TASKS |= {"listops": LISTOPS, "listops_demo": SHORT, "listops_mini": SHORT}        # not the paper's: _demo and _mini

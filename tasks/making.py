@@ -29,6 +29,7 @@ from tasks import SPLITS, Source, Task
 
 CHUNK = 500                          # examples of a chunk
 LRA = Source((), "an LRA release (lra_release/...)", "Apache 2.0 (LRA)")
+GENERATED = Source((), "nothing", "as this code")
 DEMO = (5_000, 1_000, 2_000)         # examples of the small sets for demos
 
 
@@ -79,13 +80,14 @@ def stratified(labels, seed):
 
 
 @contextlib.contextmanager
-def workers_start():
+def workers_start(draw):
     """Worker processes that start in here do not import the script that runs: it may be a user's, without `if __name__
     == "__main__"`, and would do its work again in each of them. And they ignore Ctrl-C, which their parent handles,
     from their first moment."""
     main, ours = sys.modules["__main__"], threading.current_thread() is threading.main_thread()
     usual = signal.signal(signal.SIGINT, signal.SIG_IGN) if ours else None
-    sys.modules["__main__"] = ModuleType("__main__")
+    if draw.__module__ != "__main__":                     # else they need it
+        sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
     finally:
@@ -105,7 +107,7 @@ def run_chunks(draw, counts, request):
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
     made = (_make_chunk(draw, request, *job) for job in todo)
     if workers > 1:                                       # not pool.map, which trips over what Ctrl-C cancels
-        with workers_start():
+        with workers_start(draw):
             futures = [pool.submit(_make_chunk, draw, request, *job) for job in todo]
         made = (future.result() for future in futures)
     try:
@@ -127,7 +129,9 @@ def _make_chunk(draw, request, index, count):
 
 
 def _start_worker():
-    """Workers exit when their parent does, even when it is killed."""
+    """Workers exit when their parent does, even when it is killed; Ctrl-C is for the parent, from whatever thread they
+    were started."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
@@ -137,11 +141,20 @@ def save_split(request, split, x, y, place):
     `task.documents` sequences of ids that end in EOS. More than was asked for are left out."""
     task, folder, lengths = request.task, request.folder, []
     ragged = task.ragged or not task.channels
-    size = request.take(split, len(y), place)
+    size, position = request.take(split, len(y), place), (task.channels,) if task.channels else ()
+    targets = np.asarray(y[:size])
+    if task.classes and not (0 <= targets.min() and targets.max() < task.classes):
+        raise UserError(f"{place}: labels of {split} from {targets.min()} to {targets.max()}; {request.name} has "
+                        f"{task.classes} classes, from 0")
 
     def write(file):
         file.seek(128)                                    # numpy's header, which tells the length, is written last
         for array in islice(x, size * task.documents):
+            if array.shape[1:] != position or not (0 if ragged else task.length) <= len(array) <= task.length:
+                wanted = f"at most {task.length:,} symbols" if not task.channels else (
+                    f"{'at most ' if ragged else ''}{task.length:,} positions of {task.channels} channel(s)")
+                raise UserError(f"{place}: an example of {split} has the shape {array.shape}; {request.name} has "
+                                f"{wanted}")
             file.write(array.tobytes())
             lengths.append(len(array))
         shape = (sum(lengths), *array.shape[1:]) if ragged else (size, *array.shape)
@@ -152,7 +165,7 @@ def save_split(request, split, x, y, place):
     if ragged:
         offsets = np.cumsum([0, *lengths])
         write_atomically(folder / f"{split}_offsets.npy", lambda file: np.save(file, offsets))
-    targets = np.asarray(y[:size], np.uint8 if task.classes else np.float32)
+    targets = targets.astype(np.uint8 if task.classes else np.float32)
     write_atomically(folder / f"{split}_y.npy", lambda file: np.save(file, targets))
 
 

@@ -22,7 +22,6 @@ from files import UserError, reading, write_atomically
 from tasks import EOS, OWN, SPECIAL, SPLITS, UNK, Source, Task
 from tasks.making import find, members, save_split, stratified
 
-# Data of your own, file:PATH and ucr:NAME. What is 0 or empty here, `save_own` fills in.
 UNEQUAL = 3                                    # to one: where classes are more so, balanced accuracy decides
 OWN_FILES = ".npz", ".csv", ".tsv", ".ts", ".txt"
 
@@ -266,7 +265,7 @@ def as_kind(place, series, kind):
     if kind == "samples":
         return [one.astype(np.float64)[:, None] if one.ndim == 1 else one for one in series]
     check_each(place, [one.ndim == 1 or one.shape[1] == 1 and not (one[np.isfinite(one)] % 1).any() for one in series],
-          "not whole numbers in one channel, which symbols are")
+               "not whole numbers in one channel, which symbols are")
     return [one if one.ndim == 1 else np.where(np.isnan(one[:, 0]), -1, one[:, 0]).astype(np.int64) for one in series]
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from files import UserError
 from tasks import LEVELS, SPLITS, TASKS, Task
-from tasks.making import CHUNK, DEMO, LRA, find, random_split, run_chunks, save_split
+from tasks.making import CHUNK, DEMO, GENERATED, LRA, find, random_split, run_chunks, save_split
 from tasks.snakes import Snakes, make_pathfinder
 
 
@@ -85,7 +85,7 @@ def small_paths(side, frame, contour):
     """Large discs, bright against the curves, and three gray levels: how the curves run is all there is to learn."""
     task = paths_task(side, frame=frame, contour=contour, padding=1, seed_distance=4, paddle=2, thickness=1.0,
                   margins=(1,), continuity=1.0, marker=1.5, distractors=0, snake_contrast=0.66, levels=3)
-    return replace(task, sizes=DEMO, mask=0.25, distinct=True)
+    return replace(task, sizes=DEMO, mask=0.25, distinct=True, source=GENERATED)
 
 
 TASKS |= {

@@ -3,7 +3,7 @@
 The official generator is a rejection sampler that draws and tries one attempt at a time. Here thousands of attempts
 are arrays, an attempt is a list of segments, and every test against the mask is a look-up in a table over pairs of
 segments, so that no mask is drawn while snakes grow: the same distribution, hundreds of times faster on one core.
-data.py calls `make_pathfinder` and stores what it draws. Read that function first, then upwards from it.
+tasks/pathfinder.py calls `make_pathfinder` and stores what it draws. Read that function first, then upwards from it.
 
 Glossary
     snake       a dashed curve of `contour` segments; two long target snakes and several short distractors

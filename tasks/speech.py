@@ -17,8 +17,8 @@ def prepare(task, request):
     """Speech Commands v0.02 (Warden 2018), all 35 words, raw samples. The official lists name the validation and test
     clips, the rest is training.
 
-    Normalised by one mean and one standard deviation of the padded training clips, where [2] takes one per time step
-    of values that it has divided by 2^15 twice.
+    Normalised by one mean and one standard deviation of the padded training clips. S4's official code takes one per
+    time step, of values that it has divided by 2^15 twice.
     """
     place = find(request, "speech_commands*.tar.gz", ".")
     pattern = rf"(?:^|/)(?:((?:{'|'.join(task.names)})/[^/.][^/]*\.wav)|(validation|testing)_list\.txt)$"
@@ -48,6 +48,6 @@ SPEECH = Source(("https://storage.googleapis.com/download.tensorflow.org/data/sp
                 "speech_commands_v0.02.tar.gz, or a folder of it", "CC BY 4.0", 2_428_923_189,
                 "af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58")
 WORDS = tuple("bed cat down five forward go house left marvin no on right sheila tree up visual yes backward bird dog "
-              "eight follow four happy learn nine off one seven six stop three two wow zero".split())   # order of [2]
+              "eight follow four happy learn nine off one seven six stop three two wow zero".split())   # S4's order
 TASKS |= {"sc": Task("speech", length=16_000, classes=35, sizes=(84_843, 9_981, 11_005), mask=0.25, source=SPEECH,
                      channels=1, scale=32768, names=WORDS, prepare=prepare)}       # mean and std: of the training clips

@@ -1,6 +1,7 @@
-"""compare.py: what a run is, intervals against simulation, tables of any runs and of demos."""
+"""compare/: what a run is, intervals against simulation, tables of any runs and of demos."""
 import json
 import re
+import subprocess
 
 import numpy as np
 import pytest
@@ -346,7 +347,7 @@ def test_many_models_are_sorted_by_their_gain(tmp_path):
         return done.stdout, {row[0]: row[1:-1] for row in rows_of(done.stdout)}
 
     text, rows = told()
-    assert [*rows] == ["transformer", "local", "s4", "s5", "lru", "sgconv", "gone", "mega"]
+    assert [*rows] == ["transformer", "local", "s4", "s5", "lru", "sgconv", "mega", "gone"]
     assert rows["s5"] == ["54.0", "52.0", "-2.0 (one seed)", "44.7"]
     assert rows["lru"] == ["55.0", "50.0", "-5.0 (one seed)", "–"]
     sentence = "Standard deviation over 6 models: 2.3 (from 50.0 to 56.0) from scratch, 4.6 (from 48.0 to 60.0) after SPT."
@@ -377,3 +378,13 @@ def test_the_first_look_is_that_of_its_kept_runs(tmp_path, monkeypatch, capsys):
     exec(re.search("```python\n(.*?)```", page, re.S)[1], {})
     assert re.findall(r"0(\.\d+)", capsys.readouterr().out) == [".77", ".75", ".95"]
     assert ".77 between" in page and ".75 and .95" in page
+
+
+def test_the_kept_records_of_findings_are_readable(tmp_path):
+    """By the command of their page, for each task."""
+    command = re.search("`(grep text256 .*?)`", (ROOT / "results" / "findings.md").read_text())[1]
+    for task in ("text256", "text_demo", "pathfinder_demo"):
+        here = command.replace("text256", task).replace("results/", f"{ROOT}/results/")
+        subprocess.run(["bash", "-c", here], cwd=tmp_path, check=True)
+        done = run("compare", tmp_path / "some.jsonl", "--figure", tmp_path / "some.png")
+        assert done.returncode == 0 and len(rows_of(done.stdout)) > 20, done.stderr

@@ -344,9 +344,12 @@ def test_prepared_is_kept(generated, monkeypatch):
     assert data.prepare("listops_demo", generated) == generated / "listops_demo"       # whatever is there
     data.prepare("listops_demo", generated, sizes=SMALL, seed=0)
     for flags, words in ((("--train", 5), "sizes ([1100, 60, 40], not [5, 1000, 2000])"),
-                         (("--seed", 4), "seed (0, not 4)"), (("--lra-dir", generated), "source")):
+                         (("--seed", 4), "seed (0, not 4)")):
         line = fails("--task", "listops_demo", "--data-dir", generated, *flags)
         assert words in line and f"rm -r {generated}/listops_demo && python data.py --task listops_demo" in line
+    assert "other source" in fails("--task", "listops", "--data-dir", generated, "--lra-dir", generated)
+    line = fails("--task", "listops_demo", "--data-dir", generated, "--lra-dir", generated)
+    assert line.endswith("has no meaning for listops_demo; leave it out")
     monkeypatch.setitem(tasks.TASKS, "listops_demo", tasks.TASKS["listops"])
     assert "another version or with other parameters" in fails("--task", "listops_demo", "--data-dir", generated)
     assert digest(generated / "listops_demo") == before

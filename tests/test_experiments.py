@@ -107,7 +107,7 @@ def stand_in_for_python(folder, more=""):
     stub = folder / "bin" / "python"
     stub.parent.mkdir(parents=True)
     stub.write_text(f"""#!/usr/bin/env bash
-if [ "$1" = -m ]; then exec {sys.executable} "$@"; fi
+if [ "$1" = -P ]; then exec {sys.executable} "$@"; fi
 if [ "$1" = analyze.py ]; then echo "$*" >> analyses.txt; exit; fi
 [ "$1" = data.py ] || echo "$CUDA_VISIBLE_DEVICES $*" >> calls.txt
 {more}
@@ -176,10 +176,13 @@ fi""")
 
 @pytest.mark.parametrize("target, how, code", [("demo", "ctrl-c", 130), ("table7", "kill", 143)])
 def test_stopping_stops_the_runs(target, how, code, here, tmp_path):
-    """Ctrl-C in a terminal, or `kill` of the script alone: what runs is stopped, and nothing is started after it. A
-    second run_all.sh on the same runs is refused until then."""
+    """Ctrl-C in a terminal, or `kill` of the script alone: what runs is stopped, and has saved before the script ends;
+    nothing is started after it. A second run_all.sh on the same runs is refused until then."""
     scripts(tmp_path)
-    stand_in_for_python(tmp_path, '[ "$1" = data.py ] || [ "$1" = baseline.py ] || exec sleep 30.25')
+    stand_in_for_python(tmp_path, """
+if [ "$1" != data.py ] && [ "$1" != baseline.py ]; then
+    trap 'sleep 0.5; echo >> saved.txt; exit 143' TERM; sleep 30.25 & wait
+fi""")
     calls = tmp_path / "calls.txt"
     pid, terminal = pty.fork()
     if pid == 0:
@@ -195,6 +198,7 @@ def test_stopping_stops_the_runs(target, how, code, here, tmp_path):
     else:
         os.kill(pid, signal.SIGTERM)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == code
+    assert len((tmp_path / "saved.txt").read_text().splitlines()) == 2
     time.sleep(0.5)
     listing = subprocess.run(["ps", "-eo", "stat=,args="], capture_output=True, text=True).stdout
     left = [line for line in listing.splitlines() if "sleep 30.25" in line and line[0] != "Z"]

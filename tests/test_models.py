@@ -170,8 +170,8 @@ def test_a_step_reads_nothing_back(name):
 
 @every
 def test_compiled_is_eager_in_one_graph(name):
-    """What --compile compiles, but for the generated code and the backward pass, which `results/speed.py compiled`
-    tries too. What cannot be in the graph is an error."""
+    """What --compile compiles, but for the generated code and the backward pass, which
+    `results/first_hour.py --only compiled` tries too. What cannot be in the graph is an error."""
     torch._dynamo.reset()
     backbone, (x, lengths) = small(name, layers=1).train(), sequences(40, 11, 33)
     eager = backbone(x, lengths)

@@ -173,7 +173,7 @@ TASKS_THAT_FAIL = [                                                     # and wh
     (task("model lr\ns4 1", "recipes"), "recipes of two lack .*"),
     (task("lr wd\n1 1", "recipes"), "recipes of two .* model .*"),
     (task(f"{RECIPES} x 0 8 5 1 cos", "recipes"), "lr of s4 must be a number, got x"),
-    (task(f"{RECIPES} 1 0 8 x 1 cos", "recipes"), "length of s4 must be a number, got x"),
+    (task(f"{RECIPES} 1 0 8 x 1 cos", "recipes"), "length of s4 must be a whole number, got x"),
     (task(f"{RECIPES} 1 0 8 5 1 line", "recipes"), "schedule of s4 must be one of const cos step, got line")]
 # Loads zoo/, and with it tasks/, once for each of these, in one process, since torch takes its time.
 LOADS = """import contextlib, io, json, pathlib, sys, torch

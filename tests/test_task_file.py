@@ -4,7 +4,9 @@ import re
 
 import pytest
 
+import data
 from conftest import calls, laws, scripts
+from files import UserError
 
 CHIRP = '''"""Tones that fall or rise: sin(t), t from slow to fast    ->    label 1, "rises"."""
 import numpy as np
@@ -72,5 +74,22 @@ def test_every_script_knows_it(place):
 
 
 def test_the_laws_over_tasks_hold_with_it(place):
-    laws(place, "tests/test_data.py", "tests/test_recipes.py", "tests/test_models.py", "tests/test_gpu.py", "-k",
+    assert 4 == laws(place, "tests/test_data.py", "tests/test_recipes.py", "tests/test_models.py", "tests/test_gpu.py", "-k",
          "chirp or every_line_counts or every_row_of_sizes or stays_on_the_gpu and s4_rand")
+
+
+@pytest.mark.parametrize("change, words", [
+    ("length=96", "has the shape (96, 1); chirp has 40 positions of 1 channel(s)"),
+    ("channels=1", "has the shape (96, 1); chirp has 96 positions of 2 channel(s)"),
+    ("classes=2", "labels of train from 0 to 1; chirp has 1 classes, from 0"), ("[..., None]", "has the shape (96,)")])
+def test_arrays_that_do_not_fit_their_row_are_one_line(change, words, tmp_path, monkeypatch):
+    """Before anything is trained on them, and nothing of them stays."""
+    code = CHIRP.replace(change, {"length=96": "length=40", "channels=1": "channels=2", "classes=2": "classes=1",
+                                  "[..., None]": ""}[change]).replace("task.length)", "96)")
+    code = code.replace("integers(0, task.classes", "integers(0, 2")
+    mine = {}
+    exec(code.replace("TASKS |=", "MINE ="), mine)
+    monkeypatch.setitem(data.TASKS, "chirp", mine["MINE"]["chirp"])
+    with pytest.raises(UserError, match=re.escape(words)):
+        data.prepare("chirp", tmp_path)
+    assert not (tmp_path / "chirp" / "meta.json").exists()
