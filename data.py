@@ -184,6 +184,8 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
             with locked(lock, f"{folder} is being prepared by another process"):
                 if not (folder / "meta.json").exists():   # else another process made it while we waited
                     found = _filled_in(task, request, lock)
+                    if lacking := [split for split in SPLITS if not (folder / f"{split}_y.npy").exists()]:
+                        raise UserError(f"the function that prepares {name} saved no {' and no '.join(lacking)} split")
                     sizes = [len(np.load(folder / f"{split}_y.npy", mmap_mode="r")) for split in SPLITS]
                     inputs = own and [sha256_of(folder / f"{split}_x.npy")[:8] for split in SPLITS]
                     meta = dict(asked, task=name, sizes=sizes, seed=request.seed, source=source, stamp=stamp,

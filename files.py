@@ -1,20 +1,34 @@
 """Files, downloads and one-line errors: what every script uses, and nobody needs to read first."""
-import argparse
-import contextlib
-import hashlib
-import importlib
-import json
-import os
-import shutil
 import sys
-import time
-import traceback
 from pathlib import Path
 
-import filelock
-from tqdm import tqdm
-
 ROOT = Path(__file__).resolve().parent
+
+
+def silent(kind, *rest):
+    """No traceback where Ctrl-C comes while a script still imports, which takes seconds: scripts import this file
+    first."""
+    if kind is not KeyboardInterrupt:
+        sys.__excepthook__(kind, *rest)
+
+
+# Of our scripts only: what imports this from elsewhere keeps its own way.
+if ROOT in Path(getattr(sys.modules["__main__"], "__file__", "/")).resolve().parents:
+    sys.excepthook = silent
+
+# Only now what takes its time to be imported.
+import argparse  # noqa: E402
+import contextlib  # noqa: E402
+import hashlib  # noqa: E402
+import importlib  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import shutil  # noqa: E402
+import time  # noqa: E402
+import traceback  # noqa: E402
+
+import filelock  # noqa: E402
+from tqdm import tqdm  # noqa: E402
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
@@ -63,18 +77,6 @@ def reading(problem, advice):
     except Exception as error:
         kind = f"{type(error).__name__} " if isinstance(error, LookupError) or not str(error) else ""
         raise UserError(f"{problem}: {kind}{' '.join(str(error).split())[:300]}; {advice}") from None
-
-
-def silent(kind, *rest):
-    """No traceback where Ctrl-C comes while a script still imports, which takes seconds: scripts import this file
-    first."""
-    if kind is not KeyboardInterrupt:
-        sys.__excepthook__(kind, *rest)
-
-
-# Of our scripts only: what imports this from elsewhere keeps its own way.
-if ROOT in Path(getattr(sys.modules["__main__"], "__file__", "/")).resolve().parents:
-    sys.excepthook = silent
 
 
 # ---- whole files -----------------------------------------------------------------------------------------------------

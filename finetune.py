@@ -109,8 +109,8 @@ def inherit(flags):
         return dict(start="corpus" if trained else "scratch" if flags.joint is None else "joint")
     if flags.joint is not None:
         raise UserError(f"--joint {flags.joint:g} is training from scratch; it has no meaning with --init")
-    if not flags.init.is_dir():
-        raise UserError(f"--init {flags.init} is not a directory; it wants that of a pretraining run")
+    if not (flags.init / "config.json").exists():
+        raise UserError(f"--init {flags.init} is not the directory of a pretraining run: it has no config.json")
     saved = read_json(flags.init / "config.json")
     needed = {"task", "model", "objective", "arch", "train_fraction", "changed"}
     if saved.get("start") != "pretrain" or not needed <= saved.keys() or not isinstance(saved["changed"], dict):

@@ -341,7 +341,7 @@ def check_sizes(model, sizes, whole=True):
 
 
 # What a cell of RECIPES may be.
-NUMBERS = dict(lr=(int, float), wd=(int, float), batch=(int,), length=(int,), warmup=(int,))
+NUMBERS = dict(lr=(int, float), wd=(int, float), batch=(int,), length=(int,), warmup=(int,), eval=(int,))
 VALUES = dict(loss="ce l1", pool="mean max last", head="linear mlp pair", schedule=" ".join(SCHEDULES))
 
 
@@ -367,9 +367,10 @@ def check_tables(name, task):
     """ValueError where the tables that a task brings do not fit the models that they name, all of which are loaded."""
     check_recipes(name, task.recipes, "model")
     for row in read_table(task.models):
-        named = fnmatch.filter(MODELS, row.get("model", "-"))
-        if not named:
-            raise ValueError(f"sizes of {name}: there is no model {row.get('model', '-')}")
+        if "model" not in row:
+            raise ValueError(f"sizes of {name} lack model")
+        if not (named := fnmatch.filter(MODELS, row["model"])):
+            raise ValueError(f"sizes of {name}: there is no model {row['model']}")
         for model in named:
             check_sizes(model, {key: number(cell) for key, cell in row.items() if key != "model"})
 

@@ -118,7 +118,7 @@ def arguments(stage, argv, objectives, inherit=None):
     task, fitted, args.fitted = look_up(args.task, args.data_dir), {}, None
     args.recipe, args.objective, values = recipe_line(args.task, task, args.model, args.objective, args.start)
     if args.objective not in objectives:
-        raise UserError(f"recipe {args.recipe} names an unknown objective; there is: {' '.join(objectives)}")
+        raise UserError(f"objective {args.objective} is unknown; there is: {' '.join(objectives)}")
     hides = objectives[args.objective].hides
     if args.start == "joint" and hides:
         values = halved(values)

@@ -15,6 +15,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from engine.folder import peak_memory
+from engine.processes import guarded
+from files import Parser
 from kernels import (diagonal_kernel, diagonal_kernel_naive, hippo_nplr, s4_kernel, s4_kernel_naive,
                      truncation_correction)
 
@@ -85,5 +87,5 @@ def main(up_to=4096):
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    main()
+    Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    guarded(main)

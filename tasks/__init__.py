@@ -4,7 +4,8 @@ For a first reading this file and listops.py are enough.
     cp tasks/listops.py tasks/mine.py        change what is drawn and the names in the last lines
 
 A file opens with one worked example, then says what is read or drawn; `prepare(task, request)` saves the splits, and
-the last lines add rows to TASKS. `making.py` has what several of them use, `picture.py` draws examples, `snakes.py` is
+the last lines add rows to TASKS. Whoever changes what is drawn changes `make` too, or removes data/TASK: what is there
+already is taken. `making.py` has what several of them use, `picture.py` draws examples, `snakes.py` is
 Pathfinder's generator. Here: what a task is, and how tasks are called.
 """
 import hashlib
@@ -137,6 +138,10 @@ def check(name, task):
         raise ValueError(f"TASKS[{name!r}]: a name consists of letters, digits and _")
     if not isinstance(task, Task) or not callable(task.prepare):
         raise ValueError(f"TASKS[{name!r}] must be a Task with a function prepare(task, request)")
+    if not isinstance(task.sizes, tuple) or len(task.sizes) != len(SPLITS):
+        raise ValueError(f"TASKS[{name!r}]: sizes must be (train, val, test)")
+    if task.make is None and not task.source.urls and not task.source.raw:
+        raise ValueError(f"TASKS[{name!r}]: a generated set needs make, its parameters or version")
 
 
 homes = load_room(Path(__file__).parent, TASKS, "--task", check)           # {task: its file}

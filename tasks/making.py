@@ -5,6 +5,7 @@ wait in `parts/`, so that an interrupted command resumes. Reading files starts o
 """
 import contextlib
 import glob
+import math
 import multiprocessing
 import os
 import re
@@ -25,7 +26,7 @@ import numpy as np
 from tqdm import tqdm
 
 from files import UserError, fetch, reading, sha256_of, write_atomically
-from tasks import SPLITS, Source, Task
+from tasks import EOS, SPLITS, Source, Task
 
 CHUNK = 500                          # examples of a chunk
 LRA = Source((), "an LRA release (lra_release/...)", "Apache 2.0 (LRA)")
@@ -150,13 +151,16 @@ def save_split(request, split, x, y, place):
     def write(file):
         file.seek(128)                                    # numpy's header, which tells the length, is written last
         for array in islice(x, size * task.documents):
-            if array.shape[1:] != position or not (0 if ragged else task.length) <= len(array) <= task.length:
-                wanted = f"at most {task.length:,} symbols" if not task.channels else (
+            fits = array.shape[1:] == position and (1 if ragged else task.length) <= len(array) <= task.length
+            if not fits or not task.channels and (array[-1] != EOS or array.max() >= (task.vocab or math.inf)):
+                wanted = f"at most {task.length:,} ids below {task.vocab}, EOS at the end" if not task.channels else (
                     f"{'at most ' if ragged else ''}{task.length:,} positions of {task.channels} channel(s)")
                 raise UserError(f"{place}: an example of {split} has the shape {array.shape}; {request.name} has "
                                 f"{wanted}")
             file.write(array.tobytes())
             lengths.append(len(array))
+        if len(lengths) < size * task.documents:
+            raise UserError(f"{place}: {len(lengths):,} sequences of {split} for {size:,} labels")
         shape = (sum(lengths), *array.shape[1:]) if ragged else (size, *array.shape)
         file.seek(0)
         np.lib.format.write_array_header_1_0(file, dict(descr=array.dtype.str, fortran_order=False, shape=shape))
@@ -179,7 +183,8 @@ def find(request, *patterns):
         by_hand = (f"put it into a folder DIR and run: python data.py --task {request.name} --data-dir "
                    f"{shlex.quote(str(folder.parent))} --raw DIR (DIR may hold: {source.accepts})")
         if not source.urls:
-            raise UserError(f"{patterns[-1]} cannot be downloaded ({source.licence}); if you have it, {by_hand}")
+            what = request.name if patterns[-1] == "." else patterns[-1]
+            raise UserError(f"{what} cannot be downloaded ({source.licence}); if you have it, {by_hand}")
         url = next(url for url in source.urls if patterns[0].split("*")[0] in url)
         path = fetch(url, folder.parent / "downloads", by_hand, source.sha256)
     else:

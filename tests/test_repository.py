@@ -169,7 +169,7 @@ TASKS_THAT_FAIL = [                                                     # and wh
     (task("model d\ns4 16"), "sizes of s4 lack .*layers.*"),
     (task("model d layers heads ff\nrotary 16 0 2 16"), "layers of rotary must be a whole number of .*"),
     (task("model d\nnothing 1"), "sizes of two: there is no model nothing"),
-    (task("d\n1"), "sizes of two: there is no model -"),
+    (task("d\n1"), "sizes of two lack model"),
     (task("model lr\ns4 1", "recipes"), "recipes of two lack .*"),
     (task("lr wd\n1 1", "recipes"), "recipes of two .* model .*"),
     (task(f"{RECIPES} x 0 8 5 1 cos", "recipes"), "lr of s4 must be a number, got x"),
