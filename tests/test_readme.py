@@ -68,7 +68,7 @@ def test_forks_that_are_a_file(tmp_path):
         np.save(path, rng.normal(size=(1000, 2)).astype(np.float32))
     mixer = both_stages("--task", "listops_demo", "--model", "shortconv", "--arch", "width=9")
     flags, table, *_, prompted = calls(
-        copy, ("pretrain.py", "--help"), ("results/costs.py", "listops_demo", 64), LISTOPS, *mixer,
+        copy, ("pretrain.py", "--help"), ("results/costs.py", "listops_demo", 64, "--model", "shortconv"), LISTOPS, *mixer,
         *both_stages("--task", "listops_demo", "--model", "shortconv", "--objective", "causal", folder="-causal"),
         ("data.py", "--task", "ecg", "--raw", tmp_path / "raw"),
         *both_stages("--task", "ecg", "--model", "linformer", folder="-ecg"),
