@@ -1,10 +1,10 @@
 """The mathematics: convolution kernels of state space models, the FFT convolution, attention.
 
 "Kernel" here means the convolution kernel K of a linear recurrence, not a GPU kernel. Everything is a pure function
-of tensors; there is no nn.Module in this file, and it imports nothing from the others.
+of tensors; there is no nn.Module in this file.
 
-Each fast form stands beside its textbook form, called `_naive`. The written-out `backward` methods may be skipped: they
-compute what autograd would, with half the transforms and a fraction of the memory.
+Each fast form stands beside its textbook form, called `_naive`. gradients.py has backward passes that are written out:
+they compute what autograd would, with half the transforms and a fraction of the memory.
 
 The story, in the order of the file
     1  A linear recurrence  x[k] = Abar x[k-1] + Bbar u[k],  y[k] = C x[k]         (paper, eq. 1)
@@ -12,9 +12,9 @@ The story, in the order of the file
        so a whole sequence costs one FFT instead of l sequential steps: `fft_conv`.
     2  If Abar is diagonal, K is a sum of n geometric sequences, a Vandermonde product: `diagonal_kernel` (DLR, eq. 3).
        Taken in two levels it is a matrix product with n sqrt(l) exponentials in place of n l: `geometric_sums`.
-    3  S4 has A = diag + rank 1 (HiPPO), discretised by the bilinear rule (eq. 2.1 to 2.3): `discretize`, `hippo_nplr`.
-       Its kernel is known on the roots of unity through four Cauchy sums: `s4_kernel_naive`.
-       Under the bilinear map each Cauchy sum is the spectrum of a diagonal kernel, so part 2 computes it: `s4_kernel`.
+    3  S4 has A = diag + rank 1 (HiPPO), discretised by the bilinear rule (eq. 2.1 to 2.3): `hippo_nplr`, `discretize`.
+       Its kernel follows in five steps, which stand at the head of part 3. Steps 1 to 3 give four Cauchy sums,
+       `s4_kernel_naive`; step 4 computes each of them as in part 2, and step 5 keeps float32 exact enough: `s4_kernel`.
        To generate, the recurrence itself takes O(n) a step: `s4_step`.
     4  Attention, whole or in blocks, and rotary positions.
 
@@ -38,9 +38,13 @@ float32's seven digits before the exponential is taken.
 """
 import functools
 import math
+import runpy
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+
+from gradients import CircularConvolution, GeometricSums, WoodburyKernel
 
 # ---- 1  Recurrence and convolution -----------------------------------------------------------------------------------
 
@@ -77,45 +81,16 @@ def fft_conv(u, K, K_back=None, D=None):
 
     u (b, d, l), K and K_back (d, l), or K (1 or 2, d, l), D (d,) -> (b, d, l) in u's dtype. The backward kernel
     starts at lag 1, so that position t itself is counted once. Zero padding to twice the length makes the circular
-    convolution of the FFT a linear one.
+    convolution of the FFT a linear one: it is irfft(rfft(u) rfft(circle)), with the kernels on a circle of n lags,
+    negative ones at its end, where lag -1-j has index n-1-j.
     """
     if K.ndim == 2:
         K = K[None] if K_back is None else torch.stack((K, K_back))
-    return CircularConvolution.apply(u.float(), K[..., : u.shape[-1]].float(), D).to(u.dtype)    # (b, d, l)
-
-
-class CircularConvolution(torch.autograd.Function):
-    """`fft_conv`. Written out because autograd's own backward of rfft is a complex FFT of twice the work, and because
-    it would keep the spectrum of u, twice the size of u, for the backward pass; transforming u again is cheaper than
-    that memory."""
-
-    @staticmethod
-    def forward(context, u, K, D):
-        l = u.shape[-1]
-        n = fft_length(2 * l)
-        circle = K.new_zeros(K.shape[1], n)
-        circle[:, : K.shape[-1]] = K[0]                        # lags 0 .. l-1
-        if len(K) == 2:                        # negative lags live at the end of the circle: index n-1-j is lag -1-j
-            circle[:, n - K.shape[-1]:] = K[1].flip(-1)
-        spectrum = torch.fft.rfft(circle)                                                # (d, n/2+1)
-        if D is not None:                                      # a constant in all frequencies is a value at lag 0
-            spectrum += D[:, None]
-        context.save_for_backward(u, spectrum)
-        context.n, context.shape = n, K.shape
-        return torch.fft.irfft(torch.fft.rfft(u, n=n).mul_(spectrum), n=n)[..., :l].contiguous()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(context, grad):
-        u, spectrum = context.saved_tensors
-        n, (c, _, l) = context.n, context.shape
-        grad = torch.fft.rfft(grad, n=n)                                                 # (b, d, n/2+1)
-        # The adjoint of a convolution is a correlation: a conjugate in the frequency domain.
-        of_u = torch.fft.irfft(grad * spectrum.conj(), n=n)[..., : u.shape[-1]]
-        of_circle = torch.conj_physical_(torch.fft.rfft(u, n=n)).mul_(grad).sum(0)       # (d, n/2+1)
-        circle = torch.fft.irfft(of_circle, n=n)                                         # (d, n)
-        of_K = circle[None, :, :l] if c == 1 else torch.stack((circle[:, :l], circle[:, n - l:].flip(-1)))
-        return of_u, of_K, circle[:, 0] if context.needs_input_grad[2] else None
+    l, n = u.shape[-1], fft_length(2 * u.shape[-1])
+    ahead, *back = K[..., :l].float().unbind()                                           # (d, l) each
+    between = ahead.new_zeros(len(ahead), n - len(K) * ahead.shape[-1])
+    circle = torch.cat((ahead, between, *(lags.flip(-1) for lags in back)), -1)          # (d, n)
+    return CircularConvolution.apply(u.float(), circle, D).to(u.dtype)                   # (b, d, l)
 
 
 # ---- 2  Diagonal recurrences: sums of geometric sequences ------------------------------------------------------------
@@ -149,51 +124,24 @@ def diagonal_kernel(W, Lambda, l):
 def geometric_sums(V, log_p, l, dtype=torch.float32):
     """Re sum_n V[d, r, n] exp(log_p[d, n] k) for k = 0 .. l-1: V (d, r, n), log_p (d, n) -> (d, r, l).
 
-    Write k = i m + j with m ~ sqrt(l). Then p^k = p^(i m) p^j, and the sum over n becomes a product of an
+    The two-level split: k = i m + j with m ~ sqrt(l), so p^k = p^(i m) p^j. The sum over n becomes a product of an
     (l/m x n) and an (n x m) matrix for each set of poles, whose r rows share the right one. n (m + l/m) powers are
     needed instead of n l, and the (d, n, l) tensor of the textbook never exists.
     """
     number = torch.complex64 if dtype == torch.float32 else torch.complex128
-    return GeometricSums.apply(V.to(torch.complex128), log_p.to(torch.complex128), l, number)
-
-
-class GeometricSums(torch.autograd.Function):
-    """`geometric_sums`. Written out, because autograd's own backward pass copies and keeps several times as much."""
-
-    @staticmethod
-    def forward(context, V, log_p, l, number):
-        d, r, n = V.shape
-        # Left and right factor are about equally large, and l is a multiple of m where it is one of a power of two.
-        m = min(l, 2 ** round(math.log2(2 * l * r) / 2))
-        right = powers(log_p.conj(), m, number)                                          # (d, m, n)  p^j, conjugated
-        step = powers(m * log_p, ceil_div(l, m), number)                                 # (d, l/m, n)  p^(i m)
-        left = V.to(number)[:, :, None] * step[:, None]                                  # (d, r, l/m, n)
-        # Re(x y) = Re x Re y - Im x Im y is the product of [Re x, Im x] and the conjugate's [Re y, -Im y]: with real
-        # and imaginary parts side by side, as they lie in memory, the sum over n is a real matrix product.
-        left, right = (torch.view_as_real(y).flatten(-2) for y in (left, right))         # (d, r, l/m, 2n), (d, m, 2n)
-        context.save_for_backward(V, step, right)
-        return (left.flatten(1, 2) @ right.mT).view(d, r, -1)[..., :l]
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(context, grad):
-        """d p^k / d log p = k p^k: both gradients are sums over k of conjugate powers, weighted by grad and k grad."""
-        V, step, right = context.saved_tensors
-        d, r, n = V.shape
-        grad = F.pad(grad, (0, step.shape[1] * right.shape[1] - grad.shape[-1]))         # (d, r, l)
-        k = torch.arange(grad.shape[-1], device=grad.device, dtype=grad.dtype)
-
-        def sums(grad):
-            inner = grad.reshape(d, -1, right.shape[1]) @ right                          # (d, r l/m, 2n)  over j
-            inner = torch.view_as_complex(inner.view(d, r, -1, n, 2))
-            return inner.mul_(step.conj()[:, None]).sum(2).to(V.dtype)                   # (d, r, n)       over i
-
-        return sums(grad), (sums(k * grad) * V.conj()).sum(1), None, None
+    V, log_p, r = V.to(torch.complex128), log_p.to(torch.complex128), V.shape[1]
+    # m is a power of two, so a power-of-two l needs no padding; both factors are about equally large.
+    m = min(l, 2 ** round(math.log2(2 * l * r) / 2))
+    with torch.no_grad():                      # the gradient of log_p is written out, too
+        outer = powers(m * log_p, ceil_div(l, m), number)                                # (d, l/m, n)  p^(i m)
+        inner = powers(log_p.conj(), m, number)                                          # (d, m, n)  p^j, conjugated
+    return GeometricSums.apply(V, log_p, outer, inner, l)
 
 
 def powers(log_p, count, number):
-    """p^k for k < count: log p (d, n) -> (d, count, n) of complex type `number`, as products of about 2 sqrt(count)
-    powers. Those are taken in float64, by real functions: complex exponentials run at a third of their speed."""
+    """p^k for k < count: log p (d, n) -> (d, count, n) of complex type `number`. The two-level split again: about
+    2 sqrt(count) powers are exponentials, the others products of two of them. Exponentials are taken in float64, by
+    real functions: complex ones run at a third of their speed."""
     index, fine = two_levels(count, log_p.device)                                        # (f + count / f,)
     size = torch.exp(log_p.real[:, None] * index[:, None])                               # (d, f + count / f, n)
     angle = log_p.imag[:, None] * index[:, None]
@@ -203,7 +151,7 @@ def powers(log_p, count, number):
 
 @functools.lru_cache(maxsize=16)
 def two_levels(count, device):
-    """0 .. f-1, then every f-th number up to count, float64, and f: each k < count is a sum of one of either kind."""
+    """Return [0 .. f-1, 0, f, 2f, ..] in float64, and f: every k < count is the sum of one entry of each half."""
     fine = 2 ** (count.bit_length() // 2)
     ranges = torch.arange(fine, device=device), torch.arange(0, count, fine, device=device)
     return torch.cat(ranges).double(), fine
@@ -211,11 +159,44 @@ def two_levels(count, device):
 
 # ---- 3  S4: diagonal plus low rank, bilinear discretisation ----------------------------------------------------------
 
+# From the recurrence to the kernel, in five steps. S4 is the differential equation x' = A_full x + B u, y = C x, with
+# A_full = diag(A) - P P*, sampled with step size dt by the bilinear rule (`discretize`), where h = dt / 2:
+#     Abar = (I - h A_full)^-1 (I + h A_full),      Bbar = (I - h A_full)^-1 dt B,      K[k] = C Abar^k Bbar
+# K costs l products with an (N, N) matrix that way; its spectrum costs far less. Let w be a root of unity: w^l = 1.
+#
+# 1  Powers become one inverse. The discrete Fourier transform of K is a geometric series of matrices:
+#        sum_{k<l} K[k] w^k  =  C (I - Abar^l) (I - w Abar)^-1 Bbar  =  C~ (I - w Abar)^-1 Bbar
+#    S4 trains C~ = C (I - Abar^l) in place of C, so Abar^l is needed only at the start (`truncation_correction`).
+# 2  The discretisation cancels. Both factors have (I - h A_full)^-1 in front:
+#        I - w Abar = (I - h A_full)^-1 [(1-w) I - h (1+w) A_full]
+#        so the spectrum is  dt C~ [(1-w) I - h (1+w) A_full]^-1 B
+# 3  The inverse is a sum. [..] = D + g P P* with D diagonal, D_n = (1-w) - h (1+w) A_n, and a number g = h (1+w).
+#    Woodbury's identity inverts such a matrix. With Cauchy sums, CB = sum_n C~_n B_n / D_n, likewise CP, PB, PP of
+#    C~_n P_n, P*_n B_n, P*_n P_n:
+#        the spectrum is  dt (CB - g CP PB / (1 + g PP))                                   `s4_kernel_naive` ends here
+# 4  A Cauchy sum is a spectrum. With x_n = h A_n and p_n = (1+x_n) / (1-x_n), the pole of state n:
+#        D_n = (1-x_n) (1 - w p_n)      and      1 / (1 - w p) = sum_{k<l} w^k p^k / (1 - p^l)
+#        so  sum_n v_n / D_n  is the discrete Fourier transform of  sum_n v_n p_n^k / ((1-x_n) (1-p_n^l))
+#    These are the sums of geometric sequences of part 2, one matrix product for all four.
+# 5  Nothing large cancels. The sums of step 3 nearly cancel in float32, so two things are written differently. With
+#    B = beta P + B', for any number beta:
+#        CB - g CP PB / (1 + g PP)  =  CB' + CP (beta - g PB') / (1 + g PP)
+#    At HiPPO's start B = sqrt(2) P, and B' = 0. And g goes into the sums that it multiplies,
+#        g / D_n  =  dt / ((1+x_n) (1-x_n) (1 - w p_n))  -  dt / (2 (1+x_n))
+#    because fast states, of large x, have their pole near -1: they would give large sums just where g vanishes.
+
 def hippo_nplr(N):
     """HiPPO-LegS, the state matrix that remembers the past as Legendre coefficients, in diagonal-plus-rank-1 form.
 
+        A_legs[n, k] = -sqrt(2n+1) sqrt(2k+1) below the diagonal, -(n+1) on it, 0 above;      B_legs[n] = sqrt(2n+1)
+
+    A state that follows x' = A_legs x + B_legs u holds the whole past of u: e^(s A_legs) B_legs = e^-s L(e^-s), where
+    L_n(z) = sqrt(2n+1) P_n(2z-1) are the Legendre polynomials, orthonormal on [0, 1]. So x_n is the n-th Legendre
+    coefficient of the past on the clock z = e^-s, and u(t-s) ~ sum_n x_n(t) L_n(e^-s): sharp for the recent past, more
+    and more blurred before it (the picture: python kernels.py).
+
     Returns A, P, B, each complex (N/2,), conjugate representatives with negative imaginary part in ascending order,
-    such that diag(A) - P P* (over all N states) is HiPPO-LegS in the basis of its eigenvectors V, and B = V* B_legs.
+    such that diag(A) - P P* (over all N states) is A_legs in the basis of its eigenvectors V, and B = V* B_legs.
     Source: [1], appendix C.1. Computed in float64: A + P P^T is normal, -1/2 plus a skew-symmetric matrix, so `eigh` of
     -i times that skew part gives an orthonormal V.
     """
@@ -274,27 +255,25 @@ def truncation_correction(A, P, C, dt, l):
 
 
 def s4_kernel_naive(A, P, B, C, dt, l):
-    """The S4 kernel as the textbook writes it ([1], algorithm 1): same arguments and result as `s4_kernel`.
+    """The S4 kernel as the textbook writes it ([1], algorithm 1): steps 1 to 3 above, with the arguments and the result
+    of `s4_kernel`.
 
-    On the l-th roots of unity w, with C~ in place of C, the generating function sum_k K[k] w^k is
-        dt C~ [(1 - w) I - dt/2 (1 + w) A_full]^-1 B
-    and Woodbury's identity reduces the inverse of diagonal-plus-rank-1 to four Cauchy sums S(v) = sum_n v_n / D_n(w),
-    D_n = (1 - w) - dt/2 (1 + w) A_n. (This form has no division by 1 + w, which vanishes at w = -1.)
-    Builds (c, d, n, l) tensors: O(d n l) memory. Precision follows the inputs: give complex128 for an oracle.
+    Step 2 has no division by 1 + w, which vanishes at w = -1. Builds (c, d, n, l) tensors: O(d n l) memory. Precision
+    follows the inputs: give complex128 for an oracle.
     """
     A, P, B, C = (torch.cat((v, v.conj()), -1) for v in (A, P, B, C))                    # all N states
     angle = torch.arange(l // 2 + 1, device=dt.device, dtype=torch.float64) * (-2 * math.pi / l)
     w = torch.polar(torch.ones_like(angle), angle).to(A.dtype)                           # (l/2+1,)
     dt = dt.to(A.real.dtype)[:, None]                                                    # (d, 1)
-    D = (1 - w) - (dt / 2)[..., None] * (1 + w) * A[..., None]                           # (d, N, l/2+1)
+    h = dt / 2
+    D = (1 - w) - h[..., None] * (1 + w) * A[..., None]                                  # (d, N, l/2+1)
+    g = h * (1 + w)                                                                      # (d, l/2+1)
 
     def cauchy(v):
         return (v[..., None] / D).sum(-2)                                                # (..., d, l/2+1)
 
-    g = dt / 2 * (1 + w)                                                                 # (d, l/2+1)
-    spectrum = dt * (cauchy(C * B)
-                     - g * cauchy(C * P) * cauchy(P.conj() * B) / (1 + g * cauchy(P.conj() * P)))
-    return torch.fft.irfft(spectrum, n=l)                                                # (c, d, l)
+    CB, CP, PB, PP = (cauchy(v) for v in (C * B, C * P, P.conj() * B, P.conj() * P))
+    return torch.fft.irfft(dt * (CB - g * CP * PB / (1 + g * PP)), n=l)                  # (c, d, l)
 
 
 @torch.amp.autocast("cpu", enabled=False)
@@ -306,17 +285,7 @@ def s4_kernel(A, P, B, C, dt, l, precise=None):
     C~ = C (I - Abar^l); dt (d,) -> real float32 (c, d, l).  With x~ = [x, conj x] over all N = 2n states,
     K[k] = C_raw~ Abar^k Bbar.  C is not conjugated and there is no extra factor.
 
-    How: each Cauchy sum of `s4_kernel_naive` has terms
-        v_n / D_n(w) = v_n / (1 - x_n)  *  1 / (1 - w p_n),    x_n = dt A_n / 2,    p_n = (1 + x_n) / (1 - x_n),
-    and on the l-th roots of unity  1 / (1 - w p) = sum_{k<l} w^k p^k / (1 - p^l)  exactly. So a Cauchy sum is the
-    discrete Fourier transform of a sum of geometric sequences with the poles p_n, which `geometric_sums` computes as
-    one matrix product for all four sums. O(d n sqrt(l)) powers, O(c d l) memory.
-
-    In float32 the textbook's form would cancel badly, so two things are written differently. With B = beta P + B',
-        CB - g CP PB / (1 + g PP)  =  CB' + CP (beta - g PB') / (1 + g PP)        (CB: the Cauchy sum of C B, and so on)
-    where nothing cancels at the start: HiPPO has B = sqrt(2) P. And g = dt/2 (1 + w) goes into the sums,
-        g / D  =  dt / (1 - x^2)  *  1 / (1 - w p)  -  dt / (2 (1 + x)),
-    because fast states (large x) have poles near -1: long and large sums, just where g vanishes.
+    Steps 1 to 5 above: O(d n sqrt(l)) powers and O(c d l) memory.
 
     Accuracy, relative to the largest |K|, against a float64 recurrence: below 1e-4 (typically 1e-6) for dt in
     [1e-4, 10], any l, Re A <= -1e-4. Gradients alike, except that of dt, which is good to 1e-3 at l in the thousands.
@@ -328,51 +297,28 @@ def s4_kernel(A, P, B, C, dt, l, precise=None):
     dt = dt.double()[:, None]                                                            # (d, 1)
     x = dt * A / 2                                                                       # (d, n)
     log_p = 2 * torch.atanh(x)
-    gap = (1 - x) * -torch.expm1(l * log_p)                                              # (d, n)  (1 - x) (1 - p^l)
+    below_v = (1 - x) * -torch.expm1(l * log_p)                                          # (d, n)  (1-x) (1-p^l)
     if precise is None:
-        precise = bool(gap.detach().abs().min() < NEAR_ROOT_OF_UNITY)
+        precise = bool(below_v.detach().abs().min() < NEAR_ROOT_OF_UNITY)
     dtype = torch.float64 if precise else torch.float32
 
     with torch.no_grad():                                                                # any beta gives the same sum
         beta = (P.conj() * B).real.sum(-1, keepdim=True) / P.abs().square().sum(-1, keepdim=True)
-    right = dt[..., None] * torch.stack((B - beta * P, P), 1)                            # (d, 2, n)
-    left = torch.cat((C.transpose(0, 1), (P.conj() / (1 + x))[:, None]), 1)              # (d, c+1, n)
-    rest = (left[:, -1:] * right).real.sum(-1)                                           # (d, 2)
-    first = torch.cat((beta + rest[:, :1], 1 - rest[:, 1:]), 1)
+    # Numerators v of the sums CB', CP for each C, then g PB', g PP, are products of one of these rows and columns.
+    rows = torch.cat((C.transpose(0, 1), (P.conj() / (1 + x))[:, None]), 1)              # (d, c+1, n)
+    columns = dt[..., None] * torch.stack((B - beta * P, P), 1)                          # (d, 2, n)
+    # The constant part of g / D, summed: what step 5 takes off g PB' and g PP.
+    constant = (rows[:, -1:] * columns).real.sum(-1)                                     # (d, 2)
+    above, below = beta + constant[:, :1], 1 - constant[:, 1:]
     # The factor 2 with Re: the conjugate halves add their conjugates.
-    V = left[:, :, None] * (right * (2 / gap)[:, None])[:, None]                         # (d, c+1, 2, n)
+    V = rows[:, :, None] * (columns * (2 / below_v)[:, None])[:, None]                   # (d, c+1, 2, n)
     sums = geometric_sums(V.flatten(1, 2), log_p, l, dtype).unflatten(1, (-1, 2))        # (d, c+1, 2, l)
-    return WoodburyKernel.apply(sums, first.to(dtype)).float().transpose(0, 1)           # (c, d, l)
+    K = WoodburyKernel.apply(sums, torch.cat((above, below), 1).to(dtype))               # (d, c, l)
+    return K.float().transpose(0, 1)                                                     # (c, d, l)
 
 
 # Where some |1 - x| |1 - p^l| falls below this, float32 is not enough.
 NEAR_ROOT_OF_UNITY = 0.02
-
-
-class WoodburyKernel(torch.autograd.Function):
-    """irfft(CB + CP (first[0] - PB) / (first[1] + PP)) of the rfft of `sums` (d, c+1, 2, l), whose rows are CB, CP for
-    each C, then PB, PP; first (d, 2) -> (d, c, l). Written out because autograd's backward passes of rfft and irfft are
-    complex transforms of twice the work: each is the other's adjoint, but for factors that cancel here."""
-
-    @staticmethod
-    def forward(context, sums, first):
-        CB_PB, CP_PP = torch.fft.rfft(sums).unbind(2)                                    # (d, c+1, l/2+1)
-        below = first[:, 1:, None] + CP_PP[:, -1:]
-        ratio = (first[:, :1, None] - CB_PB[:, -1:]) / below                             # (d, 1, l/2+1)
-        context.save_for_backward(CP_PP[:, :-1].clone(), below, ratio)     # a view would keep all that it is a view of
-        return torch.fft.irfft(torch.addcmul(CB_PB[:, :-1], CP_PP[:, :-1], ratio), n=sums.shape[-1])
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(context, grad):
-        CP, below, ratio = context.saved_tensors
-        of_CB = torch.fft.rfft(grad)                                                     # (d, c, l/2+1)
-        of_PB = (of_CB * CP.conj()).sum(1, keepdim=True) / -below.conj()
-        of_CB_PB = torch.cat((of_CB, of_PB), 1)
-        both = torch.stack((of_CB_PB, of_CB_PB * ratio.conj()), 2)                       # (d, c+1, 2, l/2+1)
-        both = torch.fft.irfft(both, n=grad.shape[-1])
-        PB, PP = both[:, -1, :, :1].unbind(1)              # a constant in all frequencies is a value at k = 0
-        return both, torch.cat((-PB, PP), 1)
 
 
 def s4_recover_C(A, P, C, dt, l):
@@ -497,4 +443,4 @@ def attention(q, k, v, causal=False, block=None, lengths=None):
 
 
 if __name__ == "__main__":
-    print("the benchmark: python results/speed.py")
+    runpy.run_path(str(Path(__file__).parent / "results" / "story.py"), run_name="__main__")

@@ -6,7 +6,7 @@
 
 The sections follow the paper's argument: a linear recurrence is a convolution (`SSM`); diagonal (`DLR`) and diagonal
 plus low rank (`S4`); nothing set by hand (`randomise`); the other way to mix positions (`Attention`). A first reading
-may skip `MaskedNorm` and all that is called `step`, which generates. Sizes are in recipes.py, other architectures in
+may skip all that is called `step`, which generates. Sizes are in recipes.py, other architectures in
 zoo/. `MODELS`, at the end, has a line for each --model; a new one is a file of its own in zoo/.
 
 Every class takes one object `c`, all that is known about the model: its sizes, the extras of its line, what the task
@@ -25,6 +25,7 @@ import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 
+from gradients import MaskedNorm
 from kernels import (attention, diagonal_kernel, fft_conv, hippo_nplr, inside, rotary, s4_kernel, s4_recover_C,
                      s4_step, true_lengths, truncation_correction)
 
@@ -347,44 +348,6 @@ class BatchNorm(nn.BatchNorm1d):
             self.running_var.lerp_((variance * count / (count - 1).clamp(min=1))[:, 0], self.momentum)
             self.num_batches_tracked += 1
         return y.to(x.dtype).transpose(1, 2)
-
-
-class MaskedNorm(torch.autograd.Function):
-    """x (b, d, l), real (b, l, 1) 1 or 0, gain and bias (d,) -> (x - mean) / sqrt(variance + eps) * gain + bias, with
-    the mean and variance (d, 1) of the real positions of all processes; also these and their number (1, 1). In few
-    passes over x."""
-
-    @staticmethod
-    def forward(context, x, real, gain, bias, eps, many):
-        count = total(real.sum((0, 1), keepdim=True)[0], many)                                # (1, 1)
-        share = real / count                                                                  # (b, l, 1)
-        mean = total((x @ share).sum(0), many)                                                # (d, 1)
-        x = x - mean
-        variance = total((x.square() @ share).sum(0), many)                                   # (d, 1)
-        rate = torch.rsqrt(variance + eps)
-        context.save_for_backward(x, share, gain, rate)
-        context.many = many
-        context.mark_non_differentiable(mean, variance, count)
-        context.set_materialize_grads(False)
-        return torch.addcmul(bias[:, None], x, rate * gain[:, None]), mean, variance, count
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(context, grad, *_):
-        """y = gain z + bias, z = rate x. Every position's z depends on all real x, through mean and variance."""
-        x, share, gain, rate = context.saved_tensors
-        of_bias = grad.sum((0, 2))[:, None]                                                   # (d, 1)
-        of_gain = (grad * x).sum((0, 2))[:, None] * rate                                      # (d, 1)
-        sums = total(torch.cat((of_bias, of_gain), 1), context.many)                          # (d, 2)
-        shift = torch.addcmul(sums[:, :1], x, sums[:, 1:] * rate).mul_(share.mT)              # (b, d, l)
-        return (grad - shift).mul_(rate * gain[:, None]), None, of_gain[:, 0], of_bias[:, 0], None, None
-
-
-def total(value, many):
-    """Sum over processes, if there are many."""
-    if many:
-        dist.all_reduce(value)
-    return value
 
 
 class LayerNorm(nn.LayerNorm):

@@ -126,6 +126,66 @@ def test_geometric_sums_and_their_gradients_are_those_of_the_plain_sum(l, r):
         assert torch.autograd.gradcheck(fast, [V.requires_grad_(), log_p.requires_grad_()])
 
 
+def test_the_derivation_of_the_kernel_holds_step_by_step():
+    """The text at the head of part 3 of kernels.py, number by number, in float64, at every root of unity."""
+    generator, N, l = torch.Generator().manual_seed(0), 6, 32
+    P, B, C = torch.randn(3, N, dtype=COMPLEX, generator=generator)
+    A = torch.complex(-torch.rand(N, dtype=torch.float64, generator=generator) - 0.1, P.real)
+    dt = torch.tensor(0.3, dtype=torch.float64)
+    h, eye, w = dt / 2, torch.eye(N, dtype=COMPLEX), torch.exp(torch.arange(l).to(COMPLEX) * (-2j * math.pi / l))
+    A_full = torch.diag(A) - P[:, None] * P.conj()
+    inverse = torch.linalg.inv(eye - h * A_full)
+    Abar, Bbar = inverse @ (eye + h * A_full), inverse @ (dt * B)
+    K = torch.stack([C @ torch.linalg.matrix_power(Abar, k) @ Bbar for k in range(l)])
+    spectrum = torch.fft.fft(K)
+    C_tilde = C @ (eye - torch.linalg.matrix_power(Abar, l))
+
+    def holds(found, exact=spectrum):
+        assert relative(torch.as_tensor(found), exact) < 1e-8
+
+    # 1  powers become one inverse
+    holds(torch.stack([C_tilde @ torch.linalg.inv(eye - v * Abar) @ Bbar for v in w]))
+    # 2  the discretisation cancels
+    brackets = [(1 - v) * eye - h * (1 + v) * A_full for v in w]
+    for v, bracket in zip(w, brackets):
+        holds(inverse @ bracket, eye - v * Abar)
+    holds(torch.stack([dt * C_tilde @ torch.linalg.inv(bracket) @ B for bracket in brackets]))
+    # 3  the inverse is a sum
+    D, g = (1 - w) - h * (1 + w) * A[:, None], h * (1 + w)                                  # (N, l), (l,)
+    for i, bracket in enumerate(brackets):
+        holds(torch.diag(D[:, i]) + g[i] * P[:, None] * P.conj(), bracket)
+
+    def cauchy(v):
+        return (v[:, None] / D).sum(0)
+
+    CB, CP, PB, PP = (cauchy(v) for v in (C_tilde * B, C_tilde * P, P.conj() * B, P.conj() * P))
+    holds(dt * (CB - g * CP * PB / (1 + g * PP)))
+    # 4  a Cauchy sum is a spectrum
+    x = h * A
+    p, k = (1 + x) / (1 - x), torch.arange(l)
+    holds((1 - x)[:, None] * (1 - w * p[:, None]), D)
+    geometric = ((C_tilde * B / ((1 - x) * (1 - p ** l)))[:, None] * p[:, None] ** k).sum(0)     # (l,)
+    holds(torch.fft.fft(geometric), CB)
+    # 5  nothing large cancels
+    beta = 0.7
+    rest = B - beta * P
+    holds(dt * (cauchy(C_tilde * rest) + CP * (beta - g * cauchy(P.conj() * rest)) / (1 + g * PP)))
+    holds(dt / ((1 + x) * (1 - x))[:, None] / (1 - w * p[:, None]) - (dt / (2 * (1 + x)))[:, None], g / D)
+    A, P, B = hippo_nplr(16)
+    assert (B - math.sqrt(2) * P).abs().max() < 1e-10 * B.abs().max()
+
+
+def test_what_hippos_state_remembers():
+    """Legendre polynomials of the past on the clock e^-s: e^(s A) B, and what the state says of a signal."""
+    N, n = 12, torch.arange(12, dtype=torch.float64)
+    B = torch.sqrt(2 * n + 1)
+    A = -torch.tril(B[:, None] * B, -1) - torch.diag(n + 1)
+    for s in (0.0, 0.3, 2.0):
+        L = B * torch.tensor([np.polynomial.Legendre.basis(i)(2 * math.exp(-s) - 1) for i in range(N)])
+        ours = torch.linalg.matrix_exp(s * A) @ B
+        assert (ours - math.exp(-s) * L).abs().max() < 1e-8
+
+
 def test_hippo_is_legs():
     """The same matrix in another basis: the same traces of powers, and a unitary change of basis for A^i B."""
     N = 32

@@ -19,11 +19,12 @@ import data
 import models
 import pretrain
 import speed
+import story
 from conftest import OLD, ROOT, call, same_line, scripts
 from test_analyze import listed
 
 FOUR = "kernels", "models", "pretrain", "finetune"
-TOP = {*FOUR, "data", "recipes", "predict", "baseline", "analyze", "files"}
+TOP = {*FOUR, "gradients", "data", "recipes", "predict", "baseline", "analyze", "files"}
 FILES = sorted(path.relative_to(ROOT).with_suffix("").as_posix() for pattern in ("*.py", "*/*.py", "*/*/*.py")
                for path in ROOT.glob(pattern)
                if not re.match(r"\.|(tests|data|runs|venv)/", path.relative_to(ROOT).as_posix()))
@@ -40,7 +41,8 @@ def and_below(*rooms):
 
 
 # What each room may import of the others.
-MAY = {"files": set(), "kernels": set(), "tasks": {"files"}, "models": {"kernels"}, "data": {"files", "tasks"},
+MAY = {"files": set(), "gradients": set(), "kernels": {"gradients"}, "tasks": {"files"},
+       "models": {"gradients", "kernels"}, "data": {"files", "tasks"},
        "recipes": {"files", "models", "tasks"}, "zoo": {"files", "kernels", "models", "recipes", "tasks"}}
 MAY["engine"] = and_below("data", "zoo")
 MAY["pretrain"] = MAY["baseline"] = and_below("engine")
@@ -296,12 +298,21 @@ def test_speed_measures_both_forms_of_a_kernel():
             assert 0 < seconds < 10 and peak >= 0 and 0 < error < 1e-4
 
 
-def test_kernels_and_models_name_the_commands_that_measure_them():
-    for name, line in (("kernels", "the benchmark: python results/speed.py"),
-                       ("models", "what each model costs: python results/costs.py")):
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            runpy.run_path(str(ROOT / f"{name}.py"), run_name="__main__")
-        assert out.getvalue() == f"{line}\n"
+def test_models_names_the_command_that_measures_them():
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        runpy.run_path(str(ROOT / "models.py"), run_name="__main__")
+    assert out.getvalue() == "what each model costs: python results/costs.py\n"
+
+
+def test_kernels_tells_its_story(tmp_path, monkeypatch):
+    """`python kernels.py`: each form beside the one before, with its error; then the picture."""
+    monkeypatch.setattr(story, "PICTURE", tmp_path / "kernels.png")
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        story.main()
+    lines = [line for line in out.getvalue().splitlines() if line.endswith(" s")][1:]          # without the recurrence
+    errors = [float(line.split()[-3]) for line in lines]
+    assert len(errors) == 6 and max(errors) < 1e-5 and (tmp_path / "kernels.png").read_bytes()[:4] == b"\x89PNG"
+    assert re.search(r"if __name__.*\n.*results.*story\.py", (ROOT / "kernels.py").read_text())
 
 
 def test_the_demo_chain(place):

@@ -1,0 +1,130 @@
+"""Backward passes, written out where autograd's would cost several times the time or memory. Skip this file at a first
+reading: each forward pass here is what its caller in kernels.py or models.py says, and each backward pass what autograd
+would make of that (tests/test_kernels.py compares them).
+"""
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+
+class CircularConvolution(torch.autograd.Function):
+    """`fft_conv`: u (b, d, l), the kernel on a circle (d, n), D (d,) or None -> irfft(rfft(u) (rfft(circle) + D)),
+    (b, d, l). Autograd's own backward of rfft is a complex FFT of twice the work, and it would keep the spectrum of u,
+    twice the size of u; transforming u again is cheaper than that memory."""
+
+    @staticmethod
+    def forward(context, u, circle, D):
+        n = circle.shape[-1]
+        spectrum = torch.fft.rfft(circle)                                                # (d, n/2+1)
+        if D is not None:                                      # a constant in all frequencies is a value at lag 0
+            spectrum += D[:, None]
+        context.save_for_backward(u, spectrum)
+        context.n = n
+        return torch.fft.irfft(torch.fft.rfft(u, n=n).mul_(spectrum), n=n)[..., : u.shape[-1]].contiguous()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(context, grad):
+        (u, spectrum), n = context.saved_tensors, context.n
+        grad = torch.fft.rfft(grad, n=n)                                                 # (b, d, n/2+1)
+        # The adjoint of a convolution is a correlation: a conjugate in the frequency domain.
+        of_u = torch.fft.irfft(grad * spectrum.conj(), n=n)[..., : u.shape[-1]]
+        of_circle = torch.conj_physical_(torch.fft.rfft(u, n=n)).mul_(grad).sum(0)       # (d, n/2+1)
+        circle = torch.fft.irfft(of_circle, n=n)                                         # (d, n)
+        return of_u, circle, circle[:, 0] if context.needs_input_grad[2] else None
+
+
+class GeometricSums(torch.autograd.Function):
+    """`geometric_sums`: V (d, r, n), log_p (d, n), and the powers p^(i m) (d, l/m, n) and conj(p^j) (d, m, n) -> Re of
+    sum_n V p^k (d, r, l). Autograd's own backward pass copies and keeps several times as much."""
+
+    @staticmethod
+    def forward(context, V, log_p, step, right, l):
+        d, r, n = V.shape
+        left = V.to(step.dtype)[:, :, None] * step[:, None]                              # (d, r, l/m, n)
+        # Re(x y) = Re x Re y - Im x Im y is the product of [Re x, Im x] and the conjugate's [Re y, -Im y]: with real
+        # and imaginary parts side by side, as they lie in memory, the sum over n is a real matrix product.
+        left, right = (torch.view_as_real(y).flatten(-2) for y in (left, right))         # (d, r, l/m, 2n), (d, m, 2n)
+        context.save_for_backward(V, step, right)
+        return (left.flatten(1, 2) @ right.mT).view(d, r, -1)[..., :l]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(context, grad):
+        """d p^k / d log p = k p^k: both gradients are sums over k of conjugate powers, weighted by grad and k grad."""
+        V, step, right = context.saved_tensors
+        d, r, n = V.shape
+        grad = F.pad(grad, (0, step.shape[1] * right.shape[1] - grad.shape[-1]))         # (d, r, l)
+        k = torch.arange(grad.shape[-1], device=grad.device, dtype=grad.dtype)
+
+        def sums(grad):
+            inner = grad.reshape(d, -1, right.shape[1]) @ right                          # (d, r l/m, 2n)  over j
+            inner = torch.view_as_complex(inner.view(d, r, -1, n, 2))
+            return inner.mul_(step.conj()[:, None]).sum(2).to(V.dtype)                   # (d, r, n)       over i
+
+        return sums(grad), (sums(k * grad) * V.conj()).sum(1), None, None, None
+
+
+class WoodburyKernel(torch.autograd.Function):
+    """irfft(CB' + CP (above - g PB') / (below + g PP)) of the rfft of `sums` (d, c+1, 2, l), whose rows are CB', CP for
+    each C, then g PB', g PP; constants (d, 2): above, below -> (d, c, l). Autograd's
+    backward passes of rfft and irfft are complex transforms of twice the work: each is the other's adjoint, but for
+    factors that cancel here."""
+
+    @staticmethod
+    def forward(context, sums, constants):
+        CB_PB, CP_PP = torch.fft.rfft(sums).unbind(2)                                    # (d, c+1, l/2+1)
+        below = constants[:, 1:, None] + CP_PP[:, -1:]
+        ratio = (constants[:, :1, None] - CB_PB[:, -1:]) / below                         # (d, 1, l/2+1)
+        context.save_for_backward(CP_PP[:, :-1].clone(), below, ratio)     # a view would keep all that it is a view of
+        return torch.fft.irfft(torch.addcmul(CB_PB[:, :-1], CP_PP[:, :-1], ratio), n=sums.shape[-1])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(context, grad):
+        CP, below, ratio = context.saved_tensors
+        of_CB = torch.fft.rfft(grad)                                                     # (d, c, l/2+1)
+        of_PB = (of_CB * CP.conj()).sum(1, keepdim=True) / -below.conj()
+        of_CB_PB = torch.cat((of_CB, of_PB), 1)
+        both = torch.stack((of_CB_PB, of_CB_PB * ratio.conj()), 2)                       # (d, c+1, 2, l/2+1)
+        both = torch.fft.irfft(both, n=grad.shape[-1])
+        PB, PP = both[:, -1, :, :1].unbind(1)              # a constant in all frequencies is a value at k = 0
+        return both, torch.cat((-PB, PP), 1)
+
+
+class MaskedNorm(torch.autograd.Function):
+    """x (b, d, l), real (b, l, 1) 1 or 0, gain and bias (d,) -> (x - mean) / sqrt(variance + eps) * gain + bias, with
+    the mean and variance (d, 1) of the real positions of all processes; also these and their number (1, 1). In few
+    passes over x."""
+
+    @staticmethod
+    def forward(context, x, real, gain, bias, eps, many):
+        count = total(real.sum((0, 1), keepdim=True)[0], many)                                # (1, 1)
+        share = real / count                                                                  # (b, l, 1)
+        mean = total((x @ share).sum(0), many)                                                # (d, 1)
+        x = x - mean
+        variance = total((x.square() @ share).sum(0), many)                                   # (d, 1)
+        rate = torch.rsqrt(variance + eps)
+        context.save_for_backward(x, share, gain, rate)
+        context.many = many
+        context.mark_non_differentiable(mean, variance, count)
+        context.set_materialize_grads(False)
+        return torch.addcmul(bias[:, None], x, rate * gain[:, None]), mean, variance, count
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(context, grad, *_):
+        """y = gain z + bias, z = rate x. Every position's z depends on all real x, through mean and variance."""
+        x, share, gain, rate = context.saved_tensors
+        of_bias = grad.sum((0, 2))[:, None]                                                   # (d, 1)
+        of_gain = (grad * x).sum((0, 2))[:, None] * rate                                      # (d, 1)
+        sums = total(torch.cat((of_bias, of_gain), 1), context.many)                          # (d, 2)
+        shift = torch.addcmul(sums[:, :1], x, sums[:, 1:] * rate).mul_(share.mT)              # (b, d, l)
+        return (grad - shift).mul_(rate * gain[:, None]), None, of_gain[:, 0], of_bias[:, 0], None, None
+
+
+def total(value, many):
+    """Sum over processes, if there are many."""
+    if many:
+        dist.all_reduce(value)
+    return value
