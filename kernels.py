@@ -12,7 +12,7 @@ The story, in the order of the file
        so a whole sequence costs one FFT instead of l sequential steps: `fft_conv`.
     2  If Abar is diagonal, K is a sum of n geometric sequences, a Vandermonde product: `diagonal_kernel` (DLR, eq. 3).
        Taken in two levels it is a matrix product with n sqrt(l) exponentials in place of n l: `geometric_sums`.
-    3  S4 has A = diag + rank 1 (HiPPO), discretised by the bilinear rule (eq. 2.1 to 2.3): `hippo_nplr`, `discretize`.
+    3  S4 has A = diag + rank 1 (HiPPO), discretised by the bilinear rule (eq. 2.1 to 2.3): `hippo_legs`, `discretize`.
        Its kernel follows in five steps, which stand at the head of part 3. Steps 1 to 3 give four Cauchy sums,
        `s4_kernel_naive`; step 4 computes each of them as in part 2, and step 5 keeps float32 exact enough: `s4_kernel`.
        To generate, the recurrence itself takes O(n) a step: `s4_step`.
@@ -185,27 +185,34 @@ def two_levels(count, device):
 #        g / D_n  =  dt / ((1+x_n) (1-x_n) (1 - w p_n))  -  dt / (2 (1+x_n))
 #    because fast states, of large x, have their pole near -1: they would give large sums just where g vanishes.
 
-def hippo_nplr(N):
-    """HiPPO-LegS, the state matrix that remembers the past as Legendre coefficients, in diagonal-plus-rank-1 form.
 
-        A_legs[n, k] = -sqrt(2n+1) sqrt(2k+1) below the diagonal, -(n+1) on it, 0 above;      B_legs[n] = sqrt(2n+1)
+def hippo_legs(N):
+    """HiPPO-LegS, the state matrix that remembers the past as Legendre coefficients: A (N, N), B (N,), float64.
 
-    A state that follows x' = A_legs x + B_legs u holds the whole past of u: e^(s A_legs) B_legs = e^-s L(e^-s), where
+        A[n, k] = -sqrt(2n+1) sqrt(2k+1) below the diagonal, -(n+1) on it, 0 above;      B[n] = sqrt(2n+1)
+
+    A state that follows x' = A x + B u holds the whole past of u. Its kernels are e^(s A) B = e^-s L(e^-s), where
     L_n(z) = sqrt(2n+1) P_n(2z-1) are the Legendre polynomials, orthonormal on [0, 1]. So x_n is the n-th Legendre
-    coefficient of the past on the clock z = e^-s, and u(t-s) ~ sum_n x_n(t) L_n(e^-s): sharp for the recent past, more
-    and more blurred before it (the picture: python kernels.py).
+    coefficient of the past on the clock z = e^-s, and u(t-s) ~ sum_n x_n(t) L_n(e^-s). The recent past is sharp, what
+    came before it more and more blurred (the picture: python kernels.py).
+    """
+    n = torch.arange(N, dtype=torch.float64)
+    B = torch.sqrt(2 * n + 1)                                                            # (N,)
+    return -torch.tril(B[:, None] * B[None, :], diagonal=-1) - torch.diag(n + 1), B
+
+
+def hippo_nplr(N):
+    """`hippo_legs` in diagonal-plus-rank-1 form.
 
     Returns A, P, B, each complex (N/2,), conjugate representatives with negative imaginary part in ascending order,
-    such that diag(A) - P P* (over all N states) is A_legs in the basis of its eigenvectors V, and B = V* B_legs.
+    such that diag(A) - P P* (over all N states) is that A in the basis of its eigenvectors V, and B = V* times that B.
     Source: [1], appendix C.1. Computed in float64: A + P P^T is normal, -1/2 plus a skew-symmetric matrix, so `eigh` of
     -i times that skew part gives an orthonormal V.
     """
     if N < 2 or N % 2:
         raise ValueError(f"the state size N must be even and at least 2, got {N}")
-    k = torch.arange(N, dtype=torch.float64)
-    B = torch.sqrt(2 * k + 1)                                                            # (N,)
-    P = torch.sqrt(k + 0.5)                                                              # (N,)
-    A = -torch.tril(B[:, None] * B[None, :], diagonal=-1) - torch.diag(k + 1)            # (N, N) LegS
+    A, B = hippo_legs(N)                                                                 # (N, N), (N,)
+    P = torch.sqrt(torch.arange(N, dtype=torch.float64) + 0.5)                           # (N,)
     normal = A + P[:, None] * P[None, :]                                                 # -1/2 I + skew
     imag, V = torch.linalg.eigh(-1j * (normal - normal.T).to(torch.complex128) / 2)      # ascending, V unitary
     first = slice(0, N // 2)                                                             # the negative imaginary parts
@@ -297,9 +304,9 @@ def s4_kernel(A, P, B, C, dt, l, precise=None):
     dt = dt.double()[:, None]                                                            # (d, 1)
     x = dt * A / 2                                                                       # (d, n)
     log_p = 2 * torch.atanh(x)
-    below_v = (1 - x) * -torch.expm1(l * log_p)                                          # (d, n)  (1-x) (1-p^l)
+    denominator = (1 - x) * -torch.expm1(l * log_p)                                          # (d, n)  (1-x) (1-p^l)
     if precise is None:
-        precise = bool(below_v.detach().abs().min() < NEAR_ROOT_OF_UNITY)
+        precise = bool(denominator.detach().abs().min() < NEAR_ROOT_OF_UNITY)
     dtype = torch.float64 if precise else torch.float32
 
     with torch.no_grad():                                                                # any beta gives the same sum
@@ -311,7 +318,7 @@ def s4_kernel(A, P, B, C, dt, l, precise=None):
     constant = (rows[:, -1:] * columns).real.sum(-1)                                     # (d, 2)
     above, below = beta + constant[:, :1], 1 - constant[:, 1:]
     # The factor 2 with Re: the conjugate halves add their conjugates.
-    V = rows[:, :, None] * (columns * (2 / below_v)[:, None])[:, None]                   # (d, c+1, 2, n)
+    V = rows[:, :, None] * (columns * (2 / denominator)[:, None])[:, None]                   # (d, c+1, 2, n)
     sums = geometric_sums(V.flatten(1, 2), log_p, l, dtype).unflatten(1, (-1, 2))        # (d, c+1, 2, l)
     K = WoodburyKernel.apply(sums, torch.cat((above, below), 1).to(dtype))               # (d, c, l)
     return K.float().transpose(0, 1)                                                     # (c, d, l)

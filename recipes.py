@@ -289,6 +289,9 @@ def lacking(key, value):
 
 
 SCHEDULES = dict(const="constant", cos="cosine", step="step")
+# What a cell of RECIPES may be; of the words, the flags take the same.
+WORDS = dict(loss=("ce", "l1"), pool=("mean", "max", "last"), head=("linear", "mlp", "pair"), schedule=(*SCHEDULES,))
+NUMBERS = dict(lr=(int, float), wd=(int, float), batch=(int,), length=(int,), warmup=(int,), eval=(int,))
 STAGES = dict(pretrain=0, spt=1, corpus=1, scratch=2, joint=2)       # of a cell; how a run starts
 
 
@@ -340,11 +343,6 @@ def check_sizes(model, sizes, whole=True):
         raise ValueError(f"sizes of {model} lack {' '.join(sorted(missing))}, and its key has no default")
 
 
-# What a cell of RECIPES may be.
-NUMBERS = dict(lr=(int, float), wd=(int, float), batch=(int,), length=(int,), warmup=(int,), eval=(int,))
-VALUES = dict(loss="ce l1", pool="mean max last", head="linear mlp pair", schedule=" ".join(SCHEDULES))
-
-
 def check_recipes(name, text, first):
     """ValueError where the recipes that a model or task brings lack a column, or a cell is no value of its flag. first:
     of whose names the first column is, task or model."""
@@ -355,8 +353,8 @@ def check_recipes(name, text, first):
             raise ValueError(f"recipes of {name}: there is no model {line[first]}")
         for flag, part in ((flag, part) for flag in line for part in line[flag].split("/") if part != "-"):
             wanted, value = None, number(part.removesuffix("e") if flag == "length" else part)
-            if flag in VALUES and part not in VALUES[flag].split():
-                wanted = f"one of {VALUES[flag]}"
+            if flag in WORDS and part not in WORDS[flag]:
+                wanted = f"one of {' '.join(WORDS[flag])}"
             if flag in NUMBERS and type(value) not in NUMBERS[flag]:
                 wanted = "a number" if float in NUMBERS[flag] else "a whole number"
             if wanted:

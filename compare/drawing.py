@@ -87,7 +87,7 @@ def bars(axis, names, variants, chance, papers=({}, {})):
 
 def dots(axis, lines, halves=None):
     """{line: {start: runs}} -> one dot per seed, a bar at the mean; halves: {line: half of its 95 % interval}."""
-    for y, variants in enumerate(lines.values()):
+    for y, (line, variants) in enumerate(lines.items()):
         for i, start in enumerate(start for start in LOOKS if start in variants):
             runs, (label, colour) = variants[start], LOOKS[start]
             height = y + 0.2 * (i - (len(variants) - 1) / 2)
@@ -97,7 +97,7 @@ def dots(axis, lines, halves=None):
                 axis.scatter(values, heights, s=7, color=colour, label=label, clip_on=False, zorder=3)
                 axis.plot([statistics.mean(values)] * 2, [height - 0.1, height + 0.1], color=colour)
                 if halves:
-                    axis.errorbar(statistics.mean(values), height, xerr=[*halves.values()][y], color=colour, capsize=3)
+                    axis.errorbar(statistics.mean(values), height, xerr=halves[line], color=colour, capsize=3)
     axis.set_yticks(range(len(lines)), lines)
     axis.set(ylim=(len(lines) - 0.5, -0.5), xlabel="test accuracy, %: seeds and mean")
     axis.grid(axis="x", color="0.9")

@@ -65,8 +65,9 @@ class Comparison(NamedTuple):
 def comparisons(runs, entry=()):
     """Arrange runs -> {Key: Comparison}. entry: rows whose variants are called by their model and word alone, whatever
     differs from the recipe in them."""
-    called = {identity(record(run)): f"{row.model} ({row.word})" if row.word else row.model
-              for row in entry for run in trained(row)}
+    rows = [(record(run), f"{row.model} ({row.word})" if row.word else row.model)
+            for row in entry for run in trained(row)]
+    called, renamed = {identity(run): name for run, name in rows}, {name for run, name in rows if run["changed"]}
     found, linear = {}, {}
     for variant in variants_of(with_pretraining(runs)):
         start, run = variant.start, next(iter(variant.runs.values()))
@@ -81,7 +82,7 @@ def comparisons(runs, entry=()):
             f"{name.replace('arch.', '').replace('.', ' ')}={shown(value)}" for name, value in own.items())])
         if start in entries.STARTS:
             key = Key(run["task"], share, run["passes"] if any(steps) else None)
-            line += ", recipe" * (line in called.values())                 # the name of one that differs from it
+            line += ", recipe" * (line in renamed)         # whose name is that of an entry's own settings
             found.setdefault(key, {}).setdefault(called.get(identity(run), line), {})[start] = variant.runs
     order = [*called.values()]
     for key, lines in found.items():           # as the entry has them, then the others

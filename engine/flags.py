@@ -9,7 +9,7 @@ import zoo                                     # noqa: F401, fills MODELS
 from data import look_up
 from files import Parser, UserError
 from models import MODELS, keys_of
-from recipes import arch, assignments, fit, halved, recipe_line, settings
+from recipes import SCHEDULES, WORDS, arch, assignments, fit, halved, recipe_line, settings
 from tasks import TASKS, folder_name, full_name
 
 
@@ -73,14 +73,14 @@ def flags(stage, objectives):
     add("--epochs", type=positive, help="length of the run, in epochs")
     add("--steps", type=positive, help="length of the run, in optimiser steps; wins over --epochs")
     add("--warmup", type=natural, help="steps of linear warm-up")
-    add("--schedule", choices=("constant", "cosine", "step"), help="after warm-up; cosine reaches 0 at the end, step "
+    add("--schedule", choices=(*SCHEDULES.values(),), help="after warm-up; cosine reaches 0 at the end, step "
         "halves the rate after each fifth of the run")
     add("--eval-every", type=positive, help="steps between evaluations (default: an epoch)")
     add("--mask", type=between(float, 1e-6, 1), help="masking ratio: probability that a position is hidden")
-    add("--loss", choices=("ce", "l1"), help="of hidden positions: cross-entropy over symbols or gray levels, or L1")
+    add("--loss", choices=WORDS["loss"], help="of hidden positions: cross-entropy over symbols or gray levels, or L1")
     if stage == "finetune":
-        add("--pool", choices=("mean", "max", "last"), help="how the sequence becomes one vector")
-        add("--head", choices=("linear", "mlp", "pair"), help="on that vector; mlp: one hidden layer; pair: for tasks "
+        add("--pool", choices=WORDS["pool"], help="how the sequence becomes one vector")
+        add("--head", choices=WORDS["head"], help="on that vector; mlp: one hidden layer; pair: for tasks "
             "with two documents an example")
     add = parser.add_argument_group("machine").add_argument
     add("--micro-batch", type=positive, help="examples per forward pass; halve it when memory runs out")

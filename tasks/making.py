@@ -5,7 +5,6 @@ wait in `parts/`, so that an interrupted command resumes. Reading files starts o
 """
 import contextlib
 import glob
-import math
 import multiprocessing
 import os
 import re
@@ -137,12 +136,28 @@ def _start_worker():
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
+def check_example(request, split, array, place):
+    """UserError for an example, or a document of one, that does not fit its row of TASKS."""
+    task, found = request.task, f"the shape {array.shape}"
+    if task.channels:
+        least, wanted = 1 if task.ragged else task.length, f"{task.length:,} positions of {task.channels} channel(s)"
+        fits = array.shape[1:] == (task.channels,) and least <= len(array) <= task.length
+    else:
+        wanted = f"1 to {task.length:,} ids below {task.vocab or 'its number of symbols'}, EOS ({EOS}) at the end"
+        fits = array.ndim == 1 and 0 < len(array) <= task.length
+        if fits and (array[-1] != EOS or task.vocab and array.max() >= task.vocab):
+            fits, found = False, f"ids up to {array.max()}, at the end {array[-1]}"
+    if not fits:
+        raise UserError(f"{place}: an example of {split} has {found}; {request.name} has {wanted}")
+
+
 def save_split(request, split, x, y, place):
     """Save one split: targets y (n,), and x, an array or iterator of n times samples (l, channels), or of n times
-    `task.documents` sequences of ids that end in EOS. More than was asked for are left out."""
+    `task.documents` sequences of ids that end in EOS. More than was asked for are left out. UserError for what does not
+    fit the task's row of TASKS."""
     task, folder, lengths = request.task, request.folder, []
     ragged = task.ragged or not task.channels
-    size, position = request.take(split, len(y), place), (task.channels,) if task.channels else ()
+    size = request.take(split, len(y), place)
     targets = np.asarray(y[:size])
     if task.classes and not (0 <= targets.min() and targets.max() < task.classes):
         raise UserError(f"{place}: labels of {split} from {targets.min()} to {targets.max()}; {request.name} has "
@@ -151,12 +166,7 @@ def save_split(request, split, x, y, place):
     def write(file):
         file.seek(128)                                    # numpy's header, which tells the length, is written last
         for array in islice(x, size * task.documents):
-            fits = array.shape[1:] == position and (1 if ragged else task.length) <= len(array) <= task.length
-            if not fits or not task.channels and (array[-1] != EOS or array.max() >= (task.vocab or math.inf)):
-                wanted = f"at most {task.length:,} ids below {task.vocab}, EOS at the end" if not task.channels else (
-                    f"{'at most ' if ragged else ''}{task.length:,} positions of {task.channels} channel(s)")
-                raise UserError(f"{place}: an example of {split} has the shape {array.shape}; {request.name} has "
-                                f"{wanted}")
+            check_example(request, split, array, place)
             file.write(array.tobytes())
             lengths.append(len(array))
         if len(lengths) < size * task.documents:

@@ -357,6 +357,27 @@ def test_many_models_are_sorted_by_their_gain(tmp_path):
     assert more == rows | {"s4, optimizer=muon": ["90.0", "–", "–", "–"]} and sentence in text
 
 
+def test_what_joint_training_does_to_many_models_is_said(tmp_path):
+    """As what SPT does, and apart from it."""
+    models = "rotary", "s4", "mega", "s5", "lru", "dlr", "sgconv"
+    for model in models:
+        for seed in range(3):
+            of_demo(tmp_path, f"{model}-{seed}", model, "scratch", 0.5 + 0.001 * seed, seed=seed)
+            of_demo(tmp_path, f"{model}-joint-{seed}", model, "joint", 0.9 + 0.001 * seed, seed=seed, joint=1)
+    text = run("demo", "demo-text", "--runs", tmp_path, "--figure", tmp_path / "demo.png").stdout
+    gains = re.search(r"- \*\*Gains by joint training\*\*: (.*)\.", text)[1]
+    assert {*gains.split(", ")} == {*models}
+
+
+def test_runs_at_the_recipe_are_not_taken_for_the_demos(tmp_path):
+    """architectures has rates of its own; what another command trained by the recipe has a row beside them."""
+    of_demo(tmp_path, "a", "rotary", "scratch", 0.7, changed={"lr": 0.003})
+    of_demo(tmp_path, "b", "rotary", "scratch", 0.5)
+    done = run("demo", "architectures", "--runs", tmp_path, "--figure", tmp_path / "demo.png")
+    found = {row[0]: row[1] for row in rows_of(done.stdout)}
+    assert found == {"rotary": "70.0", "rotary, recipe": "50.0"}
+
+
 def test_the_rates_of_architectures_are_the_best_that_were_tried():
     """The bold ones of results/architectures.md."""
     chosen = {}

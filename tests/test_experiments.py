@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import call, scripts
+from conftest import ROOT, call, scripts
 from experiments import commands, entries, running
 from finetune import parse_args as second
 from pretrain import parse_args as first
@@ -50,6 +50,13 @@ def test_no_run_is_in_two_chains():
     for target, rows in ENTRIES.items():
         outs = re.findall(r"--out (\S+)", " ".join(" ".join(chain) for chain in commands.chains(rows, 0, "runs")))
         assert len(set(outs)) == len(outs), target
+
+
+def test_files_beside_the_caller_are_not_imported(tmp_path):
+    for name in ("models", "files", "tasks"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('not these')")
+    done = subprocess.run(["bash", ROOT / "run_all.sh", "demo", "--list"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count("pretrain.py") == 6, done.stderr
 
 
 # ---- run_all.sh ------------------------------------------------------------------------------------------------------

@@ -1,12 +1,17 @@
 """A file dropped into tasks/ is a task of every script, with its own sizes and recipes; the laws over TASKS hold."""
 import json
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import data
+import pretrain
 from conftest import calls, laws, scripts
 from files import UserError
+from tasks import EOS, SPECIAL, SPLITS, Source, Task
+from tasks.making import save_split
 
 CHIRP = '''"""Tones that fall or rise: sin(t), t from slow to fast    ->    label 1, "rises"."""
 import numpy as np
@@ -57,7 +62,7 @@ def test_every_script_knows_it(place):
         ("finetune.py", "--task", "chirp", "--model", "rotary", "--steps", "2", "--batch", "4", "--out", "other"),
         ("analyze.py", "compare", "fine", "other", "--figure", "compared.png"),
         ("results/costs.py", "chirp", "--model", "s4"),
-        ("run_all.sh", "sweep", "--list", "--tasks", "chirp", "--models", "s4", "--vary", "lr=1e-3,2e-3", "--seeds", "0"))
+        ("run_all.sh", "sweep", "--tasks", "chirp", "--models", "s4", "--vary", "lr=1e-3,2e-3", "--seeds", 0, "--list"))
     assert re.search(r"^chirp +length 96 x 1, 2 classes, 64 / 16 / 32 examples; not prepared$", listed, re.M)
     assert "Recipe chirp/s4*/masked: loss=l1 lr=0.004 wd=0.01 batch=8 warmup=2 schedule=constant steps=6 mask=0.3." in (
         " ".join(usage.split()))
@@ -79,18 +84,43 @@ def test_the_laws_over_tasks_hold_with_it(place):
                 "chirp or every_line_counts or every_row_of_sizes") == 3
 
 
-@pytest.mark.parametrize("change, words", [
-    ("length=96", "has the shape (96, 1); chirp has 40 positions of 1 channel(s)"),
-    ("channels=1", "has the shape (96, 1); chirp has 96 positions of 2 channel(s)"),
-    ("classes=2", "labels of train from 0 to 1; chirp has 1 classes, from 0"), ("[..., None]", "has the shape (96,)")])
-def test_arrays_that_do_not_fit_their_row_are_one_line(change, words, tmp_path, monkeypatch):
-    """Before anything is trained on them, and nothing of them stays."""
-    code = CHIRP.replace(change, {"length=96": "length=40", "channels=1": "channels=2", "classes=2": "classes=1",
-                                  "[..., None]": ""}[change]).replace("task.length)", "96)")
-    code = code.replace("integers(0, task.classes", "integers(0, 2")
-    mine = {}
-    exec(code.replace("TASKS |=", "MINE ="), mine)
-    monkeypatch.setitem(data.TASKS, "chirp", mine["MINE"]["chirp"])
-    with pytest.raises(UserError, match=re.escape(words)):
-        data.prepare("chirp", tmp_path)
-    assert not (tmp_path / "chirp" / "meta.json").exists()
+def test_what_a_file_saves_must_fit_its_row(tmp_path, monkeypatch):
+    """Else one line says what there is and what is wanted, before anything is trained on it."""
+    def prepared(**wrong):
+        """With one thing that `prepare` saves, or its row of TASKS, changed."""
+        series = [np.array([4, 5, EOS])] * 3 if wrong.pop("ids", True) else np.zeros((3, 6, 1))
+        saved, y = wrong.pop("x", series), wrong.pop("y", [0, 1, 1])
+
+        def prepare(task, request):
+            for split in wrong.get("splits", SPLITS):
+                save_split(request, split, saved, np.array(y), "mine")
+
+        row = dict(length=6, classes=2, sizes=(3, 3, 3), mask=0.3, source=Source((), "nothing", ""), make="1", vocab=6,
+                   symbols=(*SPECIAL, "a", "b"), prepare=prepare) | wrong.get("row", {})
+        monkeypatch.setitem(data.TASKS, "mine", Task("mine", **row))
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        data.prepare("mine", folder)
+        return data.open_task("mine", folder)
+
+    samples = dict(vocab=None, symbols=(), channels=1)
+    assert len(prepared()[1]) == len(prepared(ids=False, row=samples)[1]) == 3
+    for wrong, words in (
+            (dict(x=[np.array([4, 5])] * 3), "at the end 5; mine has 1 to 6 ids below 6, EOS (3) at the end"),
+            (dict(x=[np.array([4, 6, EOS])] * 3), "ids up to 6, at the end 3"),
+            (dict(x=[np.arange(8)] * 3), "shape (8,)"), (dict(x=[np.array([], int)] * 3), "shape (0,)"),
+            (dict(x=[np.array([4, EOS])] * 2), "2 sequences of train for 3 labels"),
+            (dict(y=[0, 1, 2]), "labels of train from 0 to 2; mine has 2 classes"),
+            (dict(y=[-1, 0, 1]), "labels of train from -1 to 1"),
+            (dict(splits=("train", "val")), "the function that prepares mine saved no test split"),
+            (dict(ids=False, row=samples | dict(length=7)), "the shape (6, 1); mine has 7 positions of 1 channel(s)"),
+            (dict(ids=False, row=samples | dict(channels=2)), "the shape (6, 1); mine has 6 positions of 2 channel(s)"),
+            (dict(x=np.zeros((3, 6)), row=samples), "the shape (6,); mine has 6 positions of 1 channel(s)")):
+        with pytest.raises(UserError, match=re.escape(words)):
+            prepared(**wrong)
+
+
+def test_an_objective_that_is_gone_is_one_line(monkeypatch):
+    table = CHIRP.split('RECIPES = """')[1].split('"""')[0].replace("masked", "maskd")
+    monkeypatch.setitem(data.TASKS, "mine", replace(data.TASKS["scifar_mini"], recipes=table))
+    with pytest.raises(UserError, match="^objective maskd is unknown; there is: masked causal$"):
+        pretrain.parse_args(["--task", "mine", "--model", "s4"])
