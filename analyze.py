@@ -574,7 +574,8 @@ def main(argv=None):
 
 
 def command(argv):
-    parser = Parser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(examples=True, description=__doc__, allow_abbrev=False,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("what", nargs="*", help="number of the table or figure; compare, own, status: folders; demo: "
                         "which of run_all.sh's")

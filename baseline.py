@@ -143,7 +143,7 @@ def counts(task, y, guess):
 
 
 def main(argv=None):
-    parser = Parser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
+    parser = Parser(examples=True, description=__doc__.split("\n\n")[0], allow_abbrev=False)
     parser.add_argument("--task", required=True, help="as for finetune.py")
     parser.add_argument("--label-fraction", type=between(float, 1e-9, 1), help="as for finetune.py")
     parser.add_argument("--data-dir", default="data", help="where prepared data sets live")

@@ -242,9 +242,11 @@ def print_tasks(data_dir):
 
 
 def line_of(name, task, data_dir):
-    """What --list says of a task; of one's own data one line, of the others two."""
+    """Return what --list prints for a task: two lines, or one for your data."""
     state = "prepared" if (Path(data_dir) / folder_name(name) / "meta.json").exists() else "not prepared"
-    line = (f"{name:16} length {task.length:,} x {task.documents}, {task.classes or 'no'} classes, "
+    shape = f"length {task.length:,}" + (f", {task.channels} channels" if (task.channels or 1) > 1 else "") + (
+        f", {task.documents} documents" if task.documents > 1 else "")
+    line = (f"{name:16} {shape}, {f'{task.classes} classes' if task.classes else 'a number'}, "
             f"{' / '.join(f'{size:,}' for size in task.sizes)} examples; {state}")
     if task.own:
         return line
@@ -282,7 +284,7 @@ def main(argv=None):
 
 
 def command(argv):
-    parser = Parser(prog="data.py", description=__doc__, allow_abbrev=False,
+    parser = Parser(examples=True, prog="data.py", description=__doc__, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", help="one of: " + " ".join(TASKS) + " or your own data: file:PATH (.npz, .csv, .tsv, "
                         ".ts), ucr:NAME")

@@ -37,7 +37,17 @@ class UserError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """A wrong flag is one line, like every mistake."""
+    """argparse's, with one-line errors. A bare command prints the examples of its script's docstring, if asked to."""
+
+    def __init__(self, *, examples=False, **more):
+        super().__init__(**more)
+        self.examples = examples
+
+    def parse_args(self, args=None, namespace=None):
+        if self.examples and args is None and len(sys.argv) == 1:
+            print("\n\n".join(sys.modules["__main__"].__doc__.split("\n\n")[:2]))
+            raise SystemExit(0)
+        return super().parse_args(args, namespace)
 
     def error(self, message):
         raise UserError(message)

@@ -4,18 +4,15 @@
     python finetune.py --init runs/pathfinder_demo-transformer-masked-pretrain-s0            task and model: the run's
     python finetune.py --task pathx --model s4 --init runs/pathx-s4-masked-pretrain-s0       the paper's run
     python finetune.py --task pathfinder_demo --model transformer --joint 1                  both losses at once
-    python finetune.py --freeze --init runs/pathfinder_demo-transformer-masked-pretrain-s0   the head alone
+    python finetune.py --freeze --init runs/pathfinder_demo-transformer-masked-pretrain-s0   a linear probe
 
-What differs from pretrain.py: a fresh head on a pooled sequence, the labels, and where the weights come from
-(`load_backbone`). With --joint there is no stage 1; each step adds its loss to the labels'. The score is accuracy, and
-R2 for regression. Validation chooses the checkpoint by it; the test split is evaluated once, at the end, with that
-checkpoint, and every test sequence counts. Loop, run directory, --resume and torchrun are as in stage 1, and so is the
-table of recipes.
+Three things differ from pretrain.py: a new head on the pooled sequence, the labels, and where the weights come from
+(`load_backbone`). The score is accuracy, or R2 for regression. Validation chooses the checkpoint; the test split is
+evaluated once, at the end, with that checkpoint, and every test sequence counts. Loop, run directory, --resume and
+torchrun are as in stage 1. Joint training, which has no stage 1, stands at the end.
 """
-from files import UserError, read_json  # first: no traceback if Ctrl-C comes while the rest is imported
+from files import UserError  # first: no traceback if Ctrl-C comes while the rest is imported
 
-import os
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from data import open_task
+from engine.feed import drawing
 from engine.flags import arguments
 from engine.folder import read_checkpoint
 from engine.processes import guarded
@@ -33,27 +31,27 @@ from pretrain import OBJECTIVES, spt_loss
 # ---- Loss and score --------------------------------------------------------------------------------------------------
 
 def supervised_loss(task, outputs, y):
-    """Summed loss: cross-entropy of outputs (b, classes) and y (b,), or for regression the squared error of (b, 1)."""
+    """Return the summed loss: cross-entropy of outputs (b, classes) and y (b,); regression: squared error of (b, 1)."""
     if task.classes:
         return F.cross_entropy(outputs, y, reduction="sum")
     return (outputs[:, 0] - y).square().sum()
 
 
 def r2(squared_error, y):
-    """1 - SSE / SST for the SSE of a whole split and its targets y (n,); 0 where all targets are equal, since nothing
-    can be explained there. (The official code's mean of R2 over batches is another number.)"""
+    """Return R2 = 1 - SSE / SST of a whole split, given its SSE and targets y (n,); 0 if all targets are equal. (The
+    official code averages R2 over batches, which is another number.)"""
     y = np.asarray(y, dtype=np.float64)
     return 0.0 if y.min() == y.max() else 1 - squared_error / float(np.square(y - y.mean()).sum())
 
 
 @torch.no_grad()
 def evaluate(model, task, split, run):
-    """Loss and score over a whole split, each sequence once, whatever the batch size or number of processes. The score
-    is accuracy, and R2 for regression. Third, of each class: how many labels, predictions and right predictions."""
+    """Return loss, score (accuracy, or R2 for regression) and counts over a whole split, each sequence once. counts:
+    for each class the number of labels, predictions and correct predictions."""
     model.eval()
     loss = torch.zeros((), dtype=torch.float64, device=run.device)
     counts = torch.zeros(3, task.classes or 0, dtype=torch.int64, device=run.device)
-    for _, _, batch in run.batches(split, split.lengths(), independent=True):
+    for _, _, batch in run.batches(split, split.lengths(), independent=True):             # this process's batches
         with run.autocast():
             outputs = model(model.backbone.inputs(batch), batch.lengths).double()             # (b, classes or 1)
         loss += supervised_loss(task, outputs, batch.y)
@@ -68,10 +66,10 @@ def evaluate(model, task, split, run):
 # ---- Where the weights come from -------------------------------------------------------------------------------------
 
 def load_backbone(model, args, say):
-    """Puts the pretrained backbone into a Classifier and prints which tensors were loaded.
+    """Load the pretrained backbone into a Classifier and print what was loaded.
 
-    Everything but the head transfers. The one shape that may differ is the input layer of continuous tasks: its
-    mask-indicator column has no counterpart any more and is dropped. Any other difference is an error.
+    Everything but the head transfers. Only the input layer of a task with samples may differ in shape: its column for
+    the mask channel is dropped, because nothing is hidden now. Any other difference is an error.
     """
     directory = args.init
     checkpoint = read_checkpoint(directory / "best.pt")
@@ -82,7 +80,7 @@ def load_backbone(model, args, say):
     dropped = ""
     if encoder in pretrained and encoder in ours and pretrained[encoder].shape[1] == ours[encoder].shape[1] + 1:
         pretrained[encoder] = pretrained[encoder][:, :-1]
-        dropped = "; the mask-indicator column of the input layer is dropped"
+        dropped = "; the input layer's column for the mask channel is dropped"
     head = {k for k in ours if k.startswith("head.")}
     wrong = sorted(ours.keys() - pretrained.keys() - head) + sorted(pretrained.keys() - ours.keys())
     wrong += [k for k in pretrained.keys() & ours.keys() if pretrained[k].shape != ours[k].shape]
@@ -90,53 +88,18 @@ def load_backbone(model, args, say):
         raise UserError(f"{directory} holds another architecture than this run, or one of an older version: {wrong[0]} "
                         f"does not fit ({len(wrong)} such tensors)")
     model.load_state_dict(pretrained | {k: ours[k] for k in head})
-    say(f"from {directory}: {len(pretrained)} tensors taken over; left behind: "
-        f"{', '.join(sorted(k for k in checkpoint['model'] if k not in pretrained))}; fresh: "
+    say(f"from {directory}: {len(pretrained)} tensors loaded; not loaded: "
+        f"{', '.join(sorted(k for k in checkpoint['model'] if k not in pretrained))}; new: "
         f"{', '.join(sorted(head))}{dropped}")
 
 
-# ---- Flags -----------------------------------------------------------------------------------------------------------
-
-def inherit(flags):
-    """{flag: value} that follows from --init, whose config.json says what was pretrained. Both stages see the same
-    examples, unless --train-fraction differs."""
-    if flags.label_fraction is not None and flags.train_fraction is not None:
-        raise UserError("choose one of --label-fraction and --train-fraction, both of which choose training examples")
-    trained = flags.model in MODELS and MODELS[flags.model].weights is not None
-    if flags.joint is not None and trained:
-        raise UserError(f"--joint has no meaning for {flags.model}, which is trained already and not from scratch")
-    if flags.init is None:
-        return dict(start="corpus" if trained else "scratch" if flags.joint is None else "joint")
-    if flags.joint is not None:
-        raise UserError(f"--joint {flags.joint:g} is training from scratch; it has no meaning with --init")
-    if not (flags.init / "config.json").exists():
-        raise UserError(f"--init {flags.init} is not the directory of a pretraining run: it has no config.json")
-    saved = read_json(flags.init / "config.json")
-    needed = {"task", "model", "objective", "arch", "train_fraction", "changed"}
-    if saved.get("start") != "pretrain" or not needed <= saved.keys() or not isinstance(saved["changed"], dict):
-        raise UserError(f"{flags.init} is not a pretraining run, or one of an older version; --init wants a new one")
-    for name in ("task", "model", "objective"):
-        if getattr(flags, name) not in (None, saved[name]):
-            raise UserError(f"--{name} {getattr(flags, name)}, but {flags.init} was pretrained with --{name} "
-                            f"{saved[name]}; leave that flag out, or choose another --init")
-    if (flags.init / "best.pt").exists():
-        kept = read_checkpoint(flags.init / "best.pt")["config"]
-        if edited := [name for name in sorted(needed - {"changed"}) if kept.get(name) != saved[name]]:
-            raise UserError(f"{flags.init}/config.json is not that of its best.pt: {edited[0]} = {saved[edited[0]]}, "
-                            f"not {kept.get(edited[0])}; restore it, or choose another --init")
-    if flags.arch is not None:
-        raise UserError(f"--arch has no meaning with --init: sizes are those of {flags.init}")
-    fixed = {name: saved[name] for name in ("task", "model", "objective", "arch")}
-    return fixed | dict(start="spt", init=Path(os.path.relpath(flags.init)), pretraining=saved,
-                        train_fraction=flags.train_fraction or saved["train_fraction"])
-
-
 def parse_args(argv=None):
-    return arguments("finetune", argv, OBJECTIVES, inherit)
+    return arguments("finetune", argv, OBJECTIVES)
 
 
 def make_model(args, task, run):
-    """The model: from a pretraining run, from trained weights or from scratch. `run.start` restores a resumed one."""
+    """Return the model: from a pretraining run, from trained weights or from scratch. `run.start` restores a stopped
+    one."""
     if args.init is not None and args.pretraining["data"] != task.data:
         raise UserError(f"{args.init} was pretrained on {args.pretraining['data']}, and {args.task} in {args.data_dir} "
                         f"holds {task.data}; its test split may hold what was pretrained on")
@@ -156,78 +119,96 @@ def make_model(args, task, run):
     return model
 
 
-class Labelled(NamedTuple):
-    """Examples of a batch that pass through the model together: a Batch and, with --joint, what the objective makes of
-    it. One that hides nothing has no corrupted inputs."""
-    symbols: "torch.Tensor | None"
-    samples: "torch.Tensor | None"
-    lengths: "torch.Tensor | None"
-    y: torch.Tensor
-    corrupted: "torch.Tensor | None" = None
-    hidden: "torch.Tensor | None" = None          # positions to predict: (b, l), then (m,) in b l
-    targets: "torch.Tensor | None" = None
-
-
 def main(argv=None):
     args = parse_args(argv)
-    run, objective = Run(args), OBJECTIVES[args.objective]
+    run = Run(args)                               # device, processes
     task, train, val, test = open_task(args.task, args.data_dir, args.train_fraction, args.label_fraction, labels=True)
     score_name = "accuracy" if task.classes else "r2"
     run.open(task, train)                         # sets the number of steps; checks the run directory
     torch.manual_seed(args.seed)
     model = make_model(args, task, run).to(run.device)
     optimizer = make_optimizer(model, args.lr, args.wd)
-    forward, inputs = run.start(model, optimizer), model.backbone.inputs
+    forward = run.start(model, optimizer)         # restores a stopped run; returns the model to call (compiled, DDP)
+    inputs = model.backbone.inputs                # symbols or samples of a batch, whichever the backbone reads
 
     def prepare(step):
-        """The parts of a step's batch, on the CPU, while the step before runs."""
+        """Make a step's batch on the CPU, while the step before runs. Return it in parts."""
         rows, mine = run.rows(step)               # examples of the whole batch; which of them are this process's
-        batch = train.batch(rows[mine])
-        whole = Labelled(*batch)
-        if args.joint is None:
-            return run.parts(whole, rows, mine, task.documents)
-        corrupted, targets, hidden = objective.pretext(args, task, batch, rows, mine, args.seed, step)
-        whole = whole._replace(corrupted=corrupted if objective.hides else None, hidden=hidden, targets=targets)
-        return [part._replace(hidden=run.numbers(part.hidden))
-                for part in run.parts(whole, rows, mine, task.documents)]
+        return run.parts(train.batch(rows[mine]), rows, mine, task.documents)     # sequences of similar length together
 
-    @run.measured                                 # notes loss and gradient norm; with --compile a CUDA graph
     def learn(parts):
-        """A step of the optimiser: the gradient of the loss of a whole batch, part by part."""
-        if args.joint is not None:                # as in pretrain.py: hidden positions, on all processes
-            n = run.total(sum((part.hidden >= 0).sum() for part in parts)).clamp(min=1)
+        """Take one optimiser step: the gradient of the whole batch's mean loss, summed part by part."""
         optimizer.zero_grad(set_to_none=True)
-        for part in run.exchange(parts):
-            if args.joint is None:
-                with run.autocast():
-                    outputs = forward(inputs(part), part.lengths)                             # (b, classes or 1)
-                run.backward(supervised_loss(task, outputs.float(), part.y) / args.batch)
-                continue
-            with run.autocast():
-                outputs, prediction = forward(inputs(part), part.lengths, part.corrupted, part.hidden)
-            loss, _ = spt_loss(prediction, part.targets, part.hidden, args.loss)              # of the same examples
-            run.backward(supervised_loss(task, outputs.float(), part.y) / args.batch + args.joint * loss / n)
+        for part in run.exchange(parts):          # each part; in the last, processes add up their gradients
+            with run.autocast():                  # bfloat16 on a GPU
+                outputs = forward(inputs(part), part.lengths)                                 # (b, classes or 1)
+            run.backward(supervised_loss(task, outputs.float(), part.y) / args.batch)
         optimizer.step()
 
+    plain = prepare, learn                        # --joint adds pretraining's loss: see the end of this file
+    make_batch, update = plain if args.joint is None else joint_training(
+        args, task, train, run, model, forward, optimizer)
+    update = run.measured(update)                 # records loss and gradient norm; with --compile a CUDA graph
+
     # ---- training: evaluate, save, stop?, step, log -----------------------------------------------------------
-    for step in range(run.step, run.steps + 1):   # run.step: 0, or where a stopped run goes on
-        if run.evaluates(step):
+    for step in range(run.step, run.steps + 1):   # run.step: 0, or where a stopped run continues
+        if run.evaluates(step):                   # every --eval-every steps and at the end
             loss, score, _ = evaluate(model, task, val, run)
-            run.evaluated(step, score, **{"val_loss": loss, f"val_{score_name}": score})      # best.pt, last.pt
+            run.evaluated(step, score, **{"val_loss": loss, f"val_{score_name}": score})      # logs; best.pt, last.pt
         if step == run.steps:
             break
 
-        for group in optimizer.param_groups:      # scales each group's own rate: SSM parameters keep theirs
+        for group in optimizer.param_groups:      # the schedule scales each group's own rate
             group["lr"] = group["initial_lr"] * learning_rate(step, run.steps, args)
-        learn(run.begin(step, prepare))           # the prepared parts, on the device; dropout is seeded
-        run.stepped(step)                         # log line, checkpoint; ends here if a signal asked for it
+        update(run.begin(step, make_batch))       # seeds dropout; returns the prepared parts, on the device
+        run.stepped(step)                         # log line, checkpoint; ends the run if a signal asked for it
 
     # ---- the test split, once, with the checkpoint that validation chose ---------------------------------------
-    run.load_best()
+    run.load_best()                               # best.pt into the model
     test_loss, test_score, counts = evaluate(model, task, test, run)
     run.finish(**{f"val_{score_name}": run.state["best"], f"test_{score_name}": test_score}, test_loss=test_loss,
                start=args.start, init=str(args.init) if args.init else None, test_examples=len(test),
                counts=counts if task.classes else None)
+
+
+# ---- Joint training --------------------------------------------------------------------------------------------------
+
+class Labelled(NamedTuple):
+    """A part of a batch with labels and, besides, what the objective makes of it (see `Denoising` in pretrain.py)."""
+    symbols: "torch.Tensor | None"
+    samples: "torch.Tensor | None"
+    lengths: "torch.Tensor | None"
+    y: torch.Tensor
+    corrupted: "torch.Tensor | None"              # inputs with hidden positions; None with the causal objective
+    hidden: torch.Tensor
+    targets: torch.Tensor
+
+
+def joint_training(args, task, train, run, model, forward, optimizer):
+    """Return prepare and learn of joint training: the loss on labels plus --joint times pretraining's loss on the same
+    examples. Without a first stage, it shows what the second loss by itself is worth."""
+    objective, inputs = OBJECTIVES[args.objective], model.backbone.inputs
+
+    def prepare(step):
+        rows, mine = run.rows(step)
+        batch = train.batch(rows[mine])
+        corrupted, targets, hidden = objective.pretext(
+            args, batch, drawing(task, batch, rows, mine, args.seed, step))
+        whole = Labelled(*batch, corrupted if objective.hides else None, hidden, targets)
+        return [part._replace(hidden=run.numbers(part.hidden))
+                for part in run.parts(whole, rows, mine, task.documents)]
+
+    def learn(parts):
+        n = run.total(sum((part.hidden >= 0).sum() for part in parts)).clamp(min=1)   # as in pretrain.py
+        optimizer.zero_grad(set_to_none=True)
+        for part in run.exchange(parts):
+            with run.autocast():
+                outputs, prediction = forward(inputs(part), part.lengths, part.corrupted, part.hidden)
+            loss, _ = spt_loss(prediction, part.targets, part.hidden, args.loss)
+            run.backward(supervised_loss(task, outputs.float(), part.y) / args.batch + args.joint * loss / n)
+        optimizer.step()
+
+    return prepare, learn
 
 
 if __name__ == "__main__":

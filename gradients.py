@@ -1,9 +1,10 @@
-"""Backward passes, written out where autograd's would cost several times the time or memory. Skip this file at a first
-reading: each forward pass here is what its caller in kernels.py or models.py says, and each backward pass what autograd
-would make of that (tests/test_kernels.py compares them).
+"""Hand-written backward passes, where autograd's would cost several times the time or memory. Skip this file at a first
+reading. Each forward pass computes what its caller in kernels.py or models.py says, and each backward pass what
+autograd would (tests/test_kernels.py compares them).
 """
 import torch
 import torch.distributed as dist
+import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -92,10 +93,25 @@ class WoodburyKernel(torch.autograd.Function):
         return both, torch.cat((-PB, PP), 1)
 
 
+def masked_batch_norm(norm, x, real):
+    """nn.BatchNorm1d `norm` in training on x (b, d, l), with the statistics of real positions, (b, l) 1 or 0 or None
+    for all, of all processes -> (b, d, l)."""
+    many = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    if real is None and not many:
+        return nn.BatchNorm1d.forward(norm, x)
+    real = torch.ones(len(x), x.shape[2], device=x.device) if real is None else real
+    with torch.autocast(x.device.type, enabled=False):
+        y, mean, variance, count = MaskedNorm.apply(x.float(), real[..., None], norm.weight, norm.bias, norm.eps, many)
+    with torch.no_grad():
+        norm.running_mean.lerp_(mean[:, 0], norm.momentum)
+        norm.running_var.lerp_((variance * count / (count - 1).clamp(min=1))[:, 0], norm.momentum)
+        norm.num_batches_tracked += 1
+    return y.to(x.dtype)
+
+
 class MaskedNorm(torch.autograd.Function):
-    """x (b, d, l), real (b, l, 1) 1 or 0, gain and bias (d,) -> (x - mean) / sqrt(variance + eps) * gain + bias, with
-    the mean and variance (d, 1) of the real positions of all processes; also these and their number (1, 1). In few
-    passes over x."""
+    """x (b, d, l), real (b, l, 1) 1 or 0, gain and bias (d,) -> (x - mean) / sqrt(variance + eps) * gain + bias, mean,
+    variance (d, 1) and number (1, 1) of the real positions of all processes. Makes few passes over x."""
 
     @staticmethod
     def forward(context, x, real, gain, bias, eps, many):
@@ -114,7 +130,7 @@ class MaskedNorm(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(context, grad, *_):
-        """y = gain z + bias, z = rate x. Every position's z depends on all real x, through mean and variance."""
+        """y = gain z + bias, z = rate x. Each position's z depends on all real x, through mean and variance."""
         x, share, gain, rate = context.saved_tensors
         of_bias = grad.sum((0, 2))[:, None]                                                   # (d, 1)
         of_gain = (grad * x).sum((0, 2))[:, None] * rate                                      # (d, 1)
@@ -124,7 +140,7 @@ class MaskedNorm(torch.autograd.Function):
 
 
 def total(value, many):
-    """Sum over processes, if there are many."""
+    """Return the sum over processes."""
     if many:
         dist.all_reduce(value)
     return value

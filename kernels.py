@@ -1,40 +1,36 @@
 """The mathematics: convolution kernels of state space models, the FFT convolution, attention.
 
-"Kernel" here means the convolution kernel K of a linear recurrence, not a GPU kernel. Everything is a pure function
-of tensors; there is no nn.Module in this file.
+"Kernel" means the convolution kernel K of a linear recurrence, not a GPU kernel. Everything is a pure function of
+tensors; there is no nn.Module in this file. `python kernels.py` walks through parts 1 to 3 with numbers and a picture.
 
-Each fast form stands beside its textbook form, called `_naive`. gradients.py has backward passes that are written out:
-they compute what autograd would, with half the transforms and a fraction of the memory.
+Each fast form stands beside its textbook form, called `_naive`. The file ends with what a first reading may skip.
+Hand-written backward passes are in gradients.py: they compute what autograd would, in less time and memory.
 
 The story, in the order of the file
     1  A linear recurrence  x[k] = Abar x[k-1] + Bbar u[k],  y[k] = C x[k]         (paper, eq. 1)
        is a convolution     y = K * u,  K[k] = C Abar^k Bbar                       (paper, eq. 2.4 and 4)
        so a whole sequence costs one FFT instead of l sequential steps: `fft_conv`.
     2  If Abar is diagonal, K is a sum of n geometric sequences, a Vandermonde product: `diagonal_kernel` (DLR, eq. 3).
-       Taken in two levels it is a matrix product with n sqrt(l) exponentials in place of n l: `geometric_sums`.
+       Writing k = i m + j makes it a matrix product that needs n sqrt(l) exponentials, not n l: `geometric_sums`.
     3  S4 has A = diag + rank 1 (HiPPO), discretised by the bilinear rule (eq. 2.1 to 2.3): `hippo_legs`, `discretize`.
-       Its kernel follows in five steps, which stand at the head of part 3. Steps 1 to 3 give four Cauchy sums,
-       `s4_kernel_naive`; step 4 computes each of them as in part 2, and step 5 keeps float32 exact enough: `s4_kernel`.
-       To generate, the recurrence itself takes O(n) a step: `s4_step`.
+       Its kernel follows in the five steps at the head of part 3. Steps 1 to 3 lead to four Cauchy sums,
+       `s4_kernel_naive`. Step 4 computes each sum as in part 2; step 5 makes float32 sufficient: `s4_kernel`.
     4  Attention, whole or in blocks, and rotary positions.
 
 Glossary (sizes lower-case, matrices upper-case as in the paper)
     b batch   l length   d channels   h heads   e width of a head   c kernels per channel (2 when bidirectional)
-    N state size   n stored states: of DLR all, of S4 N/2, since its A is real up to a change of basis, so that its
-      complex eigenvalues come in conjugate pairs and one of each pair is enough
+    N state size   n stored states: DLR stores all N; S4 stores one of each conjugate pair of eigenvalues, N/2
     A   (d, n) diagonal part of S4's continuous state matrix
     Lambda  (n,) DLR: logarithms of the poles, Abar = diag(e^Lambda)      W  (c, d, n) its output map
     P   (d, n) low-rank part: A_full = diag(A) - P P*      B  (d, n) input map      C  (c, d, n) output map
     dt  (d,)   step size Delta of the discretisation       K  (c, d, l) convolution kernel
-Every file uses `true_lengths` and `inside` (which positions are real, and which are padding) and `ceil_div`.
 
 References: Amos et al. 2024, "Never Train from Scratch" (the paper); [1] Gu et al. 2022, "Efficiently Modeling Long
 Sequences with Structured State Spaces" (S4); [2] Gupta et al. 2022, "Simplifying and Understanding State Space
 Models with Diagonal Linear RNNs" (DLR); [3] Su et al. 2021, "RoFormer".
 
-Precision. Whatever autocast says, kernels and convolutions run in float32, because poles near the unit circle raised
-to the power l do not survive bfloat16. Exponents are formed in float64: a phase of 10^4 radians has lost three of
-float32's seven digits before the exponential is taken.
+Precision: kernels and convolutions run in float32, also under autocast, because bfloat16 cannot raise a pole near the
+unit circle to the power l. Exponents are formed in float64: float32 loses digits of a phase of 10^4 radians.
 """
 import functools
 import math
@@ -49,9 +45,9 @@ from gradients import CircularConvolution, GeometricSums, WoodburyKernel
 # ---- 1  Recurrence and convolution -----------------------------------------------------------------------------------
 
 def ssm_scan(Abar, Bbar, C, u):
-    """The recurrence itself, one step at a time (paper, eq. 1): what every kernel below must reproduce.
+    """Run the recurrence one step at a time (paper, eq. 1): what every kernel below must reproduce.
 
-    Abar (d, n, n), Bbar (d, n), C (d, n), u (b, d, l) -> y (b, d, l), real part of C x[k].
+    Abar (d, n, n), Bbar (d, n), C (d, n), u (b, d, l) -> y (b, d, l), the real part of C x[k].
     """
     x = torch.zeros(u.shape[0], *Bbar.shape, dtype=Bbar.dtype, device=u.device)          # (b, d, n)
     y = []
@@ -61,28 +57,14 @@ def ssm_scan(Abar, Bbar, C, u):
     return torch.stack(y, dim=-1)                                                        # (b, d, l)
 
 
-def ceil_div(a, b):
-    """a / b rounded up, for integers."""
-    return -(-a // b)
-
-
-def fft_length(l):
-    """Smallest length >= l that is a small number times a power of two: FFTs of large prime lengths are slow."""
-    step = 1
-    while l >= 16 * step:              # not bit_length, which would make the compiler start anew at every length
-        step *= 2
-    return ceil_div(l, step) * step
-
-
 @torch.amp.autocast("cpu", enabled=False)
 @torch.amp.autocast("cuda", enabled=False)
 def fft_conv(u, K, K_back=None, D=None):
-    """Causal convolution y[t] = sum_j K[j] u[t-j], plus sum_j K_back[j] u[t+1+j] and D u[t] where these are given.
+    """Convolve causally: y[t] = sum_j K[j] u[t-j], plus sum_j K_back[j] u[t+1+j] and D u[t] where these are given.
 
-    u (b, d, l), K and K_back (d, l), or K (1 or 2, d, l), D (d,) -> (b, d, l) in u's dtype. The backward kernel
-    starts at lag 1, so that position t itself is counted once. Zero padding to twice the length makes the circular
-    convolution of the FFT a linear one: it is irfft(rfft(u) rfft(circle)), with the kernels on a circle of n lags,
-    negative ones at its end, where lag -1-j has index n-1-j.
+    u (b, d, l), K and K_back (d, l), or K (1 or 2, d, l), D (d,) -> (b, d, l) in u's dtype. K_back starts at lag 1, so
+    that position t is counted once. An FFT multiplies spectra, irfft(rfft(u) rfft(circle)), and thereby convolves on a
+    circle of n points. With n >= 2 l and zeros in between nothing wraps around. Lag -1-j of K_back sits at n-1-j.
     """
     if K.ndim == 2:
         K = K[None] if K_back is None else torch.stack((K, K_back))
@@ -96,9 +78,9 @@ def fft_conv(u, K, K_back=None, D=None):
 # ---- 2  Diagonal recurrences: sums of geometric sequences ------------------------------------------------------------
 
 def diagonal_kernel_naive(W, Lambda, l):
-    """The diagonal kernel as it is written (paper, eq. 3): same arguments and result as `diagonal_kernel`.
+    """Compute `diagonal_kernel` as its formula is written (paper, eq. 3).
 
-    Builds (c, d, n, l) tensors. Precision follows the inputs: give complex128 for an oracle.
+    Builds (c, d, n, l) tensors. Precision follows the inputs: complex128 gives an oracle.
     """
     k = torch.arange(l, device=W.device, dtype=W.real.dtype)
     return (W[..., None] * torch.exp(Lambda[..., None] * k)).sum(-2).real                # (c, d, l)
@@ -107,41 +89,43 @@ def diagonal_kernel_naive(W, Lambda, l):
 @torch.amp.autocast("cpu", enabled=False)
 @torch.amp.autocast("cuda", enabled=False)
 def diagonal_kernel(W, Lambda, l):
-    """Kernel of the diagonal linear RNN (paper, eq. 3; [2]): K[c, d, k] = Re sum_n W[c, d, n] exp(Lambda[n] k).
+    """Return the kernel of DLR, K[c, d, k] = Re sum_n W[c, d, n] exp(Lambda[n] k) (paper, eq. 3; [2]).
 
     W complex (c, d, n), Lambda complex (n,) shared by all channels, (d, n), or (g, n) for g groups of d/g channels
-    -> float32 (c, d, l). There is no step size, no B, no factor 2 and no conjugate pairing. The caller must ensure
-    Re Lambda <= 0; growing sums are right as long as e^(Re Lambda l) fits into float32.
+    -> float32 (c, d, l). There is no step size, no B, no factor 2 and no conjugate pairing. The caller ensures
+    Re Lambda <= 0. Growing sums stay right while e^(Re Lambda l) fits into float32.
     """
     c, d, n = W.shape
     Lambda = Lambda.view(-1, n)                                                          # (g, n)
     W = W.unflatten(1, (len(Lambda), -1)).transpose(0, 1)                                # (g, c, d/g, n)
-    # A group is one (c d/g l/m x 2n)(2n x m) product. Neither a (d, n, l) nor an (n, l) tensor exists.
+    # One (c d/g l/m x 2n)(2n x m) product per group. Neither a (d, n, l) nor an (n, l) tensor exists.
     K = geometric_sums(W.flatten(1, 2), Lambda, l)                                       # (g, c d/g, l)
     return K.unflatten(1, (c, -1)).transpose(0, 1).flatten(1, 2)                         # (c, d, l)
 
 
 def geometric_sums(V, log_p, l, dtype=torch.float32):
-    """Re sum_n V[d, r, n] exp(log_p[d, n] k) for k = 0 .. l-1: V (d, r, n), log_p (d, n) -> (d, r, l).
+    """Return Re sum_n V[d, r, n] exp(log_p[d, n] k) for k = 0 .. l-1: V (d, r, n), log_p (d, n) -> (d, r, l).
 
-    The two-level split: k = i m + j with m ~ sqrt(l), so p^k = p^(i m) p^j. The sum over n becomes a product of an
-    (l/m x n) and an (n x m) matrix for each set of poles, whose r rows share the right one. n (m + l/m) powers are
-    needed instead of n l, and the (d, n, l) tensor of the textbook never exists.
+    The two-level split: k = i m + j with m ~ sqrt(l), so p^k = p^(i m) p^j. The sum over n becomes the product of an
+    (l/m x n) and an (n x m) matrix. All r rows of one set of poles share the second. The split needs n (m + l/m)
+    powers instead of n l, and the textbook's (d, n, l) tensor never exists.
     """
     number = torch.complex64 if dtype == torch.float32 else torch.complex128
     V, log_p, r = V.to(torch.complex128), log_p.to(torch.complex128), V.shape[1]
     # m is a power of two, so a power-of-two l needs no padding; both factors are about equally large.
     m = min(l, 2 ** round(math.log2(2 * l * r) / 2))
-    with torch.no_grad():                      # the gradient of log_p is written out, too
+    with torch.no_grad():                      # `GeometricSums` also returns the gradient of log_p
         outer = powers(m * log_p, ceil_div(l, m), number)                                # (d, l/m, n)  p^(i m)
         inner = powers(log_p.conj(), m, number)                                          # (d, m, n)  p^j, conjugated
     return GeometricSums.apply(V, log_p, outer, inner, l)
 
 
 def powers(log_p, count, number):
-    """p^k for k < count: log p (d, n) -> (d, count, n) of complex type `number`. The two-level split again: about
-    2 sqrt(count) powers are exponentials, the others products of two of them. Exponentials are taken in float64, by
-    real functions: complex ones run at a third of their speed."""
+    """Return p^k for k < count: log p (d, n) -> (d, count, n) of complex type `number`.
+
+    The two-level split again: about 2 sqrt(count) powers are exponentials, the others products of two of them. Real
+    functions compute the exponentials in float64; complex ones run at a third of their speed.
+    """
     index, fine = two_levels(count, log_p.device)                                        # (f + count / f,)
     size = torch.exp(log_p.real[:, None] * index[:, None])                               # (d, f + count / f, n)
     angle = log_p.imag[:, None] * index[:, None]
@@ -151,7 +135,7 @@ def powers(log_p, count, number):
 
 @functools.lru_cache(maxsize=16)
 def two_levels(count, device):
-    """Return [0 .. f-1, 0, f, 2f, ..] in float64, and f: every k < count is the sum of one entry of each half."""
+    """Return [0 .. f-1, 0, f, 2f, ..] in float64, and f. Every k < count is the sum of one entry of each half."""
     fine = 2 ** (count.bit_length() // 2)
     ranges = torch.arange(fine, device=device), torch.arange(0, count, fine, device=device)
     return torch.cat(ranges).double(), fine
@@ -187,14 +171,14 @@ def two_levels(count, device):
 
 
 def hippo_legs(N):
-    """HiPPO-LegS, the state matrix that remembers the past as Legendre coefficients: A (N, N), B (N,), float64.
+    """Return HiPPO-LegS, whose state remembers the past as Legendre coefficients: A (N, N), B (N,), float64.
 
         A[n, k] = -sqrt(2n+1) sqrt(2k+1) below the diagonal, -(n+1) on it, 0 above;      B[n] = sqrt(2n+1)
 
-    A state that follows x' = A x + B u holds the whole past of u. Its kernels are e^(s A) B = e^-s L(e^-s), where
+    A state with x' = A x + B u summarises the whole past of u. Its kernels are e^(s A) B = e^-s L(e^-s), where
     L_n(z) = sqrt(2n+1) P_n(2z-1) are the Legendre polynomials, orthonormal on [0, 1]. So x_n is the n-th Legendre
-    coefficient of the past on the clock z = e^-s, and u(t-s) ~ sum_n x_n(t) L_n(e^-s). The recent past is sharp, what
-    came before it more and more blurred (the picture: python kernels.py).
+    coefficient of the past on the clock z = e^-s, and u(t-s) ~ sum_n x_n(t) L_n(e^-s). The state remembers the recent
+    past sharply and earlier times ever more blurred (results/kernels.png shows it).
     """
     n = torch.arange(N, dtype=torch.float64)
     B = torch.sqrt(2 * n + 1)                                                            # (N,)
@@ -202,12 +186,11 @@ def hippo_legs(N):
 
 
 def hippo_nplr(N):
-    """`hippo_legs` in diagonal-plus-rank-1 form.
+    """Return `hippo_legs` in diagonal-plus-rank-1 form: A, P, B, each complex (N/2,). ValueError if N is odd.
 
-    Returns A, P, B, each complex (N/2,), conjugate representatives with negative imaginary part in ascending order,
-    such that diag(A) - P P* (over all N states) is that A in the basis of its eigenvectors V, and B = V* times that B.
-    Source: [1], appendix C.1. Computed in float64: A + P P^T is normal, -1/2 plus a skew-symmetric matrix, so `eigh` of
-    -i times that skew part gives an orthonormal V.
+    A + P P^T, with P_n = sqrt(n + 1/2), is -1/2 plus a skew-symmetric matrix. It therefore has orthonormal eigenvectors
+    V, which `eigh` finds. In their basis HiPPO's matrix is diag(A) - P P*, with V* P and V* B. Eigenvalues come in
+    conjugate pairs; this returns those with negative imaginary part, ascending. Source: [1], appendix C.1.
     """
     if N < 2 or N % 2:
         raise ValueError(f"the state size N must be even and at least 2, got {N}")
@@ -222,8 +205,7 @@ def hippo_nplr(N):
 
 
 def discretize(A, P, B, dt):
-    """Bilinear discretisation, written out with dense matrices (paper, eq. 2.1 to 2.3). O(d N^3): for reading,
-    initialisation and tests.
+    """Discretise by the bilinear rule with dense matrices (paper, eq. 2.1 to 2.3). O(d N^3): for reading and tests.
 
     A, P, B complex (d, n) or (1, n), one of each conjugate pair; dt (d,) -> Abar (d, N, N), Bbar (d, N), N = 2n.
     """
@@ -236,37 +218,18 @@ def discretize(A, P, B, dt):
     return Abar, Bbar
 
 
-def transition_power(A, P, dt, l):
-    """Abar^l (d, N, N) as a real matrix on [Re x, Im x], for A, P complex (d, n) or (1, n) and dt (d,), in float64.
-
-    The state keeps its conjugate pairs, [x, conj x], so A_full is x -> F x + G conj x: a quarter of the arithmetic of
-    the complex (N, N) matrix, which matters for large N.
-    """
-    A, P = A.to(torch.complex128), P.to(torch.complex128)
-    F = torch.diag_embed(A) - P[..., :, None] * P.conj()[..., None, :]                   # (d, n, n)
-    G = -P[..., :, None] * P[..., None, :]
-    A_real = torch.cat((torch.cat((F.real + G.real, G.imag - F.imag), -1),
-                        torch.cat((F.imag + G.imag, F.real - G.real), -1)), -2)          # (d, N, N)
-    half_step, eye = dt.double()[:, None, None] / 2 * A_real, torch.eye(A_real.shape[-1]).to(A_real)
-    return torch.linalg.matrix_power(torch.linalg.solve(eye - half_step, eye + half_step), l)
-
-
 def truncation_correction(A, P, C, dt, l):
-    """C~ = C (I - Abar^l), the form of C that S4 trains ([1], lemma C.3): C complex (c, d, n) -> (c, d, n), complex128.
-
-    It turns the truncated sum over k < l into a closed form.
-    """
+    """Return C~ = C (I - Abar^l), which S4 trains (step 1; [1], lemma C.3): complex (c, d, n) -> complex128."""
     C_real = torch.cat((C.real, -C.imag), -1).double()                                   # (c, d, N) Re C x as a row
     C_real = C_real - torch.einsum("cdm,dmn->cdn", C_real, transition_power(A, P, dt, l))
     return torch.complex(*C_real.chunk(2, -1)).conj().resolve_conj()                     # (c, d, n)
 
 
 def s4_kernel_naive(A, P, B, C, dt, l):
-    """The S4 kernel as the textbook writes it ([1], algorithm 1): steps 1 to 3 above, with the arguments and the result
-    of `s4_kernel`.
+    """Compute `s4_kernel` as the textbook does ([1], algorithm 1): steps 1 to 3 above.
 
-    Step 2 has no division by 1 + w, which vanishes at w = -1. Builds (c, d, n, l) tensors: O(d n l) memory. Precision
-    follows the inputs: give complex128 for an oracle.
+    Step 2 never divides by 1 + w, which vanishes at w = -1. Builds (c, d, n, l) tensors: O(d n l) memory. Precision
+    follows the inputs: complex128 gives an oracle.
     """
     A, P, B, C = (torch.cat((v, v.conj()), -1) for v in (A, P, B, C))                    # all N states
     angle = torch.arange(l // 2 + 1, device=dt.device, dtype=torch.float64) * (-2 * math.pi / l)
@@ -286,19 +249,17 @@ def s4_kernel_naive(A, P, B, C, dt, l):
 @torch.amp.autocast("cpu", enabled=False)
 @torch.amp.autocast("cuda", enabled=False)
 def s4_kernel(A, P, B, C, dt, l, precise=None):
-    """Convolution kernel of S4: A_full = diag(A) - P P*, bilinear discretisation (paper, eq. 2; [1]).
+    """Return the convolution kernel of S4: A_full = diag(A) - P P*, bilinear discretisation (paper, eq. 2; [1]).
 
-    A, P, B complex (d, n) or (1, n), one of each conjugate pair; C complex (c, d, n), the truncation-corrected
-    C~ = C (I - Abar^l); dt (d,) -> real float32 (c, d, l).  With x~ = [x, conj x] over all N = 2n states,
-    K[k] = C_raw~ Abar^k Bbar.  C is not conjugated and there is no extra factor.
+    A, P, B complex (d, n) or (1, n), one of each conjugate pair; C complex (c, d, n), the C~ of step 1; dt (d,)
+    -> real float32 (c, d, l). Over all N = 2n states, [x, conj x], K[k] = C Abar^k Bbar: C is not conjugated, and there
+    is no extra factor. Steps 1 to 5 above take O(d n sqrt(l)) powers and O(c d l) memory.
 
-    Steps 1 to 5 above: O(d n sqrt(l)) powers and O(c d l) memory.
-
-    Accuracy, relative to the largest |K|, against a float64 recurrence: below 1e-4 (typically 1e-6) for dt in
-    [1e-4, 10], any l, Re A <= -1e-4. Gradients alike, except that of dt, which is good to 1e-3 at l in the thousands.
-    A state that forgets next to nothing in l steps may have its pole on a root of unity, where sums in float32 are off
-    by about 1e-6 / |1 - p^l|: `precise` takes them in float64, at twice the time. With None the function checks whether
-    float64 is needed, which makes a GPU wait; `S4` in models.py keeps its states from it instead.
+    Error relative to the largest |K|, against a float64 recurrence: below 1e-4 (typically 1e-6) for dt in [1e-4, 10],
+    any l, Re A <= -1e-4. Gradients are as good, except that of dt: 1e-3 at l in the thousands. If a state barely decays
+    over l steps, its pole may sit on a root of unity, and float32 sums lose about 1e-6 / |1 - p^l|. precise: sum in
+    float64, at twice the time; None checks whether that is needed, which makes a GPU wait. `S4` in models.py avoids the
+    question by a minimum decay.
     """
     A, P, B, C = (v.to(torch.complex128) for v in (A, P, B, C))
     dt = dt.double()[:, None]                                                            # (d, 1)
@@ -311,10 +272,10 @@ def s4_kernel(A, P, B, C, dt, l, precise=None):
 
     with torch.no_grad():                                                                # any beta gives the same sum
         beta = (P.conj() * B).real.sum(-1, keepdim=True) / P.abs().square().sum(-1, keepdim=True)
-    # Numerators v of the sums CB', CP for each C, then g PB', g PP, are products of one of these rows and columns.
+    # The sums' numerators are products of a row and a column: CB' and CP for each C, then g PB' and g PP.
     rows = torch.cat((C.transpose(0, 1), (P.conj() / (1 + x))[:, None]), 1)              # (d, c+1, n)
     columns = dt[..., None] * torch.stack((B - beta * P, P), 1)                          # (d, 2, n)
-    # The constant part of g / D, summed: what step 5 takes off g PB' and g PP.
+    # The constant part of g / D, summed: step 5 subtracts it from g PB' and g PP.
     constant = (rows[:, -1:] * columns).real.sum(-1)                                     # (d, 2)
     above, below = beta + constant[:, :1], 1 - constant[:, 1:]
     # The factor 2 with Re: the conjugate halves add their conjugates.
@@ -328,45 +289,20 @@ def s4_kernel(A, P, B, C, dt, l, precise=None):
 NEAR_ROOT_OF_UNITY = 0.02
 
 
-def s4_recover_C(A, P, C, dt, l):
-    """C from the trained C~ = C (I - Abar^l), which a step needs: complex (c, d, n) -> (c, d, n), complex128."""
-    power = transition_power(A, P, dt, l)                                                # (d, N, N)
-    C_real = torch.cat((C.real, -C.imag), -1).double()                                   # (c, d, N) Re C x as a row
-    rest = (torch.eye(power.shape[-1]).to(power) - power).transpose(-1, -2)
-    C_real = torch.linalg.solve(rest, C_real.permute(1, 2, 0)).permute(2, 0, 1)          # (c, d, N)
-    return torch.complex(*C_real.chunk(2, -1)).conj().resolve_conj()                     # (c, d, n)
-
-
-def s4_step(A, P, B, C, dt, x, u):
-    """One step of S4's recurrence in O(n) a channel: state x complex (b, d, n), input u (b, d) -> y (b, d), x.
-
-    A, P, B complex (d, n) or (1, n), C complex (d, n) as `s4_recover_C` gives it, dt (d,). The bilinear rule,
-    (2/dt - A_full) x' = (2/dt + A_full) x + 2 B u, with the inverse of diagonal plus rank 1 by Woodbury. The state is
-    half of [x, conj x]; the other half enters through real parts. Abar is never diagonalised: at HiPPO's start its
-    eigenvectors have condition 4e7.
-    """
-    rate = 2 / dt[:, None]                                                               # (d, 1)
-    F_, Pc = 1 / (rate - A), P.conj()                                                    # (d, n)
-    rho = 1 / (1 + 2 * (P.abs().square() * F_).real.sum(-1, keepdim=True))               # (d, 1)
-    w = (rate + A) * x - P * (2 * (Pc * x).real.sum(-1, keepdim=True)) + 2 * B * u[..., None]
-    x = F_ * (w - P * (rho * 2 * (Pc * F_ * w).real.sum(-1, keepdim=True)))              # (b, d, n)
-    return (2 * (C * x).real.sum(-1)).float(), x.to(torch.complex64)
-
-
 # ---- 4  Attention and rotary positions -------------------------------------------------------------------------------
 
 def rotary(x, start=0, dim=-2):
-    """Rotary position embedding ([3]): rotates the pair (x[2m], x[2m+1]) at position t by t * 10000^(-2m/e).
+    """Rotate the pair (x[2m], x[2m+1]) at position t by t * 10000^(-2m/e): rotary position embedding ([3]).
 
-    x (..., l, e) -> same shape and dtype. All of e is rotated (paper, section 3.2). After it, q_i . k_j depends on the
-    positions only through i - j. A pair is a complex number, and its rotation one complex product. start: the position
-    of the first element; dim: the dimension of positions, if it is another.
+    x (..., l, e) -> same shape and dtype. All e dimensions are rotated (paper, section 3.2). Afterwards q_i . k_j
+    depends on the positions only through i - j. A pair is a complex number, and its rotation one complex product.
+    start: position of the first element. dim: the dimension that holds positions.
     """
     l, e = x.shape[dim], x.shape[-1]
     turns = rotary_turns(l if start == 0 else fft_length(start + l), e, x.device)[start:start + l]
     turns = turns.unflatten(0, (l,) + (1,) * (x.ndim - 2 - dim % x.ndim))                # (l, 1, ..., e/2, 2)
     pairs = x.float().unflatten(-1, (-1, 2))                                             # (..., l, e/2, 2)
-    if torch.compiler.is_compiling():                       # which leaves complex numbers to uncompiled code
+    if torch.compiler.is_compiling():                       # the compiler does not take complex numbers
         (one, two), (cos, sin) = pairs.unbind(-1), turns.unbind(-1)
         turned = torch.stack((one * cos - two * sin, one * sin + two * cos), -1)
     else:
@@ -374,68 +310,37 @@ def rotary(x, start=0, dim=-2):
     return turned.flatten(-2).to(x.dtype)
 
 
-@functools.lru_cache(maxsize=8)
-def rotary_turns(l, e, device):
-    """exp(i t 10000^(-2m/e)) for position t and pair m, (l, e/2, 2): cosine and sine. Angles are float64: at l = 65536
-    a float32 angle is off by thousandths of a radian."""
-    frequency = 10000.0 ** (-torch.arange(0, e, 2, device=device, dtype=torch.float64) / e)
-    angle = torch.arange(l, device=device, dtype=torch.float64)[:, None] * frequency
-    return torch.stack((angle.cos(), angle.sin()), -1).float()
-
-
-def true_lengths(lengths, b, l, device):
-    """True lengths (b,); where they are None, all of l."""
-    return torch.full((b,), l, device=device) if lengths is None else lengths
-
-
-@functools.lru_cache(maxsize=4)                                          # all layers and norms ask for the same
-def inside(lengths, l, dtype=torch.bool):
-    """True lengths (...,) -> (..., l), True or 1 at real positions. The lengths must not be changed in place."""
-    return (torch.arange(l, device=lengths.device) < lengths[..., None]).to(dtype)
-
-
-@functools.lru_cache(maxsize=4)
-def padding_mask(lengths, l, dtype):
-    """(b, 1, 1, l), to be added to scores: 0 for real keys, -inf for padded ones."""
-    return torch.zeros_like(inside(lengths, l), dtype=dtype).masked_fill(~inside(lengths, l), -math.inf)[:, None, None]
-
-
 def _attend(q, k, v, causal, mask):
-    """softmax(q k^T / sqrt(e) + mask) v. Causal: the last query is aligned with the last key, for looking one block
-    back."""
+    """Return softmax(q k^T / sqrt(e) + mask) v. Causal: the last query is aligned with the last key, so that a block
+    can also see the block before it."""
     lq, lk = q.shape[-2], k.shape[-2]
     if causal and lq != lk:               # is_causal would align the first query with the first key instead
         if q.is_cuda and not torch.compiler.is_compiling():
             from torch.nn.attention.bias import causal_lower_right     # imports the compiler: seconds
-            mask = causal_lower_right(lq, lk)                          # tells the library; no mask of 67 MB
+            mask = causal_lower_right(lq, lk)                          # describes a mask that would take 67 MB
         else:
             mask = torch.ones(lq, lk, dtype=torch.bool, device=q.device).tril(lk - lq)   # (lq, lk)
         causal = False
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
 
 
-def faster(q, k, v, causal, block, lengths):
-    """`attention` by other means, or None where there are none: zoo/gpu_attention.py puts a function for GPUs here."""
-
-
 def attention(q, k, v, causal=False, block=None, lengths=None):
-    """Multi-head attention, (b, h, l, e) three times -> (b, h, l, e).
+    """Compute multi-head attention: queries, keys, values (b, h, l, e) -> (b, h, l, e).
 
-    block: the sequence is cut into blocks of that size, and each attends to itself and its neighbours, one on each
-    side (causal: itself and the previous one), as the paper does from 16K on (section 2). l need not be a multiple.
-    lengths (b,): keys at or past a sequence's true length are not attended. What comes out at queries past the true
-    length is finite and without meaning.
+    block: each block of that many positions attends to itself and one block on either side (causal: the previous one),
+    as in the paper from length 16K on (section 2). l need not be a multiple of it. lengths (b,): keys at or past a
+    sequence's true length are not attended. Outputs at queries past it are finite and meaningless.
     """
-    if (y := faster(q, k, v, causal, block, lengths)) is not None:
-        return y
     l, mask = k.shape[-2], None
     if lengths is not None and not causal:          # causal: padding is at the end, where no real query ever looks
         mask = padding_mask(lengths, l, q.dtype)                                         # (b, 1, 1, l)
     if block is None or block >= l:
         return _attend(q, k, v, causal, mask)
-    # One call per block. Blocks are few (4 of 4096 on PathX) and large, and a call without a mask may use flash
-    # kernels. Blocks with all their neighbours are unbound from overlapping views: the gradient of a slice would be as
-    # long as the sequence, once for each block.
+    if in_one_call(q, l, block):                    # many small blocks on a GPU
+        return near_attention(q, k, v, block, None, causal, lengths)
+    # One call per block: where blocks are few and large (4 of 4096 on PathX), a call without a mask may use flash
+    # kernels. Block i reads keys[:, :, (i-1) block : (i+2) block]. Interior blocks take them from overlapping `unfold`
+    # views, because autograd would give every slice a gradient of full length.
     reach, out = (2 if causal else 3) * block, []
     ks, vs = (x.unfold(2, min(reach, l), block).transpose(-1, -2).unbind(2) for x in (k, v))     # (b, h, reach, e) each
     for i, some in enumerate(q.split(block, 2)):
@@ -447,6 +352,131 @@ def attention(q, k, v, causal=False, block=None, lengths=None):
             some_mask = some_mask.masked_fill(some_mask.amax(-1, keepdim=True) < 0, 0.0)
         out.append(_attend(some, keys, values, causal, some_mask))
     return torch.cat(out, -2)
+
+
+# ---- Skip at a first reading -----------------------------------------------------------------------------------------
+
+# Sizes and lengths. Every file uses these three.
+
+def ceil_div(a, b):
+    """Return a / b rounded up, for integers."""
+    return -(-a // b)
+
+
+def fft_length(l):
+    """Return the smallest length >= l that is 1 to 16 times a power of two: FFTs of large prime lengths are slow."""
+    step = 1
+    while l >= 16 * step:              # bit_length would make the compiler start anew at every length
+        step *= 2
+    return ceil_div(l, step) * step
+
+
+def true_lengths(lengths, b, l, device):
+    """Return true lengths (b,): `lengths`, or l for every sequence if that is None."""
+    return torch.full((b,), l, device=device) if lengths is None else lengths
+
+
+@functools.lru_cache(maxsize=4)                                          # all layers and norms ask for the same
+def inside(lengths, l, dtype=torch.bool):
+    """Return which positions are real and not padding: lengths (...,) -> (..., l). Never change `lengths` in place."""
+    return (torch.arange(l, device=lengths.device) < lengths[..., None]).to(dtype)
+
+
+@functools.lru_cache(maxsize=4)
+def padding_mask(lengths, l, dtype):
+    """Return what is added to attention scores, (b, 1, 1, l): 0 for real keys, -inf for padded ones."""
+    return torch.zeros_like(inside(lengths, l), dtype=dtype).masked_fill(~inside(lengths, l), -math.inf)[:, None, None]
+
+
+# For S4: powers of its matrix, and its recurrence, which generates.
+
+def transition_power(A, P, dt, l):
+    """Return Abar^l (d, N, N) as a real matrix on [Re x, Im x]: A, P complex (d, n) or (1, n), dt (d,); float64.
+
+    On states [x, conj x], A_full acts as x -> F x + G conj x. A real matrix costs a quarter of the complex (N, N) one.
+    """
+    A, P = A.to(torch.complex128), P.to(torch.complex128)
+    F = torch.diag_embed(A) - P[..., :, None] * P.conj()[..., None, :]                   # (d, n, n)
+    G = -P[..., :, None] * P[..., None, :]
+    A_real = torch.cat((torch.cat((F.real + G.real, G.imag - F.imag), -1),
+                        torch.cat((F.imag + G.imag, F.real - G.real), -1)), -2)          # (d, N, N)
+    half_step, eye = dt.double()[:, None, None] / 2 * A_real, torch.eye(A_real.shape[-1]).to(A_real)
+    return torch.linalg.matrix_power(torch.linalg.solve(eye - half_step, eye + half_step), l)
+
+
+def s4_recover_C(A, P, C, dt, l):
+    """Return C, which a step needs, from the trained C~ = C (I - Abar^l): complex (c, d, n) -> complex128 (c, d, n)."""
+    power = transition_power(A, P, dt, l)                                                # (d, N, N)
+    C_real = torch.cat((C.real, -C.imag), -1).double()                                   # (c, d, N) Re C x as a row
+    rest = (torch.eye(power.shape[-1]).to(power) - power).transpose(-1, -2)
+    C_real = torch.linalg.solve(rest, C_real.permute(1, 2, 0)).permute(2, 0, 1)          # (c, d, N)
+    return torch.complex(*C_real.chunk(2, -1)).conj().resolve_conj()                     # (c, d, n)
+
+
+def s4_step(A, P, B, C, dt, x, u):
+    """Take one step of S4's recurrence, O(n) per channel: state x complex (b, d, n), input u (b, d) -> y (b, d), x.
+
+    A, P, B complex (d, n) or (1, n), C complex (d, n) from `s4_recover_C`, dt (d,). Solves the bilinear rule
+    (2/dt - A_full) x' = (2/dt + A_full) x + 2 B u by Woodbury's identity. x is half of the state [x, conj x]; the other
+    half enters through real parts. Abar is never diagonalised: its eigenvectors have condition 4e7 at HiPPO's start.
+    """
+    rate = 2 / dt[:, None]                                                               # (d, 1)
+    F_, Pc = 1 / (rate - A), P.conj()                                                    # (d, n)
+    rho = 1 / (1 + 2 * (P.abs().square() * F_).real.sum(-1, keepdim=True))               # (d, 1)
+    w = (rate + A) * x - P * (2 * (Pc * x).real.sum(-1, keepdim=True)) + 2 * B * u[..., None]
+    x = F_ * (w - P * (rho * 2 * (Pc * F_ * w).real.sum(-1, keepdim=True)))              # (b, d, n)
+    return (2 * (C * x).real.sum(-1)).float(), x.to(torch.complex64)
+
+
+# For attention: the table of rotary angles; all blocks in one call.
+
+@functools.lru_cache(maxsize=8)
+def rotary_turns(l, e, device):
+    """Return exp(i t 10000^(-2m/e)) for position t and pair m as cosine and sine, (l, e/2, 2). Angles are float64: at
+    l = 65536 a float32 angle is off by thousandths of a radian."""
+    frequency = 10000.0 ** (-torch.arange(0, e, 2, device=device, dtype=torch.float64) / e)
+    angle = torch.arange(l, device=device, dtype=torch.float64)[:, None] * frequency
+    return torch.stack((angle.cos(), angle.sin()), -1).float()
+
+
+def split_blocks(x, size, n):
+    """Cut (..., l, e) into blocks (..., n, size, e), the last filled up with zeros."""
+    return F.pad(x, (0, 0, 0, n * size - x.shape[-2])).unflatten(-2, (n, size))
+
+
+def real_keys(positions, l, lengths):
+    """Return which key positions hold a real element: positions (...) -> bool (1 or b, ...)."""
+    ends = true_lengths(lengths, 1, l, positions.device)
+    return (positions >= 0) & (positions < ends.view(-1, *[1] * positions.ndim))
+
+
+def in_one_call(q, l, block):
+    """Return whether `attention` computes all blocks in one call: many small ones on a GPU, which waits for launches,
+    or in compiled code, which would be compiled anew for every number of blocks."""
+    return l > 8 * block and (q.is_cuda or torch.compiler.is_compiling())
+
+
+def near_attention(q, k, v, size, reach=None, causal=False, lengths=None):
+    """Compute `attention` in blocks of `size` with one call: blocks become rows of the batch. With `reach`, positions
+    attend only to |j - i| <= reach. Queries, keys, values (b, h, l, e) -> (b, h, l, e)."""
+    b, h, l, e = q.shape
+    size = min(size, l)
+    n, blocks = ceil_div(l, size), 2 if causal else 3                                    # of queries; of keys for each
+    q = split_blocks(q, size, n)                                                         # (b, h, n, size, e)
+    width, after = blocks * size, (n + blocks - 2) * size - l                            # after: filled up at the end
+    k, v = (F.pad(x, (0, 0, size, after)).unfold(2, width, size).transpose(-1, -2) for x in (k, v))
+    i = torch.arange(n * size, device=q.device).view(n, size, 1)
+    j = torch.arange(-size, width - size, device=q.device) + size * torch.arange(n, device=q.device)[:, None, None]
+    seen = real_keys(j, l, lengths)                                                      # (1 or b, n, 1, width)
+    if reach is not None:
+        seen = seen & ((i - j).abs() <= reach)                                           # (1 or b, n, size, width)
+    if causal:
+        seen = seen & (j <= i)
+    seen = seen | ~seen.any(-1, keepdim=True)                # padded queries may see no key; softmax needs one
+    seen = seen.expand(b, -1, size, -1).flatten(0, 1)[:, None]                           # (b n, 1, size, width)
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))                       # (b n, h, size or width, e)
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)                          # (b n, h, size, e)
+    return y.unflatten(0, (b, n)).transpose(1, 2).flatten(2, 3)[:, :, :l]                # (b, h, l, e)
 
 
 if __name__ == "__main__":

@@ -33,12 +33,13 @@ import torch.nn as nn
 from PIL import Image
 
 from data import Split, open_task
+from engine.feed import drawing
 from engine.flags import between
 from engine.folder import read_checkpoint
 from engine.processes import guarded
 from models import MODELS, Backbone, Classifier, Denoiser, Joint, config
 from pretrain import OBJECTIVES
-from tasks import EOS, MASK, PAD, UNK, full_name, restored
+from tasks import EOS, MASK, PAD, UNK, folder_name, full_name, restored
 from tasks.own import OWN_FILES, as_stored, encode, read_file
 from tasks.picture import draw_example, height, picture
 
@@ -276,8 +277,8 @@ def filled_in(trained, batch):
     (b, l, channels), anything elsewhere; which of it is wrong: another symbol, or off by half a standard deviation."""
     saved, task, objective = trained.saved, trained.task, OBJECTIVES[trained.saved["objective"]]
     rows = np.arange(len(batch.y))
-    inputs, targets, hidden = objective.pretext(SimpleNamespace(**saved), task, batch, rows, slice(0, len(rows)),
-                                                saved["seed"], 1 << 41)
+    draw = drawing(task, batch, rows, slice(0, len(rows)), saved["seed"], 1 << 41)
+    inputs, targets, hidden = objective.pretext(SimpleNamespace(**saved), batch, draw)
     said = trained.model(inputs, batch.lengths, hidden)                                       # (m, outputs)
     said = said.argmax(-1) if saved["loss"] == "ce" else said
     guess = said.new_zeros(*hidden.shape, *said.shape[1:])
@@ -451,7 +452,7 @@ def generate(trained, args):
 
 
 def main(argv=None):
-    parser = Parser(description="What a trained run says of new sequences.", allow_abbrev=False)
+    parser = Parser(examples=True, description="Predictions of a trained run.", allow_abbrev=False)
     parser.add_argument("run", type=Path, metavar="RUN", help="directory of a run")
     parser.add_argument("--input", type=Path, metavar="FILE", help="new sequences, .npz, .csv, .tsv, .ts, or .txt, a "
                         "text a line (default: the test split)")
@@ -466,7 +467,7 @@ def main(argv=None):
     parser.add_argument("--data-dir", default="data", help="where prepared data sets live")
     args = parser.parse_args(argv)
     trained = load(args.run, args.data_dir)
-    here = Path(args.data_dir, trained.saved["task"]).exists()
+    here = Path(args.data_dir, folder_name(trained.saved["task"]), "meta.json").exists()
     if not (here or args.input or args.export) and (path := held_examples(trained)):
         print(f"its data are not here, so this is about {path}")
         args.input = path

@@ -6,15 +6,16 @@
     python pretrain.py --task pathx --model s4 --help                the flags, and the recipe and sizes of this pair
 
 Two objectives (paper, section 2):
-    masked   each position is hidden with a fixed probability and predicted from both sides
-    causal   each position is predicted from those before it. The model itself must not see ahead, so it is another
-             one: causal attention, or state space kernels in one direction only
-For example, an expression of ListOps when its second and fifth symbols are hidden:
+    masked   hide each position with a fixed probability and predict it from both sides
+    causal   predict each position from those before it. The model must not see ahead, so it differs: causal attention,
+             or state space kernels in one direction only
+For example, an expression of ListOps with its second and fifth symbols hidden:
     the sequence      [MAX    4   [MIN   2     3    X   0   X  <eos>
     masked   input    [MAX  <mask> [MIN  2  <mask>  X   0   X  <eos>      predict 4 and 3, at their places
     causal   input    [MAX    4   [MIN   2     3    X   0   X  <eos>      predict 4, [MIN, 2, 3, X, 0, X, <eos>
-The result is a run directory with the weights that predicted the validation split best, `best.pt`. Hand it to
-`finetune.py --init`. Recipes are in recipes.py; flags and `Run`, all of a run that is not the method, in engine/.
+The result is a run directory. Its `best.pt` holds the weights that predicted the validation split best; hand the
+directory to `finetune.py --init`. Recipes are in recipes.py. Flags and `Run`, everything that is not the method, are
+in engine/.
 """
 from files import UserError  # first: no traceback if Ctrl-C comes while the rest is imported
 
@@ -26,6 +27,7 @@ import torch
 import torch.nn.functional as F
 
 from data import open_task
+from engine.feed import drawing
 from engine.flags import arguments
 from engine.processes import guarded
 from engine.run import Run, kernel_maxima, learning_rate
@@ -36,18 +38,18 @@ from tasks import MASK
 # ---- The objective ---------------------------------------------------------------------------------------------------
 
 def hide(shape, ratio, *key):
-    """Which positions to hide: bool of `shape`, each by itself with probability `ratio` (an exact count would tell the
-    model how many are left). A pure function of `key`, so that there is no sampler state to save; 1717 keeps it apart
-    from other draws with that key. Change this function to try another masking."""
+    """Return which positions to hide: bool of `shape`, each independently with probability `ratio`. (An exact count
+    would tell the model how many are left.) A pure function of `key`, so there is no sampler state to save; 1717
+    separates these draws from others with the same key. Change this function to try another masking."""
     return np.random.default_rng((1717, *key)).random(shape, dtype=np.float32) < ratio
 
 
 def corrupt(batch, hidden, loss):
-    """Masked objective: a batch and positions to hide (b, l) -> inputs, targets, hidden (the padding taken out).
+    """Hide positions (b, l) of a batch -> inputs, targets, hidden (without padding). This is the masked objective.
 
-    Symbols: a hidden one becomes the <mask> symbol. Samples: a hidden one becomes 0 after normalisation in all its
-    channels, and one more channel says which are hidden, since 0 is also an honest value. Every chosen position is
-    hidden (none is kept or replaced at random, as BERT would). Padding is never chosen; <eos> may be.
+    A hidden symbol becomes <mask>. A hidden sample becomes 0 in all its channels, after normalisation; one more channel
+    marks it, because 0 is also a valid value. Unlike BERT, no chosen position is kept or replaced at random. Padding is
+    never hidden; <eos> may be.
     """
     if batch.lengths is not None:
         hidden = hidden & inside(batch.lengths, hidden.shape[1])
@@ -59,50 +61,45 @@ def corrupt(batch, hidden, loss):
 
 
 def shift(batch, loss):
-    """Causal objective: the target at t is the input at t + 1; the last position has none -> inputs, targets, and
-    which positions (b, l) have a target."""
+    """Return inputs, targets, and which positions (b, l) have a target. This is the causal objective: the target at t
+    is the input at t + 1; the last position has none."""
     x = batch.symbols if batch.samples is None else batch.samples                             # (b, l), (b, l, channels)
     targets = torch.roll(batch.symbols if loss == "ce" else x, -1, dims=1)
     b, l = x.shape[:2]
     return x, targets, inside(true_lengths(batch.lengths, b, l, x.device) - 1, l)             # (b, l)
 
 
-def masked(args, task, batch, rows, mine, *key):
-    """A batch -> inputs, targets, hidden. rows: the examples of the whole batch on all processes; mine: those of them
-    that `batch` holds, by their place there. Positions are drawn for the whole batch, so that they depend neither on
-    the number of processes nor on the order in which it is computed."""
-    l = (batch.symbols if batch.samples is None else batch.samples).shape[1]
-    hidden = hide((len(rows) * task.documents, task.length), args.mask, *key)
-    hidden = hidden.reshape(len(rows), -1, task.length)[mine].reshape(-1, task.length)[:, :l]              # (b, l)
-    return corrupt(batch, torch.from_numpy(hidden).to(batch.y.device), args.loss)
+def masked(args, batch, draw):
+    """A batch -> inputs, targets, hidden. draw(hide, ratio) calls `hide` and returns positions (b, l) of this batch."""
+    return corrupt(batch, draw(hide, args.mask), args.loss)
 
 
-def causal(args, task, batch, rows, mine, *key):
-    """The same for the causal objective, which draws nothing."""
+def causal(args, batch, draw):
+    """A batch -> inputs, targets, hidden. Nothing is drawn."""
     return shift(batch, args.loss)
 
 
-# --objective: pretext(args, task, batch, rows, mine, *key) -> inputs, targets, hidden; causal: the model sees only what
-# came before; hides: it reads other inputs than the labels' loss does (samples: with one more channel, which says what
-# is hidden; --mask has a meaning; joint training has two passes). Another one is a function and a line here.
+# --objective. pretext(args, batch, draw) -> inputs, targets, hidden; causal: the model sees only earlier positions;
+# hides: inputs are corrupted (adds a mask channel to samples; --mask applies; joint training needs two passes).
+# To add an objective, write a function and a line here.
 Objective = namedtuple("Objective", "pretext causal hides")
 OBJECTIVES = {"masked": Objective(masked, causal=False, hides=True),
               "causal": Objective(causal, causal=True, hides=False)}
 
 
 def spt_loss(prediction, targets, hidden, loss):
-    """Summed loss and summed score over the hidden positions: prediction (m, outputs), targets (b, l) or
-    (b, l, channels), hidden as in `at`.
+    """Return loss and score, summed over hidden positions: prediction (m, outputs), targets (b, l) or (b, l, channels),
+    hidden as in `at`.
 
-    ce: cross-entropy over symbols or gray levels 0..255; score: number of right predictions.
+    ce: cross-entropy over symbols or gray levels 0..255; score: number of correct predictions.
     l1: absolute error of the normalised sample, mean over channels; score: negative squared error, mean over channels.
-    Sums, not means: micro-batches and processes hold different numbers of hidden positions, and the caller divides by
-    the number in the whole batch. A number below 0 in `hidden` stands for no position.
+    Sums, because micro-batches and processes hold different numbers of hidden positions; the caller divides by the
+    number in the whole batch. An index below 0 in `hidden` is no position.
     """
     targets = at(targets, hidden)                                                             # (m,) or (m, channels)
     none = hidden < 0 if hidden.ndim == 1 else targets.new_zeros(len(targets), dtype=torch.bool)
     if loss == "ce":
-        targets = targets.masked_fill(none, -100)                  # which cross_entropy ignores
+        targets = targets.masked_fill(none, -100)                  # cross_entropy ignores -100
         return F.cross_entropy(prediction.float(), targets, reduction="sum"), (prediction.argmax(-1) == targets).sum()
     error = (prediction.float() - targets).masked_fill(none[:, None], 0.0)
     return error.abs().mean(-1).sum(), -error.square().mean(-1).sum()
@@ -110,34 +107,34 @@ def spt_loss(prediction, targets, hidden, loss):
 
 # ---- Validation and training -----------------------------------------------------------------------------------------
 
-EVAL_KEY = 1 << 40      # positions hidden in evaluation are the same every time, and none of those of a training step
+EVAL_KEY = 1 << 40      # every evaluation hides the same positions, drawn apart from those of training steps
 
 
 @torch.no_grad()
 def validate(model, task, split, args, run):
-    """Loss and score per hidden position over a whole split; the score is accuracy (ce) or minus squared error (l1)."""
+    """Return loss and score per hidden position of a split; the score is accuracy (ce) or minus squared error (l1)."""
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=run.device)
-    for i, rows, batch in run.batches(split):
-        pretext = OBJECTIVES[args.objective].pretext
-        inputs, targets, hidden = pretext(args, task, batch, rows, slice(0, len(rows)), args.seed, EVAL_KEY, i)
-        with run.autocast():
+    for i, rows, batch in run.batches(split):     # this process's batches of the split
+        draw = drawing(task, batch, rows, slice(0, len(rows)), args.seed, EVAL_KEY, i)
+        inputs, targets, hidden = OBJECTIVES[args.objective].pretext(args, batch, draw)
+        with run.autocast():                      # bfloat16 on a GPU
             prediction = model(inputs, batch.lengths, hidden)                                 # (m, outputs)
         loss, score = spt_loss(prediction, targets, hidden, args.loss)
         sums += torch.stack((loss.double(), score.double(), hidden.sum().double()))
     model.train()
-    loss, score, n = run.total(sums).tolist()
+    loss, score, n = run.total(sums).tolist()     # sum over processes
     if n == 0:
         raise UserError(f"no position of the validation split is hidden with --mask {args.mask}")
     return loss / n, score / n
 
 
 class Denoising(NamedTuple):
-    """Sequences of a batch that pass through the model together."""
-    inputs: torch.Tensor
-    lengths: "torch.Tensor | None"
-    hidden: torch.Tensor                # positions to predict: (b, l), then (m,) in b l
-    targets: torch.Tensor
+    """A part of a batch: sequences that pass through the model together."""
+    inputs: torch.Tensor                # (b, l) or (b, l, channels)
+    lengths: "torch.Tensor | None"      # (b,)
+    hidden: torch.Tensor                # positions to predict: a mask (b, l), later flat indices (m,)
+    targets: torch.Tensor               # (b, l) or (b, l, channels)
 
 
 def parse_args(argv=None):
@@ -146,51 +143,53 @@ def parse_args(argv=None):
 
 def main(argv=None):
     args = parse_args(argv)
-    run, objective = Run(args), OBJECTIVES[args.objective]
+    run, objective = Run(args), OBJECTIVES[args.objective]                                    # device, processes
     task, train, val, _ = open_task(args.task, args.data_dir, args.train_fraction)
     run.open(task, train)                         # sets the number of steps; checks the run directory
 
-    # ---- model and optimiser: every process builds the same one --------------------------------------------------
+    # ---- model and optimiser: every process builds the same --------------------------------------------------
     torch.manual_seed(args.seed)
     mask_channel = objective.hides and task.channels is not None
     backbone = Backbone(config(args.arch, task, causal=objective.causal, mask_channel=mask_channel))
     model = Denoiser(backbone, task.vocab if args.loss == "ce" else task.channels).to(run.device)
     kernels_before = kernel_maxima(backbone, task.length)
     optimizer = make_optimizer(model, args.lr, args.wd)
-    forward = run.start(model, optimizer)         # restores a stopped run; compiled or distributed, if asked for
+    forward = run.start(model, optimizer)         # restores a stopped run; returns the model to call (compiled, DDP)
 
     def prepare(step):
-        """The parts of a step's batch, on the CPU, while the step before runs."""
+        """Make a step's batch on the CPU, while the step before runs. Return it in parts."""
         rows, mine = run.rows(step)               # examples of the whole batch; which of them are this process's
         batch = train.batch(rows[mine])
-        inputs, targets, hidden = objective.pretext(args, task, batch, rows, mine, args.seed, step)
-        parts = run.parts(Denoising(inputs, batch.lengths, hidden, targets), rows, mine, task.documents)
-        return [part._replace(hidden=run.numbers(part.hidden)) for part in parts]             # (b, l) -> (m,)
+        draw = drawing(task, batch, rows, mine, args.seed, step)
+        inputs, targets, hidden = objective.pretext(args, batch, draw)
+        whole = Denoising(inputs, batch.lengths, hidden, targets)
+        parts = run.parts(whole, rows, mine, task.documents)      # sequences of similar length together
+        return [part._replace(hidden=run.numbers(part.hidden)) for part in parts]     # mask (b, l) -> indices (m,)
 
-    @run.measured                                 # notes loss and gradient norm; with --compile a CUDA graph
+    @run.measured                                 # records loss and gradient norm; with --compile a CUDA graph
     def learn(parts):
-        """A step of the optimiser: the gradient of the loss of a whole batch, part by part."""
-        n = run.total(sum((part.hidden >= 0).sum() for part in parts)).clamp(min=1)     # hidden, on all processes
+        """Take one optimiser step: the gradient of the whole batch's mean loss, summed part by part."""
+        n = run.total(sum((part.hidden >= 0).sum() for part in parts)).clamp(min=1)   # positions, over all processes
         optimizer.zero_grad(set_to_none=True)
-        for part in run.exchange(parts):          # processes add up their gradients in the last part
+        for part in run.exchange(parts):          # each part; in the last, processes add up their gradients
             with run.autocast():
                 prediction = forward(part.inputs, part.lengths, part.hidden)                  # (m, outputs)
             loss, _ = spt_loss(prediction, part.targets, part.hidden, args.loss)
-            run.backward(loss / n)
+            run.backward(loss / n)                # loss.backward(), and adds to the logged loss
         optimizer.step()
 
     # ---- training: evaluate, save, stop?, step, log -----------------------------------------------------------
-    for step in range(run.step, run.steps + 1):   # run.step: 0, or where a stopped run goes on
-        if run.evaluates(step):
+    for step in range(run.step, run.steps + 1):   # run.step: 0, or where a stopped run continues
+        if run.evaluates(step):                   # every --eval-every steps and at the end
             loss, score = validate(model, task, val, args, run)
-            run.evaluated(step, score, val_loss=loss, val_score=score)                        # best.pt, last.pt
+            run.evaluated(step, score, val_loss=loss, val_score=score)     # logs; writes best.pt, last.pt
         if step == run.steps:
             break
 
-        for group in optimizer.param_groups:      # scales each group's own rate: SSM parameters keep theirs
+        for group in optimizer.param_groups:      # the schedule scales each group's own rate
             group["lr"] = group["initial_lr"] * learning_rate(step, run.steps, args)
-        learn(run.begin(step, prepare))           # the prepared parts, on the device; dropout is seeded
-        run.stepped(step)                         # log line, checkpoint; ends here if a signal asked for it
+        learn(run.begin(step, prepare))           # seeds dropout; returns the prepared parts, on the device
+        run.stepped(step)                         # log line, checkpoint; ends the run if a signal asked for it
 
     run.keep_kernels(kernels_before, task.length)                      # for figure 4
     run.finish(val_score=run.state["best"], score_is=(

@@ -1,7 +1,7 @@
 """The paper's tables 4 to 6: the size and the recipe of each model on each task, and how a run finds its line.
 
-    --task pathx --model s4 --help     shows the line of a pair
-    --arch d=64,layers=3               changes sizes; every other flag changes the recipe
+    python recipes.py --task pathx --model s4       print the sizes and the recipe of a task and model
+    python pretrain.py --task pathx --model s4 --arch d=64,layers=3 --lr 1e-3       change a size and the recipe
 
 These are the settings behind the paper's numbers. A first reading may skip the lower half, which looks lines up. An
 architecture of zoo/ brings tables of its own, without the column `model`, and a task may, without the column `task`.
@@ -14,7 +14,7 @@ import fnmatch
 import functools
 import itertools
 
-from files import UserError
+from files import Parser, UserError, exit_code
 from models import FEED_FORWARD, MODELS, Attention, SizeError, keys_of
 from tasks import TASKS
 
@@ -392,3 +392,25 @@ def fit(task, examples, recipe, sizes):
     return changed, (f"{examples:,} examples: width {width} (32 below 1,000, 64 below 10,000, then 128) and {epoch} "
                      f"steps an epoch (200 at least, 1,000 at most)"
                      f"{'; attention in blocks of 1,024 (above 2,048 positions)' if blocks else ''}")
+
+
+def main():
+    """Print the sizes and the recipe of a task and model, for each stage."""
+    import zoo                                                         # noqa: F401, fills MODELS
+    from recipes import arch, recipe_line                              # this file a second time: the one zoo/ checks
+    parser = Parser(examples=True, description=__doc__.split("\n\n")[0], allow_abbrev=False)
+    parser.add_argument("--task", required=True, choices=TASKS)
+    parser.add_argument("--model", required=True, choices=MODELS)
+    args = parser.parse_args()
+    sizes = arch(args.task, args.model) or {}
+    print(" ".join(["sizes           ", *(f"{name}={sizes[name]}" for name in keys_of(args.model) if name in sizes)]))
+    for objective, start, unused in (("masked", "pretrain", ("pool", "head")), ("causal", "pretrain", ("pool", "head")),
+                                     (None, "spt", ("loss", "mask")), (None, "scratch", ("loss", "mask"))):
+        with contextlib.suppress(UserError):                           # no recipe for this stage
+            name, _, values = recipe_line(args.task, TASKS[args.task], args.model, objective, start)
+            text = " ".join(f"{key}={value}" for key, value in values.items() if value is not None and key not in unused)
+            print(f"{start:9} {objective or '':6} {text}  (line {name})")
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_code(main))

@@ -10,7 +10,7 @@ SCRATCH, SPT, OTHER = "#9aa5b1", "#0072b2", "#d55e00"      # colour-blind safe, 
 # How a finetuning run started -> what it is called, its colour.
 LOOKS = {"baseline": ("linear model", "black"), "scratch": ("from scratch", SCRATCH),
          "spt": ("self-pretrained", SPT), "joint": ("joint", OTHER),
-         "probe": ("head alone", "#009e73"), "corpus": ("pretrained elsewhere", "#cc79a7")}
+         "linear_probe": ("linear probe", "#009e73"), "corpus": ("pretrained elsewhere", "#cc79a7")}
 
 
 def write(path, save):
@@ -63,8 +63,8 @@ def draw(make, path):
 
 
 def bars(axis, names, variants, chance, papers=({}, {})):
-    """A pair of bars in percent for each name, a dot for each seed. variants: {name: {seed: score}} from scratch and
-    after SPT; papers: {name: the paper's number} of both; chance: {name: its level}."""
+    """Draw a pair of bars in percent for each name and a dot for each seed. variants: {name: {seed: score}}, from
+    scratch and after SPT; papers: {name: the paper's number} of both; chance: {name: chance accuracy}."""
     looks = (-0.19, SCRATCH, "from scratch"), (0.19, SPT, "self-pretrained (SPT)")
     for i, name in enumerate(names):
         for (shift, colour, label), variant, paper in zip(looks, variants, papers):

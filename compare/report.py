@@ -1,9 +1,9 @@
-"""Your data and the demos: trivial and linear baselines, each model's ways to its labels, and a verdict in words.
+"""The report on your data and the demos: baselines, each model with each start, and a verdict in words.
 
-    python analyze.py own runs/own                  a table, a verdict and a figure, of what is finished
+    python analyze.py own runs/own                  a table, a verdict and a figure of all finished runs
 
-The score is accuracy, R2 for regression, and where classes are more unequal than 3:1 balanced accuracy, the mean over
-classes of the share that is found: always predicting the majority class would have a high accuracy there.
+The score is accuracy, or R2 for regression. If classes are more unequal than 3:1, it is balanced accuracy (the mean
+over classes of their recall), because always predicting the majority class would have a high accuracy.
 """
 import math
 import os
@@ -26,8 +26,8 @@ from models import MODELS
 from tasks import declared
 from tasks.own import UNEQUAL
 
-MOST = 100                                     # seeds that are worth naming
-SORTED = 6                                     # above so many models, they are sorted by their gain
+MOST = 100                                     # larger numbers of seeds are not named
+SORTED = 6                                     # more models than this are sorted by their gain
 # share: of the labels; passes: of a run, where --passes or --steps set them, or None.
 Key = namedtuple("Key", "task share passes")
 
@@ -77,7 +77,7 @@ def comparisons(runs, entry=()):
             linear[run["task"], share] = run
         steps = [own.pop(name, None) for name in ("steps", "pretraining.steps")]
         if start == "spt" and own.pop("freeze", False):
-            start = "probe"
+            start = "linear_probe"
         line = ", ".join([run["model"], *([run["objective"]] if run["objective"] != "masked" else []), *(
             f"{name.replace('arch.', '').replace('.', ' ')}={shown(value)}" for name, value in own.items())])
         if start in entries.STARTS:
@@ -156,25 +156,26 @@ def verdict(compared):
     """What the table means, a sentence a line."""
     each, sure = scored(compared)
     n = runs_of(compared.lines)[0]["test_examples"]
-    means = {variant: statistics.mean(scores.values()) for variant, scores in each.items() if variant[1] != "probe"}
+    means = {variant: statistics.mean(scores.values())
+             for variant, scores in each.items() if variant[1] != "linear_probe"}
     top = math.inf if compared.r2 else max(98, 100 - 200 / n)             # above it there is nothing to gain
     said = []
     if means and min(means.values()) > top:
-        said.append(f"**Every way is at the ceiling** ({min(means.values()):.1f} to {max(means.values()):.1f} %): this "
-                    "set is too easy to tell them apart.")
-    outcomes = {line: {start: told(compared, each, sure, line, start, top)
+        said.append(f"**Everything is at the ceiling** ({min(means.values()):.1f} to {max(means.values()):.1f} %): "
+                    "this set is too easy to compare models.")
+    outcomes = {line: {start: outcome(compared, each, sure, line, start, top)
                        for start in ("spt", "joint") if {start, "scratch"} <= starts.keys()}
                 for line, starts in compared.lines.items()}
     if len(outcomes) > SORTED:
         said += of_many(means, outcomes)
     for words in outcomes.values() if len(outcomes) <= SORTED else ():
         said += [text for start, text in words.items()
-                 if text and (start == "spt" or "cannot be told" not in text or "spt" not in words)]
+                 if text and (start == "spt" or "no significant" not in text or "spt" not in words)]
     if not any("scratch" in starts for starts in compared.lines.values()):
-        said.append("Nothing was trained from scratch, so no gain can be told.")
+        said.append("Nothing was trained from scratch, so there are no gains.")
     for variant, runs in runs_by_variant(compared).items():
-        if alone := sum(len([*filter(None, run["counts"]["predicted"])]) == 1 for run in runs if run.get("counts")):
-            said.append(f"**{called(variant)} predicts one class alone** in {alone} of {len(runs)} seeds.")
+        if single := sum(len([*filter(None, run["counts"]["predicted"])]) == 1 for run in runs if run.get("counts")):
+            said.append(f"**{called(variant)} predicts only one class** in {single} of {len(runs)} seeds.")
     return said + (beside_linear(compared, means, sure) if compared.linear and means else [])
 
 
@@ -184,7 +185,7 @@ def of_many(means, outcomes):
     for start, by in (("spt", "SPT"), ("joint", "joint training")):
         texts = {line: words[start] for line, words in outcomes.items() if words.get(start)}
         for word, title in ((f"gains by {by}", f"Gains by {by}"), (f"loses by {by}", f"Loses by {by}"),
-                            ("cannot be told", "Cannot be told" if start == "spt" else f"Cannot be told of {by}")):
+                            ("no significant", f"No significant difference by {by}")):
             if some := [line for line, text in texts.items() if word in text]:
                 said.append(f"**{title}**: {', '.join(some)}.")
     models = [line for line in outcomes if line in MODELS and outcomes[line].get("spt")]       # not their variants
@@ -195,9 +196,9 @@ def of_many(means, outcomes):
     return said
 
 
-def told(compared, each, sure, line, start, top):
-    """What SPT or joint training did to a model, or None where no seed has both. each, sure: as `scored` has them;
-    top: from where on is the ceiling."""
+def outcome(compared, each, sure, line, start, top):
+    """Say what SPT or joint training changed for a model; None if no seed has both. each, sure: from `scored`; top: the
+    score from which on a model is at the ceiling."""
     ours, scratch = (line, start), (line, "scratch")
     points, half = gain(each, ours, scratch, sure)
     if not points:
@@ -208,17 +209,17 @@ def told(compared, each, sure, line, start, top):
     change, _, interval = signed(points, compared.digits, half).rsplit(" (", 1)[0].partition(" ")
     name = line if start == "spt" else f"{line}, joint training"
     if seeds == 1:
-        return f"**{name}: cannot be told** from one seed ({change} {compared.unit})."
+        return f"**{name}: no significant difference** from one seed ({change} {compared.unit})."
     text = f"{' '.join(filter(None, (change, compared.unit, interval)))}, {seeds} seeds"
     if abs(mean) > math.hypot(half, size) and (mean < 0 or not at_ceiling(each[scratch], top)):
         return f"**{line} {'gains' if mean > 0 else 'loses'} by {by}**: {text}."
-    return f"**{name}: cannot be told**: {text}; " + (
-        "from scratch it is at the ceiling already." if at_ceiling(each[scratch], top) else
-        "there is no difference." if not mean else
-        f"{n:,} test examples alone move a difference by up to {size:.1f}, so more seeds would not tell."
+    return f"**{name}: no significant difference**: {text}; " + (
+        "from scratch it is already at the ceiling." if at_ceiling(each[scratch], top) else
+        "the scores are equal." if not mean else
+        f"noise from {n:,} test examples reaches ±{size:.1f} points, so more seeds would not settle it."
         if abs(mean) <= size else
         f"if the difference stays, {enough(mean, size, sure[ours].variance + sure[scratch].variance, seeds)} seeds "
-        "would tell.")
+        "would settle it.")
 
 
 def at_ceiling(scores, top):
@@ -226,15 +227,15 @@ def at_ceiling(scores, top):
 
 
 def enough(mean, size, variance, seeds):
-    """How many seeds would tell a difference of this mean and variance; size: half of the 95 % interval that the test
-    set's size alone leaves."""
+    """Return how many seeds make a difference of this mean and variance significant. size: half of the 95 % interval
+    due to the test set's size."""
     return next((k for k in range(seeds + 1, MOST + 1)
                  if math.hypot(stdtrit(2 * k - 2, 0.975) * math.sqrt(variance / k), size) < abs(mean)),
                 f"more than {MOST}")
 
 
 def beside_linear(compared, means, sure):
-    """The networks beside what costs nothing."""
+    """Compare the networks with the trivial and linear baselines."""
     linear, runs, constant = compared.linear, runs_by_variant(compared), constant_of(compared)
     halves = {variant: math.hypot(1.96 * size_error(compared, runs[variant]),
                                   half_width((sure[variant], len(runs[variant]))))
@@ -244,7 +245,7 @@ def beside_linear(compared, means, sure):
     def beside(variant):
         apart = means[variant] - linear["score"]
         if abs(apart) <= math.hypot(own, halves[variant]):
-            return "level with"
+            return "not significantly different from"
         return "ahead of" if apart > 0 else "behind"
 
     def validation(variant):
@@ -259,22 +260,27 @@ def beside_linear(compared, means, sure):
     names = ", ".join(behind) if len(behind) <= 2 * SORTED else f"{len(behind)} of {len(means)} variants"
     if len(behind) == len(means) - 1 and beside(best) == "behind":
         most = max(means, key=means.get)
-        said.append(f"**The linear model is ahead of every network**: {text(linear['score'])}, where {called(most)} "
-                    f"has {means[most]:.{compared.digits}f}.")
+        said.append(f"**The linear model is ahead of every network**: it scores {text(linear['score'])}, and "
+                    f"{called(most)} {text(means[most])}.")
     else:
-        said.append(f"Validation {'R2' if compared.r2 else 'accuracy'} chooses {called(best)}; on test it has "
-                    f"{text(means[best])} and is **{beside(best)}** the linear model, {text(linear['score'])}."
-                    + (f" Also behind that: {names}." if behind and beside(best) == "behind" else
+        said.append(f"Validation {'R2' if compared.r2 else 'accuracy'} chooses {called(best)}. It scores "
+                    f"{text(means[best])} on test, **{beside(best)}** the linear model ({text(linear['score'])})."
+                    + (f" Also behind the linear model: {names}." if behind and beside(best) == "behind" else
                        f" Behind the linear model: {names}." if behind else ""))
     none = [called(variant) for variant in means if all(
         run["score"] <= constant + 1.96 * size_error(compared, [run]) for run in runs[variant])]
     if none:
-        said.append(f"Not shown to be better than one answer for all ({text(constant)}): {', '.join(none)}.")
+        said.append(f"Not significantly better than the {trivial(compared)} ({text(constant)}): {', '.join(none)}.")
     return said
 
 
+def trivial(compared):
+    """Return what the trivial baseline predicts."""
+    return "mean label" if compared.r2 else "majority class"
+
+
 def constant_of(compared):
-    """The score of one answer for all, by baseline.py."""
+    """Return the score of always predicting the majority class, or the mean, by baseline.py."""
     if compared.r2:
         return compared.linear["constant_r2"]
     return 100 / len(recalls([compared.linear])[0]) if compared.balanced else 100 * compared.linear["constant_accuracy"]
@@ -287,8 +293,8 @@ def name_of(key):
     return Path(key.task.removeprefix("file:")).name + few + (f", {key.passes:,} passes a run" if key.passes else "")
 
 
-def skill_of(compared):
-    """{line: {seed: percent of the hidden symbols that pretraining predicts right}}, where that is its score."""
+def hidden_accuracy(compared):
+    """Return {line: {seed: percent of hidden symbols predicted correctly}} of pretrainings with that score."""
     return {line: {seed: 100 * run["first"]["val_score"] for seed, run in starts["spt"].items()
                    if str(run["first"].get("score_is")).startswith("accuracy")}
             for line, starts in compared.lines.items() if "spt" in starts}
@@ -314,10 +320,10 @@ def table(compared):
     there = {start for starts in compared.lines.values() for start in starts}
     starts = [start for start in entries.STARTS if start in there]
     pairs = {name: pair for name, pair in DIFFERENCES.items() if there.issuperset(pair)}
-    skill = skill_of(compared) if len(compared.lines) > SORTED else {}
+    hidden = hidden_accuracy(compared) if len(compared.lines) > SORTED else {}
     head = ["model", *(LOOKS[start][0] for start in starts), *(
         f"{name} [95 % interval] (seeds)" if i == 0 else name for i, name in enumerate(pairs)),
-        *["hidden"] * any(skill.values()), "minutes a run"]
+        *["hidden"] * any(hidden.values()), "minutes a run"]
 
     def cell(score, accuracy):
         return f"{score} ({statistics.mean(accuracy):.1f})" if compared.balanced else score
@@ -326,7 +332,7 @@ def table(compared):
     if one := compared.linear:
         nothing = [""] * (len(head) - 3)
         constant = f"{constant_of(compared):.{compared.digits}f}"
-        rows += [["*one answer for all*", cell(constant, [100 * one.get("constant_accuracy", 0)]), *nothing, ""],
+        rows += [[f"*{trivial(compared)}*", cell(constant, [100 * one.get("constant_accuracy", 0)]), *nothing, ""],
                  [f"*linear: {one['model']}*", cell(f"{one['score']:.{compared.digits}f}", [one.get("accuracy", 0)]),
                   *nothing, f"{one['seconds']:.0f} s"]]
     for line in in_order(compared):
@@ -338,7 +344,7 @@ def table(compared):
                                   [run.get("accuracy", 0) for run in runs[variant]]) if variant in each else "–"
                              for variant in ours),
                      *(signed(found, compared.digits, half) for found, half in differences),
-                     *[mean_std(skill.get(line, {}))] * any(skill.values()), " / ".join(minutes)])
+                     *[mean_std(hidden.get(line, {}))] * any(hidden.values()), " / ".join(minutes)])
     return markdown(head, rows)
 
 
@@ -354,25 +360,25 @@ def caption(key, compared):
     joint = any("joint" in starts for starts in compared.lines.values()) and (key.share < 1 or bare)
     percent, accuracy = "" if compared.r2 else " in percent", "; accuracy in parentheses" if compared.balanced else ""
     text = [f"Test {compared.score}{percent} on {n:,} examples, mean ± standard deviation over seeds{accuracy}."]
-    if len(compared.lines) > SORTED and any(skill_of(compared).values()):
-        text.append("Hidden: percent of the hidden symbols that pretraining predicts right.")
+    if len(compared.lines) > SORTED and any(hidden_accuracy(compared).values()):
+        text.append("Hidden: percent of hidden symbols that the pretrained model predicts correctly.")
     if compared.ratio > UNEQUAL:
         text.append(f"Classes are unequal, {compared.ratio:.0f}:1" + (
-            ", so balanced accuracy decides." if compared.balanced else
-            ", and these older runs kept no balanced accuracy."))
+            ", so the score is balanced accuracy." if compared.balanced else
+            "; older runs did not store per-class counts, so the score is accuracy."))
     if compared.r2:
-        text.append("How far another test set would move R2 is not known.")
+        text.append("The standard error from the test set's size is unknown for R2.")
     else:
         error = statistics.mean(size_error(compared, [run]) for run in runs)
         deviations = sorted(math.sqrt(estimate.variance) for estimate in sure.values() if estimate.freedom)
         seeds, points = (" to ".join(dict.fromkeys(texts)) for texts in (
             [f"{one:.1f}" for one in deviations[::max(1, len(deviations) - 1)]],
             [f"{one:.2g}" for one in worth(compared, n)]))
-        text.append(f"One test example is worth {points} points; another test set of this size would move a score by "
-                    f"{error:.1f} (standard error){f', another seed by {seeds}' if seeds else ''}.")
+        text.append(f"One test example is worth {points} points. Standard error: {error:.1f} points from the test "
+                    f"set's size{f', {seeds} from the seed' if seeds else ''}.")
     made = runs + [run["first"] for run in runs if run["init"]] + [compared.linear] * bool(compared.linear)
-    notes = ["joint training sees the labelled inputs only"] * bool(joint)
-    notes += [f"SPT alone saw {bare:,} more sequences, without a label"] * bool(bare) + [equal, provenance(made)]
+    notes = ["joint training uses only the labelled inputs"] * bool(joint)
+    notes += [f"only SPT used the {bare:,} sequences without a label"] * bool(bare) + [equal, provenance(made)]
     notes = "; ".join(notes)
     small = "" if declared(key.task).own else " Small models on a small or shortened set: not the paper's task."
     source = f"{how_sure(each, sure, compared.digits)} {notes[0].upper()}{notes[1:]}.{small}"
@@ -401,7 +407,7 @@ def report(args):
         there = [run for run in runs_of(compared.lines) if (run["folder"] / "best.pt").exists()]
         if there:
             best = max(there, key=lambda run: run.get("val_accuracy", run.get("val_r2")))["folder"]
-            print(f"The run that validation prefers labels new sequences: python predict.py {best} --input FILE\n")
+            print(f"To label new sequences, use the best run on validation: python predict.py {best} --input FILE\n")
     draw(lambda plt: figure(plt, found), args.figure)
     if args.readme:
         picture = os.path.relpath(args.figure, args.readme.parent)
@@ -426,7 +432,7 @@ def figure(plt, found):
         dots(left, {line: {start: [*seeds.values()] for start, seeds in compared.lines[line].items()}
                     for line in lines})
         if compared.linear:
-            left.axvline(constant_of(compared), color="black", linestyle=":", label="one answer for all")
+            left.axvline(constant_of(compared), color="black", linestyle=":", label=trivial(compared))
             left.axvline(compared.linear["score"], color="black", linestyle="--", label="linear model")
         left.set_xlabel(f"test {compared.score}{'' if compared.r2 else ', %'}: seeds and mean")
         if not compared.r2:
@@ -439,4 +445,4 @@ def figure(plt, found):
         limit = 1.05 * widest.get(compared.r2, 1) or 1
         right.set_xlim(-limit, limit)
     joint = any("joint" in starts for compared in found.values() for starts in compared.lines.values())
-    return picture, f"What self-pretraining{' and joint training gain' if joint else ' gains'}"
+    return picture, f"Gain from self-pretraining{' and joint training' if joint else ''}"

@@ -128,7 +128,7 @@ def compare(args):
     found = [read_runs(source, strict=True) for source in sources]
     for source, runs in zip(sources, found):
         if not any("start" in run for run in runs):
-            raise UserError(f"no finished finetuning run in {source}; python analyze.py status {source} tells more")
+            raise UserError(f"no finished finetuning run in {source}; python analyze.py status {source} says more")
     columns, rows = settings_of(variants_of(with_pretraining([run for runs in found for run in runs])))
     if not rows:
         raise UserError(f"no finetuning run in {' '.join(args.what)} beside its pretraining run")
@@ -142,7 +142,7 @@ def compare(args):
         if value not in (there := {shown(row.values[each]) for row in rows for each in names}):
             raise UserError(f"--baseline {pair}: there is {' '.join(sorted(there))}")
         wanted[names[0] if name.startswith("pretraining.") else names[0].removeprefix("pretraining.")] = value
-    text = "\n\n".join(tell(columns, rows, wanted, args.select))
+    text = "\n\n".join(table(columns, rows, wanted, args.select))
     begun = [path.parent for source in sources for path in source.glob("**/config.json")]
     lost = sum(not (folder / "result.json").exists() for folder in begun)
     print(f"\n{text}{f' Unfinished runs, which are not in it: {lost}.' if lost else ''}\n")
@@ -162,8 +162,8 @@ def label(columns, row):
                      for name in columns if row.values[name] is not None)
 
 
-def tell(columns, rows, wanted, select):
-    """Table and caption. select: test scores of what validation chose alone."""
+def table(columns, rows, wanted, select):
+    """Return table and caption. select: show test scores only of the rows that validation chose."""
     chosen, lines, notes, every, r2 = chosen_by_validation(rows) if select else rows, [], [], [], set()
     tasks, lonely = dict.fromkeys(row.values["task"] for row in rows), False
     for task in tasks:
@@ -204,10 +204,10 @@ def tell(columns, rows, wanted, select):
     alike = f"{', '.join(alike)}: mean" if alike else "Mean"
     caption = [f"{alike} ± standard deviation over seeds.", *notes,
                "Gains are over the row from scratch that validation chose." if select else
-               "" if wanted else "Gains are over the row from scratch that is otherwise the same, or has as many passes"
+               "" if wanted else "Gains are over the row from scratch that is otherwise the same or has as many passes"
                + ("; –: there is none." if lonely else "."),
-               "*: chosen by validation; the test scores of no other are shown." if select else "",
-               f"Passes through the model and minutes: of both stages. {provenance(every)}."]
+               "*: chosen by validation; only these test scores are shown." if select else "",
+               f"Passes (forward and backward passes of a batch) and minutes count both stages. {provenance(every)}."]
     return [markdown(head, lines), " ".join(filter(None, caption))]
 
 

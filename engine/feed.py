@@ -9,6 +9,18 @@ import torch
 from data import order
 
 
+def drawing(task, batch, rows, mine, *key):
+    """Return draw(hide, ratio) -> positions (b, l) of `batch` to hide. rows: the examples of the whole batch, of all
+    processes; mine: the places of this process's in it. `hide` is called once for the whole batch, so positions depend
+    neither on the number of processes nor on the order in which they compute."""
+    def draw(hide, ratio):
+        whole = hide((len(rows) * task.documents, task.length), ratio, *key)
+        ours = whole.reshape(len(rows), -1, task.length)[mine].reshape(-1, task.length)       # (b, task's length)
+        l = (batch.symbols if batch.samples is None else batch.samples).shape[1]
+        return torch.from_numpy(ours[:, :l]).to(batch.y.device)                               # (b, l)
+    return draw
+
+
 class Feed:
     """The batches of a run. lengths: of the training examples, (n,), where a batch is cut into parts of like length, or
     None. positions: of such a part, about. records: whether steps are recorded, see graph.py."""

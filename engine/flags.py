@@ -2,12 +2,14 @@
 import argparse
 import json
 import math
+import os
 import re
 from pathlib import Path
 
 import zoo                                     # noqa: F401, fills MODELS
 from data import look_up
-from files import Parser, UserError
+from engine.folder import read_checkpoint
+from files import Parser, UserError, read_json
 from models import MODELS, keys_of
 from recipes import SCHEDULES, WORDS, arch, assignments, fit, halved, recipe_line, settings
 from tasks import TASKS, folder_name, full_name
@@ -42,8 +44,8 @@ def device(text):
 def flags(stage, objectives):
     """The parser of a stage, without a recipe's defaults."""
     positive, natural, rate = between(int, 1), between(int, 0, 2**63 - 1), between(float, 0)
-    parser = Parser(description="With --task and --model, --help shows their recipe.", allow_abbrev=False,
-                    add_help=False)
+    parser = Parser(examples=True, description="With --task and --model, --help shows their recipe.",
+                    allow_abbrev=False, add_help=False)
     add = parser.add_argument_group("what to run").add_argument
     add("-h", "--help", action="store_true", help="these lines, with the recipe and the sizes of a task and model")
     add("--task", help="one of: " + " ".join(TASKS) + " or your own data: file:PATH (.npz, .csv, .tsv, .ts), ucr:NAME")
@@ -93,13 +95,47 @@ def flags(stage, objectives):
     return parser
 
 
+def inherit(flags):
+    """{flag: value} that follows from --init, whose config.json says what was pretrained. Both stages see the same
+    examples, unless --train-fraction differs."""
+    if flags.label_fraction is not None and flags.train_fraction is not None:
+        raise UserError("choose one of --label-fraction and --train-fraction, both of which choose training examples")
+    trained = flags.model in MODELS and MODELS[flags.model].weights is not None
+    if flags.joint is not None and trained:
+        raise UserError(f"--joint has no meaning for {flags.model}, which is trained already and not from scratch")
+    if flags.init is None:
+        return dict(start="corpus" if trained else "scratch" if flags.joint is None else "joint")
+    if flags.joint is not None:
+        raise UserError(f"--joint {flags.joint:g} is training from scratch; it has no meaning with --init")
+    if not (flags.init / "config.json").exists():
+        raise UserError(f"--init {flags.init} is not the directory of a pretraining run: it has no config.json")
+    saved = read_json(flags.init / "config.json")
+    needed = {"task", "model", "objective", "arch", "train_fraction", "changed"}
+    if saved.get("start") != "pretrain" or not needed <= saved.keys() or not isinstance(saved["changed"], dict):
+        raise UserError(f"{flags.init} is not a pretraining run, or one of an older version; --init wants a new one")
+    for name in ("task", "model", "objective"):
+        if getattr(flags, name) not in (None, saved[name]):
+            raise UserError(f"--{name} {getattr(flags, name)}, but {flags.init} was pretrained with --{name} "
+                            f"{saved[name]}; leave that flag out, or choose another --init")
+    if (flags.init / "best.pt").exists():
+        kept = read_checkpoint(flags.init / "best.pt")["config"]
+        if edited := [name for name in sorted(needed - {"changed"}) if kept.get(name) != saved[name]]:
+            raise UserError(f"{flags.init}/config.json is not that of its best.pt: {edited[0]} = {saved[edited[0]]}, "
+                            f"not {kept.get(edited[0])}; restore it, or choose another --init")
+    if flags.arch is not None:
+        raise UserError(f"--arch has no meaning with --init: sizes are those of {flags.init}")
+    fixed = {name: saved[name] for name in ("task", "model", "objective", "arch")}
+    return fixed | dict(start="spt", init=Path(os.path.relpath(flags.init)), pretraining=saved,
+                        train_fraction=flags.train_fraction or saved["train_fraction"])
+
+
 MACHINE_FLAGS = {"help", "resume", "device", "dtype", "compile", "log_every", "out", "data_dir",
                  "fitted"}                                             # do not define the run
 RECORDED = {"task", "model", "objective", "arch", "seed", "init", "joint"}       # by themselves, not among what changed
 
 
-def arguments(stage, argv, objectives, inherit=None):
-    """The flags of a stage, the rest filled in from the recipe. inherit(flags) -> {flag: value} that --init fixes. Also
+def arguments(stage, argv, objectives):
+    """The flags of a stage, the rest filled in from the recipe and from --init. Also
     set: start (pretrain, spt, corpus, scratch or joint); arch, all sizes; recipe, the name of its line; fitted, what
     `fit` did; changed, {flag: value} of all that differs from it."""
     parser = flags(stage, objectives)
@@ -109,7 +145,7 @@ def arguments(stage, argv, objectives, inherit=None):
         parser.print_help()
         parser.exit()
     args.task = args.task and full_name(args.task)
-    vars(args).update(inherit(args) if inherit else {"start": stage})
+    vars(args).update(inherit(args) if stage == "finetune" else {"start": stage})
     for flag, value, known in (("task", args.task, TASKS), ("model", args.model, MODELS)):
         if value is None or flag == "model" and value not in known:
             problem = "is missing" if value is None else f"{value} is unknown"

@@ -18,7 +18,6 @@ from engine.processes import PREEMPTED, Processes
 from files import UserError, write_atomically
 from models import count
 from tasks import TASKS, kept
-from zoo.gpu_attention import variable_length
 from zoo.structured import guide
 
 
@@ -124,9 +123,6 @@ class Run:
                      f"lr {group['initial_lr']:g}, weight decay {group['weight_decay']:g}")
         self.say(f"  {self.steps:,} steps of {args.batch} examples = {self.steps / self.per_epoch:.1f} epochs; "
                  f"{args.schedule} schedule after {args.warmup:,} warm-up steps; evaluation every {args.eval_every:,}")
-        if self.device.type == "cuda" and self.processes.bf16 and self.lengths is not None and not args.compile:
-            library = variable_length()[0]
-            self.say(f"  attention of padded batches: {f'FlashAttention of {library}' if library else 'with a mask'}")
         if args.fitted:
             self.say(f"  your own data: {args.fitted}")
         self.say(f"  run directory {args.out}; differs from the recipe in {args.changed or 'nothing'}")

@@ -145,7 +145,7 @@ def demo(target, models=""):
     return entry
 
 
-STARTS = "scratch", "spt", "joint", "probe"                      # probe: after SPT only the head is trained
+STARTS = "scratch", "spt", "joint", "linear_probe"               # the last trains only the head after SPT
 
 
 def own(task, models="", share="", starts=STARTS[:3], passes=None):
@@ -161,5 +161,5 @@ def own(task, models="", share="", starts=STARTS[:3], passes=None):
     variants = dict(scratch=scratch(word, join(" ", labels, whole)),
                     spt=spt(word, half, join(" ", labels, half), of=short),
                     joint=joint(word, join(" ", "--joint 1", labels, half)),
-                    probe=spt(join("-", word, "probe"), half, join(" ", "--freeze", labels, half), of=short))
+                    linear_probe=spt(join("-", word, "probe"), half, join(" ", "--freeze", labels, half), of=short))
     return [Row(task, model, [variants[start] for start in starts]) for model in (models or "rotary s4").split()]

@@ -1,30 +1,30 @@
-"""Trains what a table or figure needs, many runs side by side, and ends with that table or figure.
+"""Train all runs of a table or figure side by side, then print the table and draw the figure.
 
-    bash run_all.sh demo             {Transformer, S4} x {scratch, SPT} on scaled-down Pathfinder, 3 seeds, on a laptop
-    bash run_all.sh demo-text        {rotary Transformer, S4} x {scratch, SPT} on real film reviews; downloads IMDb
-    bash run_all.sh text256          the same with twice the text, all reviews and three times the steps
-    bash run_all.sh demo-init        {S4, DLR} x {own start, random start} x {scratch, SPT} on the reviews of demo-text
-    bash run_all.sh architectures    every model x {scratch, SPT} on the reviews of demo-text
-        Beside the models of each of these: the majority class, and a linear model that takes seconds (baseline.py)
+    bash run_all.sh demo             {Transformer, S4} x {scratch, SPT} on small Pathfinder images, 3 seeds, on a laptop
+    bash run_all.sh demo-text        {rotary Transformer, S4} x {scratch, SPT} on IMDb, 128 characters; downloads IMDb
+    bash run_all.sh text256          the same with 256 characters, all training reviews and three times the steps
+    bash run_all.sh demo-init        {S4, DLR} x {own, random initialisation} x {scratch, SPT} on the text of demo-text
+    bash run_all.sh architectures    every model x {scratch, SPT} on the text of demo-text
+        Each of these also shows the majority class and a linear model that takes seconds (baseline.py)
     bash run_all.sh own --tasks file:my.npz      your data (or ucr:NAME): {rotary Transformer, S4} x {scratch, SPT,
-        joint training} at equal passes, beside a linear model; with --label-fraction 0.05, --regression, --models
-        s4,mega, --arms spt,probe, --passes 600 (shortens)
+        joint training} at equal passes, beside a linear model. Also: --label-fraction 0.05, --regression, --models
+        s4,mega, --starts spt,linear_probe, --passes 600 (shortens)
     bash run_all.sh sweep --tasks text_demo --models rotary --vary lr=1e-3,3e-3 --vary arch.d=32,64  every combination,
-        from scratch and self-pretrained, as one table; with --arms scratch,spt,joint,probe (probe: after SPT only the
-        head is trained); --select val: only test scores of what validation chose. A flag holds for every stage that
-        has it; pretrain.lr, finetune.lr: for that stage only
+        from scratch and self-pretrained, as one table. Also: --starts scratch,spt,joint,linear_probe; --select val:
+        show test scores only of the settings that validation chose. A flag applies to every stage that has it;
+        pretrain.lr, finetune.lr: to that stage only
     bash run_all.sh table2           the paper's: table1 table2 table3 table7 table8 table9 figure1 .. figure5 all
 
     --preset mini                    the paper's tables and figures at small scale: short stand-in tasks on 2 CPU cores
-    --list                           prints the commands instead, one chain a line, for any scheduler
-    --seeds 0,1,2 --tasks text,image --models s4,rotary     only these (default: three seeds of all). Demos, own and
-                                     sweep take any model
+    --list                           print the commands, one chain of runs per line, for any scheduler
+    --seeds 0,1,2 --tasks text,image --models s4,rotary     only these (default: three seeds, everything). Demos, own
+                                     and sweep take any model
     --gpus 0,1,2,3                   one chain at a time on each of these GPUs
-    --raw DIR                        prepares the data from official files that you have in DIR
+    --raw DIR                        prepare the data from official files in DIR
 
-What each of them trains stands in experiments/entries.py. Rerunning skips finished runs and resumes started ones.
-`python analyze.py status RUNS` shows what runs. Environment: JOBS=runs side by side (default: CPU cores, or GPUs)
-RUNS=folder of the runs
+experiments/entries.py says what each target trains. Rerunning skips finished runs and resumes stopped ones.
+`python analyze.py status RUNS` shows the state of the runs. Environment: JOBS=runs side by side (default: CPU cores,
+or GPUs), RUNS=folder of the runs
 """
 from files import ROOT, Parser, UserError, locked  # first: no traceback if Ctrl-C comes while the rest is imported
 
@@ -73,12 +73,12 @@ def even(text):
 
 
 OWN_FLAGS = "regression", "symbols", "samples", "group"          # of data.py: how your data are read
-OF_TARGETS = dict.fromkeys((*OWN_FLAGS, "arms"), ["own", "sweep"]) | {
+OF_TARGETS = dict.fromkeys((*OWN_FLAGS, "starts"), ["own", "sweep"]) | {
     "label_fraction": ["own"], "passes": ["own"], "vary": ["sweep"], "select": ["sweep"]}
 
 
 def parse_args(argv):
-    parser = Parser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = Parser(examples=True, description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
                     usage="bash run_all.sh TARGET [flags]", add_help=False)
     add = parser.add_argument
     add("target", nargs="?", default="")
@@ -93,7 +93,7 @@ def parse_args(argv):
                        ("label-fraction", share), ("passes", even)):
         add(f"--{name}", type=kind)
     add("--vary", action="append", default=[])
-    add("--arms", type=words)
+    add("--starts", "--arms", type=words)                        # --arms, probe: as older commands have them
     add("--select", choices=["val"])
     args = parser.parse_args(argv)
     if args.help:
@@ -132,13 +132,14 @@ def plan(args):
         for task, model in itertools.product(tasks, args.models or ()):
             if not can_pretrain(task, model):
                 raise UserError(f"{target} has no model {model!r}")
-    if unknown := [start for start in args.arms or () if start not in entries.STARTS]:
-        raise UserError(f"--arms {unknown[0]}: there is {' '.join(entries.STARTS)}")
+    starts = args.starts and ["linear_probe" if start == "probe" else start for start in args.starts]
+    if unknown := [start for start in starts or () if start not in entries.STARTS]:
+        raise UserError(f"--starts {unknown[0]}: there is {' '.join(entries.STARTS)}")
     if target == "own":
-        entry = entries.own(tasks[0], models, args.label_fraction, args.arms or entries.STARTS[:3], args.passes)
+        entry = entries.own(tasks[0], models, args.label_fraction, starts or entries.STARTS[:3], args.passes)
         return entry, seeds, f"own/{folder_name(tasks[0])}"
     if target == "sweep":
-        entry = sweep.sweep(tasks, models.split(), sweep.combinations(args.vary), args.arms or ["scratch", "spt"],
+        entry = sweep.sweep(tasks, models.split(), sweep.combinations(args.vary), starts or ["scratch", "spt"],
                             sweep.known_flags())
         return entry, seeds, "sweep"
     if target in entries.DEMOS:

@@ -80,7 +80,7 @@ def sweep(tasks, models, settings, starts, known):
 def variant_of(task, model, start, setting, known):
     """A variant of a sweep. The recipe's own values are left out of flags and word, so that a setting has one name,
     whichever sweep asks for it."""
-    pretrained, stages = start in ("spt", "probe"), {"pretrain": {}, "finetune": {}}
+    pretrained, stages = start in ("spt", "linear_probe"), {"pretrain": {}, "finetune": {}}
     passed_on = INHERITED | {"objective"}
     useless = {"pretrain": set() if pretrained else known["pretrain"].keys(),
                "finetune": set() if start == "joint" else DENOISING | passed_on if pretrained else DENOISING}
@@ -100,7 +100,7 @@ def variant_of(task, model, start, setting, known):
     word = "-".join([*words_of(second), *(word for flag in first for word in words_of(
         {flag: first[flag]}, "" if flag in passed_on else "pre-"))])
     first, text = text_of(first), text_of({"joint": 1} | second if start == "joint" else second)
-    if start == "probe":
+    if start == "linear_probe":
         return spt(f"{word}-probe".strip("-"), first, f"{text} --freeze".strip(), of)
     return spt(word, first, text, of) if pretrained else Variant(start, word, text)
 

@@ -32,7 +32,6 @@ from files import Parser, UserError
 from models import AT_ONCE, MODELS, Backbone, Denoiser, SizeError, config, count, make_optimizer
 from recipes import arch, recipe_line
 from tasks import TASKS
-from zoo.gpu_attention import many_blocks, near_attention
 
 # What its maker says of the GPU that costs are computed for: bytes, bytes a second, operations a second of matrix
 # products, in bfloat16 and in float32, and exponentials a second (132 processors, 16 a clock, 1.75 GHz).
@@ -152,14 +151,13 @@ def describe(c):
 @contextlib.contextmanager
 def as_on_a_gpu():
     """Attention in many blocks is one call there, and one for each block on a CPU; so are more layers' kernels."""
-    usual, at_once = kernels.faster, AT_ONCE["cpu"]
-    kernels.faster = lambda q, k, v, causal, block, lengths: (
-        near_attention(q, k, v, block, None, causal, lengths) if many_blocks(q.shape[2], block) else None)
+    usual, at_once = kernels.in_one_call, AT_ONCE["cpu"]
+    kernels.in_one_call = lambda q, l, block: l > 8 * block
     AT_ONCE["cpu"] = AT_ONCE["cuda"]
     try:
         yield
     finally:
-        kernels.faster, AT_ONCE["cpu"] = usual, at_once
+        kernels.in_one_call, AT_ONCE["cpu"] = usual, at_once
 
 
 def cost_of_step(c, batch, length, padded):

@@ -6,7 +6,6 @@
     bash results/lease.sh 9                                          # on a GPU rented for minutes: see there
 
     parity     every model on the CPU and on the GPU, in float32 and bfloat16: outputs and gradients
-    attention  padded batches by variable-length attention, by a mask, and without padding: time, error
     kernels    each fast kernel beside its textbook form: time, memory, error
     steps      a training step beside what results/costs.py computes for it: time, GPU time, memory
     compiled   a step as it is, with a compiled backbone, and that as a CUDA graph, as --compile has it
@@ -34,7 +33,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "results")]
@@ -45,12 +43,11 @@ from engine.folder import environment
 from engine.graph import Recorded
 from engine.processes import guarded
 from files import Parser, UserError
-from kernels import attention, inside, padding_mask
+from kernels import inside
 from models import MODELS, Backbone, Denoiser, SizeError, config, make_optimizer
 from pretrain import spt_loss
 from recipes import arch
 from tasks import TASKS
-from zoo.gpu_attention import variable_length
 
 PAGE = """# On a GPU
 
@@ -154,36 +151,6 @@ def passed(drawn, batch, device, bf16):
     spt_loss(y, x, hidden, "ce")[0].backward()
     gradients = [p.grad.cpu().flatten() for p in model.parameters() if p.grad is not None]
     return y.detach().cpu().float(), torch.cat(gradients)
-
-
-def attend(device):
-    """Times and errors of padded attention -> whether the errors are what bfloat16 explains."""
-    cuda = device.type == "cuda"
-    library, dtype = variable_length()[0] if cuda else None, torch.bfloat16 if cuda else torch.float32
-    print(f"Padded attention by {f'FlashAttention of {library}' if library else 'a mask'}. Forward and backward, ms; "
-          "lengths uniform from 1 to l. error: of outputs and gradients at real positions, beside a mask in float32."
-          "\n\n| b, h, l, e | by `attention` | by a mask | unpadded | error |\n|---|---|---|---|---|")
-    good = True
-    for b, h, l, e in ((16, 8, 1024, 64), (8, 8, 4096, 64)) if cuda else ((4, 2, 160, 16),):
-        heads = [torch.randn(b, h, l, e, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
-        lengths = torch.randint(1, l + 1, (b,), device=device)
-        real = inside(lengths, l)[:, None, :, None]                                           # (b, 1, l, 1)
-
-        def ours(q, k, v):
-            return attention(q, k, v, lengths=lengths)
-
-        def masked(q, k, v):
-            return F.scaled_dot_product_attention(q, k, v, padding_mask(lengths, l, q.dtype))
-
-        def found(f, heads):
-            y = f(*heads) * real
-            return [y, *torch.autograd.grad(y.square().sum(), heads)]
-
-        times = [milliseconds(lambda: f(*heads).sum().backward(), device) for f in (ours, masked, attention)]
-        error = largest_error(found(ours, heads), found(masked, [x.detach().float().requires_grad_() for x in heads]))
-        good &= error <= TOLERANCE["bfloat16"][0]
-        print(f"| {b}, {h}, {l}, {e} | {' | '.join(f'{ms:.2f}' for ms in times)} | {error:.0e} |")
-    return good
 
 
 def runs(device):
@@ -337,10 +304,10 @@ def compiled(device):
 
 # ---- the page --------------------------------------------------------------------------------------------------------
 
-SECTIONS = dict(parity=parity, attention=attend, kernels=kernels, steps=steps, compiled=compiled, runs=runs,
+SECTIONS = dict(parity=parity, kernels=kernels, steps=steps, compiled=compiled, runs=runs,
                 suite=suite)
 # How the time is shared out: what a section leaves over is for those after it.
-SHARES = dict(parity=80, attention=40, kernels=50, steps=80, compiled=100, runs=60, suite=2500)
+SHARES = dict(parity=80, kernels=50, steps=80, compiled=100, runs=60, suite=2500)
 
 
 CUT = "**Was cut short.** "                    # stands on the page until a section ends

@@ -53,11 +53,11 @@ def test_arms_that_scatter_alike_share_an_estimate():
     found = stats.estimates(arms)
     # t of 4 degrees of freedom, 2.776, times sqrt(1/3 + 1/3)
     assert stats.gain(arms, "b", "a", found)[1] == pytest.approx(2.776 * (2 / 3) ** 0.5, 1e-3)
-    assert "which scatter alike, 1.0, pooled with 4 degrees of freedom." in stats.how_sure(arms, found)
+    assert "for all rows, 1.0, pooled with 4 degrees of freedom." in stats.how_sure(arms, found)
     for other in ({0: 1.0, 1: 99.0, 2: 50.0}, {0: 50.0, 1: 50.0, 2: 50.0}):
         found = stats.estimates(arms | {"c": other})
         assert found["a"] == (1.0, 2) and found["c"] == (np.var([*other.values()], ddof=1), 2)
-        assert "each row with its own standard deviation" in stats.how_sure(arms | {"c": other}, found)
+        assert "each row uses its own standard deviation" in stats.how_sure(arms | {"c": other}, found)
     assert stats.gain(arms | {"c": other}, "a", "c", found)[1] == pytest.approx(4.303 / 3 ** 0.5, 1e-3)
 
 
@@ -306,11 +306,11 @@ def test_the_demo_from_part_of_its_runs(tmp_path):
     found = {row[0]: row[1:4] for row in rows_of(done.stdout)}
     assert found == {"transformer": ["50.0 ± 0.0", "70.0", "+20.0 (one seed)"], "s4": ["80.0", "75.0", "-5.0 (one seed)"]}
     assert "**pathfinder_demo**" in done.stdout and rows_of(page.read_text()) == rows_of(done.stdout)
-    assert "one answer for all" not in done.stdout               # an older folder has no run of baseline.py
+    assert "majority class" not in done.stdout               # an older folder has no run of baseline.py
 
 
 @pytest.mark.parametrize("models", [3, 8])
-def test_what_costs_nothing_stands_first_in_a_demo(models, tmp_path):
+def test_baselines_stand_first_in_a_demo(models, tmp_path):
     """In the table and as two lines across the figure; with part of the labels it is another model's."""
     names = ["transformer", "local", "mega", "s4", "s5", "lru", "sgconv", "rotary"][:models]
     for model in names:
@@ -321,13 +321,13 @@ def test_what_costs_nothing_stands_first_in_a_demo(models, tmp_path):
                 changed={"label_fraction": share} if share else {}, constant_accuracy=0.52)
     done = run("demo", "demo-text", "--runs", tmp_path, "--figure", tmp_path / "demo.png")
     rows = rows_of(done.stdout)
-    assert [row[:2] for row in rows[:2]] == [["*one answer for all*", "52.0"], ["*linear: n-grams of 1 to 5*", "70.0"]]
+    assert [row[:2] for row in rows[:2]] == [["*majority class*", "52.0"], ["*linear: n-grams of 1 to 5*", "70.0"]]
     assert {row[0] for row in rows[2:]} == {*names} and len(rows) == 2 + models and "90.0" not in done.stdout
     assert f"{2 * models + 1} runs, seeds 0" in done.stdout
     plt = pytest.importorskip("matplotlib.pyplot")
     left, _ = report.figure(plt, report.comparisons(reading.read_runs(tmp_path)))[0].axes
     found = {line.get_label(): line.get_xdata() for line in left.lines if line.get_label()[0] != "_"}
-    assert found == {"one answer for all": [52, 52], "linear model": [70, 70]}
+    assert found == {"majority class": [52, 52], "linear model": [70, 70]}
     plt.close("all")
 
 

@@ -76,7 +76,7 @@ def test_a_sweep_has_every_combination_where_it_has_a_meaning():
     number however it is written."""
     lines = listed("sweep", "--tasks", "text_demo", "--models", "s4", "--vary", "lr=1e-3,0.003", "--vary", "arch.d=128",
                    "--vary", "arch.layers=1", "--vary", "mask=.1,.2", "--vary", "pretrain.batch=8", "--seeds", "0",
-                   "--arms", "scratch,spt,joint")
+                   "--starts", "scratch,spt,joint")
     assert len(lines) == 2 + 4 + 4
     alone = [line for line in lines if "-scratch-" in line]
     assert all("--mask" not in line and "--batch" not in line and "--arch d=128,layers=1" in line for line in alone)

@@ -33,15 +33,12 @@ from engine.feed import Feed
 from engine.graph import Recorded
 from engine.run import Run
 from files import UserError
-from kernels import attention
+from kernels import attention, near_attention
 from models import MODELS, Attention, Backbone, Classifier, Denoiser, config, make_optimizer
 from pretrain import spt_loss
 from recipes import arch
 from tasks import TASKS
 from test_objective import noise
-from zoo import gpu_attention
-from zoo.gpu_attention import LIBRARIES, agrees, boundaries, each_alone, library, near_attention, packed_attention
-from zoo.longformer import longformer_attention
 
 
 def drawn(l, e=8, h=3, b=3):
@@ -58,18 +55,6 @@ def same(one, other, heads, lengths):
         assert torch.allclose(a, b, atol=1e-10)
 
 
-@pytest.mark.parametrize("window, causal", [(None, False), (6, False), (6, True)])
-def test_sequences_end_to_end_are_the_mask(window, causal):
-    """What is packed: no sequence sees another, or any padding; one of them has none, one a single position."""
-    heads, lengths = drawn(23), torch.tensor([23, 1, 9])
-    sides = (-1, -1) if window is None else (window // 2, 0 if causal else window // 2)
-    ours = packed_attention(each_alone, *heads, lengths, *sides)
-    exact = (attention(*heads, lengths=lengths) if window is None else
-             longformer_attention(*heads, window, causal, lengths))
-    same(ours, exact, heads, lengths)
-    assert boundaries(lengths, 3, 23, lengths.device).tolist() == [0, 23, 23, 24, 46, 55, 69]
-
-
 @pytest.mark.parametrize("l, block", [(40, 4), (37, 4), (33, 4), (5, 8)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_folded_blocks_are_a_call_per_block(l, block, causal):
@@ -78,35 +63,6 @@ def test_folded_blocks_are_a_call_per_block(l, block, causal):
     same(ours, attention(*heads, causal, block, lengths), heads, lengths)
     every = torch.full((3,), l)
     same(near_attention(*heads, block, None, causal), attention(*heads, causal, block), heads, every)
-
-
-class Scaled(torch.autograd.Function):
-    """A gradient that is off by a tenth."""
-
-    @staticmethod
-    def forward(context, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(context, grad):
-        return 1.1 * grad
-
-
-@pytest.mark.parametrize("wrong", [
-    lambda q, k, v, bounds, longest, left, right: each_alone(q, k, v, bounds, longest, -1, -1),
-    lambda q, k, v, bounds, longest, left, right: each_alone(q, k, v, bounds[[0, -1]], longest, left, right),
-    lambda q, k, v, *more: each_alone(q, Scaled.apply(k), v, *more),
-    lambda q, k, v, *more: each_alone(q, k, v, *more) * float("nan"),
-    lambda *arguments: 1 / 0])
-def test_only_what_agrees_on_this_device_is_used(wrong, monkeypatch):
-    with torch.inference_mode():                           # whoever asks first
-        assert agrees(each_alone, "cpu", torch.float32) and agrees(each_alone, "cpu", torch.bfloat16)
-    monkeypatch.setattr(gpu_attention, "agrees", lambda function, *_: agrees(function, "cpu", torch.float32))
-    for found, known in ((wrong, (None, None)), (each_alone, ("torch", each_alone))):
-        monkeypatch.setattr(gpu_attention, "library", lambda module, name: found)
-        gpu_attention.variable_length.cache_clear()
-        assert gpu_attention.variable_length() == known
-    gpu_attention.variable_length.cache_clear()
 
 
 @pytest.mark.parametrize("model", ["transformer", "rotary"])
@@ -208,19 +164,6 @@ def test_every_model_stays_on_the_gpu(model, monkeypatch):
                 lengths = torch.tensor([l, 1, l // 2], device="cuda") if c.vocab else None
                 y = denoiser(x, lengths, torch.zeros(5, dtype=torch.int64, device="cuda"))
                 assert y.is_cuda and y.shape == (5, 7), (name, causal)
-
-
-@FAKE
-@pytest.mark.parametrize("name", LIBRARIES)
-def test_the_gpu_call_has_these_shapes(name, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    if name == "flash-attn":
-        pytest.importorskip("flash_attn")
-    with without_values():
-        q, k, v = (torch.zeros(3, 64, 2, 16, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(3))
-        for sides in ((-1, -1), (16, 16), (16, 0)):
-            y = packed_attention(library(*LIBRARIES[name]), q, k, v, torch.tensor([64, 1, 9], device="cuda"), *sides)
-            assert y.is_cuda and y.shape == q.shape and y.dtype == q.dtype
 
 
 @pytest.mark.parametrize("block, first, task, model, stage", [
@@ -401,13 +344,13 @@ def test_the_first_hour_without_a_gpu(tmp_path, capsys, monkeypatch):
     words = ["--device", "cpu", "--out", str(page)]
     monkeypatch.setattr(first_hour, "SMALL", first_hour.SMALL[1:])
     monkeypatch.setattr(first_hour, "MODELS", {model: MODELS[model] for model in ("rotary", "s4", "reformer")})
-    for name in ("parity", "attention", "steps", "compiled"):
+    for name in ("parity", "steps", "compiled"):
         assert first_hour.main([*words, "--only", name]) == 0
     before = page.read_text()
     assert "**" not in before and all(before.count(f"<!-- {name}:begin -->") == 1 for name in first_hour.SECTIONS
                                       if name not in ("kernels", "runs", "suite"))
     assert before.count("| 0e+00 | 0e+00 |") == 5 + 4      # s4 and rotary, both ways; reformer; rotary in blocks
-    assert "| 4, 2, 160, 16 |" in before and "| pathfinder_demo | s4 | 16 |" in before and " by a mask." in before
+    assert "| pathfinder_demo | s4 | 16 |" in before
 
     def broken(device):
         assert "**Was cut short.**" in page.read_text() and "pathfinder_demo | s4 | 16 |" not in page.read_text()
@@ -443,16 +386,16 @@ def test_sections_share_the_time_and_run_apart(tmp_path, monkeypatch, capsys):
             clock[0] += min(timeout, 40)
             if timeout < 40:
                 raise subprocess.TimeoutExpired(self.name, timeout)
-            return -6 if self.name == "attention" else 0
+            return -6 if self.name == "compiled" else 0
 
     monkeypatch.setattr(first_hour.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(first_hour.subprocess, "Popen", Process)
-    monkeypatch.setattr(first_hour, "SHARES", dict(parity=100, attention=50, kernels=10, steps=40))
+    monkeypatch.setattr(first_hour, "SHARES", dict(parity=100, compiled=50, kernels=10, steps=40))
     words = ["--device", "cpu", "--out", str(tmp_path / "page.md"), "--seconds", "200"]
-    assert first_hour.main([*words, "--only", "parity,attention,kernels,steps"]) == 1
-    assert given == [("parity", 100), ("attention", 80), ("kernels", 24), ("steps", 96)]
+    assert first_hour.main([*words, "--only", "parity,compiled,kernels,steps"]) == 1
+    assert given == [("parity", 100), ("compiled", 80), ("kernels", 24), ("steps", 96)]
     said = capsys.readouterr().out
-    assert "attention: exit code -6" in said and "kernels: ended after 24 seconds" in said
+    assert "compiled: exit code -6" in said and "kernels: ended after 24 seconds" in said
 
 
 def test_what_a_section_has_started_ends_with_it(tmp_path, monkeypatch):
@@ -486,7 +429,7 @@ def test_a_lease_is_stopped_and_the_next_goes_on(tmp_path):
     # Long until it is stopped; each word of FLAGS goes to all three stages.
     environment = dict(DEVICE="cpu", PYTHON=sys.executable, ROW="listops_demo transformer", OUT="back", COMMIT="a1b2c3",
                        FLAGS="--steps 150 --log-every 10 --eval-every 50 --batch 4",
-                       CHECKS="attention")
+                       CHECKS="steps")
     one, two = machine("one"), machine("two")
     sizes = ["--train", "40", "--val", "8", "--test", "8", "--workers", "1"]
     subprocess.run([sys.executable, "data.py", "--task", "listops_demo", *sizes], cwd=one, check=True)
@@ -504,7 +447,7 @@ def test_a_lease_is_stopped_and_the_next_goes_on(tmp_path):
     said = first.communicate()[0]
     assert first.returncode == 0 and "spt: \n" in said and '"kind": "stop"' in log.read_text()
     page = (one / "back/gpu.md").read_text()
-    assert "| 4, 2, 160, 16 |" in page and "commit a1b2c3" in page and "pretrain:" in said
+    assert "| pathfinder_demo | s4 |" in page and "commit a1b2c3" in page and "pretrain:" in said
     assert {path.name for path in (one / "back").iterdir()} == {"gpu.md", "log.txt", "runs.tgz.aa"}
 
     (two / ".lease").mkdir()
@@ -519,7 +462,7 @@ def test_a_lease_is_stopped_and_the_next_goes_on(tmp_path):
         assert result["steps"] == 150 and result["commit"] == "a1b2c3"
         assert f'{run}: {{"kind": "eval", "step": 150' in said
         assert not (two / runs / run / "last.pt").exists()     # 100 KB of a finished run that nobody needs
-    assert "attention" not in (two / "back/log.txt").read_text()
+    assert not (two / "back/gpu.md").exists()
 
 
 def test_packing_says_what_would_travel(tmp_path):

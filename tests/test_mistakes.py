@@ -154,9 +154,9 @@ MISTAKES = [                      # words before the flags: environment, or dama
     *((f"run_all sweep --tasks text_demo --models s4 {words}", wanted) for words, wanted in (
         ("--vary nope=1", "--vary nope: no such flag; there is: arch batch"), ("--vary lr=", "wants FLAG=VALUE,VALUE"),
         ("--vary lr=-1", "--lr: must be at least 0, got -1"), ("--vary arch.dd=3", "s4 on text_demo has no dd"),
-        ("--vary arch.d=0", "d must be a whole number of at least 1"), ("--arms scratch,foo", "--arms foo: there is"),
+        ("--vary arch.d=0", "d must be a whole number of at least 1"), ("--starts scratch,foo", "--starts foo: there is"),
         ("--vary arch=32", "--vary arch: no such flag"), ("--vary lr=1 --vary lr=2", "each flag once; got lr=2"),
-        ("--vary objective=foo --arms joint", "invalid choice: 'foo'"), ("--arms ,", "words separated by commas"),
+        ("--vary objective=foo --starts joint", "invalid choice: 'foo'"), ("--starts ,", "words separated by commas"),
         ("--vary pretrain.arch.dd=3", "s4 on text_demo has no dd"), ("--vary arch.state=7", "7"),
         ("--vary batch=9000", "--batch 9000 is more than the 5,000 training examples there are"),
         ("--vary schedule=cubic", "invalid choice: 'cubic'"), ("--vary finetune.mask", "wants FLAG=VALUE,VALUE"))),

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import models
 from costs import describe
+from gradients import MaskedNorm
 from tasks import SPECIAL, TASKS
 from kernels import hippo_nplr, s4_kernel_naive
 from models import (DLR, MODELS, S4, SSM, Attention, Backbone, BatchNorm, Classifier, Denoiser, Joint, SizeError,
@@ -414,7 +415,7 @@ def test_masked_norm_has_the_gradients_of_its_formula():
         return (x - mean) * rate * gain[:, None] + bias[:, None]
 
     leaves, weight = [v.requires_grad_() for v in (x, gain, bias)], torch.randn_like(x)
-    ours = models.MaskedNorm.apply(x, real, gain, bias, 1e-5, False)[0]
+    ours = MaskedNorm.apply(x, real, gain, bias, 1e-5, False)[0]
     assert torch.allclose(ours, plain(*leaves))
     for fast, exact in zip(*(torch.autograd.grad((y * weight).sum(), leaves) for y in (ours, plain(*leaves)))):
         assert torch.allclose(fast, exact)

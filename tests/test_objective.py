@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from data import Batch, Split
+from engine.feed import drawing
 from tasks import EOS, MASK, PAD, SPECIAL, TASKS
 from pretrain import EVAL_KEY, OBJECTIVES, corrupt, hide, shift, spt_loss
 
@@ -94,14 +95,19 @@ def test_the_pretext_does_not_depend_on_how_a_batch_is_divided(name, objective):
     task, split = noise(name, 50, 7)
     args = SimpleNamespace(objective=objective, mask=0.4, loss="l1" if name == "image" else "ce")
     rows, k = np.array([3, 0, 6, 5, 1, 4, 2]), task.documents
-    whole = OBJECTIVES[objective].pretext(args, task, split.batch(rows), rows, slice(0, 7), 5, 11)
+
+    def pretext(mine, *key):
+        batch = split.batch(rows[mine])
+        return OBJECTIVES[objective].pretext(args, batch, drawing(task, batch, rows, mine, *key))
+
+    whole = pretext(slice(0, 7), 5, 11)
     for mine in (slice(0, 2), slice(2, 6), slice(6, 7)):
-        inputs, targets, hidden = OBJECTIVES[objective].pretext(args, task, split.batch(rows[mine]), rows, mine, 5, 11)
+        inputs, targets, hidden = pretext(mine, 5, 11)
         all_inputs, all_targets, all_hidden = (value[k * mine.start:k * mine.stop] for value in whole)
         l = hidden.shape[1]
         assert torch.equal(all_hidden[:, :l], hidden) and not all_hidden[:, l:].any()
         assert torch.equal(all_inputs[:, :l], inputs) and torch.equal(all_targets[:, :l][hidden], targets[hidden])
-    next_step = OBJECTIVES[objective].pretext(args, task, split.batch(rows), rows, slice(0, 7), 5, 12)
+    next_step = pretext(slice(0, 7), 5, 12)
     assert torch.equal(next_step[2], whole[2]) == (objective == "causal")
     if k == 2 and objective == "masked":                              # each document of a pair has a mask of its own
         one, two = whole[2].unflatten(0, (7, 2)).unbind(1)

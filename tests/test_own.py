@@ -496,25 +496,25 @@ def test_gains_and_the_sentence_that_says_them(tmp_path):
 
 
 def test_a_probe_has_a_column_where_there_is_one(tmp_path):
-    """The head alone, on the same pretrained model: neither SPT nor another line."""
+    """The linear probe, on the same pretrained model: neither SPT nor another line."""
     for seed in range(2):
         first = finished(tmp_path, "pretrain", "s4", seed, dict(val_score=1), 100, 60)
         finished(tmp_path, "scratch", "s4", seed, 0.5, 250, 90)
         finished(tmp_path, "spt", "s4", seed, 0.6, 150, 120, init=first)
-    assert "head alone" not in shown(tmp_path)
+    assert "linear probe" not in shown(tmp_path)
     for seed in range(2):
         first = f"s4-pretrain-s{seed}-None"
         finished(tmp_path, "spt", "s4", seed, 0.55, 150, 60, init=first, changed=dict(freeze=True), label_fraction=1.0)
     text = shown(tmp_path)
-    assert "| model | from scratch | self-pretrained | head alone | SPT - scratch" in text
+    assert "| model | from scratch | self-pretrained | linear probe | SPT - scratch" in text
     assert "| s4 | 50.0 \u00b1 0.0 | 60.0 \u00b1 0.0 | 55.0 \u00b1 0.0 | +10.0 (2) | 1.5 / 3.0 / 2.0 |" in text
 
 
-def test_sequences_without_a_label_are_told(tmp_path):
+def test_sequences_without_a_label_are_named(tmp_path):
     finished(tmp_path, "scratch", "s4", 0, 0.5, 250, 90, data=dict(sizes=[50, 9, 9], labelled=30))
     assert "Joint training" not in shown(tmp_path)
     finished(tmp_path, "joint", "s4", 0, 0.5, 125, 90, data=dict(sizes=[50, 9, 9], labelled=30))
-    assert ("Joint training sees the labelled inputs only; SPT alone saw 20 more sequences, without a label; "
+    assert ("Joint training uses only the labelled inputs; only SPT used the 20 sequences without a label; "
             in shown(tmp_path))
 
 
@@ -541,8 +541,8 @@ def test_numbers_have_r2(tmp_path):
         finished(tmp_path, "scratch", "s4", seed, dict(test_r2=0.5 + seed / 10), 250, 90)
         first = finished(tmp_path, "pretrain", "s4", seed, dict(val_score=1), 100, 60)
         finished(tmp_path, "spt", "s4", seed, dict(test_r2=0.75 + seed / 10), 150, 90, init=first)
-    assert ("- **s4: cannot be told**: +0.250 R2 [-0.054, +0.554], 2 seeds; if the difference stays, 3 seeds would tell."
-            in shown(tmp_path))
+    assert ("- **s4: no significant difference**: +0.250 R2 [-0.054, +0.554], 2 seeds; if the difference stays, 3 seeds "
+            "would settle it." in shown(tmp_path))
 
 
 def test_from_a_file_to_the_table(tmp_path):

@@ -812,10 +812,10 @@ def test_damaged_files_of_pythia_are_one_line(name, tensors, mistake):
 def test_an_objective_is_a_function_and_a_line(task, model, monkeypatch, tmp_path, capsys):
     """BERT's: a tenth of what is to be predicted stays as it is, a tenth becomes another symbol. It has the masked
     recipe, both stages, joint training with two passes, and its name."""
-    def bert(args, task, batch, rows, mine, *key):
-        inputs, targets, hidden = pretrain.masked(args, task, batch, rows, mine, *key)
+    def bert(args, batch, draw):
+        inputs, targets, hidden = pretrain.masked(args, batch, draw)
         if batch.samples is None:
-            kept = torch.from_numpy(pretrain.hide(inputs.shape, 0.2, *key, 1)) & hidden
+            kept = draw(lambda shape, ratio, *key: pretrain.hide(shape, ratio, *key, 1), 0.2) & hidden
             inputs = torch.where(kept, targets, inputs)
         return inputs, targets, hidden
 

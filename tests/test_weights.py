@@ -27,7 +27,7 @@ def test_what_the_pages_say_of_the_linear_model_is_kept():
     for page, block, task in ((readme, "demo", "pathfinder_demo"), (text, "demo-text", "text_demo"),
                               (text, "text256", "text256"), (init, "demo-init", "text_demo")):
         table = page.split(f"<!-- {block}:begin -->")[1].split(f"<!-- {block}:end -->")[0]
-        for name, score in (("one answer for all", 100 * kept[task]["constant_accuracy"]),
+        for name, score in (("majority class", 100 * kept[task]["constant_accuracy"]),
                             (f"linear: {kept[task]['model']}", kept[task]["score"])):
             assert table.count(f"*{name}* | {score:.1f} | |") == 1
 
@@ -75,5 +75,5 @@ def test_finetuning_starts_from_them(tmp_path, capsys):
     """On data that are generated anew: they are those of the pretraining, or it would refuse."""
     words = ["--steps", "2", "--eval-every", "2", "--data-dir", str(tmp_path), "--out", str(tmp_path / "run")]
     finetune.main(["--init", str(FOLDER / "pathfinder_demo-s4-pretrain"), *words])
-    assert "tensors taken over" in capsys.readouterr().out
+    assert "tensors loaded" in capsys.readouterr().out
     assert json.loads((tmp_path / "run" / "result.json").read_text())["start"] == "spt"

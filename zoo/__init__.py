@@ -4,8 +4,8 @@ A first reading skips this room.
     cp zoo/linformer.py zoo/mine.py        change the class and the name in the last line; --model knows it now
 
 A file reads from top to bottom: the formula in a plain and a fast form, the layer, its sizes and recipes where they are
-not those of the model that it is `like`, and its line. zoo/shared.py and zoo/gpu_attention.py have what several use. A
-file that cannot be loaded, or whose tables do not fit its classes, ends every script with one line that names it.
+not those of the model that it is `like`, and its line. zoo/shared.py has what several use. A file
+that cannot be loaded, or whose tables do not fit its classes, ends every script with one line that names it.
 """
 from pathlib import Path
 

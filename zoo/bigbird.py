@@ -5,9 +5,9 @@ Sizes and recipes are the Transformer's. The random blocks are drawn once and sa
 import torch
 import torch.nn.functional as F
 
-from kernels import attention, ceil_div
+from kernels import attention, ceil_div, real_keys, split_blocks
 from models import MODELS, Attention, Key, Model, TransformerBlock, sinusoids
-from zoo.shared import dense_attention, fill_up, real_keys, split_blocks
+from zoo.shared import dense_attention, fill_up
 
 
 def bigbird_attention_naive(q, k, v, block, random, causal=False, lengths=None):

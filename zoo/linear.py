@@ -1,17 +1,15 @@
-"""Attention without softmax: a product of non-negative features, taken in the order that costs O(l).
+"""Attention without softmax, in O(l): linear (Katharopoulos et al. 2020), Performer (Choromanski et al. 2021).
 
-`linear` (Katharopoulos et al. 2020), `performer` with random features that estimate softmax (Choromanski et al. 2021),
-`performer_relu`, the "generalised" Performer, which Long Range Arena's authors (Tay et al. 2020) ran on all tasks but
-ListOps. Sizes and recipes are the Transformer's.
+A product of non-negative features. `performer`: random features that estimate softmax. `performer_relu`: the
+"generalised" Performer, which Long Range Arena's authors (Tay et al. 2020) ran on every task except ListOps. Sizes and recipes are the Transformer's.
 """
 import math
 
 import torch
 import torch.nn.functional as F
 
-from kernels import ceil_div
+from kernels import ceil_div, real_keys, split_blocks
 from models import MODELS, Attention, Key, Model, SizeError, TransformerBlock, sinusoids
-from zoo.shared import real_keys, split_blocks
 
 
 def linear_attention_naive(q, k, v, causal=False, lengths=None, eps=1e-6):

@@ -5,8 +5,8 @@ blocks of 64. Sizes and recipes are the Transformer's; the widths on short seque
 """
 import torch
 
+from kernels import near_attention
 from models import MODELS, Attention, Key, Model, TransformerBlock, sinusoids
-from zoo.gpu_attention import near_attention, packed
 from zoo.shared import dense_attention
 
 
@@ -33,15 +33,13 @@ class Longformer(Attention):
         self.window = c.window
 
     def attend(self, q, k, v, lengths):
-        half = self.window // 2
-        y = packed(q, k, v, lengths, half, 0 if self.causal else half)
-        return longformer_attention(q, k, v, self.window, self.causal, lengths) if y is None else y
+        return longformer_attention(q, k, v, self.window, self.causal, lengths)
 
 
 MODELS |= {
     "local": Model(TransformerBlock, Attention, "transformer", dict(block=64), positions=sinusoids, changes="""
         task                  sizes
-        *_demo|*_mini|text256 block=8"""),
+        *_demo|*_mini|text256 block=8""", about="Local attention, in blocks of 64 (Tay et al. 2020)."),
     "longformer": Model(TransformerBlock, Longformer, "transformer", positions=sinusoids, changes="""
         task                  sizes
         *_demo|*_mini|text256 window=32""")}

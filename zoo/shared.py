@@ -6,17 +6,6 @@ import torch.nn.functional as F
 from kernels import inside, true_lengths
 
 
-def split_blocks(x, size, n):
-    """(..., l, e) -> (..., n, size, e), filled up with zeros."""
-    return F.pad(x, (0, 0, 0, n * size - x.shape[-2])).unflatten(-2, (n, size))
-
-
-def real_keys(positions, l, lengths):
-    """Which key positions hold a real element: positions (...) -> bool (1 or b, ...)."""
-    ends = true_lengths(lengths, 1, l, positions.device)
-    return (positions >= 0) & (positions < ends.view(-1, *[1] * positions.ndim))
-
-
 def fill_up(length, lengths, *heads):
     """True lengths, and (b, h, l, e) tensors filled up to the task's length. Pads to the task's length; otherwise these
     models' output would depend on the batch's padding."""
