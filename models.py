@@ -16,10 +16,11 @@ kernels.py. "Paper" is Amos et al. 2024.
 """
 import contextlib
 import math
-import sys
+import runpy
 from collections import namedtuple
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -454,27 +455,6 @@ class Classifier(nn.Module):
         return exactly(self.head, x)                                                          # (b, outputs)
 
 
-class Joint(Classifier):
-    """Joint training, an alternative to self-pretraining: a classifier whose backbone also predicts hidden positions,
-    through a second head with `predicted` outputs."""
-
-    def __init__(self, backbone, outputs, pool, head, predicted):
-        super().__init__(backbone, outputs, pool, head)
-        self.predict = backbone.init_head(nn.Linear(backbone.d, predicted))
-
-    def forward(self, x, lengths=None, corrupted=None, hidden=None):
-        """x as in Backbone -> (b, outputs). With hidden as in `at`, also predictions (m, predicted): from the corrupted
-        inputs, or, if there are none (causal), from the same pass."""
-        features = self.backbone(x, lengths)                                                  # (b, l, d)
-        outputs = self.classify(features, lengths)
-        if hidden is None:
-            return outputs
-        if corrupted is not None:
-            with averages_kept(self.backbone):       # BatchNorm evaluates on inputs that are not corrupted
-                features = self.backbone(corrupted, lengths)
-        return outputs, exactly(self.predict, at(features, hidden))
-
-
 # ---- Optimiser groups ------------------------------------------------------------------------------------------------
 
 HELPERS = set()    # names of training-only parameters: not counted, not transferred to finetuning (zoo/ adds its own)
@@ -508,7 +488,9 @@ def count(model):
     return sum(p.numel() for name, p in model.named_parameters() if name.split(".")[-1] not in HELPERS)
 
 
-# ---- MODELS ----------------------------------------------------------------------------------------------------------
+# ---- Skip at a first reading -----------------------------------------------------------------------------------------
+
+# The table of models.
 
 @dataclass(frozen=True)
 class Model:
@@ -542,8 +524,6 @@ MODELS = {
 }
 
 
-# ---- Skip at a first reading -----------------------------------------------------------------------------------------
-
 # From tables and flags to the object `c`.
 
 def keys_of(model, ffn="dense"):
@@ -574,7 +554,7 @@ def config(sizes, task, causal=False, mask_channel=False):
                            causal=causal, directions=1 if causal else 2)
 
 
-# Kernels of all layers in one call; BatchNorm in joint training.
+# Kernels of all layers in one call.
 
 AT_ONCE = dict(cpu=2**22, cuda=2**25)      # values d l of the kernels that one call makes; a GPU waits for each launch
 
@@ -591,6 +571,29 @@ def make_kernels(kernels, l):
         arguments = (v.flatten() if v.ndim == 2 else v.movedim(0, -3).flatten(-3, -2) for v in some[0].arguments(p))
         made += some[0].make(*arguments, l)[..., :l].chunk(len(some), 1)
     return made
+
+
+# Joint training.
+
+class Joint(Classifier):
+    """Joint training, an alternative to self-pretraining: a classifier whose backbone also predicts hidden positions,
+    through a second head with `predicted` outputs."""
+
+    def __init__(self, backbone, outputs, pool, head, predicted):
+        super().__init__(backbone, outputs, pool, head)
+        self.predict = backbone.init_head(nn.Linear(backbone.d, predicted))
+
+    def forward(self, x, lengths=None, corrupted=None, hidden=None):
+        """x as in Backbone -> (b, outputs). With hidden as in `at`, also predictions (m, predicted): from the corrupted
+        inputs, or, if there are none (causal), from the same pass."""
+        features = self.backbone(x, lengths)                                                  # (b, l, d)
+        outputs = self.classify(features, lengths)
+        if hidden is None:
+            return outputs
+        if corrupted is not None:
+            with averages_kept(self.backbone):       # BatchNorm evaluates on inputs that are not corrupted
+                features = self.backbone(corrupted, lengths)
+        return outputs, exactly(self.predict, at(features, hidden))
 
 
 @contextlib.contextmanager
@@ -682,17 +685,6 @@ TransformerBlock.step, SSMBlock.step = transformer_block_step, ssm_block_step
 Backbone.step, Backbone.can_step = backbone_step, can_step
 
 
-def main():
-    """Print a line per model: what it is, with its paper."""
-    import zoo                                                         # noqa: F401, fills MODELS
-    from models import MODELS                                          # this file a second time: the one zoo/ fills
-    for name, model in MODELS.items():
-        mixer = model.mixer.func if isinstance(model.mixer, partial) else model.mixer
-        homes = (sys.modules[part.__module__] for part in (*getattr(model.mixer, "args", ()), mixer, model.block)
-                 if part.__module__.startswith("zoo."))
-        print(f"{name:15} {model.about or next(homes).__doc__.splitlines()[0]}")
-    print("\nSizes and recipe on a task: python recipes.py --task listops --model s4. What each costs: results/costs.md")
-
-
 if __name__ == "__main__":
-    main()
+    listing = runpy.run_path(str(Path(__file__).parent / "results" / "listing.py"))
+    raise SystemExit(listing["exit_code"](listing["print_models"]))

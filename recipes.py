@@ -13,8 +13,10 @@ import contextlib
 import fnmatch
 import functools
 import itertools
+import runpy
+from pathlib import Path
 
-from files import Parser, UserError, exit_code
+from files import UserError
 from models import FEED_FORWARD, MODELS, Attention, SizeError, keys_of
 from tasks import TASKS
 
@@ -394,23 +396,6 @@ def fit(task, examples, recipe, sizes):
                      f"{'; attention in blocks of 1,024 (above 2,048 positions)' if blocks else ''}")
 
 
-def main():
-    """Print the sizes and the recipe of a task and model, for each stage."""
-    import zoo                                                         # noqa: F401, fills MODELS
-    from recipes import arch, recipe_line                              # this file a second time: the one zoo/ checks
-    parser = Parser(examples=True, description=__doc__.split("\n\n")[0], allow_abbrev=False)
-    parser.add_argument("--task", required=True, choices=TASKS)
-    parser.add_argument("--model", required=True, choices=MODELS)
-    args = parser.parse_args()
-    sizes = arch(args.task, args.model) or {}
-    print(" ".join(["sizes           ", *(f"{name}={sizes[name]}" for name in keys_of(args.model) if name in sizes)]))
-    for objective, start, unused in (("masked", "pretrain", ("pool", "head")), ("causal", "pretrain", ("pool", "head")),
-                                     (None, "spt", ("loss", "mask")), (None, "scratch", ("loss", "mask"))):
-        with contextlib.suppress(UserError):                           # no recipe for this stage
-            name, _, values = recipe_line(args.task, TASKS[args.task], args.model, objective, start)
-            text = " ".join(f"{key}={value}" for key, value in values.items() if value is not None and key not in unused)
-            print(f"{start:9} {objective or '':6} {text}  (line {name})")
-
-
 if __name__ == "__main__":
-    raise SystemExit(exit_code(main))
+    listing = runpy.run_path(str(Path(__file__).parent / "results" / "listing.py"))
+    raise SystemExit(listing["exit_code"](listing["print_recipes"]))

@@ -78,7 +78,8 @@ OF_TARGETS = dict.fromkeys((*OWN_FLAGS, "starts"), ["own", "sweep"]) | {
 
 
 def parse_args(argv):
-    parser = Parser(examples=True, description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = Parser(examples=True, description=__doc__, allow_abbrev=False,
+                    formatter_class=argparse.RawDescriptionHelpFormatter,
                     usage="bash run_all.sh TARGET [flags]", add_help=False)
     add = parser.add_argument
     add("target", nargs="?", default="")

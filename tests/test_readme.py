@@ -1,18 +1,18 @@
-"""README: its method names what the code has, and its three forks apply and run."""
+"""README: its method names what the code has, its commands are commands, its forks apply and run."""
 import ast
-import os
 import re
 import runpy
-import shutil
-import subprocess
+import shlex
 
 import numpy as np
-import pytest
 
-from conftest import ROOT, calls, laws, scripts
+import analyze
+from conftest import ROOT, call, calls, laws, scripts
+from engine.flags import flags
+from pretrain import OBJECTIVES
 
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.S)
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README + (ROOT / "results" / "data.md").read_text(), re.S)
 LISTOPS = "data.py", "--task", "listops_demo", "--train", 64, "--val", 16, "--test", 16
 
 
@@ -49,7 +49,47 @@ def test_files_have_about_the_lines_that_readme_says():
     for names, counts in re.findall(r"^\| (`[^|]+`) \| ([\d, ]+) \|", README, re.M):
         for name, count in zip(re.findall(r"`(.+?)`", names), counts.split(", "), strict=True):
             assert abs(len((ROOT / name).read_text().splitlines()) - int(count)) <= 0.05 * int(count), name
-    assert len(README.splitlines()) <= 230
+
+
+def test_readme_is_short_and_says_what_is_read_first():
+    """At most 200 lines of 100 characters (tables apart); the lines up to where a first reading stops."""
+    lines = README.splitlines()
+    assert len(lines) <= 200 and [line for line in lines if len(line) > 100 and line[0] != "|"] == []
+    read = 0
+    for name, end in dict(kernels="# ---- Skip at a", models="# ---- Skip at a", pretrain="$", finetune="# ---- Joint").items():
+        read += (ROOT / f"{name}.py").read_text().split(end)[0].count("\n")
+    assert abs(read - int(re.search(r"about ([\d,]+) lines", README)[1].replace(",", ""))) < 30
+
+
+def test_the_layer_in_five_lines():
+    code = next(text for kind, text in BLOCKS if "SimpleNamespace" in text)
+    found = {}
+    exec(code, found)
+    assert found["y"].shape == (8, 1024, 64) and found["y"].isfinite().all() and len(code.splitlines()) <= 6
+
+
+def test_each_command_is_one(tmp_path, monkeypatch):
+    """What test_repository.py does not run is listed, or read by its script's parser."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(analyze, "COMMANDS", dict.fromkeys(analyze.COMMANDS, lambda args: None))
+    (tmp_path / "my.npz").touch()
+    blocks = re.findall(r"```bash\n(.*?)```", README, re.S)
+    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    for line in lines:
+        words = [*shlex.split(line), *(["--list"] if "run_all.sh" in line and "--list" not in line else [])]
+        if words[:2] == ["bash", "run_all.sh"]:
+            assert call(*words[1:]).stdout.startswith("python "), line
+        elif words[1] == "analyze.py":
+            analyze.command(words[2:])
+        elif words[1] in ("pretrain.py", "finetune.py"):
+            flags(words[1].removesuffix(".py"), OBJECTIVES).parse_args(words[2:])
+        elif words[1] == "predict.py":
+            assert (ROOT / words[2]).is_dir() or words[2] == "RUN", line
+        else:
+            assert words[:2] == ["pip", "install"], line
+    targets = re.search(r"run_all.sh table2 .*# or (.*) \.\. (figure5)", README)
+    for target in (*targets[1].split(), targets[2]):
+        assert call("run_all.sh", target, "--list", "--preset", "mini").stdout.startswith("python ")
 
 
 def test_links_and_pictures_are_there():
@@ -80,11 +120,11 @@ def test_forks_that_are_a_file(tmp_path):
     laws(copy, "tests/test_models.py", "tests/test_mixers.py", "-k", "shortconv or forward_pass")
 
 
-@pytest.mark.skipif(not shutil.which("git"), reason="git applies the diff")
 def test_fork_span_masks(tmp_path):
-    copy, (diff,) = fork(tmp_path), [text for kind, text in BLOCKS if kind == "diff"]
-    subprocess.run(["git", "apply", "--recount", "-C1", "-"], input=diff, text=True, cwd=copy, check=True,
-                   env=os.environ | {"GIT_CEILING_DIRECTORIES": str(tmp_path)})
+    copy, spans = fork(tmp_path), next(text for _, text in BLOCKS if "np.roll" in text)
+    before = (copy / "pretrain.py").read_text()
+    last = next(line for line in before.splitlines() if "default_rng((1717, *key))" in line)
+    (copy / "pretrain.py").write_text(before.replace(f"{last}\n", spans))
     hide = runpy.run_path(str(copy / "pretrain.py"))["hide"]
     hidden = hide((4000, 96), 0.3, 7)
     assert abs(hidden.mean() - 0.3) < 0.01

@@ -306,10 +306,21 @@ def test_speed_measures_both_forms_of_a_kernel():
             assert 0 < seconds < 10 and peak >= 0 and 0 < error < 1e-4
 
 
-def test_models_names_the_command_that_measures_them():
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        runpy.run_path(str(ROOT / "models.py"), run_name="__main__")
-    assert out.getvalue() == "what each model costs: python results/costs.py\n"
+def test_bare_commands_show_what_there_is_or_what_to_type(monkeypatch):
+    """A line per model, with its paper; the examples of the docstring."""
+    def printed(script, *words):
+        monkeypatch.setattr(sys, "argv", [script, *words])
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+            runpy.run_path(str(ROOT / script), run_name="__main__")
+        return out.getvalue()
+
+    lines = printed("models.py").splitlines()
+    assert [line.split()[0] for line in lines[:len(models.MODELS)]] == [*models.MODELS]
+    assert all(re.search(r"\d{4}|section", line) for line in lines[:len(models.MODELS)])
+    for script in ("analyze.py", "predict.py", "baseline.py", "recipes.py", "data.py", "pretrain.py", "finetune.py"):
+        assert f"\n    python {script} " in printed(script)
+    text = printed("recipes.py", "--task", "pathx", "--model", "s4")
+    assert re.search(r"pretrain  masked .*lr=0.001 .*\(line pathx/s4/masked\)", text) and "sizes" in text
 
 
 def test_kernels_tells_its_story(tmp_path, monkeypatch):

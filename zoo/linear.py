@@ -1,7 +1,8 @@
 """Attention without softmax, in O(l): linear (Katharopoulos et al. 2020), Performer (Choromanski et al. 2021).
 
 A product of non-negative features. `performer`: random features that estimate softmax. `performer_relu`: the
-"generalised" Performer, which Long Range Arena's authors (Tay et al. 2020) ran on every task except ListOps. Sizes and recipes are the Transformer's.
+"generalised" Performer, which Long Range Arena's authors (Tay et al. 2020) ran on every task except ListOps. Sizes and
+recipes are the Transformer's.
 """
 import math
 

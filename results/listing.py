@@ -1,0 +1,41 @@
+"""Print what models.py and recipes.py hold: `python models.py`, `python recipes.py --task pathx --model s4`."""
+import contextlib
+import sys
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import zoo                                     # noqa: F401, fills MODELS
+from files import Parser, UserError, exit_code                      # noqa: F401, the last for its callers
+from models import MODELS, keys_of
+from recipes import arch, recipe_line
+from tasks import TASKS
+
+
+def print_models():
+    """Print a line per model: what it is, with its paper."""
+    for name, model in MODELS.items():
+        mixer = model.mixer.func if isinstance(model.mixer, partial) else model.mixer
+        homes = (sys.modules[part.__module__] for part in (*getattr(model.mixer, "args", ()), mixer, model.block)
+                 if part.__module__.startswith("zoo."))
+        print(f"{name:15} {model.about or next(homes).__doc__.splitlines()[0]}")
+    print("\nSizes and recipe on a task: python recipes.py --task listops --model s4. Costs: results/costs.md")
+
+
+def print_recipes():
+    """Print the sizes and the recipe of a task and model, for each stage."""
+    parser = Parser(examples=True, description="Print sizes and recipe.", allow_abbrev=False)
+    parser.add_argument("--task", required=True, choices=TASKS)
+    parser.add_argument("--model", required=True, choices=MODELS)
+    args = parser.parse_args()
+    sizes = arch(args.task, args.model) or {}
+    print(" ".join(["sizes           ", *(f"{name}={sizes[name]}" for name in keys_of(args.model) if name in sizes)]))
+    for objective, start, unused in (("masked", "pretrain", ("pool", "head")), ("causal", "pretrain", ("pool", "head")),
+                                     (None, "spt", ("loss", "mask")), (None, "scratch", ("loss", "mask"))):
+        with contextlib.suppress(UserError):                           # no recipe for this stage
+            name, _, values = recipe_line(args.task, TASKS[args.task], args.model, objective, start)
+            text = " ".join(f"{key}={value}" for key, value in values.items()
+                            if value is not None and key not in unused)
+            print(f"{start:9} {objective or '':6} {text}  (line {name})")
