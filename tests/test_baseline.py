@@ -11,6 +11,7 @@ import baseline
 import data
 from compare import report
 from compare.reading import read_runs
+from conftest import ROOT
 from files import UserError
 from test_own import finished, shown
 
@@ -128,6 +129,19 @@ def test_a_share_of_the_labels_is_that_of_finetuning(tmp_path):
     whole = baseline.ngrams(task, data.open_task(f"file:{tmp_path / 'my.npz'}", tmp_path / "data")[1])
     assert (baseline.ngrams(task, train) != whole[train.chosen]).nnz == 0 and len(train) == 28
     assert len(baseline.fit(task, train, val, test)[1]) == len(test)
+
+
+def test_the_page_of_full_length_shows_its_records():
+    """A row of results/linear.md per record: what was chosen, the scores, the error of the test set's size."""
+    rows = [[cell.strip("* ") for cell in line.split("|")] for line in
+            (ROOT / "results" / "linear.md").read_text().splitlines() if line.startswith("| `")]
+    records = [json.loads(line) for line in (ROOT / "results" / "linear.jsonl").read_text().splitlines()]
+    for row, record in zip(rows, records, strict=True):
+        score = record["test_accuracy"]
+        error = (score * (1 - score) / record["test_examples"]) ** 0.5
+        shown = [f"{100 * value:.2f}" for value in (record["val_accuracy"], score, error)]
+        assert row[3:8] == [record["regularisation"], *shown, f"{record['seconds']:.0f}"]
+        assert row[1].startswith(f"`{record['task'].split('_')[0]}`") and record["model"].split()[-1] in row[2]
 
 
 # ---- The verdict -----------------------------------------------------------------------------------------------------
