@@ -2,14 +2,17 @@
 ahead of these has learned little.
 
     python baseline.py --task text_demo
+    python baseline.py --task text --words
     python baseline.py --task file:my.npz --label-fraction 0.05
 
 Symbols: which n-grams of 1 to 5 symbols occur, weighted by naive Bayes (Wang and Manning 2012), and logistic
-regression. Samples: random convolutions (ROCKET, Dempster et al. 2020), and ridge regression. Splits are those of
-finetune.py. Validation chooses how strongly the model is regularised; the test split is seen once. --out DIR writes
-result.json as finetune.py does, with start "baseline".
+regression. --words takes a text's words and pairs of words in place of its characters. Samples: random convolutions
+(ROCKET, Dempster et al. 2020), and ridge regression. Splits are those of finetune.py. Validation chooses how strongly
+the model is regularised; the test split is seen once. --out DIR writes result.json as finetune.py does, with start
+"baseline".
 """
-from files import Parser, read_json, write_json  # first: no traceback if Ctrl-C comes while the rest is imported
+# First, so that there is no traceback if Ctrl-C comes while the rest is imported.
+from files import Parser, UserError, read_json, write_json
 
 import time
 from pathlib import Path
@@ -29,22 +32,29 @@ from data import open_task
 from engine.flags import between
 from engine.folder import environment
 from engine.processes import guarded
+from tasks import SPECIAL
 from tasks.own import UNEQUAL
 
 LONGEST = 5                                    # n-gram
+WORD = r"\w+|[^\w\s]"                          # with --words: a word, or a punctuation mark
 KERNELS = 1_000                                # random convolutions, two features each
 POSITIONS = 10_000_000                         # with more of them kernels are fewer, but a tenth at least
 
 
 # ---- Symbols ---------------------------------------------------------------------------------------------------------
 
-def ngrams(task, split):
-    """Which n-grams occur: 0 or 1, sparse (examples, documents x 2**20 hashes)."""
+def ngrams(task, split, words=False):
+    """Return which n-grams of symbols, or of words, occur: 0 or 1, sparse (examples, documents x hashes)."""
     k, rows = task.documents, range(len(split)) if split.chosen is None else split.chosen
-    texts = [(split.x[split.offsets[j]:split.offsets[j + 1]].astype(np.uint32) + 0x10000).tobytes().decode("utf-32-le")
-             for i in rows for j in range(k * i, k * i + k)]           # a character a symbol, none of them a blank
-    vectors = HashingVectorizer(analyzer="char", ngram_range=(1, LONGEST), lowercase=False, norm=None, binary=True,
-                                alternate_sign=False, dtype=np.float32).transform(texts)
+    if words:                                                          # what was encoded; a special symbol is a blank
+        letters = np.array([ord(" ")] * len(SPECIAL) + [*map(ord, task.symbols[len(SPECIAL):])], np.uint32)
+        kind = dict(token_pattern=WORD, ngram_range=(1, 2), n_features=2 ** 22)
+    else:
+        letters = np.arange(task.vocab, dtype=np.uint32) + 0x10000     # a character per symbol, none of them a blank
+        kind = dict(analyzer="char", ngram_range=(1, LONGEST), lowercase=False)
+    texts = [letters[split.x[split.offsets[j]:split.offsets[j + 1]]].tobytes().decode("utf-32-le")
+             for i in rows for j in range(k * i, k * i + k)]
+    vectors = HashingVectorizer(norm=None, binary=True, alternate_sign=False, dtype=np.float32, **kind).transform(texts)
     return sparse.hstack([vectors[i::k] for i in range(k)], "csr")
 
 
@@ -100,35 +110,35 @@ def convolved(task, split, count=KERNELS):
 # ---- Fitting ---------------------------------------------------------------------------------------------------------
 
 def linear_models(task):
-    """Linear models of a task's features, the most regularised first."""
+    """Return {strength of regularisation: linear model of a task's features}, the strongest first."""
     if task.channels:
         kind = RidgeClassifier if task.classes else Ridge
-        return [make_pipeline(StandardScaler(), kind(alpha)) for alpha in (1e5, 1e4, 1e3, 1e2, 1e1)]
+        return {f"alpha {a:g}": make_pipeline(StandardScaler(), kind(a)) for a in (1e5, 1e4, 1e3, 1e2, 1e1)}
     if not task.classes:
-        return [Ridge(alpha, solver="sparse_cg") for alpha in (1e3, 1e2, 1e1, 1)]
-    return [OneVsRestClassifier(make_pipeline(NaiveBayes(), LogisticRegression(C=c, solver="liblinear")))
-            for c in (0.001, 0.01, 0.1, 1)]
+        return {f"alpha {a:g}": Ridge(a, solver="sparse_cg") for a in (1e3, 1e2, 1e1, 1)}
+    return {f"C {c:g}": OneVsRestClassifier(make_pipeline(NaiveBayes(), LogisticRegression(C=c, solver="liblinear")))
+            for c in (0.001, 0.01, 0.1, 1)}
 
 
-def fit(task, train, val, test):
-    """-> validation score, predictions (n,) for the test split, and those of one answer for all."""
+def fit(task, train, val, test, words=False):
+    """-> validation score, predictions (n,) for the test split, those of a constant, and the regularisation chosen."""
     splits = train, val, test
     count = KERNELS * POSITIONS // max(POSITIONS, task.length * sum(map(len, splits)))
-    x, x_val, x_test = (convolved(task, split, max(count, KERNELS // 10)) if task.channels else ngrams(task, split)
-                        for split in splits)
+    x, x_val, x_test = (convolved(task, split, max(count, KERNELS // 10)) if task.channels else
+                        ngrams(task, split, words) for split in splits)
     if not task.channels:
         some = np.flatnonzero(x.getnnz(0) > 1)                         # n-grams of two training examples at least
         x, x_val, x_test = x[:, some], x_val[:, some], x_test[:, some]
     y, fitted = np.asarray(train.y if train.chosen is None else train.y[train.chosen]), []
-    for model in linear_models(task):
+    for strength, model in linear_models(task).items():
         model.fit(x, y)
-        fitted.append((model, model.predict(x_val)))
+        fitted.append((model, model.predict(x_val), strength))
     sizes = np.bincount(y) if task.classes else np.zeros(0)            # of the classes
     unequal = task.classes and sizes.max() > UNEQUAL * sizes[sizes > 0].min()
-    model, guess = max(fitted, key=lambda pair: balanced_accuracy_score(val.y, pair[1]) if unequal else
-                       score(task, val.y, pair[1]))                    # of equal ones the first
+    model, guess, strength = max(fitted, key=lambda one: balanced_accuracy_score(val.y, one[1]) if unequal else
+                                 score(task, val.y, one[1]))           # of equal ones the first
     constant = sizes.argmax() if task.classes else y.mean()
-    return score(task, val.y, guess), model.predict(x_test), np.full(len(test), constant)
+    return score(task, val.y, guess), model.predict(x_test), np.full(len(test), constant), strength
 
 
 def score(task, y, guess):
@@ -146,30 +156,37 @@ def main(argv=None):
     parser = Parser(examples=True, description=__doc__.split("\n\n")[0], allow_abbrev=False)
     parser.add_argument("--task", required=True, help="as for finetune.py")
     parser.add_argument("--label-fraction", type=between(float, 1e-9, 1), help="as for finetune.py")
+    parser.add_argument("--words", action="store_true", help="of a text: words and pairs of words, not characters")
     parser.add_argument("--data-dir", default="data", help="where prepared data sets live")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write DIR/result.json")
     args, start = parser.parse_args(argv), time.perf_counter()
     task, train, val, test = open_task(args.task, args.data_dir, None, args.label_fraction, labels=True)
-    there = args.out and (args.out / "result.json").exists()
-    if there and read_json(args.out / "result.json").get("data") == task.data:
+    name = "random convolutions" if task.channels else f"n-grams of 1 to {LONGEST}"
+    if args.words:
+        name = "words and pairs of words"
+        if task.channels or task.between:
+            raise UserError(f"--words is for texts, and {args.task} holds none; leave it out")
+    there = read_json(args.out / "result.json") if args.out and (args.out / "result.json").exists() else {}
+    if there.get("data") == task.data and there.get("model") == name:
         print(f"{args.out} is finished; nothing to do")
         return
-    name = "random convolutions" if task.channels else f"n-grams of 1 to {LONGEST}"
-    val_score, guess, constant = fit(task, train, val, test)
+    val_score, guess, constant, strength = fit(task, train, val, test, args.words)
     field, seconds = "accuracy" if task.classes else "r2", time.perf_counter() - start
     found = {f"val_{field}": val_score, f"test_{field}": score(task, test.y, guess),
              f"constant_{field}": score(task, test.y, constant)}
     always = f"always {(task.names or range(task.classes))[int(constant[0])]}" if task.classes else "always the mean"
     print(f"{args.task}, {len(train):,} training and {len(test):,} test examples, test {field}\n"
           f"{always}: {found[f'constant_{field}']:.4f}\n"
-          f"linear model of {name}: {found[f'test_{field}']:.4f} (validation {val_score:.4f}), {seconds:.0f} s")
+          f"linear model of {name}: {found[f'test_{field}']:.4f} (validation {val_score:.4f}, {strength}), "
+          f"{seconds:.0f} s")
     if args.out:
         changed = {"label_fraction": args.label_fraction} if args.label_fraction else {}
         args.out.mkdir(parents=True, exist_ok=True)
         write_json(args.out / "result.json", found | dict(
-            task=args.task, model=name, objective="none", start="baseline", seed=0, data=task.data, changed=changed,
-            steps=0, train_examples=len(train), test_examples=len(test), seconds=round(seconds, 1),
-            counts=counts(task, test.y, guess) if task.classes else None, **environment(torch.device("cpu"))))
+            task=args.task, model=name, regularisation=strength, objective="none", start="baseline", seed=0,
+            data=task.data, changed=changed, steps=0, train_examples=len(train), test_examples=len(test),
+            seconds=round(seconds, 1), counts=counts(task, test.y, guess) if task.classes else None,
+            **environment(torch.device("cpu"))))
 
 
 if __name__ == "__main__":

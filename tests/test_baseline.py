@@ -11,6 +11,8 @@ import baseline
 import data
 from compare import report
 from compare.reading import read_runs
+from conftest import ROOT
+from files import UserError
 from test_own import finished, shown
 
 
@@ -28,6 +30,36 @@ def test_ngrams_are_those_of_a_plain_loop(tmp_path):
     found = baseline.ngrams(task, train)
     wanted = [[len(one & two) for two in sets] for one in sets]
     assert (found @ found.T).toarray().tolist() == wanted
+
+
+def test_words_are_those_of_a_plain_loop(tmp_path):
+    """Case does not count, punctuation does, and neither blanks nor the special symbols do."""
+    texts = "A fine, fine film.", "a FINE  film", "Not a film!", "<eos> don't", "fine"
+    known = [["a", "fine", ",", "fine", "film", "."], ["a", "fine", "film"], ["not", "a", "film", "!"],
+             ["<", "eos", ">", "don", "'", "t"], ["fine"]] * 8
+    task, train, *_ = prepared(tmp_path, x=np.array(texts * 8), y=np.arange(40) % 2)
+    sets = [{*known[i], *zip(known[i], known[i][1:])} for i in train.rows]
+    found = baseline.ngrams(task, train, words=True)
+    assert (found @ found.T).toarray().tolist() == [[len(one & two) for two in sets] for one in sets]
+
+
+def test_words_are_another_model_of_texts_only(tmp_path, capsys):
+    """It is fitted in a folder where characters were, says which regularisation was chosen, and wants characters."""
+    rng = np.random.default_rng(0)
+    good = np.arange(200) % 2
+    lines = [" ".join(rng.permutation([*"abcdefg", ("dull", "fun")[one]])) for one in good]
+    np.savez(tmp_path / "text.npz", x=np.array(lines), y=good)
+    words = ["--task", f"file:{tmp_path / 'text.npz'}", "--data-dir", str(tmp_path / "data"), "--out",
+             str(tmp_path / "out")]
+    for more, model in ((), f"n-grams of 1 to {baseline.LONGEST}"), (["--words"], "words and pairs of words"):
+        baseline.main([*words, *more])
+        found = json.loads((tmp_path / "out" / "result.json").read_text())
+        assert found["model"] == model and found["test_accuracy"] == 1
+        assert f"{model}: 1.0000 (validation 1.0000, {found['regularisation']})" in capsys.readouterr().out
+    for name in "samples", "symbols":                                 # symbols: of more than one letter
+        np.savez(tmp_path / f"{name}.npz", **kinds(rng)[name])
+        with pytest.raises(UserError, match="--words is for texts"):
+            baseline.main(["--task", f"file:{tmp_path / name}.npz", "--data-dir", str(tmp_path / "data"), "--words"])
 
 
 @pytest.mark.parametrize("channels, ragged", [(1, False), (3, False), (2, True)])
@@ -97,6 +129,19 @@ def test_a_share_of_the_labels_is_that_of_finetuning(tmp_path):
     whole = baseline.ngrams(task, data.open_task(f"file:{tmp_path / 'my.npz'}", tmp_path / "data")[1])
     assert (baseline.ngrams(task, train) != whole[train.chosen]).nnz == 0 and len(train) == 28
     assert len(baseline.fit(task, train, val, test)[1]) == len(test)
+
+
+def test_the_page_of_full_length_shows_its_records():
+    """A row of results/linear.md per record: what was chosen, the scores, the error of the test set's size."""
+    rows = [[cell.strip("* ") for cell in line.split("|")] for line in
+            (ROOT / "results" / "linear.md").read_text().splitlines() if line.startswith("| `")]
+    records = [json.loads(line) for line in (ROOT / "results" / "linear.jsonl").read_text().splitlines()]
+    for row, record in zip(rows, records, strict=True):
+        score = record["test_accuracy"]
+        error = (score * (1 - score) / record["test_examples"]) ** 0.5
+        shown = [f"{100 * value:.2f}" for value in (record["val_accuracy"], score, error)]
+        assert row[3:8] == [record["regularisation"], *shown, f"{record['seconds']:.0f}"]
+        assert row[1].startswith(f"`{record['task'].split('_')[0]}`") and record["model"].split()[-1] in row[2]
 
 
 # ---- The verdict -----------------------------------------------------------------------------------------------------
