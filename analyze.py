@@ -1,19 +1,19 @@
-"""From runs to tables and figures. Reads files only: result.json, log.jsonl and kernels.npz of run directories, or the
-results/PRESET/runs.jsonl and kernels.npz that `keep` makes of them.
+"""Make tables and figures from runs. Reads only files: result.json, log.jsonl and kernels.npz of run directories, or
+results/PRESET/runs.jsonl and kernels.npz, which `keep` makes from them.
 
     python analyze.py all               the paper's tables and figures with ours, from runs/paper into results/paper
     python analyze.py all --preset mini the same at small scale, from runs/mini into results/mini
-    python analyze.py table 2           one table, Markdown; `figure 1`: one figure
+    python analyze.py table 2           one table in Markdown; `figure 1`: one figure
     python analyze.py keep              all runs as results/paper/runs.jsonl and kernels.npz, to be committed
-    python analyze.py readme            what they say, into README.md and the pages in results/; --check
-    python analyze.py compare runs/a runs/b          any runs, a row a setting, with gains and intervals; a figure
+    python analyze.py readme            write their results into README.md and results/PRESET/README.md; --check
+    python analyze.py compare runs/a runs/b     any runs: one row per setting, with gains and intervals; a figure
     python analyze.py demo              the demo's table (Markdown) and figure (results/demo.png), from runs/demo
     python analyze.py own runs/own      your data: SPT and joint training against scratch (run_all.sh own)
-    python analyze.py status runs/demo  what is done, what runs and for how long still, what failed
+    python analyze.py status runs/demo  which runs are done, running (with the time left), stopped or failed
 
 A cell is the mean ± standard deviation over seeds of the test accuracy at the checkpoint that validation chose. In the
-paper's tables a gain is paired: the same seed with and without self-pretraining, a 95 % interval from Student's t.
-Intervals of `compare`, `demo` and `own`: see compare/statistics.py.
+paper's tables, gains are paired by seed (with and without self-pretraining), with 95 % intervals by Student's t. For
+the intervals of `compare`, `demo` and `own` see compare/statistics.py.
 """
 from files import ROOT, Parser, UserError, exit_code, reading  # first: no traceback if Ctrl-C comes while importing
 
@@ -41,14 +41,14 @@ from tasks.picture import picture
 
 # ---- Cells: which runs make one number -------------------------------------------------------------------------------
 
-# The runs of a cell differ in their seed only. word, start: of their variant in entries.py; task: without `_mini`.
+# The runs of a cell differ only in their seed. word, start: of a variant in entries.py; task: without `_mini`.
 Cell = namedtuple("Cell", "task model word start")
-ANOTHER = "arch", "train_fraction", "label_fraction", "freeze"             # what makes a run another experiment
+ANOTHER = "arch", "train_fraction", "label_fraction", "freeze"             # if one differs, a run is another experiment
 
 
 @functools.cache
 def cells_of(preset):
-    """{(task, model, objective, start): [(what differs from the recipe, its cell)]}, the recipe itself last."""
+    """Return {(task, model, objective, start): [(what differs from the recipe, its cell)]}, the recipe itself last."""
     found, sizes = {}, {mini: size for size, mini in MINI_SIZES.items()}
     for row in entries.paper(preset)["all"]:
         for run in trained(row):
@@ -62,9 +62,9 @@ def cells_of(preset):
 
 
 def cell_of(variant, preset):
-    """The cell that a variant counts in, and the names of what differs from its entry -> Cell or None, names. One with
-    changes, a shortened one say, counts in its cell but is marked. One with another architecture or on another part of
-    the data does not: that is another experiment."""
+    """Return the Cell in which a variant counts, or None, and the names of what differs from the cell's entry. A
+    changed variant, for example a shortened one, counts in its cell but is marked. A variant with another architecture
+    or on another part of the data is another experiment and does not count."""
     have = {name: str(value) if isinstance(value, list) else value for name, value in variant.own.items()}
     for wanted, cell in cells_of(preset).get(variant[:4], ()):
         others = {name for name in wanted.keys() ^ have.keys() if name.split(".")[0] in ANOTHER}
@@ -74,8 +74,8 @@ def cell_of(variant, preset):
 
 
 def by_cell(runs, preset="paper"):
-    """{cell: {seed: run}}. Added to a run that counts: kind, "full", "mini", or "changed", not exactly its entry. Where
-    a cell has runs of its entry, changed ones are left out; several ways of changing it leave each other out."""
+    """Return {cell: {seed: run}}. Added to a run that counts: kind, "full", "mini", or "changed" (differs from entry).
+    Changed runs are left out if the cell has unchanged ones, or if they were changed in several ways."""
     found = {}
     for variant in variants_of(runs):
         cell, changed = cell_of(variant, preset)
@@ -95,8 +95,8 @@ def by_cell(runs, preset="paper"):
 
 
 def kernels_of(runs):
-    """S4's convolution kernels: max over channels and both directions of |K| for each lag (paper, section 3.6, footnote
-    3), before and after pretraining -> {name of the run: (2, layers, l)}."""
+    """Return S4's convolution kernels before and after pretraining, {name of the run: (2, layers, l)}: the maximum of
+    |K| over channels and both directions for each lag (paper, section 3.6, footnote 3)."""
     found = {}
     for run in runs:
         path = run["folder"] / "kernels.npz"
@@ -114,14 +114,14 @@ def kernels_of(runs):
 
 
 def half_lag(kernels):
-    """The lag within which half of a kernel's sum lies: (..., l) -> (...)."""
+    """Return the lag within which half of a kernel's sum lies: (..., l) -> (...)."""
     return (kernels.cumsum(-1) < kernels.sum(-1, keepdims=True) / 2).sum(-1)
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 # Title, then test accuracy in percent (BIDMC: R2), as printed. x: chance level, or too long to train.
-# avg: the average as the paper prints it (results/averages.md: which of them count x as 50, and which are misprints).
+# avg: the average as printed (results/averages.md lists those that count x as 50, and the misprints).
 PAPER = {1: """Long Range Arena, Transformers of the sizes of Tay et al.
 approach                 model       word   start   listops text  retrieval image pathfinder pathx avg
 Transformer              transformer -      scratch 36.37   64.27 57.46     42.44 71.40      x     53.66
@@ -164,9 +164,9 @@ Transformer_+_Rotary_+_SPT rotary -    spt     74.43 76.36 84.83 86.04 86.54
 S4                         s4     -    scratch 81.36 83.63 84.81 88.65 85.73
 S4_+_SPT                   s4     -    spt     83.45 86.39 88.67 89.36 88.72
 """}
-MINI_SIZES = {"100k": "2k", "300k": "4k", "1m": "10k", "3m": "20k", "10m": "80k"}          # how large those are
-MINI_NOTE = "**Mini**: small models on short stand-ins of the paper's tasks, half a minute of training or so a stage."
-# Columns that are no task, and what their cells have instead.
+MINI_SIZES = {"100k": "2k", "300k": "4k", "1m": "10k", "3m": "20k", "10m": "80k"}          # parameters in mini
+MINI_NOTE = "**Mini**: small models on short stand-ins of the paper's tasks, about half a minute of training per stage."
+# Columns that are not named after a task, and the fields of their cells.
 COLUMNS = {"sc_causal": dict(task="sc", word="causal"), "3m": dict(task="image"),
            **{size: dict(task="image", word=size) for size in MINI_SIZES if size != "3m"},
            **{f"{task}_{model}": dict(task=task, model=model)
@@ -174,7 +174,7 @@ COLUMNS = {"sc_causal": dict(task="sc", word="causal"), "3m": dict(task="image")
 
 
 def grid(number):
-    """A table of the paper -> {approach: {column: (cell, printed)}}, {approach: the average that it prints}."""
+    """Parse a table of the paper: {approach: {column: (cell, printed)}}, and {approach: the printed average}."""
     head, *lines = [line.split() for line in PAPER[number].splitlines()[1:]]
     rows, averages = {}, {}
     for line in lines:
@@ -189,17 +189,17 @@ def grid(number):
 
 
 def ours(cells, number, approach):
-    """{column: {seed: score}} of our runs in a row of a table."""
+    """Return {column: {seed: score}} of our runs in a row of a table."""
     return {column: scores(cells.get(cell, {})) for column, (cell, _) in grid(number)[0][approach].items()}
 
 
 def is_full(*groups):
-    """Whether all runs in these {seed: run} are exactly their recipe, nothing shortened or changed."""
+    """Return whether all runs in these {seed: run} are exactly their recipe, nothing shortened or changed."""
     return all(run["kind"] != "changed" for runs in groups for run in runs.values())
 
 
 def table(cells, number, mini=False):
-    """One table of the paper in Markdown: the grid, averages, gains, then what stands behind every cell of ours."""
+    """Return a table of the paper in Markdown: the grid, averages, gains, and the runs behind every cell of ours."""
     rows, printed_averages = grid(number)
     scratch = {(column, cell.model): cell for row in rows.values() for column, (cell, _) in row.items()
                if cell.start == "scratch"}
@@ -222,9 +222,9 @@ def table(cells, number, mini=False):
             averages.append([approach, printed_averages[approach], our_average(cells, row)])
     names = [f"{column} (mini: {MINI_SIZES[column]})" if mini and column in MINI_SIZES else column for column in row]
     parts = [f"### Table {number}{', mini' if mini else ''}: {PAPER[number].splitlines()[0]}",
-             f"{MINI_NOTE} The paper's numbers stand beside them for orientation only." if mini else "",
+             f"{MINI_NOTE} The paper's numbers, on the original tasks, are for orientation only." if mini else "",
              f"Each cell: paper / {'mini' if mini else 'ours'}, mean ± standard deviation (seeds). x: chance level, "
-             "or too long to train. †: shortened or changed.", markdown(["approach", *names], main),
+             "or too long to train. †: some runs shortened or changed.", markdown(["approach", *names], main),
              markdown(["approach", "average in the paper", "ours"], averages),
              markdown(["gain of SPT, paired by seed [95 % interval] (seeds)", *row], gains),
              markdown(["approach", "column", "paper", "ours", "seeds", "steps", "device hours", "device", "commit",
@@ -233,7 +233,7 @@ def table(cells, number, mini=False):
 
 
 def detail(cells, cell):
-    """What stands behind a cell: seeds, steps and hours of both stages, device, commit, and what kind of runs."""
+    """Return the runs behind a cell: seeds, steps and hours of both stages, device, commit, and kind of runs."""
     runs = cells.get(cell, {})
     if not runs:
         return [*[""] * 5, "not run"]
@@ -247,13 +247,13 @@ def detail(cells, cell):
 
 
 def our_average(cells, row):
-    """Over the tasks that have been run in full. PathX-256 counts nowhere, as everywhere in the literature."""
+    """Return the average over the tasks that were run in full. PathX-256 never counts, as in the literature."""
     columns = [cells.get(cell, {}) for column, (cell, _) in row.items() if column != "pathx256"]
     means = [statistics.mean(run["score"] for run in runs.values()) for runs in columns if runs and is_full(runs)]
     return f"{statistics.mean(means):.2f} over {len(means)} of {len(columns)} tasks" if means else "–"
 
 
-# ---- the paper's claims, and what our runs say about each ------------------------------------------------------------
+# ---- the paper's claims, and what our runs measured for each ---------------------------------------------------------
 
 NO_PAIR = "no full runs to compare"
 KERNEL_TASKS = ("image", "text", "pathx", "listops")
@@ -266,8 +266,8 @@ INITIALISATIONS = {name: ((7, name), (7, f"{name} + SPT"))
 
 
 def over_tasks(cells, *approaches):
-    """Averages over the tasks and seeds that all of these approaches (table, name) have -> tasks, and {seed: average}
-    for each approach. PathX-256 does not count, as in the paper's averages."""
+    """Average over the tasks and seeds that these approaches (table, name) have in common -> tasks, and {seed: average}
+    per approach. PathX-256 does not count, as in the paper's averages."""
     rows = [ours(cells, *approach) for approach in approaches]
     tasks = [task for task in CHANCE if task != "pathx256" and rows and all(row.get(task) for row in rows)]
     seeds = set.intersection(*(set(row[task]) for row in rows for task in tasks)) if tasks else set()
@@ -275,7 +275,7 @@ def over_tasks(cells, *approaches):
 
 
 def beside(cells, one, other, labels):
-    """Two differences between approaches, (before, after) each, then the first minus the second, with these labels."""
+    """Return two differences of approaches, (before, after) each, then first minus second, with these labels."""
     tasks, (a, b, c, d) = over_tasks(cells, *one, *other)
     if not a:
         return f"{labels[0]}, {labels[1]}: {NO_PAIR}"
@@ -285,14 +285,14 @@ def beside(cells, one, other, labels):
 
 
 def gap(cells, name, lower, upper):
-    """How far one model lies above another, after SPT and from scratch."""
+    """Return by how much one model exceeds another, after SPT and from scratch."""
     labels = "after SPT", "from scratch", "change"
     return f"{name}: {beside(cells, (lower[1], upper[1]), (lower[0], upper[0]), labels)}"
 
 
 def by_fraction(cells, task):
-    """Figure 3: three of {share of the training examples in percent: {seed: value}} of S4: scores from scratch, after
-    SPT, and the gain of SPT in percent of the score from scratch."""
+    """Return S4's values for figure 3: scores from scratch, scores after SPT, and the gain of SPT in percent of the
+    score from scratch. Each is {share of the training examples in percent: {seed: value}}."""
     scratch, spt, gains = {}, {}, {}
     for fraction in entries.FRACTIONS:
         share, cell = 100 * fraction, Cell(task, "s4", f"data{fraction}", "scratch")
@@ -303,7 +303,7 @@ def by_fraction(cells, task):
 
 
 def half_lags(cells, task):
-    """For each layer the lag within which half of its kernel's sum lies, mean over seeds: at the start -> after SPT."""
+    """Return per layer the lag within which half of the kernel's sum lies, mean over seeds: at start -> after SPT."""
     found = list(kernels_of(cells.get(Cell(task, "s4", "", "pretrain"), {}).values()).values())
     if not found:
         return f"{task}: {NO_PAIR}"
@@ -313,7 +313,7 @@ def half_lags(cells, task):
 
 
 def claims(cells):
-    """The paper's seven claims, each with what our runs measured, as Markdown. Changed runs do not count."""
+    """Return the paper's seven claims with what our runs measured, in Markdown. Changed runs do not count."""
     cells = {cell: {seed: run for seed, run in runs.items() if run["kind"] != "changed"}
              for cell, runs in cells.items()}
     transformers, fractions, budgets = ("Transformer", "rotary"), [], []
@@ -328,15 +328,15 @@ def claims(cells):
     measured = {
         "SPT lifts Transformers most: gains in points":
             [beside(cells, PAIRS[name], PAIRS["S4"], (name, "S4", "difference")) for name in transformers],
-        "masked and causal SPT are alike: points":
+        "masked and causal SPT are alike: difference in points":
             [f"causal minus masked {signed(minus(causal, masked))}, over {len(tasks)} tasks" if masked else NO_PAIR],
         "the gap between Transformer and S4 shrinks: S4 minus Transformer in points":
             [gap(cells, name, PAIRS[name], PAIRS["S4"]) for name in transformers],
-        "initialisation matters less after SPT: own start minus random start in points":
+        "initialisation matters less after SPT: own minus random initialisation, in points":
             [gap(cells, name, INITIALISATIONS[f"{name} + Rand Init"], INITIALISATIONS[name]) for name in ("S4", "DLR")],
         "gains grow as data shrinks: relative gain of S4 in percent, by share of the data": fractions,
         "gains survive an equal budget: gain in points when SPT takes 20, 40, 60 % of it": budgets,
-        "learned kernels differ from HiPPO, by task: lag within which half of the kernel lies, layer by layer":
+        "learned kernels differ from HiPPO, by task: lag within which half of the kernel's sum lies, per layer":
             [half_lags(cells, task) for task in KERNEL_TASKS]}
     return markdown(["", "claim", "measured: means over seeds [95 % interval of paired differences] (seeds)"],
                     [[str(i), claim, "<br>".join(found)] for i, (claim, found) in enumerate(measured.items(), 1)])
@@ -349,14 +349,14 @@ LAYERS = (SPT, OTHER, "#009e73", "#cc79a7")                # of layers 1, 3, 5, 
 
 
 def paper_numbers(cells, number, approach):
-    """{column: number} of a row as the paper prints it; none beside mini runs, whose tasks are others."""
+    """Return {column: number} of a row as the paper prints it; {} for mini runs, whose tasks differ."""
     if any(run["kind"] == "mini" for runs in cells.values() for run in runs.values()):
         return {}
     return {column: float(printed) for column, (_, printed) in grid(number)[0][approach].items() if printed != "x"}
 
 
 def figure1(plt, cells):
-    """Transformer, rotary Transformer and S4 on Long Range Arena, from scratch and after SPT."""
+    """Draw Transformer, rotary Transformer and S4 on Long Range Arena, from scratch and after SPT."""
     figure, axes = plt.subplots(3, 1, figsize=(8, 7.5), sharex=True)
     for axis, pair in zip(axes, PAIRS.values()):
         bars(axis, CHANCE, [ours(cells, *approach) for approach in pair], CHANCE,
@@ -366,7 +366,7 @@ def figure1(plt, cells):
 
 
 def figure2(plt, cells):
-    """Initialisations: averages over the tasks of table 7 that all approaches with any run have in common."""
+    """Draw the initialisations: averages over the tasks of table 7 that all approaches with runs have in common."""
     run = [approach for pair in INITIALISATIONS.values() for approach in pair if any(ours(cells, *approach).values())]
     tasks, averages = over_tasks(cells, *run)
     found, variants, papers = dict(zip(run, averages)), ({}, {}), ({}, {})
@@ -381,7 +381,7 @@ def figure2(plt, cells):
 
 
 def figure3(plt, cells):
-    """Accuracy against the share of the training set, and the gain of SPT relative to training from scratch."""
+    """Draw accuracy against the share of the training set, and the gain of SPT relative to training from scratch."""
     figure, axes = plt.subplots(1, 2, figsize=(8.5, 3.8))
     for task, colour in (("image", SPT), ("text", OTHER)):
         scratch, spt, gains = by_fraction(cells, task)
@@ -400,7 +400,7 @@ def figure3(plt, cells):
 
 
 def figure4(plt, cells):
-    """Maximal |K| over channels and directions against the lag, for odd layers: after SPT and as HiPPO starts."""
+    """Draw max |K| over channels and directions against the lag, for odd layers: after SPT and at HiPPO's start."""
     plt.rcParams["text.parse_math"] = True                    # powers of ten along the axes
     figure, axes = plt.subplots(len(KERNEL_TASKS), 1, figsize=(8, 10))
     for axis, task in zip(axes, KERNEL_TASKS):
@@ -425,8 +425,8 @@ CURVES = {"scratch": ("budget0", SCRATCH, "from scratch"), "spt": ("budget20", S
 
 
 def curves_of(cells, task):
-    """Figure 5: {start: run} of table 8's rotary Transformer, of the first seed of those that have most. Adds to each
-    run its evaluations, `evals`."""
+    """Return {start: run} of table 8's rotary Transformer for figure 5, of the first seed with the most runs. Adds
+    `evals`, the evaluations, to each run."""
     found = {}
     for start, (word, _, _) in CURVES.items():
         for seed, run in cells.get(Cell(task, "rotary", word, start), {}).items():
@@ -436,7 +436,7 @@ def curves_of(cells, task):
 
 
 def figure5(plt, cells):
-    """Validation curves of table 8's Transformers: the denoising task, and the downstream task with and without SPT."""
+    """Draw validation curves of table 8's Transformers: denoising, and the downstream task with and without SPT."""
     figure, axes = plt.subplots(2, 2, figsize=(9, 6))
     for (above, below), task, score_is in zip(axes.T, ("image", "text"), ("minus squared error", "accuracy")):
         for start, run in curves_of(cells, task).items():
@@ -450,7 +450,7 @@ def figure5(plt, cells):
 
 
 def draw_paper(number, cells, path, mini):
-    """A figure of the paper as a PNG file."""
+    """Draw a figure of the paper into a PNG file."""
     def make(plt):
         figure, title = FIGURES[number](plt, cells)
         title += "" if is_full(*cells.values()) else "; some runs shortened or changed"
@@ -459,13 +459,13 @@ def draw_paper(number, cells, path, mini):
     draw(make, path)
 
 
-# ---- what is written -------------------------------------------------------------------------------------------------
+# ---- output ----------------------------------------------------------------------------------------------------------
 
 def one(args):
-    """`table N` and `figure N`."""
+    """Print a table (`table N`) or draw a figure (`figure N`)."""
     known = PAPER if args.command == "table" else FIGURES
     if len(args.what) != 1 or args.what[0] not in map(str, known):
-        raise UserError(f"{args.command} {' '.join(args.what)}: there is {', '.join(map(str, known))}")
+        raise UserError(f"{args.command} {' '.join(args.what)}: choose from {', '.join(map(str, known))}")
     cells, number, mini = by_cell(read_runs(args.runs), args.preset), int(args.what[0]), args.preset == "mini"
     if args.command == "table":
         print(table(cells, number, mini))
@@ -474,7 +474,7 @@ def one(args):
 
 
 def everything(args):
-    """Claims and every table into one Markdown file, every figure beside it."""
+    """Write the claims and every table into one Markdown file, and draw every figure beside it."""
     runs, mini = read_runs(args.runs), args.preset == "mini"
     cells, note = by_cell(runs, args.preset), f", mini\n\n{MINI_NOTE}" if mini else ""
     text = "\n\n".join([f"### The paper's claims{note}\n\n{claims(cells)}", *(table(cells, n, mini) for n in PAPER)])
@@ -485,8 +485,8 @@ def everything(args):
 
 
 def keep(args):
-    """Into --out: every run as a line of runs.jsonl, those of figure 5 with their evaluations; kernels of figure 4 as
-    kernels.npz. No weights."""
+    """Write into --out: runs.jsonl, one line per run (for figure 5 with evaluations); kernels.npz, figure 4's kernels.
+    Weights are not kept."""
     runs = read_runs(args.runs)
     cells = by_cell(runs, args.preset)
     for task in KERNEL_TASKS:
@@ -499,12 +499,12 @@ def keep(args):
 
 
 def line_to_keep(run):
-    """A run's line of runs.jsonl, without what `read_runs` adds."""
+    """Return a run's line of runs.jsonl, without what `read_runs` adds."""
     return json.dumps({name: run[name] for name in run if name not in ("folder", "score", "kind")}) + "\n"
 
 
 def kernels_to_keep(runs):
-    """{name in kernels.npz: array}, as `kernels_of` reads them."""
+    """Return {name in kernels.npz: array}, as `kernels_of` reads them."""
     kernels = {}
     for run in runs:
         path = run["folder"] / "kernels.npz"
@@ -514,7 +514,7 @@ def kernels_to_keep(runs):
 
 
 def readme(args):
-    """What the kept runs say, into README.md and results/PRESET/README.md."""
+    """Write the results of the kept runs into README.md and results/PRESET/README.md."""
     paragraphs = []
     for preset, title in (("paper", "The paper's recipes"), ("mini", "The mini preset")):
         folder = f"results/{preset}"
@@ -530,13 +530,13 @@ def readme(args):
 
 
 def status(args):
-    """How many runs below a folder are done, then a line for each other one that was started: running, with its last
-    numbers and the time left; silent, where its log has not changed for long; or failed, with the error."""
+    """Print how many runs below a folder are done, then one line per unfinished run: running, with its last numbers and
+    the time left; silent, if its log has not changed for long; stopped; or failed, with the error."""
     where = args.what[0] if args.what else "runs"
     folders = [path.parent for path in sorted(Path(where).glob("**/log.jsonl"))]
     if not folders:
         raise UserError(f"status {where}: no run was started there")
-    done = {run["folder"] for run in read_runs(Path(where))}                      # says which of them are damaged
+    done = {run["folder"] for run in read_runs(Path(where))}                      # names damaged runs
     started = [folder for folder in folders if folder not in done]
     print(f"{len(folders) - len(started)} of {len(folders)} runs are done")
     for folder in started:
@@ -546,7 +546,7 @@ def status(args):
 
 
 def state_of(folder):
-    """The line of `status` for a run without result.json."""
+    """Return the line of `status` for a run without result.json."""
     last = newest(folder)
     step, total, seconds = last.get("step", 0), last.get("total", 0), last.get("ms_per_step", 0) / 1000
     numbers = [f"{name} {value:.3f}" for name, value in last.items() if name == "loss" or name.startswith("val_")]
@@ -556,7 +556,7 @@ def state_of(folder):
         return f"failed   {folder.name}: {last['error']}"
     if last.get("kind") == "stop":
         return f"stopped  {folder.name}: {last['text']} of {total}; the same command with --resume continues"
-    if silent > 600 + 1000 * seconds:                        # ten minutes, and ten times 100 steps, a line of the log
+    if silent > 600 + 1000 * seconds:                        # ten minutes, and 1,000 steps: ten lines of the log
         return f"silent   {text} for {silent / 60:.0f} minutes"
     return f"running  {text}" + (f", {seconds * (total - step) / 60:.0f} minutes left" if seconds else "")
 
@@ -569,7 +569,7 @@ COMMANDS = {"table": one, "figure": one, "all": everything, "keep": keep, "readm
 
 
 def main(argv=None):
-    """The commands of the module's docstring -> `exit_code`."""
+    """Run a command of the module's docstring. Return its `exit_code`."""
     return exit_code(lambda: command(argv))
 
 
@@ -578,13 +578,13 @@ def command(argv):
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("what", nargs="*", help="number of the table or figure; compare, own, status: folders; demo: "
-                        "which of run_all.sh's")
+                        "a demo of run_all.sh")
     parser.add_argument("--preset", choices=("paper", "mini"), default="paper", help="see run_all.sh")
-    parser.add_argument("--runs", type=Path, help="folder of runs or runs.jsonl (default: runs/PRESET, else the kept)")
-    parser.add_argument("--out", type=Path, help="folder for what is written (default: results/PRESET)")
-    parser.add_argument("--check", action="store_true", help="readme: write nothing; an error where a page is stale")
+    parser.add_argument("--runs", type=Path, help="folder of runs or runs.jsonl (default: runs/PRESET, else kept runs)")
+    parser.add_argument("--out", type=Path, help="folder for the output (default: results/PRESET)")
+    parser.add_argument("--check", action="store_true", help="readme: write nothing; fail if a page is out of date")
     parser.add_argument("--baseline", metavar="NAME=VALUE,...", help="compare: what gains are over (default: scratch)")
-    parser.add_argument("--select", choices=["val"], help="compare: test scores of what validation chose alone")
+    parser.add_argument("--select", choices=["val"], help="compare: test scores only of settings that validation chose")
     parser.add_argument("--figure", type=Path, help="demo, own, compare: where the figure goes (default: "
                         "results/demo.png; own.png or compare.png in the folder of the runs)")
     parser.add_argument("--readme", type=Path, help="demo, own: write tables between their markers in this file")
@@ -598,7 +598,7 @@ def command(argv):
     usual = kept if kept.exists() and not default.exists() and not of_users and args.command != "keep" else default
     args.runs = args.runs or usual
     args.out = args.out or Path("results", args.preset)
-    alone = args.runs.is_dir() and len(args.what) < 2                # the folder of all these runs
+    alone = args.runs.is_dir() and len(args.what) < 2                # one folder holds all runs
     args.figure = args.figure or (Path("results/demo.png") if args.command == "demo" else
                                   (args.runs if alone else Path()) / f"{args.command}.png")
     if of_users:

@@ -6,22 +6,22 @@ import numpy as np
 
 from files import UserError, reading, write_atomically
 
-SCRATCH, SPT, OTHER = "#9aa5b1", "#0072b2", "#d55e00"      # colour-blind safe, and apart in gray too
-# How a finetuning run started -> what it is called, its colour.
+SCRATCH, SPT, OTHER = "#9aa5b1", "#0072b2", "#d55e00"      # colour-blind safe, also distinct in gray
+# How a finetuning run started -> its name and its colour in tables and figures.
 LOOKS = {"baseline": ("linear model", "black"), "scratch": ("from scratch", SCRATCH),
          "spt": ("self-pretrained", SPT), "joint": ("joint", OTHER),
          "linear_probe": ("linear probe", "#009e73"), "corpus": ("pretrained elsewhere", "#cc79a7")}
 
 
 def write(path, save):
-    """save(open binary file), then rename: no reader ever sees half a file."""
+    """Call save(open binary file), then rename the file, so that no reader ever sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, save)
     print(f"{path}: written")
 
 
 def markdown(head, rows):
-    """A table, or nothing where there is no row."""
+    """Return a table in Markdown; '' if there are no rows."""
     if not rows:
         return ""
     cells = [[f" {cell} ".replace("|", r"\|") if cell else " " for cell in row] for row in (head, *rows)]
@@ -30,7 +30,7 @@ def markdown(head, rows):
 
 
 def replace_block(path, name, text, check=False):
-    """Puts text between <!-- name:begin --> and <!-- name:end --> of a Markdown file, or checks that it is there."""
+    """Put text between <!-- name:begin --> and <!-- name:end --> of a Markdown file, or check that it is there."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     with reading(f"{path} cannot be read", "name another file"):
         old = path.read_text(encoding="utf-8")
@@ -40,12 +40,12 @@ def replace_block(path, name, text, check=False):
     if new == old:
         return
     if check:
-        raise UserError(f"{path} differs from the runs after {begin}; mend it: the same command without --check")
+        raise UserError(f"{path} differs from the runs after {begin}; to update it, repeat the command without --check")
     write(path, lambda file: file.write(new.encode()))
 
 
 def draw(make, path):
-    """Writes the figure that make(plt) -> figure, title draws, with one legend, each label once, as a PNG file."""
+    """Write the figure that make(plt) -> figure, title draws, with one legend that has each label once."""
     import matplotlib.pyplot as plt
 
     plt.switch_backend("Agg")
@@ -63,8 +63,8 @@ def draw(make, path):
 
 
 def bars(axis, names, variants, chance, papers=({}, {})):
-    """Draw a pair of bars in percent for each name and a dot for each seed. variants: {name: {seed: score}}, from
-    scratch and after SPT; papers: {name: the paper's number} of both; chance: {name: chance accuracy}."""
+    """Draw two bars in percent per name and one dot per seed. variants: {name: {seed: score}} from scratch, the same
+    after SPT; papers: {name: the paper's number} for both; chance: {name: chance accuracy}."""
     looks = (-0.19, SCRATCH, "from scratch"), (0.19, SPT, "self-pretrained (SPT)")
     for i, name in enumerate(names):
         for (shift, colour, label), variant, paper in zip(looks, variants, papers):
@@ -86,14 +86,14 @@ def bars(axis, names, variants, chance, papers=({}, {})):
 
 
 def dots(axis, lines, halves=None):
-    """{line: {start: runs}} -> one dot per seed, a bar at the mean; halves: {line: half of its 95 % interval}."""
+    """Draw {line: {start: runs}}: one dot per seed, a bar at the mean. halves: {line: half of its 95 % interval}."""
     for y, (line, variants) in enumerate(lines.items()):
         for i, start in enumerate(start for start in LOOKS if start in variants):
             runs, (label, colour) = variants[start], LOOKS[start]
             height = y + 0.2 * (i - (len(variants) - 1) / 2)
             if runs:
                 values = [run["score"] for run in runs]
-                heights = np.linspace(height - 0.04, height + 0.04, len(runs))                # equal scores stay apart
+                heights = np.linspace(height - 0.04, height + 0.04, len(runs))                # separates equal scores
                 axis.scatter(values, heights, s=7, color=colour, label=label, clip_on=False, zorder=3)
                 axis.plot([statistics.mean(values)] * 2, [height - 0.1, height + 0.1], color=colour)
                 if halves:

@@ -1,7 +1,7 @@
-"""Reading runs: what each of them did, and which are seeds of one variant.
+"""Read runs: what each run did, and which runs are seeds of one variant.
 
-A run is what result.json says that it did: task, model, objective, how it started, seed, and everything that differs
-from the recipe in either stage. Names of folders count for nothing.
+result.json defines a run: task, model, objective, how it started, seed, and everything that differs from the recipe in
+either stage. Names of folders do not matter.
 """
 import json
 import sys
@@ -17,9 +17,9 @@ from recipes import settings
 
 
 def read_runs(source, strict=False):
-    """The record of every finished run in a folder of run directories or in a runs.jsonl. Damaged ones are named and
-    skipped; strict: UserError. Added to a record: run, its name; folder, where its log.jsonl and kernels.npz are; score
-    of a finetuning run, in the paper's units."""
+    """Return the records of all finished runs in a folder of run directories or in a runs.jsonl. A warning names each
+    damaged run, which is skipped; strict: UserError. Added to a record: run, its name; folder, where its log.jsonl and
+    kernels.npz are; score of a finetuning run, in the paper's units."""
     if not source.exists():
         raise UserError(f"no runs in {source}; run_all.sh makes them, and --runs names another folder")
     runs = []
@@ -28,14 +28,14 @@ def read_runs(source, strict=False):
         for record in text.splitlines() if source.is_file() else [text]:
             try:
                 run = {"run": path.parent.name} | json.loads(record)
-                # Raises where what is asked of a run later is not there, or of another kind.
+                # Raises if a field that is used later is missing or of the wrong type.
                 if "start" in run:
                     run["score"] = float(run["test_r2"] if "test_r2" in run else 100 * run["test_accuracy"])
                     LOOKS[run["start"]], Path(run.get("init") or "")
                 hash(identity(run)), {**(run.get("data") or {})}
                 numbers = dict(seed=int(run["seed"]), steps=int(run["steps"]), seconds=float(run["seconds"]))
                 runs.append(run | numbers | {"folder": path.parent})
-            except Exception as error:                           # a record of any kind
+            except Exception as error:                           # the record may be anything
                 if strict:
                     raise UserError(f"{path} is damaged: {error!r}; remove it and make the run again") from None
                 print(f"warning: a run in {path} is skipped: {error!r}", file=sys.stderr)
@@ -43,25 +43,25 @@ def read_runs(source, strict=False):
 
 
 def evaluations(run):
-    """The records of a run's evaluations, which a kept run holds as `evals`, and others from now on."""
+    """Return a run's evaluations: `evals` of a kept run; for others, read them from the log and add them as `evals`."""
     if "evals" not in run:
         run["evals"] = [record for record in read_log(run["folder"]) if record.get("kind") == "eval"]
     return run["evals"]
 
 
 def home(run):
-    """Where a run's folder lies; of a kept run, where runs.jsonl lies."""
+    """Return the folder that holds the folder of a run; for a kept run, the folder that holds runs.jsonl."""
     return run["folder"].parent if run["folder"].name == run["run"] else run["folder"]
 
 
 def place(run):
-    """What to call a run in a message."""
+    """Return the path of a run, for messages."""
     return home(run) / run["run"]
 
 
 def with_pretraining(runs):
-    """Finetuning runs. Added to a run: first, that of its pretraining; passes, forward and backward, and minutes, both
-    with those of `first`."""
+    """Yield the finetuning runs. Added to a run: first, its pretraining run; passes (forward and backward passes of a
+    batch) and minutes, both including `first`."""
     pretrained = {(home(run), run["run"]): run for run in runs if "start" not in run}
     for run in runs:
         if "start" not in run:
@@ -70,7 +70,7 @@ def with_pretraining(runs):
         if init := run.get("init") and Path(run["init"]):
             first = pretrained.get((home(run), init.name)) or next(iter(read_runs(init) if init.exists() else []), None)
             if first is None:
-                print(f"warning: {run['run']} is left out: its pretraining run is not here", file=sys.stderr)
+                print(f"warning: {run['run']} is left out: its pretraining run was not found", file=sys.stderr)
                 continue
         objective = OBJECTIVES.get(run["objective"])
         each = 2 if run["start"] == "joint" and objective and objective.hides else 1
@@ -79,7 +79,7 @@ def with_pretraining(runs):
 
 
 class Variant(NamedTuple):
-    """Runs that did the same, but for their seed."""
+    """Runs that differ only in their seed."""
     task: str
     model: str
     objective: str
@@ -89,48 +89,48 @@ class Variant(NamedTuple):
 
 
 def identity(run):
-    """What runs of one variant share: task, model, objective, start, and all that differs from the recipe."""
+    """Return what runs of one variant share: task, model, objective, start, and all that differs from the recipe."""
     words = tuple(sorted((name, str(value) if isinstance(value, list) else value) for name, value in own(run).items()))
     return run["task"], run["model"], run["objective"], run.get("start", "pretrain"), words
 
 
 def own(run):
-    """All that differs from the recipe, without nesting."""
+    """Return all that differs from the recipe, as a flat dict."""
     return settings(run["changed"]) | ({"joint": run["joint"]} if run.get("joint") else {})
 
 
-# By which two runs of one setting and seed are told apart, and what may be the cause.
+# Fields in which two runs of one setting and seed should agree, and fields that may explain why they do not.
 OUTCOME = "val_accuracy", "val_r2", "val_score", "test_accuracy", "test_r2", "test_loss", "steps", "parameters"
 CAUSES = "commit", "torch", "device", "processes", "dtype", "init"
 
 
 def variants_of(runs):
-    """Group runs -> [Variant]. UserError for two runs of one variant and seed, or two data sets of one name."""
+    """Group runs -> [Variant]. UserError for two runs of one variant and seed that differ, or two sets of one name."""
     found, sets = defaultdict(dict), {}
     for run in runs:
         there = found[identity(run)].setdefault(run["seed"], run)
         if any(there.get(name) != run.get(name) for name in OUTCOME):
             names = [name for name in (*CAUSES, *OUTCOME) if there.get(name) != run.get(name)]
             differ = ", ".join(f"{name} {there.get(name)} and {run.get(name)}" for name in names[:3])
-            raise UserError(f"{place(there)} and {place(run)} are two runs of one setting and seed, which differ: "
-                            f"{differ}; leave one out, or make what was changed a flag")
+            raise UserError(f"{place(there)} and {place(run)} are two runs of one setting and seed, but differ: "
+                            f"{differ}; leave one out, or make your change a flag")
         other = sets.setdefault(run["task"], run)
         one, two = other.get("data") or {}, run.get("data") or {}
-        if one.keys() < two.keys():            # older runs tell less of their data
+        if one.keys() < two.keys():            # older runs recorded less about their data
             sets[run["task"]] = run
         if any(one[name] != two[name] for name in one.keys() & two.keys()):
             raise UserError(f"{place(other)} and {place(run)} trained on two sets called {run['task']}: "
-                            f"{other['data']} and {run['data']}; compare them apart")
+                            f"{other['data']} and {run['data']}; compare them separately")
     return [Variant(*key[:4], own(next(iter(seeds.values()))), seeds) for key, seeds in found.items()]
 
 
 def scores(runs):
-    """{seed: run} -> {seed: score}."""
+    """Return {seed: score} of {seed: run}."""
     return {seed: run["score"] for seed, run in runs.items()}
 
 
 def values_of(runs, field):
-    """The different values that runs have in a field, as text."""
+    """Return the different values of a field in these runs, as text."""
     return ", ".join(sorted({str(run.get(field)) for run in runs}))
 
 
@@ -139,7 +139,7 @@ def hours(runs):
 
 
 def provenance(runs):
-    """How many runs, and where their numbers come from. One that several others share counts once."""
+    """Return how many runs there are and where their numbers come from. A run that others share counts once."""
     runs = [*{place(run): run for run in runs}.values()]
     spent = hours(runs)
     time_spent = f"{spent:.1f} hours" if spent >= 1 else f"{60 * spent:.0f} minutes"

@@ -26,18 +26,18 @@ from models import MODELS
 from tasks import declared
 from tasks.own import UNEQUAL
 
-MOST = 100                                     # larger numbers of seeds are not named
-SORTED = 6                                     # more models than this are sorted by their gain
-# share: of the labels; passes: of a run, where --passes or --steps set them, or None.
+MOST = 100                                     # larger numbers of seeds are not printed
+SORTED = 6                                     # tables with more models are sorted by gain
+# share of the labels; passes per run if --passes or --steps set them, else None.
 Key = namedtuple("Key", "task share passes")
 
 
 class Comparison(NamedTuple):
-    """What one table shows: variants on the same data with the same labels."""
-    lines: dict                                # {model, and what differs from the recipe: {start: {seed: run}}}
-    linear: "dict | None"                      # the record of baseline.py
+    """The content of one table: variants on the same data with the same labels."""
+    lines: dict                                # {model with what differs from the recipe: {start: {seed: run}}}
+    linear: "dict | None"                      # the record of baseline.py, if it was run
     score: str                                 # R2, accuracy or balanced accuracy
-    ratio: float                               # of the commonest class to the rarest
+    ratio: float                               # of the largest class to the smallest
 
     @property
     def balanced(self):
@@ -63,8 +63,8 @@ class Comparison(NamedTuple):
 # ---- Reading ---------------------------------------------------------------------------------------------------------
 
 def comparisons(runs, entry=()):
-    """Arrange runs -> {Key: Comparison}. entry: rows whose variants are called by their model and word alone, whatever
-    differs from the recipe in them."""
+    """Arrange runs -> {Key: Comparison}. entry: rows whose variants are named by model and word only, without what
+    differs from the recipe."""
     rows = [(record(run), f"{row.model} ({row.word})" if row.word else row.model)
             for row in entry for run in trained(row)]
     called, renamed = {identity(run): name for run, name in rows}, {name for run, name in rows if run["changed"]}
@@ -82,10 +82,10 @@ def comparisons(runs, entry=()):
             f"{name.replace('arch.', '').replace('.', ' ')}={shown(value)}" for name, value in own.items())])
         if start in entries.STARTS:
             key = Key(run["task"], share, run["passes"] if any(steps) else None)
-            line += ", recipe" * (line in renamed)         # whose name is that of an entry's own settings
+            line += ", recipe" * (line in renamed)         # the entry has a variant of this name
             found.setdefault(key, {}).setdefault(called.get(identity(run), line), {})[start] = variant.runs
     order = [*called.values()]
-    for key, lines in found.items():           # as the entry has them, then the others
+    for key, lines in found.items():           # first in the entry's order, then the others
         names = sorted(lines, key=lambda line: order.index(line) if line in order else len(order))
         found[key] = measured({line: lines[line] for line in names}, linear.get(key[:2]))
     return found
@@ -96,8 +96,8 @@ def runs_of(lines):
 
 
 def measured(lines, linear):
-    """-> Comparison; where classes are unequal the score of each run becomes its balanced accuracy, if all have it."""
-    linear = linear and dict(linear)           # other tables have it, too
+    """Return a Comparison. If classes are unequal, scores become balanced accuracies, if all runs have them."""
+    linear = linear and dict(linear)           # a copy, because other tables have it, too
     runs = runs_of(lines) + ([linear] if linear else [])
     if "test_r2" in runs[0]:
         return Comparison(lines, linear, "R2", 1)
@@ -112,13 +112,13 @@ def measured(lines, linear):
 
 
 def recalls(runs):
-    """Of each class in the test split: the share that is found, mean over runs, and its size: (classes,) both."""
+    """Return the recall of each class in the test split, mean over runs, and its size: (classes,) both."""
     labels, right = (np.array([run["counts"][name] for run in runs]).mean(0) for name in ("labels", "right"))
     return right[labels > 0] / labels[labels > 0], labels[labels > 0]
 
 
 def size_error(compared, runs):
-    """Standard error of a score from the size of the test set alone, in points; 0 for R2, of which it is not known."""
+    """Return the standard error of a score that is due to the test set's size, in points; 0 for R2 (unknown)."""
     if compared.r2:
         return 0.0
     share, n = np.array([statistics.mean(run["test_accuracy"] for run in runs)]), np.array([runs[0]["test_examples"]])
@@ -128,32 +128,32 @@ def size_error(compared, runs):
 
 
 def worth(compared, n):
-    """Of one of n test examples, in points: least and most, since balanced accuracy counts a rare class more."""
+    """Return what one of n test examples is worth in points, least and most: balanced accuracy weights rare classes."""
     sizes = recalls(runs_of(compared.lines)[:1])[1] if compared.balanced else np.array([n])
     return 100 / len(sizes) / sizes.max(), 100 / len(sizes) / sizes.min()
 
 
 def runs_by_variant(compared):
-    """{(line, start): [run]}."""
+    """Return {(line, start): [run]}."""
     return {(line, start): [*seeds.values()]
             for line, starts in compared.lines.items() for start, seeds in starts.items()}
 
 
 def scored(compared):
-    """{(line, start): {seed: score}}, and the `estimates` of these."""
+    """Return {(line, start): {seed: score}}, and the `estimates` of these."""
     each = {variant: {run["seed"]: run["score"] for run in runs} for variant, runs in runs_by_variant(compared).items()}
     return each, estimates(each)
 
 
 def called(variant):
-    """(line, start) in words."""
+    """Return (line, start) in words."""
     return f"{variant[0]} {LOOKS[variant[1]][0]}"
 
 
 # ---- The verdict -----------------------------------------------------------------------------------------------------
 
 def verdict(compared):
-    """What the table means, a sentence a line."""
+    """Return what the table shows, one sentence per line."""
     each, sure = scored(compared)
     n = runs_of(compared.lines)[0]["test_examples"]
     means = {variant: statistics.mean(scores.values())
@@ -180,7 +180,7 @@ def verdict(compared):
 
 
 def of_many(means, outcomes):
-    """What SPT and joint training did to many models, and whether they are closer to each other after SPT."""
+    """Return what SPT and joint training changed for many models, and how far the models differ without and with it."""
     said = []
     for start, by in (("spt", "SPT"), ("joint", "joint training")):
         texts = {line: words[start] for line, words in outcomes.items() if words.get(start)}
@@ -197,8 +197,8 @@ def of_many(means, outcomes):
 
 
 def outcome(compared, each, sure, line, start, top):
-    """Say what SPT or joint training changed for a model; None if no seed has both. each, sure: from `scored`; top: the
-    score from which on a model is at the ceiling."""
+    """Return what SPT or joint training changed for a model; None if no seed has both. each, sure: from `scored`; top:
+    the score above which a model is at the ceiling."""
     ours, scratch = (line, start), (line, "scratch")
     points, half = gain(each, ours, scratch, sure)
     if not points:
@@ -235,11 +235,11 @@ def enough(mean, size, variance, seeds):
 
 
 def beside_linear(compared, means, sure):
-    """Compare the networks with the trivial and linear baselines."""
+    """Return how the networks compare with the trivial and linear baselines."""
     linear, runs, constant = compared.linear, runs_by_variant(compared), constant_of(compared)
     halves = {variant: math.hypot(1.96 * size_error(compared, runs[variant]),
                                   half_width((sure[variant], len(runs[variant]))))
-              for variant in means}                              # of the 95 % interval of a mean
+              for variant in means}                              # of the 95 % intervals of the means
     own = 1.96 * size_error(compared, [linear])
 
     def beside(variant):
@@ -301,7 +301,7 @@ def hidden_accuracy(compared):
 
 
 def in_order(compared):
-    """Lines as they come; of many models those first that gain most by SPT."""
+    """Return the lines; many models are sorted by their gain from SPT, largest first."""
     each, sure = scored(compared)
 
     def points(line):
@@ -315,7 +315,7 @@ DIFFERENCES = {"SPT - scratch": ("spt", "scratch"), "joint - scratch": ("joint",
 
 
 def table(compared):
-    """Trivial and linear baselines, then a row per model; many models by their gain, with what pretraining learned."""
+    """Return the table: trivial and linear baselines, one row per model; if sorted by gain, with hidden accuracy."""
     runs, (each, sure) = runs_by_variant(compared), scored(compared)
     there = {start for starts in compared.lines.values() for start in starts}
     starts = [start for start in entries.STARTS if start in there]
@@ -349,7 +349,7 @@ def table(compared):
 
 
 def caption(key, compared):
-    """What the scores are and how sure they are; second, where they come from."""
+    """Return two paragraphs: what the scores are; how sure they are and where they come from."""
     runs, (each, sure) = runs_of(compared.lines), scored(compared)
     n, passes = runs[0]["test_examples"], [{run["passes"] for run in runs_of({line: starts})}
                                            for line, starts in compared.lines.items()]
@@ -386,13 +386,13 @@ def caption(key, compared):
 
 
 def report(args):
-    """Your data or a demo, of what is finished: for each set and share of the labels a table and a verdict; a
-    figure."""
+    """Print a table and a verdict for each data set and share of the labels, and draw a figure: of the finished runs on
+    your data or of a demo."""
     name, entry, runs = args.command, [], read_runs(args.runs)
     if args.command == "demo":
         name = args.what[0] if args.what else args.runs.stem if args.runs.stem in entries.DEMOS else "demo"
         if name not in entries.DEMOS:
-            raise UserError(f"demo {name}: there is {' '.join(entries.DEMOS)}")
+            raise UserError(f"demo {name}: choose from {' '.join(entries.DEMOS)}")
         names = dict.fromkeys([*entries.DEMOS[name][1].split(), *(run["model"] for run in runs)])
         entry = entries.demo(name, " ".join(model for model in names if model in MODELS))
     found = comparisons(runs, entry)
@@ -415,8 +415,8 @@ def report(args):
 
 
 def figure(plt, found):
-    """For each set and share of the labels: scores of all seeds on the left, gains over scratch on the right. Gains
-    have one scale for all accuracies, and one for all R2."""
+    """Draw for each data set and share of the labels: scores of all seeds on the left, gains over scratch on the right.
+    Gains have one scale for all accuracies, and one for all R2."""
     heights = [max(1.6, 0.24 * len(compared.lines)) for compared in found.values()]
     picture, axes = plt.subplots(len(found), 2, figsize=(9, 1.2 + sum(heights)), squeeze=False, height_ratios=heights)
     widest = {}

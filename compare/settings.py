@@ -1,4 +1,4 @@
-"""Any runs: one row per setting, with gains and intervals, as a table and a figure: python analyze.py compare FOLDER"""
+"""Compare any runs: one row per setting, with gains and intervals, as table and figure: analyze.py compare FOLDER"""
 import math
 import statistics
 from collections import defaultdict, namedtuple
@@ -11,18 +11,18 @@ from experiments.sweep import DENOISING
 from files import UserError, read_json
 from recipes import number, settings
 
-Setting = namedtuple("Setting", "values own runs")               # {column: value}; the others: of a Variant
-FIELDS = "task", "model", "objective", "start", "joint"          # what else makes a run another one
+Setting = namedtuple("Setting", "values own runs")               # values: {column: value}; own, runs: as in Variant
+FIELDS = "task", "model", "objective", "start", "joint"          # what distinguishes settings, besides flags
 
 
 def value_of(run, name):
-    """What a run has in a column: its own value or the recipe's, from its config.json; None where it has no meaning."""
+    """Return a run's value in a column: its own, or the recipe's from config.json; None if it has no meaning."""
     own = settings(run["changed"]) | {name: run.get(name) for name in FIELDS}
-    if name in own or run["start"] == "baseline":                # which has no settings
+    if name in own or run["start"] == "baseline":                # a baseline has no settings
         return str(own.get(name)) if isinstance(own.get(name), list) else own.get(name)
     if name.startswith("pretraining."):
         run, name = run["first"], name.removeprefix("pretraining.")
-        if "changed" not in run:                                 # there was none
+        if "changed" not in run:                                 # there was no pretraining
             return None
     if home(run) == run["folder"]:                               # a kept run has no config.json
         return "recipe"
@@ -33,12 +33,12 @@ def value_of(run, name):
 
 
 def settings_of(variants):
-    """[Variant] -> the columns, all in which they differ; [Setting]."""
+    """Turn [Variant] into columns, the names in which the variants differ, and rows, [Setting]."""
     names = dict.fromkeys([*FIELDS, *(name for variant in variants for name in variant.own)])
     rows = [Setting({name: value_of(next(iter(variant.runs.values())), name) for name in names},
                     {name: value for name, value in variant.own.items() if name not in FIELDS}, variant.runs)
             for variant in variants]
-    alike = defaultdict(list)                                    # rows of which None means something
+    alike = defaultdict(list)                                    # rows among which None is a value like others
     for row in rows:
         alike[tuple(row.values[name] for name in FIELDS[:4])].append(row)
 
@@ -56,12 +56,12 @@ def settings_of(variants):
 
 
 def baseline(row, rows, wanted):
-    """The row that a row's gain is over, or None: that with the `wanted` values and otherwise its own. By default that
-    from scratch, whatever pretraining, joint training or a probe had beside it."""
+    """Return the row over which a row's gain is measured, or None: the row that has the `wanted` values and otherwise
+    the same. By default the row from scratch; pretraining, joint training and --freeze then do not matter."""
     if not wanted and row.values["start"] == "scratch":
         return None
     meant = {}
-    for name, value in wanted.items():                           # a flag of the stage that has it, or of both
+    for name, value in wanted.items():                           # means the flag of the stage that has it, or of both
         own, before = row.values.get(name), row.values.get(f"pretraining.{name}")
         meant |= {f"pretraining.{name}": value} if before is not None and own in (None, before) else {}
         meant |= {name: value} if own is not None or before is None else {}
@@ -77,13 +77,13 @@ def baseline(row, rows, wanted):
         if not wanted and name == "freeze":
             return not other.own.get("freeze")
         if not wanted and (name in DENOISING or name.startswith("pretraining.")):
-            return True                                          # without meaning from scratch
+            return True                                          # no meaning from scratch
         if budget and name in ("steps", "epochs"):
             return passes(other) == passes(row)
         return other.values[name] == row.values[name] or (
             not exactly and name not in FIELDS and other.own.get(name) == row.own.get(name))
 
-    # Recipes may differ between ways to start, and so may steps at equal passes.
+    # First look for equal values. Recipes may differ between starts, and steps may differ at equal passes.
     for exactly, budget in ((True, False), (False, False), *([] if wanted else [(False, True)])):
         for other in rows:
             if other is not row and all(agree(other, name, exactly, budget) for name in row.values):
@@ -96,8 +96,8 @@ def shown(value):
 
 
 def chosen_by_validation(rows):
-    """Of the rows of a task, model, objective and start (a frozen one apart), the best by mean validation score, of
-    those with the most seeds."""
+    """Return the best row per task, model, objective and start (with and without --freeze): among the rows with the
+    most seeds, the one with the highest mean validation score."""
     def validation(row):
         return statistics.mean(run.get("val_accuracy", run.get("val_r2")) for run in row.runs.values())
 
@@ -109,7 +109,7 @@ def chosen_by_validation(rows):
 
 
 def chosen_scratch(row, chosen):
-    """Of what validation chose, the row from scratch beside a row that it chose too."""
+    """Return the row from scratch to compare a row with, if validation chose both, else None."""
     if row not in chosen or row.values["start"] == "scratch":
         return None
     alone = [other for other in chosen if other.values["start"] == "scratch" and "freeze" not in other.own]
@@ -118,20 +118,20 @@ def chosen_scratch(row, chosen):
 
 
 def compare(args):
-    """Runs in any folders: a row a setting, as a table and a figure."""
+    """Print a table of runs in any folders, one row per setting, and draw a figure."""
     if not args.what:
         raise UserError("compare wants folders of runs: python analyze.py compare runs/sweep")
     if args.baseline and args.select:
-        raise UserError("--baseline has no meaning with --select: gains are over what validation chose from scratch")
+        raise UserError("--baseline has no meaning with --select: gains are over the scratch row that validation chose")
     sources = [Path(source) for source in args.what]
-    sources = [source for source in sources if not source.is_file() or source.suffix == ".jsonl"]         # no figures
+    sources = [source for source in sources if not source.is_file() or source.suffix == ".jsonl"]         # skip figures
     found = [read_runs(source, strict=True) for source in sources]
     for source, runs in zip(sources, found):
         if not any("start" in run for run in runs):
             raise UserError(f"no finished finetuning run in {source}; python analyze.py status {source} says more")
     columns, rows = settings_of(variants_of(with_pretraining([run for runs in found for run in runs])))
     if not rows:
-        raise UserError(f"no finetuning run in {' '.join(args.what)} beside its pretraining run")
+        raise UserError(f"no finetuning run in {' '.join(args.what)} together with its pretraining run")
     wanted = {}
     for pair in args.baseline.split(",") if args.baseline else ():
         name, _, value = pair.partition("=")
@@ -140,23 +140,23 @@ def compare(args):
         if not names:
             raise UserError(f"--baseline {name}: these runs differ in {', '.join(map(title, columns))}")
         if value not in (there := {shown(row.values[each]) for row in rows for each in names}):
-            raise UserError(f"--baseline {pair}: there is {' '.join(sorted(there))}")
+            raise UserError(f"--baseline {pair}: choose from {' '.join(sorted(there))}")
         wanted[names[0] if name.startswith("pretraining.") else names[0].removeprefix("pretraining.")] = value
     text = "\n\n".join(table(columns, rows, wanted, args.select))
     begun = [path.parent for source in sources for path in source.glob("**/config.json")]
     lost = sum(not (folder / "result.json").exists() for folder in begun)
-    print(f"\n{text}{f' Unfinished runs, which are not in it: {lost}.' if lost else ''}\n")
+    print(f"\n{text}{f' Unfinished runs, not included: {lost}.' if lost else ''}\n")
     some = chosen_by_validation(rows) if args.select else rows
     draw(lambda plt: (figure_of_settings(plt, columns, some), "Test scores: seeds and mean"), args.figure)
 
 
 def title(name):
-    """What to call a column."""
+    """Return the title of a column."""
     return name.replace("arch.", "").replace(".", " ").replace("_", "-")
 
 
 def label(columns, row):
-    """What to call a row in a figure."""
+    """Return the label of a row in a figure."""
     return ", ".join(f"{title(name)} {shown(row.values[name])}" if name not in ("task", "model", "start") else
                      LOOKS[row.values[name]][0] if name == "start" else str(row.values[name])
                      for name in columns if row.values[name] is not None)
@@ -180,7 +180,7 @@ def table(columns, rows, wanted, select):
             if over:
                 differences, half = gain(each, name, next(i for i, row in enumerate(some) if row is over), found)
                 test[2] = signed(differences, digits, half)
-                if len(differences) == len(runs):                # else it has fewer seeds than the row
+                if len(differences) == len(runs):                # else keep the count: fewer seeds than the row
                     test[2] = test[2].rsplit(" (", 1)[0]
             lonely = lonely or not over and row.values["start"] != "scratch"
             if select:
@@ -200,7 +200,7 @@ def table(columns, rows, wanted, select):
     alike = [str(rows[0].values[name]) for name in FIELDS[:3] if name not in columns]
     alike = [name for name in alike if name != "masked"]
     alike += dict.fromkeys(f"{title(name)} {shown(value)}" for row in rows for name, value in row.own.items()
-                           if name not in columns)               # what differs from the recipe in all of them
+                           if name not in columns)               # all rows differ in this from the recipe
     alike = f"{', '.join(alike)}: mean" if alike else "Mean"
     caption = [f"{alike} ± standard deviation over seeds.", *notes,
                "Gains are over the row from scratch that validation chose." if select else
@@ -212,7 +212,7 @@ def table(columns, rows, wanted, select):
 
 
 def figure_of_settings(plt, columns, rows):
-    """One panel per task, one line per setting."""
+    """Draw one panel per task, one line per setting."""
     tasks = dict.fromkeys(row.values["task"] for row in rows)
     figure, axes = plt.subplots(len(tasks), 1, figsize=(7, 1 + 0.3 * len(rows) + 0.6 * len(tasks)), squeeze=False)
     for axis, task in zip(axes[:, 0], tasks):

@@ -1,10 +1,10 @@
 """Differences between variants, and how sure they are.
 
-Intervals (95 %, Student's t) take one standard deviation for all variants of a table, pooled over their seeds, where
-variants scatter alike: three seeds alone leave two degrees of freedom, which widens an interval by a half. Where they
-do not (Bartlett's test, or a variant whose seeds all agree), each has its own. With ten seeds or more, gains are paired
-by seed. A variant that scatters three times as much as the others may pass the test: its intervals hold the truth in
-about 87 of 100 tables, not in 95 (tests/test_compare.py).
+Intervals are 95 %, by Student's t. If variances are alike, all variants of a table share one standard deviation, pooled
+over their seeds. (Three seeds of one variant leave two degrees of freedom, which would widen its interval by half.) If
+variances differ (Bartlett's test, or a variant whose seeds all agree), each variant uses its own. With ten seeds or
+more, gains are paired by seed. Bartlett's test may miss a variant with three times the others' standard deviation; its
+intervals then hold the truth in about 87 of 100 tables instead of 95 (tests/test_compare.py).
 """
 import math
 import statistics
@@ -13,21 +13,21 @@ from collections import defaultdict, namedtuple
 import numpy as np
 from scipy.special import stdtrit
 
-MANY = 10                                  # seeds, from which on gains are paired
-ALIKE = 0.1                                # probability below which variants do not scatter alike
+MANY = 10                                  # from this number of seeds on, gains are paired
+ALIKE = 0.1                                # p-value of Bartlett's test below which variances differ
 Estimate = namedtuple("Estimate", "variance freedom")
 
 
 def pooled(samples):
-    """[[score]] -> the Estimate of their common variance around the mean of each sample."""
+    """Return the Estimate of the common variance of samples [[score]], each around its own mean."""
     freedom = sum(len(sample) - 1 for sample in samples if sample)
     squares = sum(float(np.var(sample, ddof=1)) * (len(sample) - 1) for sample in samples if len(sample) > 1)
     return Estimate(squares / freedom if freedom else 0.0, freedom)
 
 
 def estimates(variants):
-    """{name: {seed: score}} -> {name: Estimate}: one for all, pooled, where variants scatter alike, else each its
-    own."""
+    """Estimate variances: {name: {seed: score}} -> {name: Estimate}. All variants share one pooled estimate if their
+    variances are alike; else each has its own."""
     from scipy.stats import bartlett
     samples = [[*seeds.values()] for seeds in variants.values()]
     several = [sample for sample in samples if len(sample) > 1]
@@ -38,8 +38,8 @@ def estimates(variants):
 
 
 def half_width(*parts):
-    """Of the 95 % interval of a mean, or of a difference of means: for each mean its Estimate and the number of seeds.
-    Welch's degrees of freedom where the estimates are not one. 0 where there are none."""
+    """Return half of the 95 % interval of a mean or of a difference of means. parts: each mean's Estimate and number of
+    seeds. Different estimates use Welch's degrees of freedom. 0 if an estimate has no degrees of freedom."""
     shares = defaultdict(float)
     for estimate, n in parts:
         shares[estimate] += estimate.variance / n
@@ -51,17 +51,17 @@ def half_width(*parts):
 
 
 def half_width_of(values):
-    """Of the mean of these values alone, differences paired by seed say."""
+    """Return half of the 95 % interval of the mean of these values, such as differences paired by seed."""
     return half_width((pooled([values]), len(values)))
 
 
 def minus(after, before):
-    """{seed: after - before} of the seeds that both have."""
+    """Return {seed: after - before} for the seeds that both have."""
     return {seed: after[seed] - before[seed] for seed in sorted(before.keys() & after.keys())}
 
 
 def mean_std(found, digits=1):
-    """{seed: score} as '61.2 ± 0.8', as the number alone where one seed gives no spread, or as a dash."""
+    """Format {seed: score} as '61.2 ± 0.8', as '61.2' if there is one seed, or as a dash if there is none."""
     if not found:
         return "–"
     mean = f"{statistics.mean(found.values()):.{digits}f}"
@@ -69,8 +69,8 @@ def mean_std(found, digits=1):
 
 
 def signed(found, digits=1, half=None):
-    """{seed: difference} as '+3.7 [+2.2, +5.2] (3)', mean, interval and number of seeds; '+3.7 (one seed)'; a dash.
-    half: of the interval, if it is not that of these differences alone."""
+    """Format {seed: difference} as '+3.7 [+2.2, +5.2] (3)' (mean, interval, number of seeds), '+3.7 (one seed)' or a
+    dash. half: of the interval; None: of the interval that follows from these differences only."""
     if not found:
         return "–"
     mean, half = statistics.mean(found.values()), half_width_of([*found.values()]) if half is None else half
@@ -80,8 +80,8 @@ def signed(found, digits=1, half=None):
 
 
 def gain(variants, one, other, found):
-    """Of variants {name: {seed: score}} with their estimates: one minus other -> {seed: difference}, half the
-    interval."""
+    """Return one minus other as {seed: difference}, and half of its interval. variants: {name: {seed: score}}; found:
+    their estimates."""
     differences = minus(variants.get(one, {}), variants.get(other, {}))
     n = len(differences)
     if not n or n >= MANY:
@@ -90,7 +90,7 @@ def gain(variants, one, other, found):
 
 
 def how_sure(variants, found, digits=1, of=""):
-    """The sentence about a table's intervals."""
+    """Return the sentence about a table's intervals."""
     counts = {len(variant) for variant in variants.values() if variant}
     common = [name for name in variants if variants[name] and found[name].freedom]
     if not common:

@@ -1,5 +1,5 @@
-"""Experiments: what every table, figure and demo trains, and running it. Whoever trains one model skips this room.
+"""Experiments: what every table, figure and demo trains, and the code that runs it. To train one model, skip this room.
 
-entries.py: an entry each. commands.py: from an entry to commands, and to what result.json will say. sweep.py: any
-combination of flags. running.py: `bash run_all.sh`.
+entries.py: one entry per table, figure or demo. commands.py: the commands of an entry, and what result.json will say.
+sweep.py: any combination of flags. running.py: `bash run_all.sh`.
 """

@@ -1,4 +1,4 @@
-"""From an entry to its commands, and to what result.json will say of each run, by which tables find it."""
+"""Turn an entry into its commands, and into what result.json will say of each run, so that tables find it."""
 import shlex
 from collections import namedtuple
 
@@ -8,13 +8,13 @@ from pretrain import OBJECTIVES
 from recipes import INHERITED, arch, assignments, halved, number, recipe_line
 from tasks import declared, folder_name
 
-# What one command trains. first: the same of its pretraining.
+# One run, trained by one command. first: the run of its pretraining, or None.
 Trained = namedtuple("Trained", "task model word start flags first", defaults=(None,))
 
 
 def differing(flags, task, model, objective, start, defaults=None):
-    """Those of these flags that are not the recipe's own values, sorted. Sizes for your own data depend on their
-    number."""
+    """Return the flags that differ from the recipe, sorted. For your data, every size that is set counts as different,
+    because the recipe's sizes depend on the number of sequences."""
     _, usual, recipe = recipe_line(task, declared(task), model, objective, start)
     if start == "joint":
         recipe = (halved(recipe) if OBJECTIVES[usual].hides else recipe) | {"joint": 1}
@@ -26,7 +26,7 @@ def differing(flags, task, model, objective, start, defaults=None):
 
 
 def given(text):
-    """'--lr 3e-3 --arch d=64 --rewind' -> {"lr": 0.003, "arch": {"d": 64}, "rewind": True}."""
+    """Parse flags: '--lr 3e-3 --arch d=64 --rewind' -> {"lr": 0.003, "arch": {"d": 64}, "rewind": True}."""
     words, found = text.split(), {}
     for word, after in zip(words, [*words[1:], "--"]):
         if word.startswith("--"):
@@ -47,8 +47,8 @@ def trained(row):
 
 
 def chains(entry, seed, folder):
-    """Return the commands of an entry for one seed, as lists in which each command needs those before it: one run, or a
-    pretraining with all finetunings that start from it."""
+    """Return the commands of an entry for one seed, one list per chain. A chain is a single run, or a pretraining
+    followed by all finetunings that start from it."""
     groups = {}
     for run in dict.fromkeys(run for row in entry for run in trained(row)):
         group = groups.setdefault(run.first or run, [run.first] if run.first else [])
@@ -58,7 +58,7 @@ def chains(entry, seed, folder):
 
 
 def record(run):
-    """Return what result.json will say that a run is: task, model, objective, start, joint, changed."""
+    """Return what result.json will say of a run: task, model, objective, start, joint, changed."""
     task, flags, first = declared(run.task), given(run.flags), run.first and record(run.first)
     start = "corpus" if run.start == "scratch" and MODELS[run.model].weights else run.start
     objective = first["objective"] if first else flags.pop("objective", None)
@@ -76,7 +76,7 @@ def record(run):
 
 
 def commands(group, seed, folder):
-    """Return the commands of runs that follow each other."""
+    """Return the commands of one chain of runs."""
     found = []
 
     def out(run):

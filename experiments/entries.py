@@ -1,15 +1,15 @@
-"""What every demo, table and figure trains: an entry each. A new experiment is one more of them.
+"""Entries: what every demo, table and figure trains. To add an experiment, add an entry.
 
-    bash run_all.sh table8 --list       the commands that an entry stands for
+    bash run_all.sh table8 --list       prints the commands of an entry
 
-An entry is a list of `rows`: tasks x models x variants, and every variant is trained with each seed. A variant is how a
-model comes to its labels (from scratch, after self-pretraining, jointly) with the flags that differ from the recipe.
-Its word tells its runs apart in their names, TASK-MODEL-WORD-START-sSEED. Commands and cells of tables (commands.py)
-are made of these entries alone.
+An entry is a list of `rows`: tasks x models x variants. Every variant is trained with every seed. A variant is a way to
+train on the labels (from scratch, after self-pretraining, jointly), with the flags that differ from the recipe. Its
+word is part of the names of its runs, TASK-MODEL-WORD-START-sSEED. Commands and cells of tables (commands.py) follow
+from these entries only.
 """
 from collections import namedtuple
 
-# first: flags of pretraining, of an spt variant; of: the word of that pretraining, which variants may share.
+# For spt only: first, the flags of pretraining; of, the word of that pretraining. Several variants may share one.
 Variant = namedtuple("Variant", "start word flags first of", defaults=("", "", "", None))
 Row = namedtuple("Row", "task model variants word", defaults=("",))
 
@@ -19,7 +19,7 @@ def scratch(word="", flags=""):
 
 
 def spt(word="", first="", flags="", of=None):
-    """Pretraining with flags `first`, then finetuning with `flags`, which inherits task, model, sizes and data."""
+    """Pretrain with flags `first`, then finetune with `flags`. Finetuning inherits task, model, sizes and data."""
     return Variant("spt", word, flags, first, of)
 
 
@@ -28,7 +28,7 @@ def joint(word="", flags="--joint 1"):
 
 
 def both(word="", flags=""):
-    """From scratch with these flags, and after a pretraining with them."""
+    """Return two variants: from scratch with these flags, and SPT with these flags in pretraining."""
     return [scratch(word, flags), spt(word, flags)]
 
 
@@ -41,14 +41,14 @@ def rows(tasks, models, variants, word=""):
 LRA = "listops text retrieval image pathfinder pathx"
 CAUSAL = "causal", "--objective causal"
 FRACTIONS = 0.005, 0.01, 0.05, 0.1, 0.5, 1
-LACKING = {"retrieval", "sc", "bidmc_hr", "bidmc_rr", "bidmc_spo2", "pythia"}      # what has no stand-in in mini
+LACKING = {"retrieval", "sc", "bidmc_hr", "bidmc_rr", "bidmc_spo2", "pythia"}      # without a stand-in in mini
 
 
 def paper(preset="paper"):
-    """{target: rows}. The preset mini has stand-ins of tasks, TASK_mini, and other sizes and budgets."""
+    """Return {target: rows}. The preset mini has stand-in tasks, TASK_mini, and other sizes and budgets."""
     full = preset == "paper"
-    # Table 9: the paper prints numbers of parameters only, so the shapes are ours; 3m is the recipe itself. S4's last
-    # step enlarges its state too, as the paper had to (appendix E). Mini: 2k 4k 10k (20k) 80k parameters.
+    # Table 9: the paper prints only numbers of parameters, so the shapes are ours; 3m is the recipe itself. The largest
+    # S4 also has a larger state, as in the paper (appendix E). Mini: 2k 4k 10k (20k) 80k parameters.
     words = "100k 300k 1m 10m" if full else "2k 4k 10k 80k"
     rotary, s4 = ("d=48,ff=72 d=80,ff=160 d=144,ff=288 d=448,ff=896", "d=64 d=128 d=256 d=832,state=128") if full else (
         "d=8,ff=16 d=12,ff=24 d=20,ff=40 d=56,ff=112", "d=10 d=16 d=30 d=104")
@@ -57,7 +57,7 @@ def paper(preset="paper"):
         return [variant for word, shape in zip(words.split(), shapes.split())
                 for variant in both(word, f"--arch {shape}")]
 
-    # Table 8 (appendix D): what both stages have together. Pretraining takes 20, 40 or 60 % of it.
+    # Table 8 (appendix D): one budget for both stages. Pretraining takes 20, 40 or 60 % of it.
     budgets = {"image": ("epochs", 150), "text": ("epochs", 30)}
     if not full:
         budgets = {"image": ("steps", 2000), "text": ("steps", 2000)}
@@ -68,8 +68,8 @@ def paper(preset="paper"):
             for share in shares)]
 
     # Figure 3 (section 3.4, appendix C.1.4), "until convergence": flags of pretraining, of finetuning, from scratch.
-    # For Text from scratch the paper takes the better of 1e-3 and 5e-4 on validation. Warm-up and schedule are ours: on
-    # the smallest shares the recipe would end before its warm-up does.
+    # From scratch on Text, the paper takes the better of 1e-3 and 5e-4 on validation. Warm-up and schedule are ours:
+    # with the smallest shares, the recipe would end before its warm-up.
     longer = " --warmup 200 --schedule constant"
     parts = {"image": (" --lr 0.01 --batch 50 --steps 10000", f"--lr 0.002 --batch 50{longer}", f" --lr 0.002{longer}"),
              "text": (" --steps 40000", f"--epochs 200{longer}", f" --lr 0.001 --epochs 200{longer}")}
@@ -101,10 +101,10 @@ def paper(preset="paper"):
             for target, entry in entries.items()}
 
 
-# ---- Demos, and what is trained like them ----------------------------------------------------------------------------
+# ---- Demos and your data ---------------------------------------------------------------------------------------------
 
-# Learning rates of pretraining, finetuning and training from scratch, and the models for which each of them is the best
-# of three (results/architectures.md). A model that is not here has its recipe's.
+# Learning rates of pretraining, finetuning and training from scratch, then the models for which each rate was the best
+# of three (results/architectures.md). Other models use their recipe's rates.
 RATES = {model: line.split()[0].split("/") for line in """
 3e-3/3e-3/3e-3 transformer
 3e-3/1e-3/3e-3 rotary linear performer_relu
@@ -119,7 +119,7 @@ RATES = {model: line.split()[0].split("/") for line in """
 
 
 def rated(first, after, alone, word="", flags=""):
-    """Both, with a learning rate for each stage and for training from scratch."""
+    """Return two variants, from scratch and SPT, with learning rates for each stage and for training from scratch."""
     flags = f" {flags}" if flags else ""
     return [scratch(word, f"--lr {alone}{flags}"), spt(word, f"--lr {first}{flags}", f"--lr {after}")]
 
@@ -127,14 +127,14 @@ def rated(first, after, alone, word="", flags=""):
 DEMOS = {"demo": ("pathfinder_demo", "transformer s4"), "demo-text": ("text_demo", "rotary s4"),
          "text256": ("text256", "rotary s4"), "demo-init": ("text_demo", "s4 s4_rand dlr dlr_rand"),
          "architectures": ("text_demo", " ".join(RATES))}
-# The rotary Transformer with structured feed-forward parts (zoo/structured.py), half of the parameters of dense ones or
-# less: a block shuffle's number of blocks sets its share.
+# Structured feed-forward parts of the rotary Transformer (zoo/structured.py), with at most half of the parameters of
+# dense ones. The number of blocks sets the share of a block shuffle.
 STRUCTURED = {"lowrank": "ffn=lowrank", "blockdense": "ffn=blockdense", "blockshuffle": "ffn=blockshuffle",
               "guided": "ffn=lowrank,guided=0.5"}
 
 
 def demo(target, models=""):
-    """Rows of a demo, for the models that are asked for."""
+    """Return the rows of a demo, for these models or its usual ones."""
     (task, usual), entry = DEMOS[target], []
     for model in (models or usual).split():
         rates = RATES.get(model) if target == "architectures" else None
@@ -145,12 +145,12 @@ def demo(target, models=""):
     return entry
 
 
-STARTS = "scratch", "spt", "joint", "linear_probe"               # the last trains only the head after SPT
+STARTS = "scratch", "spt", "joint", "linear_probe"               # linear_probe: SPT, then train only the head
 
 
 def own(task, models="", share="", starts=STARTS[:3], passes=None):
-    """Your data: from scratch, SPT and joint training at equal passes, an even number, by default the recipe's. With a
-    share of the labels, pretraining is the same."""
+    """Return rows for your data: from scratch, SPT and joint training at equal passes, an even number (default: the
+    recipe's). share: of the labels; pretraining does not depend on it."""
     labels, few = (f"--label-fraction {share}", f"l{share}") if share else ("", "")
     whole, half, short = (f"--steps {passes}", f"--steps {passes // 2}", f"p{passes}") if passes else ("", "", "")
 

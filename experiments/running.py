@@ -5,7 +5,7 @@
     bash run_all.sh text256          the same with 256 characters, all training reviews and three times the steps
     bash run_all.sh demo-init        {S4, DLR} x {own, random initialisation} x {scratch, SPT} on the text of demo-text
     bash run_all.sh architectures    every model x {scratch, SPT} on the text of demo-text
-        Each of these also shows the majority class and a linear model that takes seconds (baseline.py)
+        All five also show the majority class and a linear model that takes seconds (baseline.py)
     bash run_all.sh own --tasks file:my.npz      your data (or ucr:NAME): {rotary Transformer, S4} x {scratch, SPT,
         joint training} at equal passes, beside a linear model. Also: --label-fraction 0.05, --regression, --models
         s4,mega, --starts spt,linear_probe, --passes 600 (shortens)
@@ -19,7 +19,7 @@
     --list                           print the commands, one chain of runs per line, for any scheduler
     --seeds 0,1,2 --tasks text,image --models s4,rotary     only these (default: three seeds, everything). Demos, own
                                      and sweep take any model
-    --gpus 0,1,2,3                   one chain at a time on each of these GPUs
+    --gpus 0,1,2,3                   run on these GPUs, one chain at a time per GPU
     --raw DIR                        prepare the data from official files in DIR
 
 experiments/entries.py says what each target trains. Rerunning skips finished runs and resumes stopped ones.
@@ -72,7 +72,7 @@ def even(text):
     return int(text)
 
 
-OWN_FLAGS = "regression", "symbols", "samples", "group"          # of data.py: how your data are read
+OWN_FLAGS = "regression", "symbols", "samples", "group"          # flags of data.py: how to read your data
 OF_TARGETS = dict.fromkeys((*OWN_FLAGS, "starts"), ["own", "sweep"]) | {
     "label_fraction": ["own"], "passes": ["own"], "vary": ["sweep"], "select": ["sweep"]}
 
@@ -94,7 +94,7 @@ def parse_args(argv):
                        ("label-fraction", share), ("passes", even)):
         add(f"--{name}", type=kind)
     add("--vary", action="append", default=[])
-    add("--starts", "--arms", type=words)                        # --arms, probe: as older commands have them
+    add("--starts", "--arms", type=words)                        # --arms, probe: the names in older commands
     add("--select", choices=["val"])
     args = parser.parse_args(argv)
     if args.help:
@@ -107,7 +107,7 @@ def parse_args(argv):
 
 
 def can_pretrain(task, model):
-    """Whether there is such a model, with a recipe for both stages."""
+    """Return whether the model exists and has a recipe for both stages."""
     with contextlib.suppress(UserError):
         return model in MODELS and recipe_line(task, declared(full_name(task)), model, None, "pretrain") is not None
     return False
@@ -117,9 +117,9 @@ def plan(args):
     """Return the rows that a target trains, its seeds, and the folder of its runs."""
     target, models, papers = args.target, " ".join(args.models or ()), entries.paper()
     if target not in (*entries.DEMOS, "own", "sweep", *papers):
-        raise UserError(f"no target '{target}'; there is: {' '.join(entries.DEMOS)} own sweep {' '.join(papers)}")
+        raise UserError(f"no target '{target}'; choose from: {' '.join(entries.DEMOS)} own sweep {' '.join(papers)}")
     if args.preset not in ("paper", "mini"):
-        raise UserError(f"no preset '{args.preset}'; there is: paper mini")
+        raise UserError(f"no preset '{args.preset}'; choose from: paper mini")
     seeds = args.seeds or ["0", "1", "2"]
     if target in ("own", "sweep"):
         if not args.tasks or target == "sweep" and not models:
@@ -135,7 +135,7 @@ def plan(args):
                 raise UserError(f"{target} has no model {model!r}")
     starts = args.starts and ["linear_probe" if start == "probe" else start for start in args.starts]
     if unknown := [start for start in starts or () if start not in entries.STARTS]:
-        raise UserError(f"--starts {unknown[0]}: there is {' '.join(entries.STARTS)}")
+        raise UserError(f"--starts {unknown[0]}: choose from {' '.join(entries.STARTS)}")
     if target == "own":
         entry = entries.own(tasks[0], models, args.label_fraction, starts or entries.STARTS[:3], args.passes)
         return entry, seeds, f"own/{folder_name(tasks[0])}"
@@ -160,12 +160,12 @@ def plan(args):
 # ---- Running them ----------------------------------------------------------------------------------------------------
 
 class Pool:
-    """Chains side by side, one a slot. Where there are GPUs, each slot has its own."""
+    """Slots that run chains side by side, one chain per slot. With --gpus, each slot has a GPU."""
 
     def __init__(self, jobs, gpus, folder):
         self.folder, self.jobs, self.running, self.stopped, self.failed = folder, jobs, set(), False, False
-        # On CPUs: one thread a run, and glibc keeps freed memory, whose return to the system takes up to a tenth of
-        # the time.
+        # On CPUs, each run has one thread, and glibc keeps freed memory: returning it to the system takes up to a tenth
+        # of the time.
         ours = {} if gpus else dict(OMP_NUM_THREADS="1", MALLOC_TRIM_THRESHOLD_=str(2**30),
                                     MALLOC_MMAP_THRESHOLD_=str(2**30)) | os.environ
         self.slots = queue.SimpleQueue()
@@ -173,7 +173,7 @@ class Pool:
             self.slots.put(os.environ | ours | (dict(CUDA_VISIBLE_DEVICES=gpus[i % len(gpus)]) if gpus else {}))
 
     def run(self, chains):
-        """Return when all are done."""
+        """Run these chains, and return when all are done."""
         with ThreadPoolExecutor(self.jobs) as threads:
             done = as_completed([threads.submit(self.work, chain) for chain in chains])
             for _ in tqdm(done, str(self.folder), len(chains), unit="chain"):
@@ -188,7 +188,7 @@ class Pool:
             with open(path, "w") as output:
                 done = all(self.call(command, output, environment) == 0 for command in chain)
             last = f"{path} ends with: {(path.read_text(errors='replace').strip().splitlines() or [''])[-1]}"
-        except OSError as error:                                 # no space, no python
+        except OSError as error:                                 # disk full, or no python
             done, last = False, str(error)
         if not done and not self.stopped:
             self.failed = True
@@ -196,12 +196,12 @@ class Pool:
         self.slots.put(environment)
 
     def call(self, command, output, environment):
-        # A session of its own: Ctrl-C in the terminal reaches this process alone, which then stops them all, and waits
-        # until they have saved.
+        # Runs have a session of their own, so Ctrl-C in the terminal reaches only this process. It then stops all runs
+        # and waits until they have saved.
         process = subprocess.Popen(shlex.split(command), stdout=output, stderr=subprocess.STDOUT, env=environment,
                                    start_new_session=True)
         self.running.add(process)
-        if self.stopped:                       # while it was started
+        if self.stopped:                       # stopped while this run was started
             end(process)
         code = process.wait()
         self.running.discard(process)
@@ -214,23 +214,23 @@ class Pool:
 
 
 def end(process):
-    with contextlib.suppress(OSError):         # it has ended
+    with contextlib.suppress(OSError):         # it has already ended
         os.killpg(process.pid, signal.SIGTERM) if hasattr(os, "killpg") else process.terminate()
 
 
 def outs_of(chain):
-    """The run directories of a chain."""
+    """Return the run directories of a chain."""
     return re.findall(r"--out (\S+)", " ".join(chain))
 
 
 def reading_flags(args):
-    """The flags of data.py that say how your data are read."""
+    """Return the flags of data.py that say how to read your data."""
     flags = [f"--{name}" for name in OWN_FLAGS[:3] if getattr(args, name)]
     return flags + (["--group", str(args.group)] if args.group else [])
 
 
 def prepare_data(task, args, quiet=False):
-    """Return data.py's exit code. quiet: of a second's work, print only what goes wrong."""
+    """Run data.py for a task, and return its exit code. quiet: print only errors."""
     raw = ["--raw", str(args.raw)] if args.raw and declared(task).source.raw else []
     done = subprocess.run(["python", "data.py", "--task", task, *raw, *reading_flags(args)], text=True,
                           **dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT) if quiet else {})
@@ -240,7 +240,7 @@ def prepare_data(task, args, quiet=False):
 
 
 def taken(folder):
-    """Make the folder of the runs -> its lock."""
+    """Make the folder of the runs, and return its lock."""
     try:
         (folder / "output").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -249,7 +249,7 @@ def taken(folder):
 
 
 def linear_command(args, entry, folder):
-    """The command that fits a linear model to the one task of a demo or of your data, in seconds; none for others."""
+    """Return the command that fits a linear model to the task of a demo or to your data, in seconds; [] for others."""
     if args.target not in (*entries.DEMOS, "own"):
         return []
     task, fraction = entry[0].task, args.label_fraction
@@ -259,13 +259,13 @@ def linear_command(args, entry, folder):
 
 
 def train(args, entry, seeds, folder):
-    """Prepare data, run all chains, show the table: of demos, own and sweep after every seed -> exit code."""
+    """Prepare data, run all chains and show the table (demos, own, sweep: after every seed). Return the exit code."""
     often, started, failed, lacking = args.target in (*entries.DEMOS, "own", "sweep"), time.time(), False, set()
     tasks = sorted({row.task for row in entry})
-    for task in tasks:                         # a user's first: a mistake there shows before there is a folder
+    for task in tasks:                         # your data first: a mistake there shows before the folder is made
         if declared(task).own and (code := prepare_data(task, args)):
             return code
-    lock = taken(folder)                       # to the end
+    lock = taken(folder)                       # held until the end
     for task in tasks:
         if not declared(task).own and (code := prepare_data(task, args, quiet=args.target == "demo")):
             if code in (130, -signal.SIGINT):
@@ -277,7 +277,7 @@ def train(args, entry, seeds, folder):
         print("error: nothing is left to run", file=sys.stderr)
         return 1
     if (command := linear_command(args, entry, folder)) and subprocess.run(command).returncode:
-        print("warning: there is no linear model to compare with", file=sys.stderr)
+        print("warning: the linear model failed; the table lacks it", file=sys.stderr)
     by_seed = {seed: chains(entry, seed, folder.as_posix()) for seed in seeds}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     pool = Pool(int(os.environ.get("JOBS") or (len(args.gpus) if args.gpus else cores)), args.gpus, folder)
@@ -301,14 +301,14 @@ def train(args, entry, seeds, folder):
     del lock
     print(f"{args.target} took {(time.time() - started) // 60:.0f} minutes")
     if failed or lacking or pool.failed:
-        print("error: some runs are missing; the same command again makes them", file=sys.stderr)
+        print("error: some runs are missing; repeat the command to make them", file=sys.stderr)
         return 1
     return 0
 
 
 def show(args, folder, by_seed, last=True):
-    """Print the table or draw the figure of what is finished -> whether that failed. Validation chooses once, when all
-    are there."""
+    """Print the table or draw the figure of the finished runs, and return whether that failed. With --select, wait for
+    the last seed: validation chooses once, from all runs."""
     runs, figure, target = ["--runs", folder.as_posix()], ["--figure", str(folder / f"{args.target}.png")], args.target
     if target in entries.DEMOS:
         command = ["demo", target, *runs, *figure]
@@ -328,10 +328,10 @@ def show(args, folder, by_seed, last=True):
 
 def main(argv=None):
     args = parse_args(argv)
-    # Of own, one set after another, each with a folder and a table of its own.
+    # own: one data set after another, each with its own folder and table.
     sets = [argparse.Namespace(**vars(args) | {"tasks": [task]}) for task in args.tasks] if (
         args.target == "own" and args.tasks) else [args]
-    plans = [(one, *plan(one)) for one in sets]                  # mistakes in any of them are said before the first
+    plans = [(one, *plan(one)) for one in sets]                  # reports mistakes before the first set starts
     for one in sets:
         one.raw, one.group = (path and path.resolve() for path in (args.raw, args.group))
     os.chdir(ROOT)
@@ -344,7 +344,7 @@ def main(argv=None):
 
 
 def carry_out(args, entry, seeds, folder):
-    """Train an entry, or print its commands -> exit code."""
+    """Train an entry, or print its commands. Return the exit code."""
     folder, jobs = Path(os.environ.get("RUNS") or Path("runs", folder)), os.environ.get("JOBS") or "1"
     if not re.fullmatch(r"[1-9]\d{0,3}", jobs):
         raise UserError(f"JOBS must be a number of runs side by side, got '{jobs}'")
@@ -359,7 +359,7 @@ def carry_out(args, entry, seeds, folder):
     more = [*(["--raw", str(args.raw)] if args.raw else []), *reading_flags(args)]
     command = linear_command(args, entry, folder)
     for chain in [*([[shlex.join(command)]] if command else []), *itertools.chain(*by_seed.values())]:
-        # Elsewhere, a chain must know how its data are to be read.
+        # Elsewhere, your data must be prepared first, and read in the same way.
         own = {row.task for row in entry if declared(row.task).own and shlex.quote(row.task) in chain[0]}
         print(" && ".join([*(shlex.join(["python", "data.py", "--task", task, *more]) for task in own), *chain]))
     return 0

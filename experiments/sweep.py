@@ -1,4 +1,4 @@
-"""Any combination of flags: bash run_all.sh sweep --tasks T --models M --vary lr=1e-3,3e-3 --vary arch.d=32,64"""
+"""Sweeps over any flags: bash run_all.sh sweep --tasks T --models M --vary lr=1e-3,3e-3 --vary arch.d=32,64"""
 import argparse
 import itertools
 import shlex
@@ -15,18 +15,18 @@ from pretrain import OBJECTIVES
 from recipes import INHERITED, arch, number
 from tasks import TASKS
 
-DENOISING = {"mask", "loss", "joint"}                            # without meaning where nothing is hidden
+DENOISING = {"mask", "loss", "joint"}                            # no effect unless positions are hidden
 
 
 def words(text):
-    """'a,b' -> ['a', 'b']."""
+    """Split 'a,b' into ['a', 'b']."""
     if not (found := [word for word in text.split(",") if word]):
         raise argparse.ArgumentTypeError(f"must be words separated by commas, got {text!r}")
     return found
 
 
 def combinations(varied):
-    """['lr=1e-3,3e-3', 'arch.d=32,64'] -> every combination, [[(flag, value)]]. UserError for what no stage knows."""
+    """Return every combination: ['lr=1e-3,3e-3', 'arch.d=32,64'] -> [[(flag, value)]]. UserError for unknown flags."""
     known, found = known_flags(), {}
     names = " ".join(sorted(name.replace("_", "-") for name in set().union(*known.values())))
     for text in varied:
@@ -37,58 +37,58 @@ def combinations(varied):
         if not values.strip(",") or name in found:
             raise UserError(f"--vary wants FLAG=VALUE,VALUE, each flag once; got {text}")
         if not stages or (flag == "arch") != bool(key):
-            raise UserError(f"--vary {name}: no such flag; there is: {names}, of arch its keys, arch.d and the like")
-        for value in words(values):            # a wrong one is said before anything is planned
+            raise UserError(f"--vary {name}: no such flag; choose from: {names}; for arch its keys, such as arch.d")
+        for value in words(values):            # reports a wrong value before anything is planned
             flags(stages[0], OBJECTIVES).parse_args([f"--{flag}", f"{key}={value}" if key else value])
         found[name] = [(name, value) for value in words(values)]
     return [*itertools.product(*found.values())]
 
 
 def known_flags():
-    """{stage: {flag by which a setting can differ: its default}}."""
+    """Return {stage: {flag: its default}}, for the flags by which settings can differ."""
     apart = MACHINE_FLAGS | {"task", "model", "seed", "init"}
     parsers = {stage: vars(flags(stage, OBJECTIVES).parse_args([])) for stage in ("pretrain", "finetune")}
     return {stage: {name: some[name] for name in some.keys() - apart} for stage, some in parsers.items()}
 
 
 def check(chain):
-    """UserError or SizeError where a flag or size of these commands is out of bounds."""
+    """Raise UserError or SizeError if a flag or size of these commands is out of bounds."""
     task = None
     for command in chain:
         _, script, *given = shlex.split(command)
         args = flags(Path(script).stem, OBJECTIVES).parse_args(given)
-        task = task or TASKS.get(args.task)    # the second stage's is that of the first; your own is not prepared yet
+        task = task or TASKS.get(args.task)    # stage 2 has the task of stage 1; your data are not prepared yet
         if args.arch:
             sizes = arch(args.task, args.model, **args.arch)
             if task:
-                with torch.device("meta"):     # builds the model without its numbers
+                with torch.device("meta"):     # builds the model without memory for its weights
                     Backbone(config(sizes, task))
         if args.objective and args.mask is not None and not OBJECTIVES[args.objective].hides:
-            raise UserError(f"--mask {args.mask} has no meaning with --objective {args.objective}; sweep them apart")
+            raise UserError(f"--mask {args.mask} has no meaning with --objective {args.objective}; use two sweeps")
         if args.batch and task and args.batch > task.sizes[0]:
-            raise UserError(f"--batch {args.batch} is more than the {task.sizes[0]:,} training examples there are")
+            raise UserError(f"--batch {args.batch} is more than the {task.sizes[0]:,} training examples")
 
 
 def sweep(tasks, models, settings, starts, known):
-    """Rows of tasks x models, with variants of starts x settings, each [(flag, value)]. known: {stage: {flag: its
-    default}}. A flag is set in each stage where it has a meaning; pretrain.lr and finetune.lr: in that stage only."""
+    """Return rows of tasks x models, with variants of starts x settings; a setting is [(flag, value)]. known: {stage:
+    {flag: its default}}. A flag applies to every stage that has it; pretrain.lr and finetune.lr to that stage only."""
     return [Row(task, model, [*dict.fromkeys(
         variant_of(task, model, start, setting, known) for start in starts for setting in settings)])
         for task in tasks for model in models]
 
 
 def variant_of(task, model, start, setting, known):
-    """A variant of a sweep. The recipe's own values are left out of flags and word, so that a setting has one name,
-    whichever sweep asks for it."""
+    """Return a variant of a sweep. Its flags and word leave out the recipe's values, so that a setting has the same
+    name in every sweep."""
     pretrained, stages = start in ("spt", "linear_probe"), {"pretrain": {}, "finetune": {}}
     passed_on = INHERITED | {"objective"}
     useless = {"pretrain": set() if pretrained else known["pretrain"].keys(),
                "finetune": set() if start == "joint" else DENOISING | passed_on if pretrained else DENOISING}
-    for name, value in sorted(setting, key=lambda pair: pair[0].split(".")[0] in known):   # one stage's own come last
+    for name, value in sorted(setting, key=lambda pair: pair[0].split(".")[0] in known):  # flags of one stage last
         only, rest = name.split(".", 1) if name.split(".")[0] in known else (None, name)
         flag, _, key = rest.replace("-", "_").partition(".")
         for stage, some in stages.items():
-            asked = {"train_fraction"} if only else set()        # the second stage may have a share of its own
+            asked = {"train_fraction"} if only else set()        # stage 2 may have another share
             if only in (None, stage) and flag in known[stage].keys() - (useless[stage] - asked):
                 some[flag] = some.get(flag, {}) | {key: number(value)} if key else number(value)
     objective = stages["pretrain" if pretrained else "finetune"].get("objective")
@@ -106,14 +106,14 @@ def variant_of(task, model, start, setting, known):
 
 
 def words_of(flags, prefix=""):
-    """What a setting is called in names of runs: {"lr": 0.01, "arch": {"d": 64}} -> ['lr0.01', 'd64']."""
+    """Return the words of a setting in names of runs: {"lr": 0.01, "arch": {"d": 64}} -> ['lr0.01', 'd64']."""
     return [word for flag, value in flags.items() for word in (
         [f"{key}{each}" for key, each in value.items()] if isinstance(value, dict) else
         [f"{prefix}{flag.replace('_', '-')}{value}"])]
 
 
 def text_of(flags):
-    """{"lr": 0.01, "arch": {"d": 64}} -> '--lr 0.01 --arch d=64', which `given` reads."""
+    """Write flags as text that `given` reads: {"lr": 0.01, "arch": {"d": 64}} -> '--lr 0.01 --arch d=64'."""
     values = {flag: ",".join(f"{key}={each}" for key, each in value.items()) if isinstance(value, dict) else value
               for flag, value in flags.items()}
     return " ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in values.items())

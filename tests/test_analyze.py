@@ -248,7 +248,7 @@ def test_what_is_kept_is_what_is_shown(tmp_path, monkeypatch):
     for page in (tmp_path / "README.md", tmp_path / "results" / "mini" / "README.md"):
         whole = page.read_text()
         page.write_text(whole.replace("<!-- results:begin -->\n", "<!-- results:begin -->\n?"))
-        with pytest.raises(analyze.UserError, match="differs.*the same command without --check"):
+        with pytest.raises(analyze.UserError, match="differs.*repeat the command without --check"):
             analyze.command(["readme", "--check"])
         analyze.command(["readme"])
         assert page.read_text() == whole

@@ -84,7 +84,7 @@ def test_two_runs_of_one_setting_are_an_error(tmp_path):
     finetuned(tmp_path, "c", 0.5, seconds=7.0)
     assert [len(variant.runs) for variant in reading.variants_of(reading.read_runs(tmp_path))] == [1, 1]
     finetuned(tmp_path, "d", 0.7, commit="def")
-    message = "/d are two runs of one setting and seed, which differ: commit abc and def, test_accuracy 0.5 and 0.7"
+    message = "/d are two runs of one setting and seed, but differ: commit abc and def, test_accuracy 0.5 and 0.7"
     with pytest.raises(UserError, match=message):
         reading.variants_of(reading.read_runs(tmp_path))
     finetuned(tmp_path / "other", "a", 0.5, seed=1, data=dict(labels=1))
@@ -196,7 +196,7 @@ def test_a_frozen_model_from_scratch_is_no_baseline(tmp_path):
         rows, _ = told(tmp_path, *words)
         assert [row[rows[0].index("start")] for row in rows[1:]] == ["scratch", "spt"]
         assert {row[-4] for row in rows[1:]} == {"–"}
-    assert "there is False True" in run("compare", tmp_path, "--baseline", "freeze=2").stderr
+    assert "choose from False True" in run("compare", tmp_path, "--baseline", "freeze=2").stderr
     rows, _ = told(tmp_path, "--baseline", "freeze=False")
     assert rows
 
@@ -245,7 +245,7 @@ def test_runs_that_share_a_pretraining_count_it_once(tmp_path):
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "config.json").write_text("{}")
     _, text = told(tmp_path)
-    assert "3 runs, seeds 0;" in text and "Unfinished runs, which are not in it: 1." in text
+    assert "3 runs, seeds 0;" in text and "Unfinished runs, not included: 1." in text
 
 
 def test_best_against_best(tmp_path):
@@ -257,7 +257,7 @@ def test_best_against_best(tmp_path):
     found = {tuple(row[:2]): row[3:] for row in rows[1:]}
     assert found["spt", "0.01"][3].startswith("+15.0 [") and found["scratch", "0.001"][3] == "–"
     assert "Gains are over the row from scratch that validation chose." in text
-    assert "error: --baseline lr=7: there is 0.001 0.01" in run("compare", tmp_path, "--baseline", "lr=7").stderr
+    assert "error: --baseline lr=7: choose from 0.001 0.01" in run("compare", tmp_path, "--baseline", "lr=7").stderr
 
 
 def test_folders_with_nothing_to_compare(tmp_path):
@@ -279,7 +279,7 @@ def test_a_pretraining_run_elsewhere_is_found_by_its_path(tmp_path):
     finetuned(tmp_path / "two", "f", 0.5, start="spt", init=str(tmp_path / "one" / "p"), steps=30)
     finetuned(tmp_path / "two", "g", 0.5, seed=1, start="spt", init="gone/p")
     done = run("compare", tmp_path / "two", "--figure", tmp_path / "c.png")
-    assert "| 1 | 100 |" in done.stdout and "g is left out: its pretraining run is not here" in done.stderr
+    assert "| 1 | 100 |" in done.stdout and "g is left out: its pretraining run was not found" in done.stderr
 
 
 # ---- demos -----------------------------------------------------------------------------------------------------------
