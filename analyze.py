@@ -7,7 +7,7 @@ results/PRESET/runs.jsonl and kernels.npz, which `keep` makes from them.
     python analyze.py keep              all runs as results/paper/runs.jsonl and kernels.npz, to be committed
     python analyze.py readme            write their results into README.md and results/PRESET/README.md; --check
     python analyze.py compare runs/a runs/b     any runs: one row per setting, with gains and intervals; a figure
-    python analyze.py demo              the demo's table (Markdown) and figure (results/demo.png), from runs/demo
+    python analyze.py demo              the demo's table (Markdown) and figure, from runs/demo
     python analyze.py own runs/own      your data: SPT and joint training against scratch (run_all.sh own)
     python analyze.py status runs/demo  which runs are done, running (with the time left), stopped or failed
 
@@ -29,7 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
-from compare.drawing import OTHER, SCRATCH, SPT, bars, draw, markdown, replace_block, write
+from compare.drawing import OTHER, SCRATCH, SPT, bars, draw, markdown, replace_block, wrapped, write
 from compare.reading import (evaluations, hours, identity, provenance, read_runs, scores, values_of, variants_of)
 from compare.report import report
 from compare.settings import compare
@@ -526,7 +526,7 @@ def readme(args):
         replace_block(ROOT / folder / "README.md", "results", claims(by_cell(runs, preset)), args.check)
         paragraphs.append(f"**{title}**: {provenance(runs)}. [What they show]({folder}/README.md), "
                           f"[every table]({folder}/tables.md).")
-    replace_block(ROOT / "README.md", "results", "<br>\n".join(paragraphs), args.check)
+    replace_block(ROOT / "README.md", "results", wrapped("<br>\n".join(paragraphs)), args.check)
 
 
 def status(args):
@@ -586,7 +586,7 @@ def command(argv):
     parser.add_argument("--baseline", metavar="NAME=VALUE,...", help="compare: what gains are over (default: scratch)")
     parser.add_argument("--select", choices=["val"], help="compare: test scores only of settings that validation chose")
     parser.add_argument("--figure", type=Path, help="demo, own, compare: where the figure goes (default: "
-                        "results/demo.png; own.png or compare.png in the folder of the runs)")
+                        "in the folder of the runs)")
     parser.add_argument("--readme", type=Path, help="demo, own: write tables between their markers in this file")
     args = parser.parse_args(argv)
     of_users = args.command in ("compare", "demo", "own")
@@ -598,9 +598,9 @@ def command(argv):
     usual = kept if kept.exists() and not default.exists() and not of_users and args.command != "keep" else default
     args.runs = args.runs or usual
     args.out = args.out or Path("results", args.preset)
-    alone = args.runs.is_dir() and len(args.what) < 2                # one folder holds all runs
-    args.figure = args.figure or (Path("results/demo.png") if args.command == "demo" else
-                                  (args.runs if alone else Path()) / f"{args.command}.png")
+    together = args.runs.is_dir() and len(args.what) < 2             # one folder holds all runs
+    args.linked = args.figure is not None                            # then a page of --readme shows it
+    args.figure = args.figure or (args.runs if together else Path()) / f"{args.command}.png"
     if of_users:
         picture("--figure", args.figure)
     COMMANDS[args.command](args)

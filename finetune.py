@@ -1,4 +1,4 @@
-"""Stage 2, supervised training: classify sequences (BIDMC: a number each), from a self-pretrained run or from scratch.
+"""Stage 2, supervised training: classify sequences (or predict a number), from a self-pretrained run or from scratch.
 
     python finetune.py --task pathfinder_demo --model transformer                            from scratch
     python finetune.py --init runs/pathfinder_demo-transformer-masked-pretrain-s0            task and model: the run's
@@ -8,8 +8,8 @@
 
 Three things differ from pretrain.py: a new head on the pooled sequence, the labels, and where the weights come from
 (`load_backbone`). The score is accuracy, or R2 for regression. Validation chooses the checkpoint; the test split is
-evaluated once, at the end, with that checkpoint, and every test sequence counts. Loop, run directory, --resume and
-torchrun are as in stage 1. Joint training, which has no stage 1, stands at the end.
+evaluated once, at the end, with that checkpoint and without dropping an incomplete batch. Loop, run directory,
+--resume and torchrun are as in stage 1. Joint training, which has no stage 1, stands at the end.
 """
 from files import UserError  # first: no traceback if Ctrl-C comes while the rest is imported
 

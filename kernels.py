@@ -9,9 +9,9 @@ Hand-written backward passes are in gradients.py: they compute what autograd wou
 The story, in the order of the file
     1  A linear recurrence  x[k] = Abar x[k-1] + Bbar u[k],  y[k] = C x[k]         (paper, eq. 1)
        is a convolution     y = K * u,  K[k] = C Abar^k Bbar                       (paper, eq. 2.4 and 4)
-       so a whole sequence costs one FFT instead of l sequential steps: `fft_conv`.
+       so a whole sequence costs a few FFTs instead of l sequential steps: `fft_conv`.
     2  If Abar is diagonal, K is a sum of n geometric sequences, a Vandermonde product: `diagonal_kernel` (DLR, eq. 3).
-       Writing k = i m + j makes it a matrix product that needs n sqrt(l) exponentials, not n l: `geometric_sums`.
+       Writing k = i m + j makes it a matrix product that needs n sqrt(l) powers, not n l: `geometric_sums`.
     3  S4 has A = diag + rank 1 (HiPPO), discretised by the bilinear rule (eq. 2.1 to 2.3): `hippo_legs`, `discretize`.
        Its kernel follows in the five steps at the head of part 3. Steps 1 to 3 lead to four Cauchy sums,
        `s4_kernel_naive`. Step 4 computes each sum as in part 2; step 5 makes float32 sufficient: `s4_kernel`.
@@ -22,6 +22,7 @@ Glossary (sizes lower-case, matrices upper-case as in the paper)
     N state size   n stored states: DLR stores all N; S4 stores one of each conjugate pair of eigenvalues, N/2
     A   (d, n) diagonal part of S4's continuous state matrix
     Lambda  (n,) DLR: logarithms of the poles, Abar = diag(e^Lambda)      W  (c, d, n) its output map
+      (pole: an eigenvalue of Abar; K is made of the powers of poles)
     P   (d, n) low-rank part: A_full = diag(A) - P P*      B  (d, n) input map      C  (c, d, n) output map
     dt  (d,)   step size Delta of the discretisation       K  (c, d, l) convolution kernel
 
@@ -106,17 +107,17 @@ def diagonal_kernel(W, Lambda, l):
 def geometric_sums(V, log_p, l, dtype=torch.float32):
     """Return Re sum_n V[d, r, n] exp(log_p[d, n] k) for k = 0 .. l-1: V (d, r, n), log_p (d, n) -> (d, r, l).
 
-    The two-level split: k = i m + j with m ~ sqrt(l), so p^k = p^(i m) p^j. The sum over n becomes the product of an
-    (l/m x n) and an (n x m) matrix. All r rows of one set of poles share the second. The split needs n (m + l/m)
-    powers instead of n l, and the textbook's (d, n, l) tensor never exists.
+    The two-level split: k = i m + j, so p^k = p^(i m) p^j. The sum over n becomes the product of an (r l/m x n) and an
+    (n x m) matrix: all r rows of one set of poles share the second. With m ~ sqrt(2 r l) both are about equally large.
+    The split needs n (m + l/m) powers instead of n l, and the textbook's (d, n, l) tensor never exists.
     """
     number = torch.complex64 if dtype == torch.float32 else torch.complex128
     V, log_p, r = V.to(torch.complex128), log_p.to(torch.complex128), V.shape[1]
-    # m is a power of two, so a power-of-two l needs no padding; both factors are about equally large.
+    # m is a power of two, so a power-of-two l needs no padding.
     m = min(l, 2 ** round(math.log2(2 * l * r) / 2))
     with torch.no_grad():                      # `GeometricSums` also returns the gradient of log_p
         outer = powers(m * log_p, ceil_div(l, m), number)                                # (d, l/m, n)  p^(i m)
-        inner = powers(log_p.conj(), m, number)                                          # (d, m, n)  p^j, conjugated
+        inner = powers(log_p.conj(), m, number)    # (d, m, n)  conj(p^j): Re(a b) is the dot product of a and conj b
     return GeometricSums.apply(V, log_p, outer, inner, l)
 
 
@@ -146,24 +147,26 @@ def two_levels(count, device):
 # From the recurrence to the kernel, in five steps. S4 is the differential equation x' = A_full x + B u, y = C x, with
 # A_full = diag(A) - P P*, sampled with step size dt by the bilinear rule (`discretize`), where h = dt / 2:
 #     Abar = (I - h A_full)^-1 (I + h A_full),      Bbar = (I - h A_full)^-1 dt B,      K[k] = C Abar^k Bbar
-# K costs l products with an (N, N) matrix that way; its spectrum costs far less. Let w be a root of unity: w^l = 1.
+# K costs l products with an (N, N) matrix that way; its spectrum costs far less. w runs through the l roots of unity
+# e^(-2 pi i j / l), so w^l = 1. (K is real, so half of them suffice.)
 #
 # 1  Powers become one inverse. The discrete Fourier transform of K is a geometric series of matrices:
 #        sum_{k<l} K[k] w^k  =  C (I - Abar^l) (I - w Abar)^-1 Bbar  =  C~ (I - w Abar)^-1 Bbar
 #    S4 trains C~ = C (I - Abar^l) in place of C, so Abar^l is needed only at the start (`truncation_correction`).
-# 2  The discretisation cancels. Both factors have (I - h A_full)^-1 in front:
+# 2  The discretisation cancels. I - w Abar and Bbar both begin with (I - h A_full)^-1; the first is inverted:
 #        I - w Abar = (I - h A_full)^-1 [(1-w) I - h (1+w) A_full]
 #        so the spectrum is  dt C~ [(1-w) I - h (1+w) A_full]^-1 B
 # 3  The inverse is a sum. [..] = D + g P P* with D diagonal, D_n = (1-w) - h (1+w) A_n, and a number g = h (1+w).
-#    Woodbury's identity inverts such a matrix. With Cauchy sums, CB = sum_n C~_n B_n / D_n, likewise CP, PB, PP of
-#    C~_n P_n, P*_n B_n, P*_n P_n:
+#    Woodbury's identity inverts such a matrix. Call sum_n v_n / D_n a Cauchy sum: CB for v_n = C~_n B_n, CP for
+#    C~_n P_n, PB for conj(P_n) B_n, PP for |P_n|^2. Then
 #        the spectrum is  dt (CB - g CP PB / (1 + g PP))                                   `s4_kernel_naive` ends here
-# 4  A Cauchy sum is a spectrum. With x_n = h A_n and p_n = (1+x_n) / (1-x_n), the pole of state n:
+# 4  A Cauchy sum is a spectrum. With x_n = h A_n and p_n = (1+x_n) / (1-x_n), the pole of state n if there were no P:
 #        D_n = (1-x_n) (1 - w p_n)      and      1 / (1 - w p) = sum_{k<l} w^k p^k / (1 - p^l)
 #        so  sum_n v_n / D_n  is the discrete Fourier transform of  sum_n v_n p_n^k / ((1-x_n) (1-p_n^l))
-#    These are the sums of geometric sequences of part 2, one matrix product for all four.
-# 5  Nothing large cancels. The sums of step 3 nearly cancel in float32, so two things are written differently. With
-#    B = beta P + B', for any number beta:
+#    These are the sums of geometric sequences of part 2, one matrix product for all four. States come in conjugate
+#    pairs, so the code sums over one of each pair and takes 2 Re.
+# 5  Float32 suffices. The two terms of step 3 nearly cancel, so they are written differently. With B = beta P + B', for
+#    any number beta:
 #        CB - g CP PB / (1 + g PP)  =  CB' + CP (beta - g PB') / (1 + g PP)
 #    At HiPPO's start B = sqrt(2) P, and B' = 0. And g goes into the sums that it multiplies,
 #        g / D_n  =  dt / ((1+x_n) (1-x_n) (1 - w p_n))  -  dt / (2 (1+x_n))
@@ -175,10 +178,11 @@ def hippo_legs(N):
 
         A[n, k] = -sqrt(2n+1) sqrt(2k+1) below the diagonal, -(n+1) on it, 0 above;      B[n] = sqrt(2n+1)
 
-    A state with x' = A x + B u summarises the whole past of u. Its kernels are e^(s A) B = e^-s L(e^-s), where
-    L_n(z) = sqrt(2n+1) P_n(2z-1) are the Legendre polynomials, orthonormal on [0, 1]. So x_n is the n-th Legendre
-    coefficient of the past on the clock z = e^-s, and u(t-s) ~ sum_n x_n(t) L_n(e^-s). The state remembers the recent
-    past sharply and earlier times ever more blurred (results/kernels.png shows it).
+    A state with x' = A x + B u summarises the whole past of u. An impulse of u leaves (e^(s A) B)_n = e^-s L_n(e^-s) in
+    state n after a time s; L_n are the Legendre polynomials, shifted to [0, 1] and orthonormal there. So x_n is the
+    n-th Legendre coefficient of the past on the clock z = e^-s, and u(t-s) ~ sum_n x_n(t) L_n(e^-s). The state
+    remembers the recent past sharply and earlier times ever more blurred (results/kernels.png shows it). A lag of k
+    steps is the time s = k dt, so a smaller dt remembers more steps.
     """
     n = torch.arange(N, dtype=torch.float64)
     B = torch.sqrt(2 * n + 1)                                                            # (N,)
@@ -220,7 +224,7 @@ def discretize(A, P, B, dt):
 
 def truncation_correction(A, P, C, dt, l):
     """Return C~ = C (I - Abar^l), which S4 trains (step 1; [1], lemma C.3): complex (c, d, n) -> complex128."""
-    C_real = torch.cat((C.real, -C.imag), -1).double()                                   # (c, d, N) Re C x as a row
+    C_real = torch.cat((C.real, -C.imag), -1).double()                   # (c, d, N) as a row that acts on [Re x, Im x]
     C_real = C_real - torch.einsum("cdm,dmn->cdn", C_real, transition_power(A, P, dt, l))
     return torch.complex(*C_real.chunk(2, -1)).conj().resolve_conj()                     # (c, d, n)
 
@@ -228,8 +232,8 @@ def truncation_correction(A, P, C, dt, l):
 def s4_kernel_naive(A, P, B, C, dt, l):
     """Compute `s4_kernel` as the textbook does ([1], algorithm 1): steps 1 to 3 above.
 
-    Step 2 never divides by 1 + w, which vanishes at w = -1. Builds (c, d, n, l) tensors: O(d n l) memory. Precision
-    follows the inputs: complex128 gives an oracle.
+    ([1] divides by 1 + w, which vanishes at w = -1; step 2 does not.) Builds (c, d, n, l) tensors: O(d n l) memory.
+    Precision follows the inputs: complex128 gives an oracle.
     """
     A, P, B, C = (torch.cat((v, v.conj()), -1) for v in (A, P, B, C))                    # all N states
     angle = torch.arange(l // 2 + 1, device=dt.device, dtype=torch.float64) * (-2 * math.pi / l)
@@ -252,22 +256,24 @@ def s4_kernel(A, P, B, C, dt, l, precise=None):
     """Return the convolution kernel of S4: A_full = diag(A) - P P*, bilinear discretisation (paper, eq. 2; [1]).
 
     A, P, B complex (d, n) or (1, n), one of each conjugate pair; C complex (c, d, n), the C~ of step 1; dt (d,)
-    -> real float32 (c, d, l). Over all N = 2n states, [x, conj x], K[k] = C Abar^k Bbar: C is not conjugated, and there
-    is no extra factor. Steps 1 to 5 above take O(d n sqrt(l)) powers and O(c d l) memory.
+    -> real float32 (c, d, l). Over all N = 2n states, [one half, its conjugate], K[k] = C Abar^k Bbar: C is not
+    conjugated, and there is no extra factor. Steps 1 to 5 take O(d n sqrt(l)) powers and O(c d l) memory.
 
     Error relative to the largest |K|, against a float64 recurrence: below 1e-4 (typically 1e-6) for dt in [1e-4, 10],
-    any l, Re A <= -1e-4. Gradients are as good, except that of dt: 1e-3 at l in the thousands. If a state barely decays
-    over l steps, its pole may sit on a root of unity, and float32 sums lose about 1e-6 / |1 - p^l|. precise: sum in
-    float64, at twice the time; None checks whether that is needed, which makes a GPU wait. `S4` in models.py avoids the
-    question by a minimum decay.
+    any l, Re A <= -1e-4. Gradients are as good, except that of dt: 1e-3 at l in the thousands. Two cases lose digits in
+    float32: a state that barely decays over l steps may have its pole on a root of unity, 1e-6 / |1 - p^l|; and a state
+    with dt A near -2 makes g / D_n a difference of large terms, 1e-8 / |1 + x|. precise: sum in float64, at twice the
+    time; None checks whether that is needed, which makes a GPU wait. `S4` in models.py avoids the first case by a
+    minimum decay.
     """
     A, P, B, C = (v.to(torch.complex128) for v in (A, P, B, C))
     dt = dt.double()[:, None]                                                            # (d, 1)
     x = dt * A / 2                                                                       # (d, n)
-    log_p = 2 * torch.atanh(x)
-    denominator = (1 - x) * -torch.expm1(l * log_p)                                          # (d, n)  (1-x) (1-p^l)
+    log_p = 2 * torch.atanh(x)                                                           # p = (1+x) / (1-x)
+    denominator = (1 - x) * -torch.expm1(l * log_p)                                      # (d, n)  (1-x) (1-p^l)
     if precise is None:
-        precise = bool(denominator.detach().abs().min() < NEAR_ROOT_OF_UNITY)
+        smallest = torch.minimum(denominator.detach().abs(), (1 + x.detach()).abs()).min()
+        precise = bool(smallest < NEEDS_FLOAT64)
     dtype = torch.float64 if precise else torch.float32
 
     with torch.no_grad():                                                                # any beta gives the same sum
@@ -279,14 +285,14 @@ def s4_kernel(A, P, B, C, dt, l, precise=None):
     constant = (rows[:, -1:] * columns).real.sum(-1)                                     # (d, 2)
     above, below = beta + constant[:, :1], 1 - constant[:, 1:]
     # The factor 2 with Re: the conjugate halves add their conjugates.
-    V = rows[:, :, None] * (columns * (2 / denominator)[:, None])[:, None]                   # (d, c+1, 2, n)
+    V = rows[:, :, None] * (columns * (2 / denominator)[:, None])[:, None]               # (d, c+1, 2, n)
     sums = geometric_sums(V.flatten(1, 2), log_p, l, dtype).unflatten(1, (-1, 2))        # (d, c+1, 2, l)
+    # irfft(CB' + CP (above - g PB') / (below + g PP)), with the spectra of the sums
     K = WoodburyKernel.apply(sums, torch.cat((above, below), 1).to(dtype))               # (d, c, l)
     return K.float().transpose(0, 1)                                                     # (c, d, l)
 
 
-# Where some |1 - x| |1 - p^l| falls below this, float32 is not enough.
-NEAR_ROOT_OF_UNITY = 0.02
+NEEDS_FLOAT64 = 0.02               # if some |1 - x| |1 - p^l| or |1 + x| is below this, float32 loses digits
 
 
 # ---- 4  Attention and rotary positions -------------------------------------------------------------------------------

@@ -5,9 +5,10 @@
     Classifier    backbone + pooling over the sequence + a head                     stage 2, finetune.py
 
 The sections follow the paper's argument: a linear recurrence is a convolution (`SSM`); diagonal (`DLR`) and diagonal
-plus low rank (`S4`); nothing set by hand (`randomise`); the other way to mix positions (`Attention`). `MODELS` has a
-line for each --model. The file ends with what a first reading may skip. Sizes are in recipes.py, other architectures
-in zoo/; a new one is a file there.
+plus low rank (`S4`); nothing set by hand (`randomise`); the other way to mix positions (`Attention`). The file ends
+with what a first reading may skip; there `MODELS` has a line for each --model. Sizes are in recipes.py, other
+architectures in zoo/; a new one is a file there. A mixer maps (b, l, d) to (b, l, d), ignores positions at or past
+`lengths`, and sees no later position if c.causal.
 
 Every class is built from one object `c`, made by `config`: sizes, the extras of the model's line, the task's length,
 vocab and channels, `causal`, and the layer's number. Sizes: b batch, l length, d width, h heads, e width of a head, n
@@ -109,8 +110,8 @@ class DLR(Diagonal):
     """Kernels of the diagonal linear RNN (paper, eq. 3; Gupta et al. 2022): K[k] = Re sum_n W_n e^(Lambda_n k).
 
     Abar = diag(e^Lambda) and Bbar = 1, so K[k] = C Abar^k 1 with C = W: a sum of damped waves. All channels and
-    directions of a layer share the poles e^Lambda, and each has its own W. There is no continuous time and no conjugate
-    pairing. Re Lambda = -theta^2 <= 0, so the recurrence never grows.
+    directions of a layer share the poles e^Lambda, and each has its own W. There is no continuous time (dt_min, dt_max
+    are S4's names) and no conjugate pairing. Re Lambda = -theta^2 <= 0, so the recurrence never grows.
 
     Initial values: decay rates log-uniform in [dt_min / 2, dt_max / 2], frequencies 2 pi n / N over one full turn, W
     complex normal divided by N. All three parameters have a small learning rate of their own and no weight decay.
@@ -138,22 +139,21 @@ class DLR(Diagonal):
 class S4(Kernel):
     """Kernels of S4 (paper, eq. 2; Gu et al. 2022).
 
-    Diagonal plus low rank: the state matrix is diag(A) - P P* (eq. 2.1), because HiPPO's matrix is normal only up to
-    such a rank-one term. Diagonalising the whole matrix would be numerically hopeless.
+    Diagonal plus low rank: the state matrix is A_full = diag(A) - P P* (eq. 2.1), because HiPPO's matrix is normal only
+    up to such a rank-one term. Diagonalising the whole matrix would be numerically hopeless.
 
-    Discretisation: x' = A x + B u is sampled with step size dt by the bilinear rule, Abar = (I - dt/2 A)^-1 (I + dt/2
-    A), Bbar = (I - dt/2 A)^-1 dt B (eq. 2.2 and 2.3), which keeps a stable A stable. Each channel has its own dt, which
-    stretches the kernel in time.
+    Discretisation: x' = A_full x + B u is sampled with step size dt by the bilinear rule (eq. 2.2 and 2.3, `discretize`
+    in kernels.py), which keeps a stable matrix stable. Each channel has its own dt, which stretches the kernel in time.
 
     HiPPO chooses A, P, B so that the state holds the past as Legendre coefficients (`hippo_legs` in kernels.py):
     kernels decay over about 1 / dt steps. The paper asks what this prior is worth.
 
-    Channels share `n_ssm` copies of A, P, B in turn. Each has its own C, and a second one when bidirectional. C is
-    trained as C~ = C (I - Abar^length), which ties it to the task's `length`: kernels are always made at that length,
-    and the convolution cuts them to the batch's.
+    Channel i uses copy i mod `n_ssm` of A, P, B. It has its own C, and a second one when bidirectional. C is trained as
+    C~ = C (I - Abar^length), which ties it to the task's `length`: kernels are always made at that length, and the
+    convolution cuts them to the batch's.
 
     A, P, B and log dt set time scales, so a step that is small for a weight changes a kernel's length many times over.
-    They have learning rates of their own and no weight decay.
+    A, P and B have a learning rate of their own, and so has log dt unless dt_lr is "main". None is decayed.
     """
 
     keys = dict(state=Key(int), n_ssm=Key(int), dt_min=Key(float), dt_max=Key(float), dt_lr=Key((float, "main")),
@@ -201,13 +201,13 @@ def randomise(module):
     """Draw every parameter from N(0, 0.1^2), norm gains and biases included: the paper's random initialisation
     (appendix C.1.3 and the official code; section 3.3 mentions only the state space parameters).
 
-    S4 then has dt about 1 (HiPPO's channels: 0.01 and less), Re A about -1 and Im A about 0. The bilinear rule puts its
+    S4 then has dt about 1 (at HiPPO's start: 0.001 to 0.1), Re A about -1 and Im A about 0. The bilinear rule puts its
     poles around (1 - 1/2) / (1 + 1/2) = 1/3, so a kernel is its first few values. DLR's decay rates theta^2 scatter
     around 0.01; a few are near 0, so there is memory. Its frequencies all lie within a few tenths of a radian instead
     of on the full circle: kernels are slow swells that barely separate neighbouring positions.
 
-    Self-pretraining learns kernels whose decay the data decide (section 3.6, figure 4). On Text they become more local
-    than HiPPO's; on PathX they peak at multiples of the image's width, the neighbours above and below.
+    The paper finds that SPT learns kernels whose decay the data decide (section 3.6, figure 4). On Text they become
+    more local than HiPPO's; on PathX they peak at multiples of the image's width, the neighbours above and below.
     """
     for parameter in module.parameters():
         parameter.normal_(0, 0.1)
@@ -221,7 +221,8 @@ class Attention(nn.Module):
 
     c.rotary: the share of a head's e dimensions that rotary positions rotate. c.block: block size of `attention`.
     One Linear makes queries, keys and values. torch initialises by input width, so it equals three projections. (The
-    official code copies one projection into q, k, v and o: at the start every position attends to itself.)
+    official code copies one projection into q, k, v and o, so that at the start every position attends to itself. We do
+    not.)
     """
 
     keys = dict(heads=Key(int), block=Key(int, None), rotary=Key(float, 0.0, most=1, shown=False))

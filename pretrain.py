@@ -1,18 +1,23 @@
 """Stage 1, self-pretraining (SPT): learn to reconstruct the task's own training inputs. No labels, no other data.
 
-    python pretrain.py --task pathfinder_demo --model transformer    about a minute on one CPU core: val_score 0.86
+    python pretrain.py --task pathfinder_demo --model transformer    about a minute on one CPU core
     python pretrain.py --task pathx --model s4                       the paper's run, on one GPU
     torchrun --nproc-per-node=4 pretrain.py --task pathx --model s4
     python pretrain.py --task pathx --model s4 --help                the flags, and the recipe and sizes of this pair
 
 Two objectives (paper, section 2):
     masked   hide each position with a fixed probability and predict it from both sides
-    causal   predict each position from those before it. The model must not see ahead, so it differs: causal attention,
-             or state space kernels in one direction only
-For example, an expression of ListOps with its second and fifth symbols hidden:
+    causal   predict each position from those before it. The model must not see ahead, so it differs in both stages:
+             causal attention, or state space kernels in one direction only
+For example, an expression of ListOps (X closes a bracket) with its second and fifth symbols hidden:
     the sequence      [MAX    4   [MIN   2     3    X   0   X  <eos>
     masked   input    [MAX  <mask> [MIN  2  <mask>  X   0   X  <eos>      predict 4 and 3, at their places
     causal   input    [MAX    4   [MIN   2     3    X   0   X  <eos>      predict 4, [MIN, 2, 3, X, 0, X, <eos>
+What the masked objective hides and predicts, with the paper's masking ratio and loss:
+    ListOps; Text, Retrieval     10 %; 15 %     reads symbols                    predicts the symbol        ce
+    Pathfinder, PathX            50 %           reads gray values and a mark     predicts one of 256        ce
+    Image, sCIFAR                50 %           reads gray or RGB and a mark     predicts the value         l1
+    audio (sc), BIDMC            25 %           reads samples and a mark         predicts the sample        l1
 The result is a run directory. Its `best.pt` holds the weights that predicted the validation split best; hand the
 directory to `finetune.py --init`. Recipes are in recipes.py. Flags and `Run`, everything that is not the method, are
 in engine/.
@@ -49,7 +54,8 @@ def corrupt(batch, hidden, loss):
 
     A hidden symbol becomes <mask>. A hidden sample becomes 0 in all its channels, after normalisation; one more channel
     marks it, because 0 is also a valid value. Unlike BERT, no chosen position is kept or replaced at random. Padding is
-    never hidden; <eos> may be.
+    never hidden; <eos> may be. Gray images have both forms: `samples`, which are read, and with loss ce the gray levels
+    in `symbols`, which are predicted.
     """
     if batch.lengths is not None:
         hidden = hidden & inside(batch.lengths, hidden.shape[1])
@@ -94,7 +100,7 @@ def spt_loss(prediction, targets, hidden, loss):
     ce: cross-entropy over symbols or gray levels 0..255; score: number of correct predictions.
     l1: absolute error of the normalised sample, mean over channels; score: negative squared error, mean over channels.
     Sums, because micro-batches and processes hold different numbers of hidden positions; the caller divides by the
-    number in the whole batch. An index below 0 in `hidden` is no position.
+    number in the whole batch. An index below 0 in `hidden` is filling, because CUDA graphs need a fixed number.
     """
     targets = at(targets, hidden)                                                             # (m,) or (m, channels)
     none = hidden < 0 if hidden.ndim == 1 else targets.new_zeros(len(targets), dtype=torch.bool)

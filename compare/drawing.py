@@ -1,6 +1,7 @@
 """Tables in Markdown, blocks of pages, and figures."""
 import re
 import statistics
+import textwrap
 
 import numpy as np
 
@@ -27,6 +28,13 @@ def markdown(head, rows):
     cells = [[f" {cell} ".replace("|", r"\|") if cell else " " for cell in row] for row in (head, *rows)]
     first, *others = [f"|{'|'.join(row)}|" for row in cells]
     return "\n".join([first, "|---" * len(head) + "|", *others])
+
+
+def wrapped(text, width=100):
+    """Break the lines of a Markdown text that are not rows of a table."""
+    return "\n".join(line if line.startswith("|") else textwrap.fill(
+        line, width, subsequent_indent="  " * line.startswith("- "), break_long_words=False, break_on_hyphens=False)
+        for line in text.splitlines())
 
 
 def replace_block(path, name, text, check=False):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from compare.drawing import LOOKS, dots, draw, markdown, replace_block
+from compare.drawing import LOOKS, dots, draw, markdown, replace_block, wrapped
 from compare.reading import identity, provenance, read_runs, variants_of, with_pretraining
 from compare.settings import shown
 from compare.statistics import estimates, gain, half_width, how_sure, mean_std, signed
@@ -411,7 +411,8 @@ def report(args):
     draw(lambda plt: figure(plt, found), args.figure)
     if args.readme:
         picture = os.path.relpath(args.figure, args.readme.parent)
-        replace_block(args.readme, name, "\n\n".join([*blocks, f"![gains of all seeds]({picture})"]))
+        blocks += [f"![gains of all seeds]({picture})"] if args.linked else []
+        replace_block(args.readme, name, wrapped("\n\n".join(blocks)))
 
 
 def figure(plt, found):

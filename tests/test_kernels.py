@@ -351,3 +351,15 @@ def test_rotary_scores_depend_on_distance_only():
     for t in (3, 65535):
         exact = torch.tensor([math.cos(t), math.sin(t), math.cos(t / 100), math.sin(t / 100)])
         assert torch.allclose(turned[t], exact, atol=1e-6)
+
+
+@pytest.mark.parametrize("off", [0.1, 1e-2, 1e-3, 1e-5])
+def test_a_state_near_the_pole_of_the_last_step(off):
+    """dt A near -2, where both terms of g / D_n are large: float64 is chosen in time. A reader of step 5 found it."""
+    generator = torch.Generator().manual_seed(0)
+    A, P, B, C = (torch.randn(1, 4, dtype=torch.complex128, generator=generator) for _ in range(4))
+    A = -A.real.abs() - 0.1 + 1j * A.imag
+    A[0, 0] = -0.5 * (1 + off)
+    dt = torch.tensor([4.0], dtype=torch.float64)
+    exact = s4_kernel_naive(A, P, B, C[None], dt, 64)
+    assert relative(s4_kernel(A, P, B, C[None], dt, 64), exact) < 1e-5
