@@ -1,10 +1,10 @@
-"""What each architecture costs, in the sizes that it has on a task: the tables of results/costs.md.
+"""Compute what every architecture costs, in its sizes on a task: the tables of results/costs.md.
 
-    python results/costs.py [TASK] [LENGTH]      of a sequence: parameters, memory, FLOPs
-    python results/costs.py TASK --cost          of a training step and of the recipe's run: time and memory on a GPU
-    python results/costs.py --hours              table 2's rotary Transformer and S4, every stage
+    python results/costs.py [TASK] [LENGTH]      parameters; memory and FLOPs of one sequence
+    python results/costs.py TASK --cost          a training step, and the recipe's run: time and memory on a GPU
+    python results/costs.py --hours              every stage of the rotary Transformer and S4 in table 2
 
-Models run on tensors that have shapes but no values, so nothing here takes a GPU's memory or time.
+Models run on tensors that have shapes but no values, so this needs no GPU and little memory.
 """
 import contextlib
 import math
@@ -33,24 +33,25 @@ from models import AT_ONCE, MODELS, Backbone, Denoiser, SizeError, config, count
 from recipes import arch, recipe_line
 from tasks import TASKS
 
-# What its maker says of the GPU that costs are computed for: bytes, bytes a second, operations a second of matrix
-# products, in bfloat16 and in float32, and exponentials a second (132 processors, 16 a clock, 1.75 GHz).
+# The GPU that costs are computed for, by its data sheet: bytes, bytes per second, FLOP/s of matrix products in bfloat16
+# and in float32, and exponentials per second (132 processors, 16 per clock, 1.75 GHz).
 GPU = dict(name="H100 SXM", memory=80e9, bandwidth=3.35e12, bfloat16=989e12, float32=67e12, exponentials=3.7e12)
-# A step at best, and a realistic one, fitted to what an H200 took (gpu.md). arithmetic: times what is computed; launch:
-# seconds from one operation to the next on the CPU.
+# A step at best, and a realistic one, fitted to measurements on an H200 (gpu.md). arithmetic: a factor of the computed
+# time; launch: seconds from one operation to the next on the CPU.
 BEST = dict(arithmetic=1.0, launch=5e-6)
 REALISTIC = dict(arithmetic=1.5, launch=28e-6)
 # Attention kernels pad heads to a multiple of this width.
 TILE = 64
-# Symbols of a training example, on average; other sequences are taken as long as the task's longest.
+# Mean length of a training example. For other tasks every sequence counts as long as the longest.
 MEAN_LENGTH = dict(text=1300, listops=1040)
 
 
 class Cost(TorchDispatchMode):
-    """Counts what runs under it, without autograd's views: operations; FLOPs of matrix products, attention and Fourier
-    transforms (2 a multiply-add, 2.5 n log2 n a real FFT); bytes read and written, each operation's operands once; the
-    seconds that GPU would take if each operation took the longer of its arithmetic's and its memory's time, attention
-    its exponentials' as well; and the most bytes of tensors made here that exist at once.
+    """Counter of the operations that run under it, except views, and of
+        flops      of matrix products, attention and Fourier transforms: 2 per multiply-add, 2.5 n log2 n per real FFT
+        bytes      read and written, each operand of an operation once
+        seconds    on `GPU`, if each operation takes the longer of arithmetic and memory (attention: plus exponentials)
+        peak       the most bytes, at one time, of tensors that are made here
     """
 
     def __init__(self):
@@ -58,8 +59,8 @@ class Cost(TorchDispatchMode):
         self.operations, self.flops, self.bytes, self.seconds, self.now, self.peak = 0, 0, 0, 0.0, 0, 0
         self.storages = set()
         aten = torch.ops.aten
-        # Attention and its backward pass are one operation each: {operation: (place of the queries among its arguments,
-        # matrix products of all pairs of positions)}.
+        # Attention and its backward pass are one operation each: {operation: (index of the queries among its arguments,
+        # number of matrix products over all pairs of positions)}.
         self.attention = {aten._scaled_dot_product_flash_attention_for_cpu: (0, 2),
                           aten._scaled_dot_product_flash_attention_for_cpu_backward: (1, 5)}
         self.formulas = torch.utils.flop_counter.flop_registry | {aten._fft_r2c: self.fft, aten._fft_c2r: self.fft}
@@ -82,7 +83,7 @@ class Cost(TorchDispatchMode):
                 exponentials = q[..., 0].numel() * k.shape[-2]
                 e, padded = q.shape[-1], ceil_div(q.shape[-1], TILE) * TILE
                 flops, done = (2 * products * width * exponentials for width in (e, padded))
-            # what an expanded tensor repeats is read once
+            # repeated entries of an expanded tensor are read once
             moved = sum(min(v.nbytes, v.untyped_storage().nbytes()) for v in tensors)
             peak = GPU["bfloat16" if tensors and tensors[0].dtype == torch.bfloat16 else "float32"]
             self.operations, self.flops, self.bytes = self.operations + 1, self.flops + flops, self.bytes + moved
@@ -93,7 +94,7 @@ class Cost(TorchDispatchMode):
         return result
 
     def hold(self, storage):
-        """Counts a new storage among the bytes that exist, until it goes."""
+        """Add a new storage to the bytes that exist, until it is freed."""
         key, size = storage._cdata, storage.nbytes()
         if key not in self.storages:
             self.storages.add(key)
@@ -106,14 +107,14 @@ class Cost(TorchDispatchMode):
         self.now -= size
 
     def seconds_of_a_step(self):
-        """Return (best, realistic) seconds: the larger of arithmetic and launches."""
+        """Return (best, realistic) seconds: the longer of arithmetic and launches."""
         return tuple(max(way["arithmetic"] * self.seconds, way["launch"] * self.operations)
                      for way in (BEST, REALISTIC))
 
 
 @contextlib.contextmanager
 def without_values():
-    """Tensors made here have shapes but no values: they must neither come from a cache nor stay in it."""
+    """Make tensors without values, only with shapes. They must neither come from a cache nor stay in it."""
     def clear():
         rotary_turns.cache_clear()
         two_levels.cache_clear()
@@ -127,14 +128,14 @@ def without_values():
 
 
 def describe(c):
-    """Cost of a batch of one sequence of symbols, without input layer and head -> (parameters of the mixers, other
+    """Return the costs of one sequence of symbols, without input layer and head: (parameters of the mixers, other
     parameters, bytes that autograd keeps for the backward pass in float32, FLOPs per position of the forward pass).
 
-    The model runs on tensors that have shapes but no values. Not counted is element-wise work (S5's and LRU's scans),
-    nor making convolution kernels, which is done once a batch (`python results/speed.py` measures that).
+    The model runs on tensors without values. Not counted: element-wise work (the scans of S5 and LRU), and making
+    convolution kernels, which happens once per batch (`python results/speed.py` measures it).
     """
     def no_kernels(l):
-        return [()] * c.layers                 # so that each layer calls its own, which the loop below replaces
+        return [()] * c.layers                 # each layer calls its own; the loop below replaces it
 
     with without_values():
         backbone = Backbone(c)
@@ -150,7 +151,7 @@ def describe(c):
 
 @contextlib.contextmanager
 def as_on_a_gpu():
-    """Attention in many blocks is one call there, and one for each block on a CPU; so are more layers' kernels."""
+    """Run as a GPU does: attention in many blocks is one call, not one per block, and so are kernels of more layers."""
     usual, at_once = kernels.in_one_call, AT_ONCE["cpu"]
     kernels.in_one_call = lambda q, l, block: l > 8 * block
     AT_ONCE["cpu"] = AT_ONCE["cuda"]
@@ -161,15 +162,15 @@ def as_on_a_gpu():
 
 
 def cost_of_step(c, batch, length, padded):
-    """Cost of a training step, forward, backward and AdamW, of `batch` sequences of symbols of that length, of which a
-    quarter is hidden, in bfloat16 where autocast takes it -> `Cost`, whose peak holds weights, gradients and AdamW's
-    moments too. padded: whether the model is told true lengths."""
+    """Return the `Cost` of a training step (forward, backward, AdamW) of `batch` sequences of symbols of that length. A
+    quarter of the symbols is hidden; autocast chooses bfloat16. The peak includes weights, gradients and AdamW's
+    moments. padded: the model gets true lengths."""
     with without_values():
         model = Denoiser(Backbone(c), c.vocab)
         optimizer = make_optimizer(model, 1e-3, 0.0)
         for p in model.parameters():
             p.grad = torch.zeros_like(p)
-        optimizer.step()                                             # makes the moments, off the count
+        optimizer.step()                                             # makes the moments, before counting
         optimizer.zero_grad()
         x = torch.zeros(batch, length, dtype=torch.int64)
         lengths = torch.full((batch,), length) if padded else None
@@ -181,8 +182,8 @@ def cost_of_step(c, batch, length, padded):
 
 
 def cost_on(task, model, batch):
-    """Cost of a training step on a task's batch as `Feed` takes it: whole, or where lengths differ in parts of like
-    length, without padding to speak of -> `Cost`; most: the sequences that fit into memory."""
+    """Return the `Cost` of a training step on a task's batch as `Feed` divides it: whole, or, if lengths differ, in
+    parts of similar length with hardly any padding. most: the number of sequences that fit into memory."""
     facts, sizes = TASKS[task], arch(task, model)
     c = config(sizes, SimpleNamespace(length=facts.length, vocab=256, channels=None), causal="pythia" in model)
     unequal, sequences = facts.channels is None or facts.ragged, batch * facts.documents
@@ -199,7 +200,7 @@ def cost_on(task, model, batch):
 
 
 def stages(task, model):
-    """{stage: (batch, steps)} of the recipe."""
+    """Return {stage: (batch, steps)} of the recipe."""
     recipes = {start: recipe_line(task, TASKS[task], model, None, start)[2] for start in ("pretrain", "spt", "scratch")}
     size = TASKS[task].sizes[0]
     return {start: (recipe["batch"], recipe.get("steps") or recipe["epochs"] * (size // recipe["batch"]))
@@ -207,7 +208,7 @@ def stages(task, model):
 
 
 def run_without_values(model, *inputs, optimizer=None):
-    """A forward pass and, with an optimiser, the rest of a step -> bytes kept for the backward pass, `Cost`."""
+    """Run a forward pass, with an optimiser a whole step -> bytes kept for the backward pass, `Cost`."""
     def keep(tensor):
         saved[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
         return tensor
@@ -216,7 +217,7 @@ def run_without_values(model, *inputs, optimizer=None):
     with Cost() as cost:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             with torch.autocast("cpu", torch.bfloat16, enabled=optimizer is not None):
-                y = model(*inputs)         # y keeps alive what is counted
+                y = model(*inputs)         # y keeps the counted tensors alive
         for p in model.parameters():
             saved.pop(p.untyped_storage()._cdata, None)
         if optimizer is not None:
@@ -226,40 +227,41 @@ def run_without_values(model, *inputs, optimizer=None):
 
 
 def print_models(task, length, only):
-    """One line for each model, in the sizes that it has on a task: of a sequence."""
+    """Print the costs of one sequence: one line per model, in its sizes on a task."""
     outside = SimpleNamespace(length=length, vocab=256, channels=None)
-    print(f"Sizes as on {task}; a batch of one sequence of {length:,} symbols. Kept: by autograd for the backward "
-          "pass, float32.\n")
-    print("| model | parameters of mixers | other parameters | MiB kept | MFLOPs per position |\n|---|---|---|---|---|")
+    print(f"Sizes as on {task}; one sequence of {length:,} symbols. MiB kept: what autograd keeps for the "
+          "backward pass, in float32.\n")
+    print("| model | mixer parameters | other parameters | MiB kept | MFLOPs per position |\n|---|---|---|---|---|")
     for model in MODELS:
         if only in (None, model) and (sizes := arch(task, model)) is not None:
             try:
                 mixers, rest, memory, flops = describe(config(sizes, outside, causal="pythia" in model))
                 print(f"| {model} | {mixers:,} | {rest:,} | {memory / 2**20:,.1f} | {flops / 1e6:,.2f} |")
-            except SizeError as error:         # no such form
+            except SizeError as error:         # the model has no such form
                 print(f"| {model} | {error} | | | |")
 
 
-COLUMNS = ("batch", "operations", "TFLOP", "GB moved", "ms computed", "ms of launches", "GB", "sequences on 80 GB",
-           "hours")
+COLUMNS = ("batch", "operations", "TFLOP", "GB moved", "ms computed", "ms of launches", "peak GB",
+           "sequences on 80 GB", "hours")
 
 
 def header(*first):
     best, real = ((f"{way['arithmetic']:g}", f"{way['launch'] * 1e6:g}") for way in (BEST, REALISTIC))
-    print(f"Computed, not measured, for one {GPU['name']} ({GPU['bandwidth'] / 1e12:g} TB/s, "
+    print(f"Computed, not measured, for one {GPU['name']}: {GPU['bandwidth'] / 1e12:g} TB/s, "
           f"{GPU['bfloat16'] / 1e12:g} TFLOP/s in bfloat16, {GPU['float32'] / 1e12:g} in float32, "
-          f"{GPU['exponentials'] / 1e12:g}e12 exponentials a second), in bfloat16 but for kernels, convolutions and "
-          "norms. ms computed: each operation takes the longer of its arithmetic's and its memory's time; attention "
-          f"takes its exponentials' as well, and its heads are at least {TILE} wide. ms of launches: {best[1]} "
-          "microseconds an operation. GB: the most at once, with weights and AdamW's moments. hours: of the recipe's "
-          f"steps, without evaluations, at best (ms computed, or {best[1]} microseconds an operation if that is more) "
-          f"to realistic ({real[0]} times ms computed, or {real[1]} microseconds an operation; see gpu.md).\n")
+          f"{GPU['exponentials'] / 1e12:g}e12\nexponentials per second. Kernels, convolutions and norms run in "
+          "float32, the rest in bfloat16.\n\n- ms computed: each operation takes the longer of arithmetic and memory "
+          f"traffic; attention also\n  takes time for its exponentials, and its heads are padded to at least {TILE}\n"
+          f"- ms of launches: {best[1]} microseconds per operation\n- peak GB: with weights and AdamW's moments\n"
+          f"- hours: steps of the recipe without evaluations, from best (ms computed, or {best[1]} microseconds per\n"
+          f"  operation if that is longer) to realistic ({real[0]} times ms computed, or {real[1]} microseconds; "
+          "see gpu.md)\n")
     columns = [*first, *COLUMNS]
     print("|", " | ".join(columns), "|\n" + "|---" * len(columns) + "|")
 
 
 def row(*first, task, model, batch, steps):
-    """A line of the table -> its hours, at best and realistic."""
+    """Print a line of the table -> its hours: best, realistic."""
     cost = cost_on(task, model, batch)
     hours = [steps * seconds / 3600 for seconds in cost.seconds_of_a_step()]
     most = f"{cost.most:,}" if cost.most < math.inf else "any, in parts"
@@ -270,8 +272,8 @@ def row(*first, task, model, batch, steps):
 
 
 def print_steps(task, batch, only):
-    """One line for each model, in the sizes that it has on a task: of a training step, and of pretraining with it."""
-    print(f"A training step on {task}; hours of pretraining.", end=" ")
+    """Print a training step and the hours of pretraining: one line per model, in its sizes on a task."""
+    print(f"A training step on {task}, and the hours of pretraining.", end="\n\n")
     header("model")
     for model in MODELS:
         if only in (None, model) and arch(task, model) is not None and "pythia" not in model:        # not pretrained
@@ -283,29 +285,29 @@ def print_steps(task, batch, only):
 
 
 def print_hours():
-    """Table 2: the rotary Transformer and S4, every stage."""
+    """Print every stage of the rotary Transformer and S4 in table 2."""
     header("task", "model", "stage")
     hours = [row(task, model, stage, task=task, model=model, batch=batch, steps=steps)
              for task in "listops text retrieval image pathfinder pathx pathx256".split()
              for model in ("rotary", "s4") if (task, model) != ("pathx256", "rotary")
              for stage, (batch, steps) in stages(task, model).items()]
-    print("\nAll of them: {:.0f} to {:.0f} hours.".format(*map(sum, zip(*hours))))
+    print("\nTotal: {:.0f} to {:.0f} hours.".format(*map(sum, zip(*hours))))
 
 
 def main(argv=None):
-    parser = Parser(description="What each architecture costs, in its sizes on a task.")
+    parser = Parser(description="Compute what every architecture costs, in its sizes on a task.")
     parser.add_argument("task", nargs="?", default="text", help="default: text")
     parser.add_argument("length", nargs="?", type=between(int, 1, 2**31), default=1024,
-                        help="of the sequence, default: 1024")
+                        help="length of the sequence, default: 1024")
     parser.add_argument("--cost", type=between(int, 0, 2**31), nargs="?", const=0, metavar="BATCH",
-                        help="of a training step at the task's own length instead; default batch: the recipe's")
-    parser.add_argument("--model", choices=MODELS, metavar="MODEL", help="this one alone")
-    parser.add_argument("--hours", action="store_true", help="table 2's rotary Transformer and S4, every stage")
+                        help="compute a training step at the task's own length; default batch: the recipe's")
+    parser.add_argument("--model", choices=MODELS, metavar="MODEL", help="only this model")
+    parser.add_argument("--hours", action="store_true", help="every stage of the rotary Transformer and S4 in table 2")
     args = parser.parse_args(argv)
     if args.task not in TASKS:
         raise UserError(f"no task {args.task!r}; one of: {' '.join(TASKS)}")
     if args.cost is not None and "pythia" in (args.model or ""):
-        raise UserError(f"{args.model} is not pretrained here, so it has no step of pretraining")
+        raise UserError(f"{args.model} is only finetuned, so it has no pretraining step")
     if args.hours:
         print_hours()
     elif args.cost is not None:

@@ -1,19 +1,18 @@
-"""Check this code on a GPU: agreement with the CPU, then speed. Writes results/gpu.md, line by line.
+"""Check this code on a GPU: agreement with the CPU, then speed. Write results/gpu.md line by line.
 
-    python results/first_hour.py                                     # everything: about an hour, most of it the suite
-    python results/first_hour.py --only parity,steps --seconds 180   # in parts, which the page keeps side by side
+    python results/first_hour.py                                     # everything: about an hour, mostly the test suite
+    python results/first_hour.py --only parity,steps --seconds 180   # some sections; the page keeps the others
     python results/first_hour.py --device cpu --only parity,steps --out cpu.md               # small, without a GPU
     bash results/lease.sh 9                                          # on a GPU rented for minutes: see there
 
     parity     every model on the CPU and on the GPU, in float32 and bfloat16: outputs and gradients
     kernels    each fast kernel beside its textbook form: time, memory, error
-    steps      a training step beside what results/costs.py computes for it: time, GPU time, memory
-    compiled   a step as it is, with a compiled backbone, and that as a CUDA graph, as --compile has it
-    runs       the same run plain and with --compile; with several GPUs also on all, without and with a stop
+    steps      a training step, measured and as results/costs.py computes it: time, GPU time, memory
+    compiled   a step in eager mode, with a compiled backbone, and that as a CUDA graph, as with --compile
+    runs       the same run with and without --compile; with several GPUs also on all GPUs, with and without a stop
     suite      the tests of this repository, on this machine
 
-Where several sections are asked for, each runs in a process of its own, because a CUDA error leaves a process unable
-to use the GPU.
+Several sections run in one process each, because after a CUDA error a process cannot use the GPU.
 """
 import argparse
 import contextlib
@@ -51,19 +50,19 @@ from tasks import TASKS
 
 PAGE = """# On a GPU
 
-`python results/first_hour.py` writes this page: what agrees between CPU and GPU, and how the times that
-[costs.md](costs.md) computes compare with those of a machine. A section says on which one it was made.
+`python results/first_hour.py` writes the sections of this page: agreement between CPU and GPU, and measured times
+against those computed by [costs.md](costs.md). Every section names its machine.
 """
-# Largest relative error that rounding explains: of outputs, and of all gradients together.
+# The largest relative errors that rounding explains: (outputs, all gradients together).
 TOLERANCE = {"float32": (1e-3, 1e-3), "bfloat16": (0.03, 0.05)}
-DEADLINE = math.inf                            # by time.monotonic(): set by --seconds
+DEADLINE = math.inf                            # in time.monotonic(), set by --seconds
 
 
 def late(seconds):
-    """Return whether fewer seconds than these are left; then a section ends with what it has."""
+    """Return whether fewer seconds than these are left. The section then ends with the rows so far."""
     over = time.monotonic() + seconds > DEADLINE
     if over:
-        print("\nOut of time: the remaining rows were not run.")
+        print("\nOut of time: the remaining rows did not run.")
     return over
 
 
@@ -73,8 +72,8 @@ def wait(device):
 
 
 def milliseconds(f, device, times=5):
-    """Return the least of `times` timings, each the mean of four calls, after one warm-up: as in training, the CPU runs
-    ahead."""
+    """Return the minimum of `times` timings after a warm-up. Each is the mean of four calls, so that the CPU runs ahead
+    as in training."""
     took = []
     f()
     for _ in range(times):
@@ -88,11 +87,11 @@ def milliseconds(f, device, times=5):
 
 
 def largest_error(found, exact):
-    """The largest absolute error of several tensors, each over its largest value."""
+    """Return the largest absolute error among several tensors, each relative to its largest value."""
     return max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(found, exact))
 
 
-# ---- what must agree -------------------------------------------------------------------------------------------------
+# ---- What must agree -------------------------------------------------------------------------------------------------
 
 def suite(device):
     done = subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd=ROOT, capture_output=True, text=True)
@@ -102,14 +101,14 @@ def suite(device):
 
 
 def parity(device):
-    """Weights of text_demo's size and a padded batch, drawn once -> whether all errors are within the tolerances."""
-    print("Against the CPU in float32: the largest error of the outputs over the largest output, and the norm of the "
-          f"error of all gradients over their norm. Allowed: {TOLERANCE['float32']} in float32, "
-          f"{TOLERANCE['bfloat16']} in bfloat16, whose rounding puts Reformer's positions into other buckets.\n\n"
+    """Compare models of text_demo's size on one padded batch -> whether all errors are within the tolerances."""
+    print("Against the CPU in float32. Outputs: the largest error over the largest output. Gradients: the norm of the "
+          f"error over the norm, of all together. Allowed: {TOLERANCE['float32']} in float32, {TOLERANCE['bfloat16']} "
+          "in bfloat16 (not for Reformer, where rounding puts positions into other buckets).\n\n"
           "| model | outputs, float32 | gradients | outputs, bfloat16 | gradients | |\n|---|---|---|---|---|---|")
     good = True
     forms = [(model, causal, None) for model in MODELS if model != "pythia" for causal in (False, True)]
-    forms += [("rotary", causal, block) for block in (48, 16) for causal in (False, True)]       # few blocks, and many
+    forms += [("rotary", causal, block) for block in (48, 16) for causal in (False, True)]       # few and many blocks
     for model, causal, block in forms:
         if late(3):
             break
@@ -118,7 +117,7 @@ def parity(device):
             c = config(sizes, argparse.Namespace(length=160, vocab=95, channels=None), causal=causal)
             torch.manual_seed(0)
             drawn = Denoiser(Backbone(c), c.vocab)
-        except SizeError:                      # no such form
+        except SizeError:                      # the model has no such form
             continue
         batch, cells, fine = padded_batch(), [], True
         y, grad = passed(drawn, batch, torch.device("cpu"), False)
@@ -135,7 +134,7 @@ def parity(device):
 
 
 def padded_batch():
-    """Symbols (8, 160), true lengths, and the numbers of positions to predict."""
+    """Return symbols (8, 160), true lengths, and the flat indices of the positions to predict."""
     lengths = torch.tensor([160, 1, 40, 77, 133, 160, 9, 64])
     hidden = inside(lengths, 160) & (torch.rand(8, 160) < 0.3)
     hidden[:, 0] = True
@@ -143,7 +142,7 @@ def padded_batch():
 
 
 def passed(drawn, batch, device, bf16):
-    """Outputs and all gradients of a model with these weights there, as float32 on the CPU. Without dropout."""
+    """Return outputs and all gradients of a copy of this model on a device, as float32 on the CPU. Without dropout."""
     model = copy.deepcopy(drawn).to(device).eval()
     x, lengths, hidden = (v.to(device) for v in batch)
     with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
@@ -154,8 +153,8 @@ def passed(drawn, batch, device, bf16):
 
 
 def runs(device):
-    """Print the losses of the same run in one process; on a GPU with --compile, too; in as many processes as there are
-    GPUs (CPU: two), and in these with a SIGTERM and --resume in between -> whether all are alike."""
+    """Print the losses of the same run in one process; on a GPU also with --compile; in one process per GPU (CPU: two);
+    and in these with a SIGTERM and --resume in between -> whether all agree."""
     cuda = device.type == "cuda"
     processes = torch.cuda.device_count() if cuda else 2
     with tempfile.TemporaryDirectory() as folder:
@@ -199,7 +198,7 @@ def alike(first, *others):
     return all(math.isclose(*pair, rel_tol=2e-3) for some in others for pair in zip(first, some, strict=True))
 
 
-# ---- how fast it is --------------------------------------------------------------------------------------------------
+# ---- How fast it is --------------------------------------------------------------------------------------------------
 
 def kernels(device):
     speed.main(up_to=1024)
@@ -213,8 +212,8 @@ SMALL = ("listops_demo", "rotary"), ("pathfinder_demo", "s4")
 
 
 def training_step(task, model, device):
-    """A step of pretraining on full-length sequences of symbols, with the recipe's batch, at most 32 -> (batch, config,
-    denoiser, optimiser, its inputs, the function)."""
+    """Return a step of pretraining on full-length sequences, with the recipe's batch or 32 if that is less: (batch,
+    config, denoiser, optimiser, the denoiser's inputs, the function)."""
     length, batch = TASKS[task].length, min(32, stages(task, model)["pretrain"][0])
     c = config(arch(task, model), argparse.Namespace(length=length, vocab=256, channels=None))
     denoiser = Denoiser(Backbone(c), 256).to(device)
@@ -223,7 +222,7 @@ def training_step(task, model, device):
     hidden = torch.arange(0, x.numel(), 4, device=device)
 
     def step():
-        optimizer.zero_grad()                  # first, as in training: a CUDA graph reuses the memory of gradients
+        optimizer.zero_grad()                  # comes first, as in training: a CUDA graph reuses gradients' memory
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             y = denoiser(x, None, hidden)
         spt_loss(y, x, hidden, "ce")[0].backward()
@@ -233,8 +232,8 @@ def training_step(task, model, device):
 
 
 def kernel_milliseconds(step, device):
-    """The time that the GPU computes in a step, without the gaps between its kernels. Which of them take the most of it
-    goes to stderr."""
+    """Return the GPU's computing time in a step, without the gaps between its kernels. Print the slowest kernels to
+    stderr."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         step()
         wait(device)
@@ -246,7 +245,7 @@ def kernel_milliseconds(step, device):
 def steps(device):
     cuda = device.type == "cuda"
     print("A step is forward, backward and AdamW. kernels: GPU time without the gaps between kernels. best, realistic: "
-          f"computed by results/costs.py, for an {GPU['name']}. GB: the most that was allocated.\n\n"
+          f"computed by results/costs.py for an {GPU['name']}. GB: peak of the allocated memory.\n\n"
           "| task | model | batch | ms | ms, kernels | ms, best | ms, realistic | GB | GB computed |\n"
           "|---|---|---|---|---|---|---|---|---|")
     for task, model in PAIRS if cuda else SMALL:
@@ -268,10 +267,10 @@ def steps(device):
 
 
 def compiled(device):
-    """Times of each form of a step, and how far a compiled backbone's outputs are from the eager ones."""
+    """Print the time of each form of a step, and the error of a compiled backbone's outputs against eager mode."""
     cuda = device.type == "cuda"
-    print("ms of a training step: eager; with a compiled backbone; as a CUDA graph of that, as --compile has it. "
-          "first: seconds of the first compiled step. error: of the compiled backbone's outputs, in evaluation.\n\n"
+    print("ms of a training step: in eager mode; with a compiled backbone; with --compile, which adds a CUDA graph. "
+          "first: seconds of the first compiled step. error: of the compiled outputs, in evaluation mode.\n\n"
           "| task | model | eager | compiled | first | error | --compile |\n|---|---|---|---|---|---|---|")
     for task, model in PAIRS[:6] if cuda else SMALL[:1]:
         if late(25):
@@ -302,19 +301,19 @@ def compiled(device):
     return True
 
 
-# ---- the page --------------------------------------------------------------------------------------------------------
+# ---- The page --------------------------------------------------------------------------------------------------------
 
 SECTIONS = dict(parity=parity, kernels=kernels, steps=steps, compiled=compiled, runs=runs,
                 suite=suite)
-# How the time is shared out: what a section leaves over is for those after it.
+# Shares of the time. Time that a section leaves goes to the sections after it.
 SHARES = dict(parity=80, kernels=50, steps=80, compiled=100, runs=60, suite=2500)
 
 
-CUT = "**Was cut short.** "                    # stands on the page until a section ends
+CUT = "**Interrupted.** "                      # on the page until the section ends
 
 
 class Lines(io.StringIO):
-    """What a section prints: shown, and with each line kept."""
+    """Output of a section: shows it and calls `keep` after every line."""
 
     def __init__(self, keep):
         super().__init__()
@@ -328,8 +327,8 @@ class Lines(io.StringIO):
 
 
 def section(name, device, page):
-    """Run a section and put what it prints in its place on the page, line by line: whatever ends this process, the
-    lines so far are there -> whether all is well."""
+    """Run a section and write its output to its place on the page line by line, so that nothing is lost if this process
+    ends -> whether all is well."""
     where = environment(device)
 
     def keep(text, warning):
@@ -344,14 +343,14 @@ def section(name, device, page):
         try:
             good = SECTIONS[name](device)
         except Exception as error:
-            good = print(f"**failed**: {type(error).__name__}: {' '.join(str(error).split())[:500]}")
-    keep(text.getvalue(), "" if good else "**Not as it should be.** ")
+            good = print(f"**error**: {type(error).__name__}: {' '.join(str(error).split())[:500]}")
+    keep(text.getvalue(), "" if good else "**Check failed.** ")
     print()
     return bool(good)
 
 
 def apart(name, rest, args):
-    """Run a section in its own process, for its share of the remaining time, and end all that it has started ->
+    """Run a section in its own process for its share of the remaining time, then end every process that it started ->
     whether all is well."""
     left = DEADLINE - time.monotonic()
     seconds = left * SHARES[name] / sum(SHARES[each] for each in (name, *rest))
@@ -366,12 +365,12 @@ def apart(name, rest, args):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    if code not in (0, 1):                     # its page says that it was cut short
+    if code not in (0, 1):                     # the page says that it was interrupted
         print(f"{name}: " + (f"ended after {seconds:.0f} seconds" if code is None else f"exit code {code}"), flush=True)
     return code == 0
 
 
-STARTING = 12                                  # seconds until a process has imported torch, and to end what it began
+STARTING = 12                                  # seconds to import torch, and to end a section
 
 
 def main(argv=None):
@@ -380,13 +379,13 @@ def main(argv=None):
     parser.add_argument("--only", default=",".join(SECTIONS), help="some of: " + ",".join(SECTIONS))
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu.md", help="default: results/gpu.md")
-    parser.add_argument("--seconds", type=float, default=3600, help="for all sections together; default: 3600")
+    parser.add_argument("--seconds", type=float, default=3600, help="time for all sections together; default: 3600")
     args = parser.parse_args(argv)
     DEADLINE, names = time.monotonic() + args.seconds, args.only.split(",")
     if wrong := set(names) - SECTIONS.keys():
         raise UserError(f"no section {' '.join(sorted(wrong))}; there are: {' '.join(SECTIONS)}")
     if args.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("torch sees no CUDA device; with --device cpu a small rehearsal runs without one")
+        raise UserError("torch sees no CUDA device; --device cpu runs a small rehearsal without one")
     if len(names) > 1:
         good = [apart(name, names[i + 1:], args) for i, name in enumerate(names)]
     else:

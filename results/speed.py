@@ -1,6 +1,6 @@
-"""The kernels of S4 and DLR, each fast form beside its naive form: time, peak memory, error against float64.
+"""Measure the kernels of S4 and DLR, the fast and the naive forms: time, peak memory, error against float64.
 
-    python results/speed.py         # half a minute; wants a quiet machine
+    python results/speed.py         # half a minute, on a machine without other work
 """
 import argparse
 import math
@@ -22,7 +22,7 @@ from kernels import (diagonal_kernel, diagonal_kernel_naive, hippo_nplr, s4_kern
 
 
 def random_s4(d, N, c, l, dt_min=1e-3, dt_max=0.1, dtype=torch.complex64, seed=0):
-    """HiPPO-initialised arguments of `s4_kernel` (A, P, B, C~, dt) with random C and log-uniform dt."""
+    """Return HiPPO-initialised arguments of `s4_kernel` (A, P, B, C~, dt) with random C and log-uniform dt."""
     generator = torch.Generator().manual_seed(seed)
     A, P, B = (v.expand(d, -1).contiguous() for v in hippo_nplr(N))                      # (d, n)
     C = torch.randn(c, d, N // 2, dtype=torch.complex128, generator=generator)
@@ -32,7 +32,7 @@ def random_s4(d, N, c, l, dt_min=1e-3, dt_max=0.1, dtype=torch.complex64, seed=0
 
 
 def random_dlr(d, n, c, l, dt_min=1e-4, dt_max=1e-3, dtype=torch.complex64, seed=0):
-    """Arguments of `diagonal_kernel` (W, Lambda) as DLR initialises them. l is unused; `random_s4` needs it."""
+    """Return arguments of `diagonal_kernel` (W, Lambda) as DLR initialises them. l is unused; `random_s4` needs it."""
     generator = torch.Generator().manual_seed(seed)
     dt = torch.exp(torch.rand(n, generator=generator, dtype=torch.float64) * math.log(dt_max / dt_min)) * dt_min
     Lambda = torch.complex(-dt / 2, 2 * math.pi * torch.arange(n, dtype=torch.float64) / n)
@@ -41,7 +41,7 @@ def random_dlr(d, n, c, l, dt_min=1e-4, dt_max=1e-3, dtype=torch.complex64, seed
 
 
 def measure(kernel, naive, make, sizes, device):
-    """Forward + backward of `kernel`: (seconds, peak MiB, error against `naive` in float64)."""
+    """Return (seconds, peak MiB, error against `naive` in float64) of `kernel`, forward + backward."""
     kernel(*(v.to(device) for v in make(2, 4, 1, 16)), 16).sum()                         # warm up
     arguments, l, seconds = make(*sizes), sizes[-1], []
     leaves = [v.detach().to(device).requires_grad_() for v in arguments]
@@ -54,14 +54,14 @@ def measure(kernel, naive, make, sizes, device):
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     peak = peak_memory(torch.device(device)) - (0 if device == "cuda" else before)
-    # Four channels are enough for the error: rows of A, P, B, C and W, elements of dt; DLR's Lambda has none.
+    # Four channels suffice for the error: rows of A, P, B, C and W, elements of dt. DLR's Lambda has no channels.
     few = [v[..., :4, :] if v.ndim > 1 else v if v.is_complex() else v[:4] for v in arguments]
     exact = naive(*(v.to(torch.promote_types(v.dtype, torch.float64)) for v in few), l)  # (c, 4, l)
     return min(seconds), peak / 2**20, ((K[:, :4].cpu() - exact).abs().max() / exact.abs().max()).item()
 
 
 def benchmark(fast, naive, make, n, lengths, naive_up_to, d=256, c=2):
-    """Prints seconds and peak memory of forward + backward, and the largest error over the largest |K|, by length."""
+    """Print seconds and peak memory of forward + backward per length, and the largest error over the largest |K|."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     print(f"{fast.__name__}, forward + backward, d={d} N={n} directions={c}, {device}, "
           f"{torch.get_num_threads()} threads, torch {torch.__version__}\n")
@@ -72,7 +72,7 @@ def benchmark(fast, naive, make, n, lengths, naive_up_to, d=256, c=2):
             if device == "cuda":
                 torch.cuda.reset_peak_memory_stats()
                 seconds, peak, error = measure(*what)
-            else:      # the peak of a process cannot be set back, and a new one inherits it: this one computes nothing
+            else:      # a process cannot reset its peak, and a child inherits it: this one computes nothing
                 with ProcessPoolExecutor(1, get_context("spawn")) as pool:
                     seconds, peak, error = pool.submit(measure, *what).result()
             digits = 5 if device == "cuda" else 3

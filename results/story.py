@@ -1,6 +1,6 @@
-"""The story of kernels.py with numbers: `python kernels.py`, five seconds, no data. Draws results/kernels.png.
+"""Show kernels.py in numbers: `python kernels.py` takes five seconds and no data, and draws results/kernels.png.
 
-One S4 layer in the forms that kernels.py has, with errors and times; then what its kernels look like.
+One S4 layer is computed in all forms of kernels.py, with errors and times. The picture shows its kernels.
 """
 import math
 import sys
@@ -27,7 +27,7 @@ WEIGHTS = ROOT / "results" / "weights" / "text256-s4-pretrain"
 # ---- One output, form by form ----------------------------------------------------------------------------------------
 
 def step(what, make, exact=None):
-    """Print a line of the walk: what is computed, its largest error over the largest value, its time -> the result."""
+    """Compute and print one line: what it is, its largest error over the largest value, its time -> the result."""
     start = time.perf_counter()
     found = make()
     seconds = time.perf_counter() - start
@@ -37,7 +37,7 @@ def step(what, make, exact=None):
 
 
 def walk(l=2048, d=4, N=16):
-    """Print the steps from the recurrence to the fast kernel, for d channels of a random signal of length l."""
+    """Print the steps from the recurrence to the fast kernel for a random signal of d channels and length l."""
     torch.manual_seed(0)
     A, P, B = (v.repeat(d, 1) for v in hippo_nplr(N))                                         # (d, n)
     C, u = torch.randn(1, d, N // 2, dtype=torch.complex128), torch.randn(1, d, l).double()   # (1, d, n), (1, d, l)
@@ -60,21 +60,21 @@ def walk(l=2048, d=4, N=16):
         return torch.stack([(K[:, : t + 1] * u[0, :, : t + 1].flip(-1)).sum(-1) for t in range(l)], -1)[None]
 
     C_tilde = truncation_correction(A, P, C, dt, l)
-    K = step("its kernel K[k] = C Abar^k Bbar, one power after another, float64", powers)
-    step("the recurrence is a convolution: y[t] = sum_j K[j] u[t-j]", lambda: convolved(K), y)
-    step("which one FFT computes, in float32: fft_conv", lambda: fft_conv(u, K).double(), y)
-    step("K by four Cauchy sums on the roots of unity, float64: s4_kernel_naive",
+    K = step("its kernel K[k] = C Abar^k Bbar, power by power, float64", powers)
+    step("y by convolution: y[t] = sum_j K[j] u[t-j]", lambda: convolved(K), y)
+    step("y by FFT, in float32: fft_conv", lambda: fft_conv(u, K).double(), y)
+    step("K by four Cauchy sums at roots of unity, float64: s4_kernel_naive",
          lambda: s4_kernel_naive(A, P, B, C_tilde, dt, l)[0], K)
-    step("K by sums of geometric sequences, a matrix product, float32: s4_kernel",
+    step("K by geometric sequences, as a matrix product, float32: s4_kernel",
          lambda: s4_kernel(A, P, B, C_tilde.to(torch.complex64), dt, l)[0], K)
-    step("C from the trained C~, which generating needs: s4_recover_C",
+    step("C from the trained C~, needed for generation: s4_recover_C",
          lambda: s4_recover_C(A, P, C_tilde, dt, l), C)
 
 
 # ---- The picture -----------------------------------------------------------------------------------------------------
 
 def remembered(N, u, h):
-    """What HiPPO's state of size N says of a signal u (l,) on a grid of step h, at its end -> (l,)."""
+    """Return the signal (l,) that HiPPO's state of size N holds at the end of a signal u (l,) with step size h."""
     (A, B), eye, x = hippo_legs(N), torch.eye(N, dtype=torch.float64), torch.zeros(N, dtype=torch.float64)
     inverse = torch.linalg.inv(eye - h / 2 * A)           # the bilinear rule, as in `discretize`
     for value in u:
@@ -84,7 +84,7 @@ def remembered(N, u, h):
 
 
 def before_and_after(folder):
-    """S4's kernels of the first layer, before and after self-pretraining: (c, d, l) both."""
+    """Return S4's kernels of the first layer, before and after self-pretraining: (c, d, l) both."""
     saved = read_checkpoint(folder / "best.pt")
     task, prefix = restored(saved["task"]), "backbone.layers.0.mixer.kernel."
     torch.manual_seed(saved["config"]["seed"])                                                # as pretrain.py starts
@@ -104,24 +104,24 @@ def draw(path):
     task = restored(read_checkpoint(WEIGHTS / "best.pt")["task"])
     torch.manual_seed(0)
     for axis, (title, make) in zip(axes[0], {
-            "start of S4: HiPPO": lambda: S4(config(arch("text256", "s4"), task)),
-            "start of DLR": lambda: DLR(config(arch("text256", "dlr"), task)),
-            "random start of S4": lambda: randomise(S4(config(arch("text256", "s4"), task)))}.items()):
+            "S4 (HiPPO)": lambda: S4(config(arch("text256", "s4"), task)),
+            "DLR": lambda: DLR(config(arch("text256", "dlr"), task)),
+            "S4 (random)": lambda: randomise(S4(config(arch("text256", "s4"), task)))}.items()):
         K = make()(task.length)[0, ::32]                                                      # (2, l) two channels
         for one, colour in zip(K, (SPT, OTHER)):
             axis.plot(one / one.abs().max(), color=colour)
-        axis.set(title=f"kernels at the {title}", xlabel="lag k", ylabel="K[k], largest = 1", ylim=(-1.1, 1.1))
+        axis.set(title=f"initial kernels of {title}", xlabel="lag k", ylabel="K[k] / max |K|", ylim=(-1.1, 1.1))
     l, h = 1500, 0.004
     past, u = np.arange(-l + 1, 1), torch.sin(torch.arange(l) * 0.02) + 0.5 * torch.sin(torch.arange(l) * 0.051)
     axes[1, 0].plot(past, u, color="black", linestyle=":", label="signal")
     for N, colour in ((16, SPT), (64, OTHER)):
-        axes[1, 0].plot(past, remembered(N, u, h), color=colour, label=f"from {N} numbers")
-    axes[1, 0].set(title="what HiPPO's state remembers", xlabel="steps before now", ylim=(-3, 2))
+        axes[1, 0].plot(past, remembered(N, u, h), color=colour, label=f"recovered, N = {N}")
+    axes[1, 0].set(title="signal recovered from HiPPO's state", xlabel="step (0: now)", ylim=(-3, 2))
     axes[1, 0].legend(loc="lower left", frameon=False, fontsize=7)
     before, after = before_and_after(WEIGHTS)
     change = (after - before).abs().amax(-1) / before.abs().amax(-1)                          # (c, d)
     ranks = change[0].argsort(descending=True)
-    chosen = {"channel that changed most": ranks[0], "median channel": ranks[len(ranks) // 2]}
+    chosen = {"most changed channel": ranks[0], "median channel": ranks[len(ranks) // 2]}
     for axis, (which, i) in zip(axes[1, 1:], chosen.items()):
         axis.plot(before[0, i], color=SCRATCH, label="before self-pretraining")
         axis.plot(after[0, i], color=SPT, label="after")

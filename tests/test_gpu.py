@@ -353,17 +353,17 @@ def test_the_first_hour_without_a_gpu(tmp_path, capsys, monkeypatch):
     assert "| pathfinder_demo | s4 | 16 |" in before
 
     def broken(device):
-        assert "**Was cut short.**" in page.read_text() and "pathfinder_demo | s4 | 16 |" not in page.read_text()
+        assert "**Interrupted.**" in page.read_text() and "pathfinder_demo | s4 | 16 |" not in page.read_text()
         print("a line")
-        assert "**Was cut short.** a line" in page.read_text()         # whoever ends the process now, it is there
+        assert "**Interrupted.** a line" in page.read_text()         # whoever ends the process now, it is there
         raise KeyError("what was not thought of")
 
     monkeypatch.setitem(first_hour.TOLERANCE, "bfloat16", (1e-9, 1.0))
     monkeypatch.setitem(first_hour.SECTIONS, "steps", broken)
     assert first_hour.main([*words, "--only", "parity"]) == first_hour.main([*words, "--only", "steps"]) == 1
     after = page.read_text()
-    assert "**Not as it should be.** Against the CPU" in after and after.count("| **off** |") == 8
-    assert "**Not as it should be.** a line" in after and "**failed**: KeyError: 'what was not thought of'" in after
+    assert "**Check failed.** Against the CPU" in after and after.count("| **off** |") == 8
+    assert "**Check failed.** a line" in after and "**error**: KeyError: 'what was not thought of'" in after
     assert before.split("<!-- compiled")[1] == after.split("<!-- compiled")[1]
     assert first_hour.main([*words, "--only", "parity", "--seconds", "1"]) == 0
     assert "Out of time" in page.read_text()

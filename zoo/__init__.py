@@ -1,11 +1,11 @@
-"""Architectures beyond the paper, one file each. A file dropped into this folder is a --model of every script.
-A first reading skips this room.
+"""Architectures beyond the paper, one file each. Every script accepts the models of a new file here as --model.
+A first reading can skip this folder.
 
-    cp zoo/linformer.py zoo/mine.py        change the class and the name in the last line; --model knows it now
+    cp zoo/linformer.py zoo/mine.py        change the class, and the name in the last line: --model accepts that name
 
-A file reads from top to bottom: the formula in a plain and a fast form, the layer, its sizes and recipes where they are
-not those of the model that it is `like`, and its line. zoo/shared.py has what several use. A file
-that cannot be loaded, or whose tables do not fit its classes, ends every script with one line that names it.
+A file reads from top to bottom: the formula in a plain and a fast form, the layer, sizes and recipes that differ from
+those of the model that it is `like`, and its line of `MODELS`. zoo/shared.py holds what several files use. If a file
+cannot be loaded, or its tables do not fit its classes, every script ends with one line that names the file.
 """
 from pathlib import Path
 
@@ -16,19 +16,19 @@ from recipes import arch, assignments, check_recipes, check_sizes, check_tables,
 
 
 def tables_of(name, model):
-    """The tables of sizes, of changes and of recipes that a line of MODELS brings. AssertionError for a torn row."""
+    """Return a model's tables of sizes, changes and recipes. AssertionError if a row lacks a cell or has too many."""
     return [read_table(text) for text in (model.sizes, model.changes, model.recipes)]
 
 
 def check(name, model):
-    """ValueError where the tables of a line of MODELS do not fit its classes."""
+    """Raise ValueError if a model's tables do not fit its classes."""
     keys, chain = keys_of(name), [name]
     while (like := MODELS[chain[-1]].like) is not None:
         if like not in MODELS or like in chain:
             raise ValueError(f"{chain[-1]} is like {like}, which is {'itself' if like in chain else 'no model'}")
         chain.append(like)
     if wrong := [key for key in keys if isinstance(keys[key].kind, type) and keys[key].kind not in (int, float)]:
-        raise ValueError(f"the kind of {wrong[0]} must be int, float or values to choose from")
+        raise ValueError(f"the kind of {wrong[0]} must be int, float or a collection of allowed values")
     own, changes, _ = tables_of(name, model)
     for row in own:
         check_sizes(name, {key: number(cell) for key, cell in row.items() if key != "task"})
@@ -39,6 +39,6 @@ def check(name, model):
     check_recipes(name, model.recipes, "task")
 
 
-homes = load_room(Path(__file__).parent, MODELS, "--model", tables_of)     # all tables first: one may use another's
-check_room(tasks.homes, tasks.TASKS, check_tables)                         # which may name any model
+homes = load_room(Path(__file__).parent, MODELS, "--model", tables_of)     # reads all tables: one may use another's
+check_room(tasks.homes, tasks.TASKS, check_tables)                         # tables of tasks may name any model
 check_room(homes, MODELS, check)

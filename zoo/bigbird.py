@@ -1,4 +1,4 @@
-"""BigBird: attention to neighbouring blocks, the two ends, and random blocks (Zaheer et al. 2020).
+"""BigBird: attention to neighbouring blocks, the two end blocks, and random blocks (Zaheer et al. 2020).
 
 Sizes and recipes are the Transformer's. The random blocks are drawn once and saved with the weights.
 """
@@ -11,12 +11,12 @@ from zoo.shared import dense_attention, fill_up
 
 
 def bigbird_attention_naive(q, k, v, block, random, causal=False, lengths=None):
-    """`bigbird_attention` as a mask over all pairs, block by block."""
+    """Compute `bigbird_attention` with a mask over all pairs of positions."""
     h, l = q.shape[1:3]
     n = ceil_div(l, block)
     seen = torch.zeros(h, n, n, dtype=torch.bool, device=q.device)
-    seen[:, [0, -1]] = True                                  # the end blocks see everything,
-    seen[:, :, [0, -1]] = True                               # and everything sees them
+    seen[:, [0, -1]] = True                                  # the end blocks attend to everything,
+    seen[:, :, [0, -1]] = True                               # and everything attends to them
     for row in range(1, n - 1):
         seen[:, row, row - 1:row + 2] = True
         seen[:, row].scatter_(1, random[:, row - 1], True)
@@ -25,11 +25,11 @@ def bigbird_attention_naive(q, k, v, block, random, causal=False, lengths=None):
 
 
 def bigbird_attention(q, k, v, block, random, causal=False, lengths=None):
-    """Block-sparse attention (Zaheer et al. 2020): (b, h, l, e) thrice -> (b, h, l, e). lengths as in `attention`.
+    """Compute block-sparse attention (Zaheer et al. 2020): queries, keys, values (b, h, l, e) -> (b, h, l, e).
 
-    Of n blocks, the first and the last attend to everything; row block i between them attends to itself, its
-    neighbours, the two end blocks, and the blocks that `random` (h, n-2, r) int64 names. A key counts once, however
-    often it is named.
+    The first and the last of n blocks attend to everything. A block between them attends to itself, its neighbours,
+    the two end blocks, and the blocks named in `random` (h, n-2, r) int64. A block that is named twice counts once.
+    lengths as in `attention`.
     """
     b, h, l, e = q.shape
     n = ceil_div(l, block)
@@ -40,16 +40,16 @@ def bigbird_attention(q, k, v, block, random, causal=False, lengths=None):
     row = torch.arange(1, n - 1, device=q.device)
     fixed = torch.stack((row * 0, row - 1, row, row + 1, row * 0 + n - 1), -1)           # (n-2, 5)
     read = torch.cat((fixed.expand(h, -1, -1), random), -1)                              # (h, n-2, 5 + r)
-    again = (read[..., :, None] == read[..., None, :]).tril(-1).any(-1)                  # named before in this row
+    again = (read[..., :, None] == read[..., None, :]).tril(-1).any(-1)                  # already named in this row
     head = torch.arange(h, device=q.device)[:, None, None]
     near_k, near_v = (x[:, head, read].flatten(3, 4) for x in (k, v))                    # (b, h, n-2, (5+r) block, e)
 
     def attend(q, k, v, i, j, allowed):
-        """Queries at positions i (..., m), keys at j (..., s): (b, x, h, m, e) -> the same, one call for all x."""
+        """Attend from positions i (..., m) to keys at j (..., s): (b, x, h, m, e) -> the same, in one call."""
         seen = real_keys(j, l, lengths)[..., None, :] & allowed[..., None, :]
         if causal:
             seen = seen & (j[..., None, :] <= i[..., None])
-        seen = seen | ~seen.any(-1, keepdim=True)            # padding; softmax needs one
+        seen = seen | ~seen.any(-1, keepdim=True)            # padding: softmax needs a key
         seen = seen.expand(b, *seen.shape[1:]).flatten(0, 1)
         y = F.scaled_dot_product_attention(*(x.flatten(0, 1) for x in (q, k, v)), attn_mask=seen)
         return y.unflatten(0, (b, -1))
@@ -66,9 +66,9 @@ def bigbird_attention(q, k, v, block, random, causal=False, lengths=None):
 
 
 class BigBird(Attention):
-    """Attends to its block of c.block positions, the two beside it, the first, the last, and c.random others (Zaheer et
-    al. 2020). The others are drawn once for each layer, head and block, and saved with the weights; short sequences
-    have fewer. Blocks are those of the task's length, whatever the length of a batch."""
+    """Attention to the own block of c.block positions, the two beside it, the first, the last, and c.random others
+    (Zaheer et al. 2020). The others are drawn once for each layer, head and block, and saved with the weights; tasks
+    with few blocks have fewer. Every batch is padded to the task's length, so that its blocks are the same."""
 
     keys = dict(random=Key(int, 3, least=0))
 

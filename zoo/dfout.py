@@ -1,6 +1,6 @@
-"""DFouT: DLR whose channels have poles of their own (arXiv 2508.20441).
+"""DFouT: DLR in which every channel has its own poles (arXiv 2508.20441).
 
-Kernels and recurrence are DLR's (kernels.py, models.py), its sizes and recipes S4's.
+Kernels and recurrence are DLR's (kernels.py, models.py); sizes and recipes are S4's.
 """
 import math
 from functools import partial
@@ -12,11 +12,11 @@ from models import DLR, MODELS, SSM, Kernel, Model, SSMBlock
 
 
 class DFouT(DLR):
-    """The frequencies of channel i are shifted by i/d of the spacing 2 pi/N, so that all channels together fill the
-    circle evenly. Decay rates and W start as DLR's."""
+    """Kernels of DFouT. The frequencies of channel i are shifted by i/d of the spacing 2 pi/N, so that those of all
+    channels together fill the circle evenly. Decay rates and W start as in DLR."""
 
     def __init__(self, c):
-        Kernel.__init__(self)                                        # DLR's poles would be drawn for nothing
+        Kernel.__init__(self)                                        # not DLR's, which draws other poles
         decay = c.dt_min / 2 * (c.dt_max / c.dt_min) ** torch.rand(c.d, c.state)
         turn = (torch.arange(c.state) + torch.arange(c.d)[:, None] / c.d) * (2 * math.pi / c.state)
         self.d = c.d

@@ -1,7 +1,7 @@
-"""MEGA's moving averages, a convolution (Ma et al. 2023). No model of its own: zoo/mega.py and zoo/spade.py use it.
+"""MEGA's moving averages as a convolution (Ma et al. 2023). Not a --model: zoo/mega.py and zoo/spade.py use it.
 
-A sum of geometric sequences with real poles, which `geometric_sums` of kernels.py computes. Unlike the official code's,
-kernels are not cut after 1,024 lags.
+The kernel is a sum of geometric sequences with real poles, which `geometric_sums` of kernels.py computes. It covers all
+lags; the official code cuts it after 1,024.
 """
 import math
 
@@ -14,7 +14,7 @@ from models import Kernel
 
 
 def ema_kernel_naive(delta, alpha, beta, gamma, l):
-    """`ema_kernel` as its recurrence, fed with a 1 and then zeros; in the dtype of its inputs."""
+    """Compute `ema_kernel` by its recurrence, fed with a 1 and then zeros, in the dtype of its inputs."""
     p, K = delta.sigmoid(), []
     state = p * beta                                                                          # (c, d, h)
     for _ in range(l):
@@ -26,10 +26,10 @@ def ema_kernel_naive(delta, alpha, beta, gamma, l):
 @torch.amp.autocast("cpu", enabled=False)
 @torch.amp.autocast("cuda", enabled=False)
 def ema_kernel(delta, alpha, beta, gamma, l):
-    """Kernel of MEGA's damped exponential moving averages (Ma et al. 2023): each (c, d, h) -> float32 (c, d, l).
+    """Return the kernel of MEGA's damped exponential averages (Ma et al. 2023): four (c, d, h) -> float32 (c, d, l).
 
-    p = sigmoid(delta), q = 1 - p sigmoid(alpha); s[t] = q s[t-1] + p beta u[t], y = sum_h gamma s / sqrt(h). A sum of
-    geometric sequences with real poles q, each direction its own.
+    p = sigmoid(delta), q = 1 - p sigmoid(alpha); s[t] = q s[t-1] + p beta u[t], y = sum_h gamma s / sqrt(h). This is a
+    sum of geometric sequences with real poles q. Each direction has its own parameters.
     """
     c, d, h = delta.shape
     p = delta.double().sigmoid()                                                         # (c, d, h)
@@ -39,8 +39,8 @@ def ema_kernel(delta, alpha, beta, gamma, l):
 
 
 class EMA(Kernel):
-    """Kernels of MEGA's moving averages: c.averages damped exponential ones per channel and direction. At the start all
-    fade within some 60 positions; long memory is learned."""
+    """Kernels of MEGA's moving averages: c.averages damped exponential averages per channel and direction. At the start
+    they all fade within about 60 positions; longer memory must be learned."""
 
     def __init__(self, c):
         super().__init__()
@@ -53,9 +53,9 @@ class EMA(Kernel):
         return p.delta, p.alpha, p.beta, p.gamma
 
     def make(self, delta, alpha, beta, gamma, l):
-        """(c, d, l), float32."""
+        """Return kernels (c, d, l), float32."""
         K = ema_kernel(delta, alpha, beta, gamma, l)
         if len(K) == 1:
             return K
-        # The backward kernel of `fft_conv` starts at lag 1, MEGA's at lag 0: that value is added to the forward one.
+        # The backward kernel of `fft_conv` starts at lag 1, MEGA's at lag 0. That first value joins the forward kernel.
         return torch.stack((K[0] + F.pad(K[1, :, :1], (0, l - 1)), F.pad(K[1, :, 1:], (0, 1))))

@@ -1,8 +1,8 @@
 """Attention without softmax, in O(l): linear (Katharopoulos et al. 2020), Performer (Choromanski et al. 2021).
 
-A product of non-negative features. `performer`: random features that estimate softmax. `performer_relu`: the
-"generalised" Performer, which Long Range Arena's authors (Tay et al. 2020) ran on every task except ListOps. Sizes and
-recipes are the Transformer's.
+Attention weights are products of non-negative features. `performer` uses random features that estimate softmax.
+`performer_relu` is the "generalised" Performer, which Long Range Arena's authors (Tay et al. 2020) ran on every task
+except ListOps. Sizes and recipes are the Transformer's.
 """
 import math
 
@@ -14,7 +14,7 @@ from models import MODELS, Attention, Key, Model, SizeError, TransformerBlock, s
 
 
 def linear_attention_naive(q, k, v, causal=False, lengths=None, eps=1e-6):
-    """`linear_attention` in the order of softmax attention: all pairs first, O(l^2)."""
+    """Compute `linear_attention` in the order of softmax attention: all pairs first, O(l^2)."""
     l = q.shape[-2]
     weights = q @ k.transpose(-1, -2)                                                         # (b, h, l, l)
     weights = weights.tril() if causal else weights
@@ -23,15 +23,15 @@ def linear_attention_naive(q, k, v, causal=False, lengths=None, eps=1e-6):
 
 
 def linear_attention(q, k, v, causal=False, lengths=None, eps=1e-6):
-    """q (k^T v) / (q . sum of k + eps), the products taken in this order: O(l) (Katharopoulos et al. 2020).
+    """Return q (k^T v) / (q . sum of k + eps), multiplied in this order: O(l) (Katharopoulos et al. 2020).
 
-    q, k (b, h, l, m): features, not negative; v (b, h, l, e) -> (b, h, l, e). Causal: sums over j <= i, exactly, by
-    chunks: earlier ones as a running sum of k^T v, the query's own as a masked matrix.
+    q, k (b, h, l, m): non-negative features; v (b, h, l, e) -> (b, h, l, e). If causal, sums run over j <= i exactly:
+    earlier chunks enter as a running sum of k^T v, the query's own chunk as a masked matrix.
     """
     l, size = q.shape[-2], 64
     if lengths is not None and not causal:
         k = k * real_keys(torch.arange(l, device=k.device), l, lengths)[:, None, :, None]
-    v = F.pad(v, (0, 1), value=1.0)                          # the denominator is one more column of values
+    v = F.pad(v, (0, 1), value=1.0)                          # one more column of values: the denominator
     if causal:
         q, k, v = (split_blocks(x, size, ceil_div(l, size)) for x in (q, k, v))          # (b, h, n, size, .)
         state = (k.transpose(-1, -2) @ v).cumsum(2)                                      # (b, h, n, m, e + 1)
@@ -43,22 +43,22 @@ def linear_attention(q, k, v, causal=False, lengths=None, eps=1e-6):
 
 
 def elu_features(x):
-    """Features of the Linear Transformer (Katharopoulos et al. 2020): elu(x) + 1, same shape."""
+    """Return the features of the Linear Transformer (Katharopoulos et al. 2020): elu(x) + 1, same shape."""
     return F.elu(x) + 1
 
 
 def relu_features(x):
-    """Features of the generalised Performer: relu(x) + 0.001, same shape."""
+    """Return the features of the generalised Performer: relu(x) + 0.001, same shape."""
     return F.relu(x) + 1e-3
 
 
 def favor_features(x, W, query, eps=1e-6, causal=False, lengths=None):
-    """Performer's positive random features, (b, h, l, e) -> (b, h, l, m): their dot products estimate
+    """Return Performer's positive random features, (b, h, l, e) -> (b, h, l, m). Their dot products estimate
     exp(q.k / sqrt(e)) (Choromanski et al. 2021). W (m, e): random directions.
 
-    So that exp does not overflow, each query's largest exponent is subtracted, and one largest exponent of all keys;
-    both cancel in the quotient of `linear_attention`, but for eps. Causal: nothing is subtracted for keys, as it would
-    leak the future; the exponent is at most |w|^2 / 2, which float32 holds for e up to 64.
+    To keep exp from overflowing, every query's largest exponent is subtracted, and for keys the largest of all keys.
+    Both cancel in the quotient of `linear_attention`, except for eps. If causal, nothing is subtracted for keys, since
+    that would leak the future; the exponent is at most |w|^2 / 2, which float32 holds for e up to 64.
     """
     m, e = W.shape
     x = x * e ** -0.25
@@ -75,21 +75,21 @@ def favor_features(x, W, query, eps=1e-6, causal=False, lengths=None):
 
 
 class LinearAttention(Attention):
-    """Attention whose softmax is replaced by a product of c.phi of queries and keys: O(l)."""
+    """Attention with products of c.phi(queries) and c.phi(keys) instead of softmax: O(l)."""
 
     def __init__(self, c):
         super().__init__(c)
         self.phi = c.phi
 
     def attend(self, q, k, v, lengths):
-        with torch.autocast(q.device.type, enabled=False):                                    # sums over all positions
+        with torch.autocast(q.device.type, enabled=False):                                    # long sums
             q, k, v = q.float(), k.float(), v.float()
             return linear_attention(self.phi(q), self.phi(k), v, self.causal, lengths)
 
 
 class Performer(Attention):
-    """Linear attention whose c.features random features estimate softmax (Choromanski et al. 2021). Their directions,
-    orthogonal by groups of e and as long as Gaussian vectors, are drawn once and saved with the weights."""
+    """Linear attention with c.features random features that estimate softmax (Choromanski et al. 2021). Directions are
+    orthogonal in groups of e and as long as Gaussian vectors. They are drawn once and saved with the weights."""
 
     keys = dict(features=Key(int, 256))
 
@@ -97,7 +97,7 @@ class Performer(Attention):
         super().__init__(c)
         e = c.d // c.heads
         if c.causal and e > 64:
-            raise SizeError(f"performer: features of heads with {e} dimensions may overflow when causal; at most 64")
+            raise SizeError(f"performer: causal features may overflow in heads of {e} dimensions; at most 64")
         groups = [torch.linalg.qr(torch.randn(e, e)).Q.T for _ in range(ceil_div(c.features, e))]
         W = torch.cat(groups)[: c.features] * torch.randn(c.features, e).norm(dim=-1, keepdim=True)
         self.register_buffer("W", W)                                                          # (m, e)

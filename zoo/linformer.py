@@ -1,7 +1,7 @@
 """Linformer: attention to learned mixtures of all positions (Wang et al. 2020).
 
-With E (l, r), softmax(q (E^T k)^T / sqrt(e)) E^T v: O(l r). There is no faster form than the formula. Heads, keys and
-values share one E, as in Long Range Arena (Tay et al. 2020); k and v are zero at padding, so that it adds nothing.
+With E (l, r), the output is softmax(q (E^T k)^T / sqrt(e)) E^T v: O(l r). The formula needs no faster form. Heads, keys
+and values share one E, as in Long Range Arena (Tay et al. 2020). Padding adds nothing, because k and v are zero there.
 Sizes and recipes are the Transformer's.
 """
 import math
@@ -14,20 +14,20 @@ from models import MODELS, Attention, Key, Model, SizeError, TransformerBlock, s
 
 
 class Linformer(Attention):
-    """Attends to c.rank learned mixtures of all positions in place of the positions (Wang et al. 2020): O(l rank). All
-    heads, keys and values share them."""
+    """Attention to c.rank learned mixtures of all positions instead of the positions themselves (Wang et al. 2020):
+    O(l rank). All heads, keys and values share the mixtures."""
 
     keys = dict(rank=Key(int, 16))
 
     def __init__(self, c):
         super().__init__(c)
         if c.causal:
-            raise SizeError("linformer mixes all positions before it attends: no causal form; use --objective masked")
+            raise SizeError("linformer mixes all positions first, so it has no causal form; use --objective masked")
         bound = math.sqrt(6 / (c.length + c.rank))
         self.mix = nn.Parameter(torch.empty(c.length, c.rank).uniform_(-bound, bound))          # (length, r)
 
     def attend(self, q, k, v, lengths):
-        if lengths is not None:                                              # padding adds nothing to a mixture
+        if lengths is not None:                                              # padding must add nothing to a mixture
             real = inside(lengths, k.shape[2])[:, None, :, None]                              # (b, 1, l, 1)
             k, v = k * real, v * real
         k, v = (torch.einsum("bhle,lr->bhre", y, self.mix[: y.shape[2]]) for y in (k, v))       # (b, h, r, e)

@@ -1,7 +1,7 @@
-"""Attention to the neighbourhood: `longformer`, in a band (Beltagy et al. 2020), and `local`, in blocks.
+"""Attention to nearby positions: `longformer` in a band (Beltagy et al. 2020), `local` in blocks.
 
 As in Long Range Arena (Tay et al. 2020), Longformer has no global tokens. `local` is `attention` of kernels.py with
-blocks of 64. Sizes and recipes are the Transformer's; the widths on short sequences are ours.
+blocks of 64. Sizes and recipes are the Transformer's; we chose the windows and blocks for short sequences.
 """
 import torch
 
@@ -11,20 +11,20 @@ from zoo.shared import dense_attention
 
 
 def longformer_attention_naive(q, k, v, window, causal=False, lengths=None):
-    """`longformer_attention` as a mask over all pairs."""
+    """Compute `longformer_attention` with a mask over all pairs of positions."""
     i = torch.arange(q.shape[-2], device=q.device)
     return dense_attention(q, k, v, (i[:, None] - i).abs() <= window // 2, causal, lengths)
 
 
 def longformer_attention(q, k, v, window, causal=False, lengths=None):
-    """Attention in a band, |j - i| <= window // 2, without global tokens (Beltagy et al. 2020): (b, h, l, e) thrice ->
-    (b, h, l, e). lengths as in `attention`. O(l window)."""
+    """Attend in a band, |j - i| <= window // 2, without global tokens (Beltagy et al. 2020), in O(l window): queries,
+    keys, values (b, h, l, e) -> (b, h, l, e). lengths as in `attention`."""
     return near_attention(q, k, v, max(1, window // 2), window // 2, causal, lengths)
 
 
 class Longformer(Attention):
-    """Attends to c.window positions around its own (Beltagy et al. 2020). As in the benchmark there are no global
-    tokens."""
+    """Attention to c.window positions around the own one (Beltagy et al. 2020), without global tokens as in Long Range
+    Arena."""
 
     keys = dict(window=Key(int, 512))
 

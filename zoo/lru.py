@@ -1,7 +1,7 @@
 """LRU: the linear recurrent unit, a diagonal recurrence with poles drawn from a ring (Orvieto et al. 2023).
 
-The scan and what surrounds it are S5's. Sizes are the authors'; from scratch it takes S5's recipes. ssm_lr is a share
-of the main rate.
+The layer around the recurrence is S5's (zoo/scan.py). Sizes are the authors'; recipes from scratch are S5's. Here
+ssm_lr is a factor of the main learning rate, not a rate.
 """
 import math
 import operator
@@ -16,8 +16,8 @@ from zoo.scan import SharedState
 
 
 class LRU(SharedState):
-    """c.state poles drawn uniformly from a ring, c.r_min < |lambda| < c.r_max and angles up to c.angle; no continuous
-    time. Bbar is scaled, at the start by sqrt(1 - |lambda|^2), and the scale is learned."""
+    """A recurrence in discrete time. Its c.state poles are drawn uniformly from a ring, c.r_min < |lambda| < c.r_max,
+    with angles up to c.angle. Bbar has a learned scale, at the start sqrt(1 - |lambda|^2)."""
 
     keys = dict(state=Key(int), ssm_lr=Key(float), r_min=Key(float, 0.0), r_max=Key(float, 1.0),
                 angle=Key(float, 2 * math.pi), C_scale=Key(float, 1.0))
@@ -31,11 +31,11 @@ class LRU(SharedState):
         self.gamma = nn.Parameter((1 - square).log() / 2)
         self.B = nn.Parameter(torch.randn(c.state, c.d, 2) / math.sqrt(2 * c.d))              # (n, d, 2)
         self.out = nn.Linear(c.d, 2 * c.d)
-        share = partial(operator.mul, c.ssm_lr)                              # of the main rate
+        share = partial(operator.mul, c.ssm_lr)                              # main rate -> own rate
         self.rates = {name: (share, False) for name in ("nu", "theta", "gamma", "B")}
 
     def recurrence(self):
-        """log lambda (n,) and Bbar (n, d), complex64."""
+        """Return log lambda (n,) and Bbar (n, d), complex64."""
         log_lambda = torch.complex(-self.nu.float().exp(), self.theta.float().exp())
         return log_lambda, self.gamma.float().exp()[:, None] * torch.view_as_complex(self.B.float())
 

@@ -1,7 +1,7 @@
-"""Mamba: a diagonal recurrence whose step size, input and output depend on what is read (Gu and Dao 2023).
+"""Mamba: a diagonal recurrence whose step size, input and output maps depend on the input (Gu and Dao 2023).
 
-Its poles change with the position, so there is no convolution: `selective_scan` goes through the sequence. The authors
-know one direction only. For the masked objective a layer here has two scans between one projection in and one out. No
+Its poles change from position to position, so it is no convolution: `selective_scan` steps through the sequence. The
+authors' model is causal. For the masked objective a layer here has a scan per direction, with shared projections. No
 sizes or recipes are published for these tasks: widths, depths and recipes are S4's, the rest the authors' defaults.
 """
 import math
@@ -14,11 +14,11 @@ from torch import Tensor
 from kernels import inside
 from models import MODELS, NORMS, Key, Model, SSMBlock, log_uniform
 
-CHUNK = 4                                  # positions; more would leave a CPU's cache
+CHUNK = 4                                  # positions; a longer chunk does not fit into a CPU's cache
 
 
 def selective_scan_naive(u, delta, A, B, C):
-    """`selective_scan` one step after another."""
+    """Compute `selective_scan` one step after another."""
     s, y = 0, []
     for t in range(u.shape[1]):
         s = torch.exp(delta[:, t, :, None] * A) * s + (delta * u)[:, t, :, None] * B[:, t, None]       # (b, e, n)
@@ -29,18 +29,18 @@ def selective_scan_naive(u, delta, A, B, C):
 @torch.amp.autocast("cpu", enabled=False)
 @torch.amp.autocast("cuda", enabled=False)
 def selective_scan(u, delta, A, B, C):
-    """s[t] = exp(delta[t] A) s[t-1] + delta[t] u[t] B[t], y[t] = sum over n of C[t] s[t], in the dtype of the inputs.
+    """Run s[t] = exp(delta[t] A) s[t-1] + delta[t] u[t] B[t], y[t] = sum over n of C[t] s[t], in the inputs' dtype.
 
     u, delta (b, l, e), delta positive; A (e, n) negative; B, C (b, l, n), the same for all channels -> y (b, l, e).
-    In chunks: the states of all positions, (b, l, e, n), would take n times the memory of the input. Only those between
-    chunks are kept. Positions come first in memory, and each costs one call in either direction.
+    The states of all positions, (b, l, e, n), would take n times the memory of the input. The scan therefore works in
+    chunks and keeps only the states between them. Positions come first in memory; each takes one call per direction.
     """
     u, delta, B, C = (part.transpose(0, 1).contiguous() for part in (u, delta, B, C))         # (l, b, e) or (l, b, n)
     return scan(u, delta, A, B, C)[0].transpose(0, 1)
 
 
 def states_of(delta, A, B, v, s):
-    """Of a chunk of k positions, after state s (b, e, n): decay (k, b, e, n); s and the states (k + 1, b, e, n)."""
+    """Return for k positions after state s (b, e, n): decay (k, b, e, n), and s with the states (k + 1, b, e, n)."""
     decay = torch.exp(delta[..., None] * A)
     states = torch.cat((s[None], v[..., None] * B[:, :, None]))
     for t in range(len(v)):
@@ -48,10 +48,10 @@ def states_of(delta, A, B, v, s):
     return decay, states
 
 
-# Operators of torch: --compile takes each as one call. `register_fake` says what shapes they return.
+# Custom operators of torch: --compile treats each as one call. `register_fake` gives the shapes of results.
 @torch.library.custom_op(__name__.replace(".", "::"), mutates_args=())
 def scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
-    """`selective_scan` with positions first -> y (l, b, e); the states between chunks (chunks, b, e, n)."""
+    """Compute `selective_scan` with positions first -> y (l, b, e), and the states between chunks (chunks, b, e, n)."""
     v, s, before, y = delta * u, u.new_zeros(*u.shape[1:], A.shape[1]), [], []
     for i in range(0, len(u), CHUNK):
         some = slice(i, i + CHUNK)
@@ -64,8 +64,8 @@ def scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> tuple[Ten
 
 @torch.library.custom_op(__name__.replace(".", "::") + "_backward", mutates_args=())
 def scan_backward(grad: Tensor, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, s: Tensor) -> list[Tensor]:
-    """The states' gradient is the same recurrence from the end: g[t] = C[t] dy[t] + decay[t+1] g[t+1]. The gradient of
-    delta[t] A, of which decay[t] is the exponential, is g[t] decay[t] s[t-1]."""
+    """Return the inputs' gradients. The states' gradient is the same recurrence from the end: g[t] = C[t] dy[t] +
+    decay[t+1] g[t+1]. The gradient of delta[t] A, whose exponential is decay[t], is g[t] decay[t] s[t-1]."""
     v, of_v, of_delta, of_A, of_B, of_C, carry = delta * u, [], [], torch.zeros_like(A), [], [], 0
     for i in reversed(range(len(s))):
         some = slice(CHUNK * i, CHUNK * (i + 1))
@@ -77,7 +77,7 @@ def scan_backward(grad: Tensor, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, 
         of_C.append((grad[some, :, None] @ states[1:])[:, :, 0])                              # (k, b, n)
         of_B.append((v[some, :, None] @ g)[:, :, 0])                                          # (k, b, n)
         of_v.append((g @ B[some, :, :, None])[..., 0])                                        # (k, b, e)
-        g.mul_(decay).mul_(states[:-1])                                                       # of delta A
+        g.mul_(decay).mul_(states[:-1])                                                       # gradient of delta A
         of_delta.append((g * A).sum(-1))                                                      # (k, b, e)
         of_A += (g * delta[some, ..., None]).sum((0, 1))
     of_v, of_delta, of_B, of_C = (torch.cat(parts[::-1]) for parts in (of_v, of_delta, of_B, of_C))
@@ -92,9 +92,9 @@ scan.register_autograd(lambda ctx, grad, _: tuple(scan_backward(grad.contiguous(
 
 
 class Selective(nn.Module):
-    """One direction: h (b, l, e) -> (b, l, e). After a short convolution each position decides how long its own step
-    is, delta, and what it writes into the states and reads from them, B and C. A long step forgets the states and takes
-    in the position; a short one passes it by."""
+    """One direction: h (b, l, e) -> (b, l, e). After a short convolution each position determines its own step size
+    delta, what it writes into the states (B), and what it reads from them (C). A long step makes the states forget
+    their past and take in the position; a short step skips the position."""
 
     def __init__(self, c, e):
         super().__init__()
@@ -103,25 +103,25 @@ class Selective(nn.Module):
         self.select = nn.Linear(e, self.rank + 2 * c.state, bias=False)
         self.delta = nn.Linear(self.rank, e)
         nn.init.uniform_(self.delta.weight, -self.rank ** -0.5, self.rank ** -0.5)
-        self.delta.bias.data = log_uniform(c, e).exp().expm1().log()                          # of which softplus is dt
+        self.delta.bias.data = log_uniform(c, e).exp().expm1().log()                          # softplus of it is dt
         self.A_log = nn.Parameter(torch.arange(1.0, c.state + 1).log().repeat(e, 1))          # (e, n)
         self.D = nn.Parameter(torch.ones(e))
-        self.rates = {"A_log": (None, False), "D": (None, False)}                             # not decayed
+        self.rates = {"A_log": (None, False), "D": (None, False)}                             # no weight decay
 
     def selected(self, h):
-        """h (..., e) after the convolution -> delta (..., e), B, C (..., n), float32."""
+        """Return delta (..., e) and B, C (..., n), float32, of the convolution's output h (..., e)."""
         delta, B, C = self.select(h).float().split((self.rank, self.n, self.n), -1)
         return F.softplus(self.delta(delta).float()), B, C
 
     def forward(self, h, real):
-        """real (b, l, 1) or None. Padding, which comes first in a reversed sequence, leaves the states at 0."""
+        """real (b, l, 1): 0 at padding; or None. In a reversed sequence padding comes first and leaves states at 0."""
         h = F.silu(self.conv(h.transpose(1, 2))[..., :h.shape[1]]).transpose(1, 2)
         h = h if real is None else h * real
         delta, B, C = self.selected(h)
         return selective_scan(h.float(), delta, -self.A_log.float().exp(), B, C) + self.D * h
 
     def step(self, h, state):
-        """h (b, e); state: the inputs (b, e, conv - 1) that the convolution still sees, and s (b, e, n)."""
+        """Take one step, h (b, e). state: None, or the convolution's last inputs (b, e, conv - 1) and s (b, e, n)."""
         if state is None:
             state = h.new_zeros(*h.shape, self.conv.padding[0]), h.new_zeros(*h.shape, self.n)
         seen, s = torch.cat((state[0], h[..., None]), -1), state[1]                           # (b, e, conv)
@@ -132,8 +132,8 @@ class Selective(nn.Module):
 
 
 class Mamba(nn.Module):
-    """(b, l, d) -> (b, l, d): to twice c.expand d channels, of which one half passes the scans and the other gates
-    their sum. c.conv: width of the convolution. There is no feed-forward part beside it."""
+    """A layer of Mamba, (b, l, d) -> (b, l, d). It makes twice c.expand d channels: one half passes the scans, and the
+    other half gates their sum. c.conv: width of the convolution. There is no separate feed-forward part."""
 
     keys = dict(state=Key(int), conv=Key(int, 4), expand=Key(int, 2), dt_min=Key(float), dt_max=Key(float))
 
@@ -154,7 +154,7 @@ class Mamba(nn.Module):
         return self.out(y.to(gate.dtype) * F.silu(gate))
 
     def step(self, x, state):
-        """One position of a causal layer: x (b, d), state after the position before or None -> y (b, d), state."""
+        """Compute one position of a causal layer: x (b, d), the state before it or None -> y (b, d), state."""
         h, gate = self.enter(x).chunk(2, -1)
         y, state = self.scans[0].step(h, state)
         return self.out(y * F.silu(gate)), state

@@ -1,7 +1,7 @@
-"""MEGA: moving averages prepare one gated head of attention (Ma et al. 2023).
+"""MEGA: moving averages, then one gated head of attention (Ma et al. 2023).
 
-`mega` attends over the whole length, `mega_chunk` in chunks of 128. Sizes and recipes from scratch are the authors',
-their schedules approximated by ours. The averages are in zoo/ema.py.
+`mega` attends over the whole length, `mega_chunk` in chunks of 128. Sizes and recipes from scratch are the authors';
+our schedules approximate theirs. The averages are in zoo/ema.py.
 """
 import math
 
@@ -15,7 +15,7 @@ from zoo.ema import EMA
 
 
 class ScaleNorm(nn.Module):
-    """x / its root mean square over d, times one learned scalar: the norm on the text tasks."""
+    """x divided by its root mean square over d, times one learned scalar. The text tasks use this norm."""
 
     def __init__(self, d):
         super().__init__()
@@ -30,14 +30,14 @@ NORMS |= {"scale": ScaleNorm}
 
 
 class Mega(nn.Module):
-    """Moving-average gated attention (Ma et al. 2023): what to add to the block's raw input, (b, l, d) -> (b, l, d).
+    """Moving-average gated attention (Ma et al. 2023). Returns the change of the block's raw input, (b, l, d).
 
-    Averages over the past (and future) prepare queries, keys and gates; values come from the input itself. One head of
-    attention, with a learned bias per distance, in disjoint chunks of c.chunk or over the whole length: averages carry
-    context across chunks. With averages a of x, v = silu(W x) and u, z, r, h the parts of one Linear of a,
-        y = softmax(q k^T / sqrt(z) + bias) v,   q, k = silu(z) scale + shift, each its own
+    Queries, keys and gates come from averages over the past (and future), values from the input itself. The single head
+    has a learned bias per distance. It attends in disjoint chunks of c.chunk or over the whole length; averages carry
+    context across chunks. With averages a of x, v = silu(W x), and u, z, r, h the parts of one Linear of a:
+        y = softmax(q k^T / sqrt(z) + bias) v,   q, k = silu(z) scale + shift, with a scale and a shift each
         x <- x + sigmoid(u) (silu(h + W_out (silu(r) y)) - x)
-    c.activation: softmax, or laplace, an error function of each score that is not normalised.
+    c.activation: softmax, or laplace, an error function of each score without normalisation.
     """
 
     keys = dict(v=Key(int), z=Key(int), averages=Key(int, 16), chunk=Key(int, None, shown=False),
@@ -53,16 +53,16 @@ class Mega(nn.Module):
         self.out = nn.Linear(c.v, c.d)
         self.scale = nn.Parameter(torch.randn(2, c.z) * 0.02)
         self.shift = nn.Parameter(torch.zeros(2, c.z))
-        self.bias = nn.Parameter(torch.randn(2 * (c.chunk or c.length) - 1) * 0.02)           # by distance
+        self.bias = nn.Parameter(torch.randn(2 * (c.chunk or c.length) - 1) * 0.02)           # one per distance
         self.dropout = nn.Dropout(c.dropout)
 
     def convolve(self, x, K, lengths, D):
-        """x (b, l, d) with kernels K (c, d, l or longer), padding taken as 0, and D x -> (b, l, d)."""
+        """Convolve x (b, l, d) with kernels K (c, d, l or longer), taking padding as 0, and add D x -> (b, l, d)."""
         u = x if lengths is None else x * inside(lengths, x.shape[1])[..., None]
         return fft_conv(u.transpose(1, 2), K, D=D).transpose(1, 2)
 
     def attend(self, q, k, v, lengths):
-        """q, k (b, l, z), v (b, l, v) -> (b, l, v)."""
+        """Attend: queries and keys (b, l, z), values (b, l, v) -> (b, l, v)."""
         b, l = q.shape[:2]
         size = min(self.chunk or l, l)
         n = ceil_div(l, size)
@@ -78,13 +78,13 @@ class Mega(nn.Module):
             weights = 0.5 * (1 + torch.erf((scores - math.sqrt(0.5)) * math.sqrt(2 * math.pi)))
             y = (weights * seen).to(v.dtype) @ v
         else:
-            seen = seen | ~seen.any(-1, keepdim=True)                                         # a chunk of padding
+            seen = seen | ~seen.any(-1, keepdim=True)                                         # softmax needs a key
             mask = bias.masked_fill(~seen, -math.inf).to(q.dtype)
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return y.flatten(1, 2)[:, :l]
 
     def averages(self, x, lengths, K):
-        """What queries, keys and gates are made from, (b, l, d)."""
+        """Return the averages from which queries, keys and gates are made, (b, l, d)."""
         return F.silu(self.convolve(x, K, lengths, self.omega))
 
     def forward(self, x, lengths, raw, K=None):
@@ -97,12 +97,12 @@ class Mega(nn.Module):
         return update * (self.joined(y, x, lengths) - raw)
 
     def joined(self, y, x, lengths):
-        """What the attention gave, y (b, l, d), with what else a model makes of x (zoo/spade.py); here nothing."""
+        """Return the attention's output y (b, l, d). SPADE joins it with another function of x (zoo/spade.py)."""
         return y
 
 
 class MegaBlock(nn.Module):
-    """The mixer's gated change of x, then a feed-forward part, each with a norm before it or after its sum."""
+    """The mixer's gated change of x, then a feed-forward part. Each has a norm before it or after its sum (c.place)."""
 
     keys = dict(norm=Key(NORMS), place=Key(("pre", "post")))
 
@@ -125,12 +125,12 @@ class MegaBlock(nn.Module):
 
 @torch.no_grad()
 def init_mega(backbone):
-    """The authors' embedding of symbols, N(0, 1/d)."""
+    """Draw the embedding of symbols from N(0, 1/d), as the authors do."""
     if backbone.reads_symbols:
         backbone.encoder.weight.normal_(0, backbone.d ** -0.5)
 
 
-# v: width of values and of the feed-forward part; z: of queries and keys.
+# v: width of values and of the feed-forward part; z: width of queries and keys.
 SIZES = """
 task                  layers   d   v  z norm  place activation dropout
 listops                    6  80 160 64 layer post  softmax        0.1

@@ -1,10 +1,10 @@
-"""Pythia: a language model as the start of stage 2 (paper, section 3.5), finetuned on a task's own symbols.
+"""Pythia: stage 2 starts from a language model (paper, section 3.5), finetuned on a task's own symbols.
 
-    python finetune.py --task text --model pythia          from the weights of Pythia-70M, which are downloaded
+    python finetune.py --task text --model pythia          starts from the weights of Pythia-70M (downloaded)
     python finetune.py --task text --model pythia_rand     the same architecture from a random start
 
-Each symbol becomes one of the model's tokens, and no position is added or lost. The architecture is GPT-NeoX (Biderman
-et al. 2023); it is finetuned only. Then come the download, the tokens, and the names and order of the weights.
+Each symbol becomes one of the model's tokens, so no position is added or lost. The architecture is GPT-NeoX (Biderman
+et al. 2023). It is only finetuned, not self-pretrained. Below: the download, the tokens, the order of the weights.
 """
 import json
 from pathlib import Path
@@ -19,8 +19,8 @@ PYTHIA = "https://huggingface.co/EleutherAI/pythia-70m-deduped/resolve/main"
 
 
 def load_pythia(model, task, args, say):
-    """Puts the weights of Pythia-70M into a Classifier, downloading them on first use."""
-    import safetensors.torch                   # nothing else reads that format
+    """Load the weights of Pythia-70M into a Classifier. Download them on first use."""
+    import safetensors.torch                   # only needed for this format
 
     path, tokenizer = fetch_pythia(args.data_dir)
     try:
@@ -28,16 +28,16 @@ def load_pythia(model, task, args, say):
         weights = neox_weights(safetensors.torch.load_file(path), args.arch, tokens)
         model.backbone.load_state_dict(weights)
     except Exception as error:             # a damaged file can make its reader raise anything
-        raise UserError(f"{path} or {tokenizer.name} is not that of pythia-70m-deduped, or it is damaged "
-                        f"({' '.join(str(error).split())[:200]}); remove it, and run the same command again") from None
-    say(f"from {path}: {len(weights)} tensors taken over; of the embedding, the {len(tokens)} rows of this task's "
-        "symbols" + (f"; without a token of their own: {' '.join(map(repr, without))}" if without else ""))
+        raise UserError(f"{path} or {tokenizer.name} does not belong to pythia-70m-deduped, or is damaged "
+                        f"({' '.join(str(error).split())[:200]}); remove it and run the same command again") from None
+    say(f"from {path}: {len(weights)} tensors loaded, of the embedding only the {len(tokens)} rows of this task's "
+        "symbols" + (f"; symbols without their own token: {' '.join(map(repr, without))}" if without else ""))
 
 
 def fetch_pythia(data_dir="data"):
-    """Download Pythia-70M, unless it is there -> paths of model.safetensors and tokenizer.json."""
+    """Download Pythia-70M if it is missing -> paths of model.safetensors and tokenizer.json."""
     folder = Path(data_dir) / "pythia-70m-deduped"
-    by_hand = f"put it into {folder} and run the same command again; or take --model pythia_rand, which needs none"
+    by_hand = f"put it into {folder} and run the same command again; or use --model pythia_rand, which needs no file"
     try:
         return tuple(fetch(f"{PYTHIA}/{name}", folder, by_hand) for name in ("model.safetensors", "tokenizer.json"))
     except OSError as error:
@@ -45,15 +45,15 @@ def fetch_pythia(data_dir="data"):
 
 
 def pythia_tokens(symbols, tokenizer):
-    """The token of each of a task's symbols, named as in `task.symbols`: int64 (vocab,); and those that have none.
-    tokenizer: path of tokenizer.json. A gray level is the token of its decimal digits, a character its own, an operator
-    of ListOps that of its name ("MAX"). <eos>, <unk> and symbols without a token become <|endoftext|>, as in the
-    official code; <mask> never occurs in finetuning."""
+    """Return the token of every symbol of a task, int64 (vocab,), and a list of the symbols that have none. symbols:
+    named as in `task.symbols`; tokenizer: path of tokenizer.json. A gray level becomes the token of its decimal digits,
+    a character its own token, an operator of ListOps the token of its name ("MAX"). <eos>, <unk> and symbols without a
+    token become <|endoftext|>, as in the official code; <mask> never occurs in finetuning."""
     names = {"<pad>": "<|padding|>", "[MIN": "MIN", "[MAX": "MAX", "[MED": "MED", "[SM": "SM", "X": "]"}
     names = names if "[MIN" in symbols else {"<pad>": "<|padding|>"}                          # elsewhere X is a letter
     known = json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"]
-    # Tokens are written with one printable character for each byte: itself where it is printable, else the next unused
-    # ones from 256 on (byte-level BPE, as in GPT-2).
+    # Tokens are written with one printable character per byte: the byte's own character if it is printable, else the
+    # next unused one from 256 on (byte-level BPE, as in GPT-2).
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     letter = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
@@ -64,13 +64,13 @@ def pythia_tokens(symbols, tokenizer):
 
 
 def neox_weights(tensors, sizes, tokens):
-    """The tensors of a GPT-NeoX checkpoint -> state dict of the `Backbone` with these sizes. tokens (vocab,): which of
-    the checkpoint's tokens stands for each symbol of the task; the embeddings of all others could never be used and are
-    left out. KeyError or RuntimeError where names or shapes do not fit.
+    """Convert the tensors of a GPT-NeoX checkpoint to a state dict of the `Backbone` with these sizes. tokens (vocab,):
+    the checkpoint's token for every symbol of the task. Embeddings of other tokens could never be used and are left
+    out. KeyError or RuntimeError if names or shapes do not fit.
 
-    Two conventions differ. There, the rows of query_key_value are (h, 3, e), head by head; here all queries come first,
-    then keys, then values. There, rotary positions pair dimension m with m + e/8, half a rotated part away; `rotary`
-    pairs neighbours. Reordering the rows of queries and keys alike leaves their products as they were.
+    Two conventions differ. In GPT-NeoX the rows of query_key_value are (h, 3, e), head by head; here all queries come
+    first, then keys, then values. Its rotary positions pair dimension m with m + e/8, half a rotated part away;
+    `rotary` pairs neighbours. Reordering queries and keys in the same way does not change their products.
     """
     heads, e = sizes["heads"], sizes["d"] // sizes["heads"]
     r = int(sizes["rotary"] * e)
@@ -94,7 +94,7 @@ def neox_weights(tensors, sizes, tokens):
 
 
 class NeoXBlock(TransformerBlock):
-    """x + mixer(norm(x)) + ff(norm(x)): both parts read the block's input."""
+    """x + mixer(norm1(x)) + ff(norm2(x)): both parts read the block's input."""
 
     def forward(self, x, lengths=None, *K):
         return x + self.mixer(self.norm1(x, lengths), lengths, *K) + self.ff(self.norm2(x, lengths))
@@ -106,8 +106,8 @@ class NeoXBlock(TransformerBlock):
 
 @torch.no_grad()
 def init_neox(backbone):
-    """N(0, 0.02^2) and zero biases: how the library that the official code uses starts a GPT-NeoX (the paper's "Pythia
-    70M (Rand Init)")."""
+    """Draw weights from N(0, 0.02^2) and set biases to 0, as the official code's library initialises a GPT-NeoX (the
+    paper's "Pythia 70M (Rand Init)")."""
     for module in backbone.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             module.weight.normal_(0, 0.02)

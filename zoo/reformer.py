@@ -1,7 +1,7 @@
-"""Reformer: attention among positions that hash alike (Kitaev et al. 2020).
+"""Reformer: attention among positions with the same hash (Kitaev et al. 2020).
 
-Sizes and recipes are the Transformer's. Not here: the authors' reversible layers, which save memory and change no
-number. Rotations are drawn once and saved with the weights; theirs are new at every step.
+Sizes and recipes are the Transformer's. The authors' reversible layers are left out: they save memory and change no
+number. Rotations are drawn once and saved with the weights; the authors draw new ones at every step.
 """
 import torch
 import torch.nn as nn
@@ -13,7 +13,7 @@ from zoo.shared import fill_up
 
 
 def lsh_attention_naive(q, v, rotations, chunk, lengths=None):
-    """`lsh_attention` one query after another: buckets, sorting, chunks, softmax over what a chunk sees."""
+    """Compute `lsh_attention` query by query: buckets, sorting, chunks, softmax over the keys that a chunk sees."""
     b, h, l, _ = q.shape
     rounds, size, out = rotations.shape[2], ceil_div(l, chunk) * chunk, torch.zeros_like(v)
     for item, end in enumerate(true_lengths(lengths, b, l, q.device).tolist()):
@@ -24,13 +24,13 @@ def lsh_attention_naive(q, v, rotations, chunk, lengths=None):
                 bucket = torch.cat((turned, -turned), -1).argmax(-1).tolist()
                 bucket = [bucket[t] if t < end else 2 * turned.shape[-1] for t in range(size)]    # padding is last
                 order += sorted(range(size), key=lambda t: (bucket[t], t))
-            found = {t: [] for t in range(end)}                      # (denominator, mean of values) of each round
+            found = {t: [] for t in range(end)}                      # (denominator, mean of values) per round
             chunks = [order[i:i + chunk] for i in range(0, len(order), chunk)]
             for number, own in enumerate(chunks):
                 keys = [j for j in chunks[number - 1] + own if j < end]      # before the first chunk comes the last
                 for i in (i for i in own if i < end):
                     scores = F.normalize(x[keys], dim=-1) @ x[i]                              # (keys,)
-                    scores[[n for n, j in enumerate(keys) if j == i]] = -1e5                  # itself, if alone
+                    scores[[n for n, j in enumerate(keys) if j == i]] = -1e5                  # itself: last resort
                     found[i].append((scores.logsumexp(0), scores.softmax(0) @ v[item, head, keys]))
             for i, parts in found.items():
                 share = torch.stack([total for total, _ in parts]).softmax(0)
@@ -39,14 +39,14 @@ def lsh_attention_naive(q, v, rotations, chunk, lengths=None):
 
 
 def lsh_attention(q, v, rotations, chunk, lengths=None):
-    """Reformer's attention (Kitaev et al. 2020): shared queries and keys q, v (b, h, l, e) -> (b, h, l, e).
+    """Compute Reformer's attention (Kitaev et al. 2020): q (queries and keys), v (b, h, l, e) -> (b, h, l, e).
 
-    In each round, vectors with the same bucket are likely neighbours: bucket = the largest of [x R, -x R] for that
-    round's random rotation, `rotations` (h or 1, e, rounds, buckets / 2). Sorted by bucket and cut into chunks,
-    the positions of a chunk attend to it and to the chunk before (the first one: to the last). Keys have length 1,
-    there is no scale, and a position attends to itself only where nothing else is left. The rounds are averaged,
-    each weighted by its share of the softmax's denominator. O(rounds l chunk). There is no causal form: where a chunk
-    ends depends on the future.
+    In each round, vectors in the same bucket are likely neighbours. A bucket is the index of the largest entry of
+    [x R, -x R] with that round's random rotation R: `rotations` (h or 1, e, rounds, buckets / 2). Positions are sorted
+    by bucket and cut into chunks. They attend to their chunk and the previous one (the first chunk: to the last). Keys
+    have length 1, there is no scale, and a position attends to itself only if no other key is left. Rounds are
+    averaged with their shares of the softmax's denominator as weights. O(rounds l chunk). There is no causal form,
+    because the future decides where a chunk ends.
     """
     b, h, l, e = q.shape
     n = ceil_div(l, chunk)
@@ -83,16 +83,16 @@ def lsh_attention(q, v, rotations, chunk, lengths=None):
 
 
 class Reformer(Attention):
-    """Attends among positions whose queries, which are the keys as well, point the same way (Kitaev et al. 2020):
-    c.rounds hashes, chunks of c.chunk. Rotations are drawn once for each layer and head and saved with the weights (the
-    authors draw new ones at every step, and a prediction is then not a function of its input)."""
+    """Attention among positions whose queries point the same way; queries are also the keys (Kitaev et al. 2020).
+    c.rounds hashes, chunks of c.chunk. Rotations are drawn once for each layer and head and saved with the weights.
+    (The authors draw new ones at every step: a prediction is then not a function of its input.)"""
 
     keys = dict(chunk=Key(int, 64), rounds=Key(int, 2))
 
     def __init__(self, c):
         super().__init__(c)
         if c.causal:
-            raise SizeError("reformer sorts all positions before it attends: no causal form; use --objective masked")
+            raise SizeError("reformer sorts all positions first, so it has no causal form; use --objective masked")
         self.length, self.chunk = c.length, min(c.chunk, c.length)
         self.qkv = nn.Linear(c.d, 2 * c.d)                                                    # queries and values
         rotations = torch.randn(c.heads, c.d // c.heads, c.rounds, max(1, c.length // (2 * c.chunk)))

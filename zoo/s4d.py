@@ -1,6 +1,6 @@
-"""S4D: S4 without its low-rank term, from three starts (Gu et al. 2022, arXiv 2206.11893).
+"""S4D: S4 without its low-rank term, with three initialisations (Gu et al. 2022, arXiv 2206.11893).
 
-`s4d` (Lin), `s4d_inv` and `s4d_legs`. Sizes and recipes are S4's.
+They are `s4d` (Lin), `s4d_inv` and `s4d_legs`. Sizes and recipes are S4's.
 """
 import math
 from functools import partial
@@ -13,24 +13,24 @@ from models import MODELS, S4, SSM, Diagonal, Model, SizeError, SSMBlock, log_un
 
 
 def s4d_kernel_naive(A, B, C, dt, l, rule="zoh"):
-    """`s4d_kernel` as it is written, a (c, d, n, l) tensor summed over n; float64."""
+    """Compute `s4d_kernel` as its formula is written: a (c, d, n, l) tensor summed over n, float64."""
     return diagonal_kernel_naive(*s4d_poles(A, B, C, dt, rule), l)
 
 
 @torch.amp.autocast("cpu", enabled=False)
 @torch.amp.autocast("cuda", enabled=False)
 def s4d_kernel(A, B, C, dt, l, rule="zoh"):
-    """Kernel of S4D, a diagonal state space (Gu et al. 2022, arXiv 2206.11893): A, B complex (d, n) or (1, n), one of
-    each conjugate pair; C complex (c, d, n); dt (d,) -> float32 (c, d, l).
+    """Return the kernel of S4D, a diagonal state space model (Gu et al. 2022, arXiv 2206.11893): A, B complex (d, n) or
+    (1, n), one of each conjugate pair; C complex (c, d, n); dt (d,) -> float32 (c, d, l).
 
-    With x = dt A, K[k] = 2 Re sum_n C B Bbar p^k: zoh, p = e^x and Bbar = (e^x - 1) / A; bilinear,
-    p = (1 + x/2) / (1 - x/2) and Bbar = dt / (1 - x/2).
+    With x = dt A, K[k] = 2 Re sum_n C B Bbar p^k. Zero-order hold, "zoh": p = e^x and Bbar = (e^x - 1) / A. Bilinear
+    rule: p = (1 + x/2) / (1 - x/2) and Bbar = dt / (1 - x/2).
     """
     return diagonal_kernel(*s4d_poles(A, B, C, dt, rule), l)
 
 
 def s4d_poles(A, B, C, dt, rule="zoh"):
-    """W (c, d, n) and Lambda (d, n), complex128, with which S4D is the sum of `diagonal_kernel`."""
+    """Return W (c, d, n) and Lambda (d, n), complex128, for which `diagonal_kernel` gives the kernel of S4D."""
     A, B, C = (v.to(torch.complex128) for v in (A, B, C))
     dt = dt.double()[:, None]                                                            # (d, 1)
     x = dt * A                                                                           # (d, n)
@@ -40,13 +40,13 @@ def s4d_poles(A, B, C, dt, rule="zoh"):
 
 
 class S4D(Diagonal):
-    """Kernels of S4D (Gu et al. 2022, arXiv 2206.11893): S4 without the low-rank term, zero-order hold, poles from
-    c.start.
+    """Kernels of S4D (Gu et al. 2022, arXiv 2206.11893): S4 without the low-rank term, with zero-order hold. c.start
+    chooses the initial poles.
 
     lin    Im A = pi n, the frequencies of a Fourier basis
-    inv    Im A = N/pi (N / (2n + 1) - 1), dense at 0 and few that are fast
-    legs   HiPPO's, its low-rank term dropped
-    In all three Re A = -1/2 and B = 1. Copies, rates and log dt are those of `S4`.
+    inv    Im A = N/pi (N / (2n + 1) - 1), dense at 0, with few high frequencies
+    legs   HiPPO's poles, without its low-rank term
+    All three have Re A = -1/2 and B = 1. Copies, learning rates and log dt are as in `S4`.
     """
 
     keys = S4.keys

@@ -1,6 +1,6 @@
-"""S5: one diagonal recurrence whose state all channels share, by a scan (Smith et al. 2023).
+"""S5: one diagonal recurrence whose state all channels share, computed by a scan (Smith et al. 2023).
 
-The scan is in zoo/scan.py. Sizes and recipes from scratch are the authors', their schedules approximated by ours.
+The scan is in zoo/scan.py. Sizes and recipes from scratch are the authors'; our schedules approximate theirs.
 """
 import math
 
@@ -13,21 +13,21 @@ from zoo.scan import SharedState
 
 
 class S5(SharedState):
-    """HiPPO's diagonal in c.n_ssm blocks of c.state / n_ssm states, one of each conjugate pair stored; zero-order hold
-    with a step size per state.
+    """The recurrence of S5: HiPPO's diagonal in c.n_ssm blocks of c.state / n_ssm states, one of each conjugate pair
+    stored; zero-order hold with one step size per state.
 
-    The authors draw B and C in HiPPO's basis and turn them with its unitary V. A turned Gaussian is a Gaussian, so they
-    are drawn here where they are needed. c.C_scale: how large C is; c.fast_B: B has the main learning rate and decay.
-    Both change from task to task.
+    The authors draw B and C in HiPPO's basis and rotate them by its unitary V. A rotated Gaussian is a Gaussian, so B
+    and C are drawn here without the rotation. c.C_scale: factor of C; c.fast_B: B has the main learning rate and weight
+    decay. Both differ between tasks.
     """
 
     keys = S4.keys | dict(fast_B=Key((0, 1), 0), C_scale=Key(float, 1.0))
 
-    factor = 2                                                           # y = 2 Re C x: the other half of each pair
+    factor = 2                                                           # y = 2 Re C x: adds each pair's other half
 
     def __init__(self, c):
         if c.state % (2 * c.n_ssm):
-            raise SizeError(f"state={c.state} is not a multiple of 2 n_ssm, {2 * c.n_ssm}")
+            raise SizeError(f"state={c.state} is not a multiple of 2 n_ssm = {2 * c.n_ssm}")
         super().__init__(c, c.state // 2)
         A = hippo_nplr(c.state // c.n_ssm)[0].repeat(c.n_ssm)                                 # (n,)
         self.A_log_re = nn.Parameter((-A.real).log().float())
@@ -37,11 +37,11 @@ class S5(SharedState):
         self.out = nn.Linear(c.d, c.d)
         self.rates = {name: (c.ssm_lr, False) for name in ("A_log_re", "A_im", "B", "log_dt")}
         for name, main in (("log_dt", c.dt_lr == "main"), ("B", c.fast_B)):
-            if main:                                                     # of the main rate, and decayed
+            if main:                                                     # main rate, and weight decay
                 del self.rates[name]
 
     def recurrence(self):
-        """log lambda (n,) and Bbar (n, d), complex64."""
+        """Return log lambda (n,) and Bbar (n, d), complex64."""
         A = torch.complex(-self.A_log_re.float().exp().clamp(min=1e-4), self.A_im.float())    # (n,)
         log_lambda = A * self.log_dt.float().exp()
         return log_lambda, (torch.expm1(log_lambda) / A)[:, None] * torch.view_as_complex(self.B.float())
@@ -50,7 +50,7 @@ class S5(SharedState):
         return y * self.out(y).sigmoid()
 
 
-# state: how many there are, of which half are stored, in n_ssm blocks.
+# state: the number of states, in n_ssm blocks; half of them are stored.
 SIZES = """
 task            layers   d state n_ssm norm  place dt_min dt_max  dt_lr ssm_lr dropout
 listops              8 128    16     8 batch pre    0.001    0.1  0.001  0.001       -

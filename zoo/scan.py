@@ -1,4 +1,4 @@
-"""A diagonal recurrence whose state all channels share, by a scan. No model of its own: S5 and LRU use it."""
+"""A diagonal recurrence whose state all channels share, computed by a scan. Not a --model: S5 and LRU use it."""
 import math
 
 import torch
@@ -9,7 +9,7 @@ from kernels import inside
 
 
 def diagonal_scan_naive(log_lambda, v):
-    """`diagonal_scan` one step after another."""
+    """Compute `diagonal_scan` one step after another."""
     x, states = 0, []
     for t in range(v.shape[1]):
         x = log_lambda.exp() * x + v[:, t]
@@ -20,16 +20,16 @@ def diagonal_scan_naive(log_lambda, v):
 @torch.amp.autocast("cpu", enabled=False)
 @torch.amp.autocast("cuda", enabled=False)
 def diagonal_scan(log_lambda, v):
-    """x[t] = lambda x[t-1] + v[t]: complex (n,), complex (b, l, n) -> complex (b, l, n).
+    """Run x[t] = lambda x[t-1] + v[t]: complex (n,), complex (b, l, n) -> complex (b, l, n).
 
-    By doubling: after log2(l) passes, each position has the sum over all before it. Powers of lambda are taken from its
-    logarithm in float64; repeated squaring in float32 would lose two digits.
+    The scan works by doubling: after log2(l) passes, each position holds the sum over all positions before it. Powers
+    of lambda are taken from its logarithm in float64; repeated squaring in float32 would lose two digits.
     """
     return DiagonalScan.apply(log_lambda, v)
 
 
 class DiagonalScan(torch.autograd.Function):
-    """Keeps x alone for the backward pass, where autograd would keep every one of the log2(l) passes."""
+    """`diagonal_scan` with its backward pass, which needs only x. Autograd would keep all log2(l) passes."""
 
     @staticmethod
     def forward(ctx, log_lambda, v):
@@ -43,18 +43,18 @@ class DiagonalScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        """v's gradient is the same scan from the end. log lambda's: that, times the derivative of lambda x[t-1]."""
+        """Return both gradients. v's is the same scan from the end; log lambda's sums v's times conj(lambda x[t-1])."""
         log_lambda, x = ctx.saved_tensors
         grad = DiagonalScan.apply(log_lambda.conj(), grad.flip(1)).flip(1)               # (b, l, n)
         return (grad[:, 1:] * (log_lambda.exp() * x[:, :-1]).conj()).sum((0, 1)), grad
 
 
 class SharedState(nn.Module):
-    """A linear recurrence whose n states all channels share, (b, l, d) -> (b, l, d): S5 and LRU.
+    """Base class of S5 and LRU: a linear recurrence whose n states all channels share, (b, l, d) -> (b, l, d).
 
     x[t] = lambda x[t-1] + Bbar u[t] with lambda (n,), Bbar (n, d); y = factor Re C x + D u with C (d, n). Each state
-    reads all channels, so there is a scan over time and no kernel per channel. Bidirectional: a second C reads the scan
-    of the reversed sequence; u[t] is in both. `recurrence` makes lambda and Bbar. Then GELU and a gate.
+    reads all channels, so there is a scan over time instead of a kernel per channel. When bidirectional, a second C
+    reads the scan of the reversed sequence; both scans include u[t]. A subclass defines `recurrence` and `gate`.
     """
 
     factor = 1
@@ -66,7 +66,7 @@ class SharedState(nn.Module):
         self.D = nn.Parameter(torch.randn(c.d))
 
     def scan(self, u):
-        """(b, l, d), float32 -> the same."""
+        """Compute y of u (b, l, d), float32 -> the same shape."""
         log_lambda, B = self.recurrence()
         v, y = torch.complex(u @ B.real.T, u @ B.imag.T), 0                                   # (b, l, n)
         for direction, C in enumerate(self.C.float()):
@@ -81,7 +81,7 @@ class SharedState(nn.Module):
         return self.gate(F.gelu(y, approximate="tanh"))
 
     def step(self, x, state):
-        """One position of a causal layer: x (b, d), state (b, n) or None -> y (b, d), state."""
+        """Compute one position of a causal layer: x (b, d), state (b, n) or None -> y (b, d), state."""
         log_lambda, B = self.recurrence()
         state = x.to(B.dtype) @ B.T + (0 if state is None else log_lambda.exp() * state)      # (b, n)
         y = self.factor * (state @ torch.view_as_complex(self.C.float())[0].T).real + self.D * x

@@ -1,7 +1,7 @@
-"""SGConv: a long convolution without a state space behind it (Li et al. 2023).
+"""SGConv: a long convolution without a state space model behind it (Li et al. 2023).
 
-Short learned pieces are stretched, weighted and laid end to end; the formula is its own fast form. Sizes are S4's with
-the authors' settings; recipes from scratch are the authors', their schedules approximated by ours.
+Short learned pieces are stretched, weighted and laid end to end; the formula needs no faster form. Sizes are S4's with
+the authors' settings. Recipes from scratch are the authors'; our schedules approximate theirs.
 """
 import math
 from functools import partial
@@ -14,14 +14,14 @@ from models import MODELS, SSM, Kernel, Key, Model, SSMBlock
 
 
 def sgconv_kernel(w, l, multiplier, power=None, init_scale=0):
-    """Kernel of SGConv: S short learned pieces, the later ones stretched longer and weighted less.
+    """Return the kernel of SGConv: S short learned pieces; later pieces are longer and weigh less.
 
     w (S, c, d, d0) pieces of d0 values, the first nearest to lag 0; multiplier (d,); power (d,) or None
-    -> float32 (c, d, l). Piece i is stretched s = 2^(max(0, i-1) + init_scale) times by linear interpolation (lag t of
-    it reads the piece at (t + 1/2) / s - 1/2, clamped), so pieces are d0, d0, 2 d0, 4 d0, ... lags long, times
+    -> float32 (c, d, l). Piece i is stretched s = 2^(max(0, i-1) + init_scale) times by linear interpolation: its lag t
+    reads the piece at (t + 1/2) / s - 1/2, clamped. So pieces are d0, d0, 2 d0, 4 d0, ... lags long, times
     2^init_scale, and S d0 parameters reach T = d0 2^(S-1 + init_scale) lags. Piece i is weighted by
-    multiplier^(S-1-i): at 2, each piece weighs half as much as the one before. With power, lag t is also weighted by
-    (t + 1)^-power. The result is cut to l lags or continued with zeros.
+    multiplier^(S-1-i): with multiplier 2, each piece weighs half as much as the one before. With power, lag t is also
+    weighted by (t + 1)^-power. The result is cut to l lags or continued with zeros.
     The layer, not this function, divides by the norm that the kernel has over all T lags at initialisation.
     """
     multiplier = multiplier.float()[:, None]                                             # (d, 1)
@@ -38,15 +38,15 @@ def sgconv_kernel(w, l, multiplier, power=None, init_scale=0):
 
 
 class SGConv(Kernel):
-    """Kernels of SGConv: a long convolution without a state space behind it.
+    """Kernels of SGConv, a long convolution without a state space model behind it.
 
-    A kernel is pieces of c.piece learned values, laid end to end. From the third on, each is stretched twice as long as
-    the one before. Each piece weighs 1 / decay of the one before, with decay rising over the channels from c.decay by
-    c.decay_spread; and lag t weighs (t + 1)^-c.power. About log2(length / piece) pieces reach over the whole length,
-    and distant lags are coarse and weak by construction. The kernel is divided by its norm at initialisation, a
-    constant from then on that is saved with the weights. Pieces have a learning rate of their own and the usual weight
-    decay. c.stretch: all pieces are 2^stretch times as long. c.cosine: pieces begin as cosines, whose frequencies are
-    dealt out to the channels.
+    A kernel consists of pieces of c.piece learned values, laid end to end. From the third on, each piece is twice as
+    long as the one before. Each piece weighs 1 / decay of the one before, where decay rises over the channels from
+    c.decay by c.decay_spread. Lag t also weighs (t + 1)^-c.power. About log2(length / piece) pieces cover the whole
+    length; distant lags are coarse and weak by construction. The kernel is divided by the norm that it has at
+    initialisation, a constant saved with the weights. Pieces have their own learning rate and the usual weight decay.
+    c.stretch: all pieces are 2^stretch times as long. c.cosine: pieces start as cosines, with a random permutation of
+    frequencies over the channels.
     """
 
     keys = dict(piece=Key(int, 32), decay=Key(float, 2.0), decay_spread=Key(float, 0.0), power=Key(float, 0.0),

@@ -1,4 +1,4 @@
-"""What several architectures of zoo/ share; no model of its own."""
+"""Functions that several architectures of zoo/ use. Not a --model."""
 import math
 
 import torch.nn.functional as F
@@ -7,15 +7,15 @@ from kernels import inside, true_lengths
 
 
 def fill_up(length, lengths, *heads):
-    """True lengths, and (b, h, l, e) tensors filled up to the task's length. Pads to the task's length; otherwise these
-    models' output would depend on the batch's padding."""
+    """Return true lengths, and (b, h, l, e) tensors padded to the task's length. Otherwise the output of these models
+    would depend on the batch's padding."""
     b, _, l, _ = heads[0].shape
     return true_lengths(lengths, b, l, heads[0].device), *(F.pad(y, (0, 0, 0, length - l)) for y in heads)
 
 
 def dense_attention(q, k, v, seen, causal=False, lengths=None):
-    """Softmax attention where `seen` (l, l) or (h, l, l) says who sees whom: (b, h, l, e) thrice -> (b, h, l, e). The
-    plain form of all attention to some of the positions: O(l^2), without meaning at queries past a true length."""
+    """Compute softmax attention, where `seen` (l, l) or (h, l, l) marks the keys of each query: q, k, v (b, h, l, e) ->
+    (b, h, l, e). The plain O(l^2) form of sparse attention. Outputs at queries past a true length are meaningless."""
     l = q.shape[-2]
     seen = seen.tril() if causal else seen
     if lengths is not None:

@@ -1,6 +1,6 @@
-"""SPADE: MEGA in chunks, with a bare S4 beside the attention of the bottom layer (Zuo et al. 2022).
+"""SPADE: MEGA in chunks, with S4's convolution beside the attention of the bottom layer (Zuo et al. 2022).
 
-This is our reading: the authors' Long Range Arena code is not public. Sizes and recipes are MEGA's.
+This is our reading of the paper: the authors' Long Range Arena code is not public. Sizes and recipes are MEGA's.
 """
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from zoo.mega import CHUNKS, Mega, MegaBlock, init_mega
 
 
 class Spade(Mega):
-    """The bottom layer's S4 reads what the averages read; both outputs are normalised and joined by a Linear."""
+    """MEGA whose bottom layer also applies S4 to its input. Both outputs are normalised and joined by a Linear."""
 
     keys = dict(chunk=Key(int, 128), state=Key(int, 64), dt_min=Key(float, 0.001), dt_max=Key(float, 0.1),
                 ssm_lr=Key(float, 0.001), dt_lr=Key((float, "main"), "main", shown=False))

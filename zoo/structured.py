@@ -1,7 +1,7 @@
 """Structured feed-forward parts, and self-guided training (Wei et al. 2024): --arch ffn=lowrank,ffn_share=0.3.
 
-Not a model of its own: any Transformer's feed-forward part can be one. As with the authors, the first layer's stays
-dense.
+Not a --model: every Transformer can have these feed-forward parts. The first layer's stays dense, as in the authors'
+models.
 """
 import math
 from functools import partial
@@ -14,12 +14,12 @@ from models import FEED_FORWARD, HELPERS, Key, SizeError
 
 
 def structured_linear(x, first, second, bias, kind):
-    """x W^T + bias with W a product of two cheaper matrices (Wei et al. 2024): (..., N) -> (..., M).
+    """Return x W^T + bias, where W is a product of two cheaper matrices (Wei et al. 2024): (..., N) -> (..., M).
 
     lowrank       first (R, N), second (M, R)
     blockdense    first (B, R/B, N/B), one matrix for each slice of x; second (M, R)
-    blockshuffle  first (B, Q, N/B), second (B, M/B, Q), Q = min(N, M) / B: block diagonal both. Between them the values
-                  are read as a (Q, B) matrix and transposed, after them as (B, M/B)
+    blockshuffle  first (B, Q, N/B), second (B, M/B, Q), Q = min(N, M) / B: both block diagonal. Between them the values
+                  are read as a (Q, B) matrix and transposed; after them, as a (B, M/B) matrix and transposed
     """
     if kind == "lowrank":
         return F.linear(F.linear(x, first), second, bias)
@@ -33,7 +33,7 @@ def structured_linear(x, first, second, bias, kind):
 
 
 def structured_linear_naive(x, first, second, bias, kind):
-    """`structured_linear` with the dense matrix W (M, N) that the two factors stand for."""
+    """Compute `structured_linear` with the dense matrix W (M, N), the product of the two factors."""
     m, W = len(bias), first if kind == "lowrank" else torch.block_diag(*first)
     if kind == "blockshuffle":
         shuffle = torch.arange(len(W)).view(-1, len(first)).T.flatten()
@@ -47,14 +47,14 @@ def structured_linear_naive(x, first, second, bias, kind):
 class StructuredLinear(nn.Module):
     """A Linear whose matrix is a product of two cheaper ones, with c.ffn_share of its parameters (Wei et al. 2024).
 
-    c.ffn: the kind, see `structured_linear`. c.ffn_blocks: the number of blocks, which alone sets blockshuffle's share.
-    lowrank starts as the best approximation of a matrix drawn as nn.Linear draws it; in the other kinds each block
-    starts with singular values 1.
+    c.ffn: the kind, see `structured_linear`. c.ffn_blocks: the number of blocks, which by itself sets the share of
+    blockshuffle. lowrank starts as the best approximation of a matrix drawn as in nn.Linear; in the other kinds each
+    block starts with singular values 1.
 
-    c.guided > 0: self-guided training. During that share of the run a dense matrix W, the product of the two at the
-    start, is trained with them: y = a W x + (1 - a) (second first) x, and `guide` lets a fall from 1 to 0. Only
-    training mixes. W is not part of the model: stage 2 starts without it. (The authors mix at a step with probability
-    a, which halves the cost.)
+    c.guided > 0: self-guided training. During that share of the run a dense matrix W, initially the product of the two
+    factors, is trained with them: y = a W x + (1 - a) (second first) x, and `guide` lowers a from 1 to 0. Evaluation
+    does not use W. It is not part of the model: stage 2 starts without it. (The authors mix at a step with
+    probability a, which halves the cost.)
     """
 
     def __init__(self, n, m, c):
@@ -64,7 +64,7 @@ class StructuredLinear(nn.Module):
         if self.kind != "lowrank" and (n % blocks or m % blocks):
             raise SizeError(f"ffn_blocks={blocks} does not divide {n} and {m}")
         if self.kind == "blockshuffle" and q < blocks:                   # else some inputs never reach some outputs
-            raise SizeError(f"ffn_blocks={blocks}: blockshuffle of {n} and {m} wants {math.isqrt(min(n, m))} at most")
+            raise SizeError(f"ffn_blocks={blocks}: blockshuffle of {n} and {m} takes {math.isqrt(min(n, m))} at most")
         if self.kind == "lowrank":
             rank = max(1, min(n, m, round(share * n * m / (n + m))))
             P, S, Qh = torch.linalg.svd(nn.Linear(n, m, bias=False).weight.detach(), full_matrices=False)
@@ -84,16 +84,16 @@ class StructuredLinear(nn.Module):
         y = structured_linear(x, self.first, self.second, self.bias, self.kind)
         if not self.training or self.guide is None:
             return y
-        if not self.a:                     # over; DDP wants every parameter to take part
+        if not self.a:                     # guiding is over; DDP needs every parameter
             return y + 0 * self.guide.sum()
         return self.a * F.linear(x, self.guide, self.bias) + (1 - self.a) * y
 
 
 class StructuredFeedForward(nn.Sequential):
-    """Linear, GELU, Linear of structured matrices, but for the first layer."""
+    """Linear, GELU, Linear with structured matrices; in the first layer with dense ones."""
 
     keys = dict(ffn_share=Key(float, 0.5, most=1, shown=False), ffn_blocks=Key(int, 4, shown=False),
-                guided=Key(float, 0.0, most=1, shown=False, inherited=False))      # guides stay in their stage
+                guided=Key(float, 0.0, most=1, shown=False, inherited=False))      # stage 2 has no guides
 
     def __init__(self, c):
         linear = nn.Linear if c.layer == 0 else partial(StructuredLinear, c=c)
@@ -101,7 +101,7 @@ class StructuredFeedForward(nn.Sequential):
 
 
 def guide(model, step, steps):
-    """Sets how much of the guides counts at this step of a run: half a cosine from 1 to 0 over c.guided of the run."""
+    """Set the guides' weight a at this step of a run: half a cosine from 1 to 0 over the share c.guided of the run."""
     for module in model.modules():
         if isinstance(module, StructuredLinear) and module.guide is not None:
             progress = step / (module.guided * steps)
