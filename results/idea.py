@@ -39,6 +39,7 @@ def draw(path):
     hidden, guess, wrong = (part[0, :SHOWN] for part in filled_in(trained, batch))            # (l,) each
     symbols = batch.symbols[0, :SHOWN].numpy()
     whole, filled = ([trained.task.symbols[i] for i in ids] for ids in (symbols, np.where(hidden, guess, symbols)))
+    filled = ["\u2423" if gone and one == " " else one for gone, one in zip(hidden, filled)]
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 2.9), width_ratios=(2.8, 1))
     write_line(left, 2.2, "stage 1: take the training inputs, without their labels ...", whole, ["black"] * SHOWN)
@@ -49,8 +50,8 @@ def draw(path):
     left.set(xlim=(-1, SHOWN), ylim=(-1.1, 3))
     left.axis("off")
 
-    runs = {run["run"]: 100 * run["test_accuracy"] for run in map(json.loads, open(
-        ROOT / "results" / "findings" / "runs.jsonl")) if "test_accuracy" in run}
+    runs = {run["run"]: 100 * run["test_accuracy"] for name in ("findings/runs.jsonl", "baseline.jsonl")
+            for run in map(json.loads, open(ROOT / "results" / name)) if "test_accuracy" in run}
     for x, model in enumerate(MODELS):
         for shift, start, colour, label in ((-0.2, "scratch", SCRATCH, "from scratch"), (0.2, "spt", SPT, "after SPT")):
             scores = [runs[f"text256-{model}-{start}-s{seed}"] for seed in range(3)]
@@ -58,11 +59,11 @@ def draw(path):
             right.bar(x + shift, mean, 0.38, color=colour, label=label if x == 0 else None)
             right.scatter([x + shift] * 3, scores, s=8, color="black", zorder=3)
             right.text(x + shift, max(scores) + 1, f"{mean:.1f}", ha="center", fontsize=9)
-    right.axhline(76.9, color="black", linestyle="--", linewidth=1, label="linear model")
+    right.axhline(runs["text256-baseline"], color="black", linestyle="--", linewidth=1, label="linear model of n-grams")
     right.set_xticks(range(len(MODELS)), MODELS.values())
-    right.set(ylim=(50, 84), ylabel="test accuracy, % (50: chance)", title="IMDb, 255 characters, small models")
+    right.set(ylim=(50, 88), ylabel="test accuracy, % (50: chance)", title="IMDb, 255 characters, small models")
     right.title.set_fontsize(9)
-    right.legend(fontsize=8, frameon=False, loc="upper left", ncols=3, handlelength=1, columnspacing=0.8)
+    right.legend(fontsize=8, frameon=False, loc="upper left", ncols=2, handlelength=1, columnspacing=0.8)
     right.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     write(path, lambda file: figure.savefig(file, format="png", dpi=110))

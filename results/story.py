@@ -104,28 +104,29 @@ def draw(path):
     task = restored(read_checkpoint(WEIGHTS / "best.pt")["task"])
     torch.manual_seed(0)
     for axis, (title, make) in zip(axes[0], {
-            "S4 (HiPPO)": lambda: S4(config(arch("text256", "s4"), task)),
-            "DLR": lambda: DLR(config(arch("text256", "dlr"), task)),
-            "S4 (random)": lambda: randomise(S4(config(arch("text256", "s4"), task)))}.items()):
+            "S4 starts smooth (HiPPO)": lambda: S4(config(arch("text256", "s4"), task)),
+            "DLR starts with all frequencies": lambda: DLR(config(arch("text256", "dlr"), task)),
+            "random S4 starts with a few steps": lambda: randomise(S4(config(arch("text256", "s4"), task)))}.items()):
         K = make()(task.length)[0, ::32]                                                      # (2, l) two channels
-        for one, colour in zip(K, (SPT, OTHER)):
-            axis.plot(one / one.abs().max(), color=colour)
-        axis.set(title=f"initial kernels of {title}", xlabel="lag k", ylabel="K[k] / max |K|", ylim=(-1.1, 1.1))
+        for one, colour, label in zip(K, (SPT, OTHER), ("kernel of one channel", "of another")):
+            axis.plot(one / one.abs().max(), color=colour, label=label)
+        axis.set(title=title, xlabel="lag k", ylabel="K[k] / max |K|", ylim=(-1.1, 1.1))
+    axes[0, 0].legend(loc="lower right", frameon=False, fontsize=7)
     l, h = 1500, 0.004
     past, u = np.arange(-l + 1, 1), torch.sin(torch.arange(l) * 0.02) + 0.5 * torch.sin(torch.arange(l) * 0.051)
     axes[1, 0].plot(past, u, color="black", linestyle=":", label="signal")
     for N, colour in ((16, SPT), (64, OTHER)):
         axes[1, 0].plot(past, remembered(N, u, h), color=colour, label=f"recovered, N = {N}")
-    axes[1, 0].set(title="signal recovered from HiPPO's state", xlabel="step (0: now)", ylim=(-3, 2))
+    axes[1, 0].set(title="HiPPO's state keeps the recent past sharply", xlabel="step (0: now)", ylim=(-3, 2))
     axes[1, 0].legend(loc="lower left", frameon=False, fontsize=7)
     before, after = before_and_after(WEIGHTS)
     change = (after - before).abs().amax(-1) / before.abs().amax(-1)                          # (c, d)
     ranks = change[0].argsort(descending=True)
-    chosen = {"most changed channel": ranks[0], "median channel": ranks[len(ranks) // 2]}
+    chosen = {"most changed channel: more local": ranks[0], "median channel: smaller": ranks[len(ranks) // 2]}
     for axis, (which, i) in zip(axes[1, 1:], chosen.items()):
-        axis.plot(before[0, i], color=SCRATCH, label="before self-pretraining")
-        axis.plot(after[0, i], color=SPT, label="after")
-        axis.set(title=f"S4 on IMDb, layer 1: {which}", xlabel="lag k, characters", ylabel="K[k]", xlim=(0, 64))
+        axis.plot(before[0, i], color=SCRATCH, label="before SPT (HiPPO)")
+        axis.plot(after[0, i], color=SPT, label="after SPT")
+        axis.set(title=f"SPT on IMDb, {which}", xlabel="lag k, characters", ylabel="K[k]", xlim=(0, 64))
         axis.legend(loc="best", frameon=False, fontsize=7)
     figure.tight_layout()
     write(path, lambda file: figure.savefig(file, format="png", dpi=130))
