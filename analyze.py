@@ -321,9 +321,9 @@ def claims(cells):
     for task in ("image", "text"):
         texts = [f"{share:g} %: {signed(found)}" for share, found in by_fraction(cells, task)[2].items()]
         fractions.append(f"{task}: {', '.join(texts) or NO_PAIR}")
-    alone, *shared = [ours(cells, 8, approach) for approach in grid(8)[0]]             # SPT takes 0, 20, 40, 60 %
-    for column in alone:
-        gains = [minus(share[column], alone[column]) for share in shared]
+    scratch, *shared = [ours(cells, 8, approach) for approach in grid(8)[0]]             # SPT takes 0, 20, 40, 60 %
+    for column in scratch:
+        gains = [minus(share[column], scratch[column]) for share in shared]
         budgets.append(f"{column.replace('_', ', ')}: {', '.join(map(signed, gains)) if any(gains) else NO_PAIR}")
     measured = {
         "SPT lifts Transformers most: gains in points":

@@ -67,7 +67,7 @@ class SSM(nn.Module):
     def forward(self, x, lengths=None, K=None):
         """K (c, d, l) or longer: the kernels, if `Backbone` has already made those of all layers."""
         u = x.transpose(1, 2)                                                                 # (b, d, l)
-        if lengths is not None:       # a convolution does not know padding; zeros leave its state alone
+        if lengths is not None:       # a convolution does not know padding; zeros do not change its state
             u = u * inside(lengths, x.shape[1])[:, None]
         K = self.kernel(x.shape[1]) if K is None else K
         y = fft_conv(u, K, D=self.D)                                                          # (b, d, l)

@@ -112,8 +112,8 @@ def chosen_scratch(row, chosen):
     """Return the row from scratch to compare a row with, if validation chose both, else None."""
     if row not in chosen or row.values["start"] == "scratch":
         return None
-    alone = [other for other in chosen if other.values["start"] == "scratch" and "freeze" not in other.own]
-    return next((other for other in alone if all(
+    others = [other for other in chosen if other.values["start"] == "scratch" and "freeze" not in other.own]
+    return next((other for other in others if all(
         other.values[name] == row.values[name] for name in ("task", "model", "objective"))), None)
 
 

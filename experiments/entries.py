@@ -74,9 +74,9 @@ def paper(preset="paper"):
     parts = {"image": (" --lr 0.01 --batch 50 --steps 10000", f"--lr 0.002 --batch 50{longer}", f" --lr 0.002{longer}"),
              "text": (" --steps 40000", f"--epochs 200{longer}", f" --lr 0.001 --epochs 200{longer}")}
 
-    def part(share, first, after, alone):
+    def part(share, first, after, whole):
         flags, word = f"--train-fraction {share}", f"data{share}"
-        return [scratch(word, flags + alone), spt(word, flags + first, after)]
+        return [scratch(word, flags + whole), spt(word, flags + first, after)]
 
     entries = {
         "table1": rows(LRA, "transformer", [*both(), spt(*CAUSAL)]),
@@ -118,10 +118,10 @@ RATES = {model: line.split()[0].split("/") for line in """
 9e-3/9e-3/9e-3 s4 dlr_rand dfout s4d""".strip().splitlines() for model in line.split()[1:]}
 
 
-def rated(first, after, alone, word="", flags=""):
+def rated(first, after, whole, word="", flags=""):
     """Return two variants, from scratch and SPT, with learning rates for each stage and for training from scratch."""
     flags = f" {flags}" if flags else ""
-    return [scratch(word, f"--lr {alone}{flags}"), spt(word, f"--lr {first}{flags}", f"--lr {after}")]
+    return [scratch(word, f"--lr {whole}{flags}"), spt(word, f"--lr {first}{flags}", f"--lr {after}")]
 
 
 DEMOS = {"demo": ("pathfinder_demo", "transformer s4"), "demo-text": ("text_demo", "rotary s4"),
