@@ -1,13 +1,13 @@
-"""What a task gives away for nothing: to one answer for all, and to a linear model in seconds. A network that is not
-ahead of these has learned little.
+"""Trivial and linear baselines of a task: the majority class (regression: the mean) and a linear model, fitted in
+seconds. A network that does not beat them has learned little.
 
     python baseline.py --task text_demo
     python baseline.py --task file:my.npz --label-fraction 0.05
 
-Symbols: which n-grams of 1 to 5 symbols occur, weighted by naive Bayes (Wang and Manning 2012), and logistic
-regression. Samples: random convolutions (ROCKET, Dempster et al. 2020), and ridge regression. Splits are those of
-finetune.py. Validation chooses how strongly the model is regularised; the test split is seen once. --out DIR writes
-result.json as finetune.py does, with start "baseline".
+Symbols: logistic regression on the n-grams of 1 to 5 symbols that occur, weighted by naive Bayes (Wang and Manning
+2012). Samples: ridge regression on random convolutions (ROCKET, Dempster et al. 2020). Splits are those of finetune.py.
+Validation chooses the strength of regularisation; the test split is evaluated once. --out DIR writes result.json as
+finetune.py does, with start "baseline".
 """
 from files import Parser, read_json, write_json  # first: no traceback if Ctrl-C comes while the rest is imported
 
@@ -31,25 +31,25 @@ from engine.folder import environment
 from engine.processes import guarded
 from tasks.own import UNEQUAL
 
-LONGEST = 5                                    # n-gram
+LONGEST = 5                                    # symbols of the longest n-gram
 KERNELS = 1_000                                # random convolutions, two features each
-POSITIONS = 10_000_000                         # with more of them kernels are fewer, but a tenth at least
+POSITIONS = 10_000_000                         # larger data sets get fewer kernels, but at least a tenth
 
 
 # ---- Symbols ---------------------------------------------------------------------------------------------------------
 
 def ngrams(task, split):
-    """Which n-grams occur: 0 or 1, sparse (examples, documents x 2**20 hashes)."""
+    """Return which n-grams occur: 0 or 1, sparse (examples, documents x 2**20 hashes)."""
     k, rows = task.documents, range(len(split)) if split.chosen is None else split.chosen
     texts = [(split.x[split.offsets[j]:split.offsets[j + 1]].astype(np.uint32) + 0x10000).tobytes().decode("utf-32-le")
-             for i in rows for j in range(k * i, k * i + k)]           # a character a symbol, none of them a blank
+             for i in rows for j in range(k * i, k * i + k)]           # one character per symbol, none a blank
     vectors = HashingVectorizer(analyzer="char", ngram_range=(1, LONGEST), lowercase=False, norm=None, binary=True,
                                 alternate_sign=False, dtype=np.float32).transform(texts)
     return sparse.hstack([vectors[i::k] for i in range(k)], "csr")
 
 
 class NaiveBayes(TransformerMixin, BaseEstimator):
-    """Weights each n-gram by the logarithm of how much more frequent it is in a class than in the others."""
+    """Weights of n-grams: the logarithm of how much more frequent an n-gram is in one class than in the others."""
 
     def fit(self, x, y):
         counts = np.stack([1 + np.asarray(x[y == one].sum(0))[0] for one in (0, 1)])          # (2, features)
@@ -63,8 +63,8 @@ class NaiveBayes(TransformerMixin, BaseEstimator):
 # ---- Samples ---------------------------------------------------------------------------------------------------------
 
 def random_kernels(length, channels, count=KERNELS):
-    """Random convolutions -> [(weights (c, channels, width), biases (c,), dilation, padding)]. A kernel reads some of
-    the channels."""
+    """Draw random convolutions -> [(weights (c, channels, width), biases (c,), dilation, padding)]. A kernel reads a
+    random subset of the channels."""
     rng, found, shapes = np.random.default_rng(0), [], []
     for width in (7, 9, 11):
         dilations = 2 ** np.arange(1 + int(np.log2(max(1, (length - 1) / (width - 1)))))
@@ -82,11 +82,11 @@ def random_kernels(length, channels, count=KERNELS):
 
 
 def convolved(task, split, count=KERNELS):
-    """Of each random convolution its maximum and the share of positions where it is positive: (examples, 2 count)."""
+    """Return two features per random convolution, maximum and share of positive values: (examples, 2 count)."""
     convolutions, found = random_kernels(task.length, task.channels, count), []
     for part in np.array_split(np.arange(len(split)), -(-len(split) * task.length // 50_000)):
         batch = split.batch(part)
-        x = torch.zeros(len(part), task.length, task.channels)                                # as long in every part
+        x = torch.zeros(len(part), task.length, task.channels)                                # same length in each part
         for one, series, length in zip(x, batch.samples, batch.lengths if task.ragged else [task.length] * len(part)):
             one[:length] = series[:length]
         some = []
@@ -100,7 +100,7 @@ def convolved(task, split, count=KERNELS):
 # ---- Fitting ---------------------------------------------------------------------------------------------------------
 
 def linear_models(task):
-    """Linear models of a task's features, the most regularised first."""
+    """Return linear models for a task's features, the most regularised first."""
     if task.channels:
         kind = RidgeClassifier if task.classes else Ridge
         return [make_pipeline(StandardScaler(), kind(alpha)) for alpha in (1e5, 1e4, 1e3, 1e2, 1e1)]
@@ -111,41 +111,41 @@ def linear_models(task):
 
 
 def fit(task, train, val, test):
-    """-> validation score, predictions (n,) for the test split, and those of one answer for all."""
+    """Return the validation score, the test split's predictions (n,), and those of the majority class or the mean."""
     splits = train, val, test
     count = KERNELS * POSITIONS // max(POSITIONS, task.length * sum(map(len, splits)))
     x, x_val, x_test = (convolved(task, split, max(count, KERNELS // 10)) if task.channels else ngrams(task, split)
                         for split in splits)
     if not task.channels:
-        some = np.flatnonzero(x.getnnz(0) > 1)                         # n-grams of two training examples at least
+        some = np.flatnonzero(x.getnnz(0) > 1)                         # n-grams in at least two training examples
         x, x_val, x_test = x[:, some], x_val[:, some], x_test[:, some]
     y, fitted = np.asarray(train.y if train.chosen is None else train.y[train.chosen]), []
     for model in linear_models(task):
         model.fit(x, y)
         fitted.append((model, model.predict(x_val)))
-    sizes = np.bincount(y) if task.classes else np.zeros(0)            # of the classes
+    sizes = np.bincount(y) if task.classes else np.zeros(0)            # examples per class
     unequal = task.classes and sizes.max() > UNEQUAL * sizes[sizes > 0].min()
     model, guess = max(fitted, key=lambda pair: balanced_accuracy_score(val.y, pair[1]) if unequal else
-                       score(task, val.y, pair[1]))                    # of equal ones the first
+                       score(task, val.y, pair[1]))                    # the first of equal ones
     constant = sizes.argmax() if task.classes else y.mean()
     return score(task, val.y, guess), model.predict(x_test), np.full(len(test), constant)
 
 
 def score(task, y, guess):
-    """Accuracy, or R2."""
+    """Return the accuracy, or R2 for regression."""
     return float(np.mean(guess == y)) if task.classes else float(r2_score(y, guess)) if len(set(y)) > 1 else 0.0
 
 
 def counts(task, y, guess):
-    """As finetune.py's evaluate has them."""
+    """Return counts as `evaluate` in finetune.py does."""
     some = dict(labels=y, predicted=guess, right=y[guess == y])
     return {name: np.bincount(each, minlength=task.classes).tolist() for name, each in some.items()}
 
 
 def main(argv=None):
     parser = Parser(examples=True, description=__doc__.split("\n\n")[0], allow_abbrev=False)
-    parser.add_argument("--task", required=True, help="as for finetune.py")
-    parser.add_argument("--label-fraction", type=between(float, 1e-9, 1), help="as for finetune.py")
+    parser.add_argument("--task", required=True, help="task, as for finetune.py")
+    parser.add_argument("--label-fraction", type=between(float, 1e-9, 1), help="share of labels, as for finetune.py")
     parser.add_argument("--data-dir", default="data", help="where prepared data sets live")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write DIR/result.json")
     args, start = parser.parse_args(argv), time.perf_counter()
@@ -159,7 +159,7 @@ def main(argv=None):
     field, seconds = "accuracy" if task.classes else "r2", time.perf_counter() - start
     found = {f"val_{field}": val_score, f"test_{field}": score(task, test.y, guess),
              f"constant_{field}": score(task, test.y, constant)}
-    always = f"always {(task.names or range(task.classes))[int(constant[0])]}" if task.classes else "always the mean"
+    always = f"majority class {(task.names or range(task.classes))[int(constant[0])]}" if task.classes else "mean label"
     print(f"{args.task}, {len(train):,} training and {len(test):,} test examples, test {field}\n"
           f"{always}: {found[f'constant_{field}']:.4f}\n"
           f"linear model of {name}: {found[f'test_{field}']:.4f} (validation {val_score:.4f}), {seconds:.0f} s")
