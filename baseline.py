@@ -1,15 +1,14 @@
-"""What a task gives away for nothing: to one answer for all, and to a linear model in seconds. A network that is not
-ahead of these has learned little.
+"""Trivial and linear baselines of a task: the majority class (regression: the mean) and a linear model, fitted in
+seconds. A network that does not beat them has learned little.
 
     python baseline.py --task text_demo
     python baseline.py --task text --words
     python baseline.py --task file:my.npz --label-fraction 0.05
 
-Symbols: which n-grams of 1 to 5 symbols occur, weighted by naive Bayes (Wang and Manning 2012), and logistic
-regression. --words takes a text's words and pairs of words in place of its characters. Samples: random convolutions
-(ROCKET, Dempster et al. 2020), and ridge regression. Splits are those of finetune.py. Validation chooses how strongly
-the model is regularised; the test split is seen once. --out DIR writes result.json as finetune.py does, with start
-"baseline".
+Symbols: logistic regression on the n-grams of 1 to 5 symbols that occur, weighted by naive Bayes (Wang and Manning
+2012). --words uses a text's words and pairs of words instead. Samples: ridge regression on random convolutions (ROCKET,
+Dempster et al. 2020). Splits are those of finetune.py. Validation chooses the strength of regularisation; the test
+split is evaluated once. --out DIR writes result.json as finetune.py does, with start "baseline".
 """
 # First, so that there is no traceback if Ctrl-C comes while the rest is imported.
 from files import Parser, UserError, read_json, write_json
@@ -35,10 +34,10 @@ from engine.processes import guarded
 from tasks import SPECIAL
 from tasks.own import UNEQUAL
 
-LONGEST = 5                                    # n-gram
+LONGEST = 5                                    # symbols of the longest n-gram
 WORD = r"\w+|[^\w\s]"                          # with --words: a word, or a punctuation mark
 KERNELS = 1_000                                # random convolutions, two features each
-POSITIONS = 10_000_000                         # with more of them kernels are fewer, but a tenth at least
+POSITIONS = 10_000_000                         # larger data sets get fewer kernels, but at least a tenth
 
 
 # ---- Symbols ---------------------------------------------------------------------------------------------------------
@@ -46,7 +45,7 @@ POSITIONS = 10_000_000                         # with more of them kernels are f
 def ngrams(task, split, words=False):
     """Return which n-grams of symbols, or of words, occur: 0 or 1, sparse (examples, documents x hashes)."""
     k, rows = task.documents, range(len(split)) if split.chosen is None else split.chosen
-    if words:                                                          # what was encoded; a special symbol is a blank
+    if words:                                                          # the encoded text; special symbols are blanks
         letters = np.array([ord(" ")] * len(SPECIAL) + [*map(ord, task.symbols[len(SPECIAL):])], np.uint32)
         kind = dict(token_pattern=WORD, ngram_range=(1, 2), n_features=2 ** 22)
     else:
@@ -59,7 +58,7 @@ def ngrams(task, split, words=False):
 
 
 class NaiveBayes(TransformerMixin, BaseEstimator):
-    """Weights each n-gram by the logarithm of how much more frequent it is in a class than in the others."""
+    """Weights of n-grams: the logarithm of how much more frequent an n-gram is in one class than in the others."""
 
     def fit(self, x, y):
         counts = np.stack([1 + np.asarray(x[y == one].sum(0))[0] for one in (0, 1)])          # (2, features)
@@ -73,8 +72,8 @@ class NaiveBayes(TransformerMixin, BaseEstimator):
 # ---- Samples ---------------------------------------------------------------------------------------------------------
 
 def random_kernels(length, channels, count=KERNELS):
-    """Random convolutions -> [(weights (c, channels, width), biases (c,), dilation, padding)]. A kernel reads some of
-    the channels."""
+    """Draw random convolutions -> [(weights (c, channels, width), biases (c,), dilation, padding)]. A kernel reads a
+    random subset of the channels."""
     rng, found, shapes = np.random.default_rng(0), [], []
     for width in (7, 9, 11):
         dilations = 2 ** np.arange(1 + int(np.log2(max(1, (length - 1) / (width - 1)))))
@@ -92,11 +91,11 @@ def random_kernels(length, channels, count=KERNELS):
 
 
 def convolved(task, split, count=KERNELS):
-    """Of each random convolution its maximum and the share of positions where it is positive: (examples, 2 count)."""
+    """Return two features per random convolution, maximum and share of positive values: (examples, 2 count)."""
     convolutions, found = random_kernels(task.length, task.channels, count), []
     for part in np.array_split(np.arange(len(split)), -(-len(split) * task.length // 50_000)):
         batch = split.batch(part)
-        x = torch.zeros(len(part), task.length, task.channels)                                # as long in every part
+        x = torch.zeros(len(part), task.length, task.channels)                                # same length in each part
         for one, series, length in zip(x, batch.samples, batch.lengths if task.ragged else [task.length] * len(part)):
             one[:length] = series[:length]
         some = []
@@ -121,42 +120,43 @@ def linear_models(task):
 
 
 def fit(task, train, val, test, words=False):
-    """-> validation score, predictions (n,) for the test split, those of a constant, and the regularisation chosen."""
+    """Return the validation score, the test split's predictions (n,), those of the majority class or the mean, and the
+    chosen regularisation."""
     splits = train, val, test
     count = KERNELS * POSITIONS // max(POSITIONS, task.length * sum(map(len, splits)))
     x, x_val, x_test = (convolved(task, split, max(count, KERNELS // 10)) if task.channels else
                         ngrams(task, split, words) for split in splits)
     if not task.channels:
-        some = np.flatnonzero(x.getnnz(0) > 1)                         # n-grams of two training examples at least
+        some = np.flatnonzero(x.getnnz(0) > 1)                         # n-grams in at least two training examples
         x, x_val, x_test = x[:, some], x_val[:, some], x_test[:, some]
     y, fitted = np.asarray(train.y if train.chosen is None else train.y[train.chosen]), []
     for strength, model in linear_models(task).items():
         model.fit(x, y)
         fitted.append((model, model.predict(x_val), strength))
-    sizes = np.bincount(y) if task.classes else np.zeros(0)            # of the classes
+    sizes = np.bincount(y) if task.classes else np.zeros(0)            # examples per class
     unequal = task.classes and sizes.max() > UNEQUAL * sizes[sizes > 0].min()
     model, guess, strength = max(fitted, key=lambda one: balanced_accuracy_score(val.y, one[1]) if unequal else
-                                 score(task, val.y, one[1]))           # of equal ones the first
+                                 score(task, val.y, one[1]))           # the first of equal ones
     constant = sizes.argmax() if task.classes else y.mean()
     return score(task, val.y, guess), model.predict(x_test), np.full(len(test), constant), strength
 
 
 def score(task, y, guess):
-    """Accuracy, or R2."""
+    """Return the accuracy, or R2 for regression."""
     return float(np.mean(guess == y)) if task.classes else float(r2_score(y, guess)) if len(set(y)) > 1 else 0.0
 
 
 def counts(task, y, guess):
-    """As finetune.py's evaluate has them."""
+    """Return counts as `evaluate` in finetune.py does."""
     some = dict(labels=y, predicted=guess, right=y[guess == y])
     return {name: np.bincount(each, minlength=task.classes).tolist() for name, each in some.items()}
 
 
 def main(argv=None):
     parser = Parser(examples=True, description=__doc__.split("\n\n")[0], allow_abbrev=False)
-    parser.add_argument("--task", required=True, help="as for finetune.py")
-    parser.add_argument("--label-fraction", type=between(float, 1e-9, 1), help="as for finetune.py")
-    parser.add_argument("--words", action="store_true", help="of a text: words and pairs of words, not characters")
+    parser.add_argument("--task", required=True, help="task, as for finetune.py")
+    parser.add_argument("--label-fraction", type=between(float, 1e-9, 1), help="share of labels, as for finetune.py")
+    parser.add_argument("--words", action="store_true", help="for texts: words and pairs of words instead of characters")
     parser.add_argument("--data-dir", default="data", help="where prepared data sets live")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write DIR/result.json")
     args, start = parser.parse_args(argv), time.perf_counter()
@@ -174,7 +174,7 @@ def main(argv=None):
     field, seconds = "accuracy" if task.classes else "r2", time.perf_counter() - start
     found = {f"val_{field}": val_score, f"test_{field}": score(task, test.y, guess),
              f"constant_{field}": score(task, test.y, constant)}
-    always = f"always {(task.names or range(task.classes))[int(constant[0])]}" if task.classes else "always the mean"
+    always = f"majority class {(task.names or range(task.classes))[int(constant[0])]}" if task.classes else "mean label"
     print(f"{args.task}, {len(train):,} training and {len(test):,} test examples, test {field}\n"
           f"{always}: {found[f'constant_{field}']:.4f}\n"
           f"linear model of {name}: {found[f'test_{field}']:.4f} (validation {val_score:.4f}, {strength}), "

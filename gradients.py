@@ -1,5 +1,5 @@
-"""Hand-written backward passes, where autograd's would cost several times the time or memory. Skip this file at a first
-reading. Each forward pass computes what its caller in kernels.py or models.py says, and each backward pass what
+"""Hand-written backward passes, because autograd's would cost several times the time or memory. Skip this file at a
+first reading. A forward pass computes what its caller in kernels.py or models.py states. A backward pass computes what
 autograd would (tests/test_kernels.py compares them).
 """
 import torch
@@ -10,14 +10,14 @@ import torch.nn.functional as F
 
 class CircularConvolution(torch.autograd.Function):
     """`fft_conv`: u (b, d, l), the kernel on a circle (d, n), D (d,) or None -> irfft(rfft(u) (rfft(circle) + D)),
-    (b, d, l). Autograd's own backward of rfft is a complex FFT of twice the work, and it would keep the spectrum of u,
-    twice the size of u; transforming u again is cheaper than that memory."""
+    (b, d, l). Autograd's backward of rfft is a complex FFT, which is twice the work. It would also store the spectrum
+    of u, which is twice as large as u. Transforming u again is cheaper."""
 
     @staticmethod
     def forward(context, u, circle, D):
         n = circle.shape[-1]
         spectrum = torch.fft.rfft(circle)                                                # (d, n/2+1)
-        if D is not None:                                      # a constant in all frequencies is a value at lag 0
+        if D is not None:                                      # a constant over all frequencies is an impulse at lag 0
             spectrum += D[:, None]
         context.save_for_backward(u, spectrum)
         context.n = n
@@ -36,15 +36,15 @@ class CircularConvolution(torch.autograd.Function):
 
 
 class GeometricSums(torch.autograd.Function):
-    """`geometric_sums`: V (d, r, n), log_p (d, n), and the powers p^(i m) (d, l/m, n) and conj(p^j) (d, m, n) -> Re of
-    sum_n V p^k (d, r, l). Autograd's own backward pass copies and keeps several times as much."""
+    """`geometric_sums`: V (d, r, n), log_p (d, n), and the powers p^(i m) (d, l/m, n) and conj(p^j) (d, m, n) ->
+    Re sum_n V p^k (d, r, l). Autograd's backward pass would copy and store several times as much."""
 
     @staticmethod
     def forward(context, V, log_p, step, right, l):
         d, r, n = V.shape
         left = V.to(step.dtype)[:, :, None] * step[:, None]                              # (d, r, l/m, n)
-        # Re(x y) = Re x Re y - Im x Im y is the product of [Re x, Im x] and the conjugate's [Re y, -Im y]: with real
-        # and imaginary parts side by side, as they lie in memory, the sum over n is a real matrix product.
+        # Re(x y) = Re x Re y - Im x Im y is the product of [Re x, Im x] and the conjugate's [Re y, -Im y]. Real and
+        # imaginary parts lie side by side in memory, so the sum over n is a real matrix product.
         left, right = (torch.view_as_real(y).flatten(-2) for y in (left, right))         # (d, r, l/m, 2n), (d, m, 2n)
         context.save_for_backward(V, step, right)
         return (left.flatten(1, 2) @ right.mT).view(d, r, -1)[..., :l]
@@ -52,7 +52,7 @@ class GeometricSums(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(context, grad):
-        """d p^k / d log p = k p^k: both gradients are sums over k of conjugate powers, weighted by grad and k grad."""
+        """Return sums over k of conjugate powers, weighted by grad and by k grad, because d p^k / d log p = k p^k."""
         V, step, right = context.saved_tensors
         d, r, n = V.shape
         grad = F.pad(grad, (0, step.shape[1] * right.shape[1] - grad.shape[-1]))         # (d, r, l)
@@ -67,17 +67,17 @@ class GeometricSums(torch.autograd.Function):
 
 
 class WoodburyKernel(torch.autograd.Function):
-    """irfft(CB' + CP (above - g PB') / (below + g PP)) of the rfft of `sums` (d, c+1, 2, l), whose rows are CB', CP for
-    each C, then g PB', g PP; constants (d, 2): above, below -> (d, c, l). Autograd's
-    backward passes of rfft and irfft are complex transforms of twice the work: each is the other's adjoint, but for
-    factors that cancel here."""
+    """The end of `s4_kernel`, irfft(CB' + CP (above - g PB') / (below + g PP)) -> (d, c, l). These spectra are the rfft
+    of `sums` (d, c+1, 2, l): CB', CP for each C, then g PB', g PP. constants (d, 2): above, below. Autograd's backward
+    passes of rfft and irfft are complex transforms, twice the work. Instead, each serves as the adjoint of the other,
+    up to factors that cancel here."""
 
     @staticmethod
     def forward(context, sums, constants):
         CB_PB, CP_PP = torch.fft.rfft(sums).unbind(2)                                    # (d, c+1, l/2+1)
         below = constants[:, 1:, None] + CP_PP[:, -1:]
         ratio = (constants[:, :1, None] - CB_PB[:, -1:]) / below                         # (d, 1, l/2+1)
-        context.save_for_backward(CP_PP[:, :-1].clone(), below, ratio)     # a view would keep all that it is a view of
+        context.save_for_backward(CP_PP[:, :-1].clone(), below, ratio)     # a view keeps the whole tensor
         return torch.fft.irfft(torch.addcmul(CB_PB[:, :-1], CP_PP[:, :-1], ratio), n=sums.shape[-1])
 
     @staticmethod
@@ -89,13 +89,13 @@ class WoodburyKernel(torch.autograd.Function):
         of_CB_PB = torch.cat((of_CB, of_PB), 1)
         both = torch.stack((of_CB_PB, of_CB_PB * ratio.conj()), 2)                       # (d, c+1, 2, l/2+1)
         both = torch.fft.irfft(both, n=grad.shape[-1])
-        PB, PP = both[:, -1, :, :1].unbind(1)              # a constant in all frequencies is a value at k = 0
+        PB, PP = both[:, -1, :, :1].unbind(1)              # a constant over all frequencies: an impulse at k = 0
         return both, torch.cat((-PB, PP), 1)
 
 
 def masked_batch_norm(norm, x, real):
-    """nn.BatchNorm1d `norm` in training on x (b, d, l), with the statistics of real positions, (b, l) 1 or 0 or None
-    for all, of all processes -> (b, d, l)."""
+    """Apply nn.BatchNorm1d `norm` in training mode: x (b, d, l) -> (b, d, l). Statistics are taken over real positions
+    of all processes. real (b, l): 1 or 0, or None if all positions are real."""
     many = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     if real is None and not many:
         return nn.BatchNorm1d.forward(norm, x)
@@ -110,8 +110,8 @@ def masked_batch_norm(norm, x, real):
 
 
 class MaskedNorm(torch.autograd.Function):
-    """x (b, d, l), real (b, l, 1) 1 or 0, gain and bias (d,) -> (x - mean) / sqrt(variance + eps) * gain + bias, mean,
-    variance (d, 1) and number (1, 1) of the real positions of all processes. Makes few passes over x."""
+    """x (b, d, l), real (b, l, 1) 1 or 0, gain and bias (d,) -> (x - mean) / sqrt(variance + eps) * gain + bias, and
+    mean (d, 1), variance (d, 1) and number (1, 1) of the real positions of all processes, in few passes over x."""
 
     @staticmethod
     def forward(context, x, real, gain, bias, eps, many):
@@ -130,7 +130,8 @@ class MaskedNorm(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(context, grad, *_):
-        """y = gain z + bias, z = rate x. Each position's z depends on all real x, through mean and variance."""
+        """Compute gradients of y = gain z + bias, z = rate x (x: centred). Mean and variance make every z depend on all
+        real x."""
         x, share, gain, rate = context.saved_tensors
         of_bias = grad.sum((0, 2))[:, None]                                                   # (d, 1)
         of_gain = (grad * x).sum((0, 2))[:, None] * rate                                      # (d, 1)

@@ -1,19 +1,19 @@
-"""What a trained run says: labels new sequences; continues one; hands out what it has learned.
+"""Use a trained run: predict labels, extract features, export the model, fill in or continue sequences.
 
-    python predict.py RUN --input new.csv         a finetuned run: a label for each sequence of a file, predictions.csv
+    python predict.py RUN --input new.csv         finetuned run: a label for each sequence of a file, in predictions.csv
     python predict.py RUN                         the same for the test split
-    python predict.py RUN --features out.npy      (n, d), what its head reads; of a pretrained run, features averaged
+    python predict.py RUN --features out.npy      (n, d), the input of the head; pretrained run: the mean over positions
     python predict.py RUN --export model.pt2      torch.export, for programs without this repository
-    python predict.py RUN --show sheet.png        a pretrained run: sequences as they are, hidden, and filled in
-    python predict.py RUN --prompt "[MAX 3"       a causally pretrained run continues: symbols, or sample.png
+    python predict.py RUN --show sheet.png        pretrained run: sequences, with hidden positions, and filled in
+    python predict.py RUN --prompt "[MAX 3"       causally pretrained run: continue symbols, or images in sample.png
 
-A file is .npz, .csv, .tsv, .ts or .txt as for `--task file:`, labels may be missing. In Python:
+A file is .npz, .csv, .tsv, .ts or .txt, as for `--task file:`; labels may be missing. In Python:
 
     from predict import load
     model = load("runs/text_demo-s4-masked-scratch-s0")
     names, probabilities = model(["a film to remember", "what a waste"])
 
-The run directory is all that is needed: best.pt holds how its data were normalised, its symbols and its classes.
+Only the run directory is needed: best.pt also holds the normalisation of its data, its symbols and its classes.
 """
 # First, so that there is no traceback if Ctrl-C comes while the rest is imported.
 from files import Parser, UserError, reading, write_atomically
@@ -46,32 +46,32 @@ from tasks.picture import draw_example, height, picture
 # ---- A trained run ---------------------------------------------------------------------------------------------------
 
 class Trained:
-    """A run's best weights. task: what it knew of its data; saved: all that defined it; model, in eval mode: Classifier
-    or Joint, or the Denoiser of a pretraining run."""
+    """A run's best weights. task: its task, as saved in training; saved: all flags that define the run; model, in eval
+    mode: Classifier or Joint, or the Denoiser of a pretraining run."""
 
     device = "cpu"
 
     def __init__(self, run, data_dir="data"):
         self.run, self.data_dir = Path(run), data_dir
         if not (self.run / "best.pt").is_file():
-            raise UserError(f"{run} has no best.pt; predict.py wants the directory of a run")
+            raise UserError(f"{run} has no best.pt; predict.py needs the directory of a run")
         checkpoint = read_checkpoint(self.run / "best.pt")
-        with reading(f"{run}/best.pt does not fit its own sizes", "it may be of another version of the code"):
+        with reading(f"{run}/best.pt does not fit its own sizes", "it may come from another version of the code"):
             self.build(checkpoint)
 
     def build(self, checkpoint):
-        """The model of a checkpoint, with its weights."""
+        """Build the model of a checkpoint and load its weights."""
         run, saved = self.run, checkpoint["config"]
         self.saved = saved
         if saved["model"] not in MODELS:
-            raise UserError(f"{run} was trained with --model {saved['model']}, which is not in zoo/ any more")
+            raise UserError(f"{run} was trained with --model {saved['model']}, which is no longer in zoo/")
         if saved["objective"] not in OBJECTIVES:
             raise UserError(f"{run} was trained with --objective {saved['objective']}, which pretrain.py does not have")
         self.task = restored(checkpoint["task"])
         task, objective = self.task, OBJECTIVES[saved["objective"]]
         self.names = np.array(task.names or [str(i) for i in range(task.classes)])
         if len(self.names) != task.classes:
-            raise ValueError(f"{len(self.names)} names of {task.classes} classes")
+            raise ValueError(f"{len(self.names)} names for {task.classes} classes")
         self.pretrained, joint = saved["start"] == "pretrain", saved["start"] == "joint"
         hidden = (self.pretrained or joint) and objective.hides and task.channels is not None
         backbone = Backbone(config(saved["arch"], task, causal=objective.causal, mask_channel=hidden))
@@ -86,7 +86,7 @@ class Trained:
         self.model.eval()
 
     def to(self, device):
-        """The device on which `outputs` computes."""
+        """Move the model to the device on which `outputs` computes."""
         if device == "cuda" and not torch.cuda.is_available():
             raise UserError("--device cuda, but torch sees no CUDA device; leave it out")
         self.device = device
@@ -94,8 +94,8 @@ class Trained:
         return self
 
     def encoded(self, x, place="x"):
-        """Raw sequences -> Split without targets: an array as a file holds it, (n, l) or (n, l, channels), or a list of
-        n arrays or texts (of pairs of texts where an example has two documents)."""
+        """Turn raw sequences into a Split without targets. x: an array as in a file, (n, l) or (n, l, channels), or a
+        list of n arrays or texts (pairs of texts, if an example has two documents)."""
         task = self.task
         x = [one for pair in x for one in pair] if task.documents > 1 else list(x)
         if not x:
@@ -104,25 +104,26 @@ class Trained:
         if unknown:
             some = ", ".join(f"{name!r} ({n:,})" for name, n in unknown.most_common(5))
             print(f"note: {sum(unknown.values()):,} of {sum(len(one) - 1 for one in arrays):,} positions hold one of "
-                  f"{len(unknown):,} symbols that training never saw, read as unknown: {some}"
+                  f"{len(unknown):,} symbols that training never saw; they become <unk>: {some}"
                   + (", ..." if len(unknown) > 5 else ""))
         if longer:
             print(f"note: {longer:,} of {len(arrays):,} sequences are longer than the {task.length:,} positions that "
-                  "the model was trained on; the rest of them is not read")
+                  "the model was trained on; the rest is cut off")
         flat = np.stack(arrays) if task.channels and not task.ragged else np.concatenate(arrays)
         offsets = None if task.channels and not task.ragged else np.cumsum([0, *map(len, arrays)])
         return Split(task, flat, np.zeros(len(arrays) // task.documents), offsets)
 
     @torch.no_grad()
     def outputs(self, split, features=False):
-        """What the model gives for every example of a split, in batches as training evaluates them: (n, classes or 1)
-        float64; features: what enters its head, (n, d) float32."""
+        """Return the model's outputs for every example of a split, (n, classes or 1) float64; with features, the inputs
+        of its head, (n, d) float32. Batches are as large as in an evaluation during training."""
         size, found = self.saved.get("micro_batch") or self.saved["batch"], []
         model = Classifier(self.model.backbone, 1, "mean").to(self.device).eval() if self.pretrained else self.model
         if features:
             hook = model.head.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].cpu()))
         elif self.pretrained:
-            raise UserError(f"{self.run} was pretrained and knows no labels; finetune.py --init {self.run} adds them")
+            raise UserError(f"{self.run} is a pretraining run and predicts no labels; train a classifier from it: "
+                            f"python finetune.py --init {self.run}")
         for i in range(0, len(split), size):
             batch = split.batch(np.arange(i, min(i + size, len(split))), self.device)
             outputs = model(model.backbone.inputs(batch), batch.lengths)
@@ -132,22 +133,22 @@ class Trained:
         return torch.cat(found).numpy()
 
     def answers(self, outputs):
-        """Outputs -> the names of the classes (n,) and their probabilities (n, classes); for regression values in the
-        unit of the labels (n,) and None."""
+        """Turn outputs into the predicted classes' names (n,) and all probabilities (n, classes); in regression, into
+        values in the unit of the labels (n,) and None."""
         if self.task.classes:
             return self.names[outputs.argmax(-1)], torch.from_numpy(outputs).softmax(-1).numpy()
         low, high = self.task.ends
         return low + (outputs[:, 0] + 1) / 2 * (high - low), None
 
     def __call__(self, x):
-        """Raw sequences, as in `encoded`, or one text or one series (l,) -> `answers`."""
+        """Return `answers` for raw sequences, as in `encoded`, or for one text or one series (l,)."""
         alone = isinstance(x, str) or isinstance(x, np.ndarray) and x.ndim == 1 and x.dtype.kind in "biuf"
         return self.answers(self.outputs(self.encoded([x] if alone else x)))
 
 
 def load(run, data_dir="data"):
-    """A run directory -> Trained, which is called with raw arrays or texts. data_dir: where the data of a run of an
-    older version lie."""
+    """Return a run as `Trained`, which is called with raw arrays or texts. data_dir: folder of prepared data; only the
+    run's own splits are read from it."""
     torch.set_flush_denormal(True)                                     # as in training
     return Trained(run, data_dir)
 
@@ -155,17 +156,17 @@ def load(run, data_dir="data"):
 # ---- Labels for sequences --------------------------------------------------------------------------------------------
 
 def held_examples(trained):
-    """The file of examples that lies beside runs which are handed on without their data, TASK.csv say; or None."""
+    """Return the file of examples next to a run that was shared without its data (TASK.csv, for example); or None."""
     name = trained.saved["task"]
     return next((path for path in trained.run.parent.glob(f"{name}.*") if path.suffix in OWN_FILES), None)
 
 
 def held_out(trained):
-    """-> the test split of the run's own data, the row of each example in your file, and its label; None for a
-    pretraining run."""
+    """Return the test split of the run's data, the row of each example in the data file, and its label; None instead of
+    labels for a pretraining run."""
     task, _, _, test = open_task(trained.saved["task"], trained.data_dir)
     if task.data != trained.saved["data"]:
-        raise UserError(f"{trained.run} was trained on {trained.saved['data']}, and {trained.saved['task']} in "
+        raise UserError(f"{trained.run} was trained on {trained.saved['data']}, but {trained.saved['task']} in "
                         f"{trained.data_dir} holds {task.data}")
     rows = np.arange(len(test)) if test.rows is None else test.rows
     if trained.pretrained:
@@ -174,7 +175,8 @@ def held_out(trained):
 
 
 def new_split(trained, path):
-    """-> what a file holds, encoded; the row of each example in it; and its label, None or "" where it has none."""
+    """Return a file's examples, encoded; the row of each; and its label, "" (NaN in regression) if it has none. None
+    instead of labels if the file has none."""
     own = read_file(str(path), trained.task.documents)
     if not len(own.series):
         raise UserError(f"{path} holds no sequence")
@@ -184,19 +186,19 @@ def new_split(trained, path):
     if path.suffix.lower() in (".csv", ".tsv"):
         print("the first field of each line is read as its label")
     if trained.task.classes:
-        same = {as_number(name): name for name in trained.names}       # 1, "1" and 1.0 are one class
+        same = {as_number(name): name for name in trained.names}       # 1, "1" and 1.0 are the same class
         named = [same.get(as_number(label), str(label)) for label in own.labels.tolist()]
         return split, rows, np.where(own.known, named, "")
     values = np.full(len(rows), np.nan)
     try:
         values[own.known] = own.labels[own.known].astype(np.float64)
     except (ValueError, TypeError) as error:
-        raise UserError(f"{path}: not every label is a number ({error}), as {trained.run} predicts") from None
+        raise UserError(f"{path}: not every label is a number ({error}), but {trained.run} predicts numbers") from None
     return split, rows, values
 
 
 def as_number(label):
-    """A label as a number where it is one, else as a text."""
+    """Return a label as a number if it is one, else as text."""
     try:
         return float(label)
     except ValueError:
@@ -204,7 +206,7 @@ def as_number(label):
 
 
 def write_table(path, rows, labels, answers, names):
-    """A line an example: its row, from 0; its label, if there are labels; the prediction; each class's probability."""
+    """Write one line per example: its row, from 0; its label, if there are labels; the prediction; probabilities."""
     predicted, probabilities = answers
     head = ["row", *([] if labels is None else ["label"]), "prediction", *(f"p({name})" for name in names)]
     text = io.StringIO()
@@ -218,13 +220,13 @@ def write_table(path, rows, labels, answers, names):
 
 
 def judged(labels, predicted, names):
-    """What labels say about predictions, in lines. names: of the classes; none for regression."""
+    """Yield lines that compare predictions with labels. names: names of the classes, empty for regression."""
     from sklearn import metrics
 
     known = np.isin(labels, names) if len(names) else np.isfinite(labels)
     strange = Counter(label for label in labels[~known] if label not in ("", "nan")) if len(names) else {}
     if strange:
-        yield (f"{sum(strange.values()):,} labels are of no class that the model knows: {', '.join([*strange][:5])}; "
+        yield (f"{sum(strange.values()):,} labels belong to no class of the model: {', '.join([*strange][:5])}; "
                "not counted")
     y, guess = labels[known], predicted[known]
     if not len(y):
@@ -240,7 +242,7 @@ def judged(labels, predicted, names):
     yield (f"{len(y):,} labels: accuracy {metrics.accuracy_score(y, guess):.4f}, balanced accuracy {recall:.4f}, "
            f"macro F1 {f1:.4f}")
     if len(names) <= 20:
-        yield "confusion matrix, a row a label, a column a prediction:"
+        yield "confusion matrix, one row per label, one column per prediction:"
         table = [["", *names], *([name, *map(str, line)] for name, line in zip(
             names, metrics.confusion_matrix(y, guess, labels=names)))]
         widths = [max(map(len, column)) for column in zip(*table)]
@@ -255,7 +257,7 @@ def label(trained, args):
     if args.features:
         features = trained.outputs(split, features=True)
         write_atomically(args.features, lambda file: np.save(file, features))
-        print(f"wrote {args.features}: {features.shape}, {features.dtype}, a line an example")
+        print(f"wrote {args.features}: {features.shape}, {features.dtype}, one line per example")
         return
     answers = trained.answers(trained.outputs(split))
     write_table(args.out, rows, labels, answers, trained.names)
@@ -266,15 +268,15 @@ def label(trained, args):
     for line in [] if labels is None else judged(labels, answers[0], trained.names):
         print(line)
     if args.input and trained.saved["task"] == full_name(f"file:{args.input}"):
-        print("note: this is the file that the run was trained on; without --input it is the test split alone")
+        print("note: the run was trained on this file; without --input only its test split is used")
 
 
 # ---- What a pretrained run fills in ----------------------------------------------------------------------------------
 
 @torch.no_grad()
 def filled_in(trained, batch):
-    """-> which positions of a batch were hidden (b, l); what the model says of them, ids (b, l) or samples
-    (b, l, channels), anything elsewhere; which of it is wrong: another symbol, or off by half a standard deviation."""
+    """Return which positions of a batch were hidden (b, l); the predictions for them, ids (b, l) or samples
+    (b, l, channels); and which predictions are wrong (b, l): another symbol, or off by half a standard deviation."""
     saved, task, objective = trained.saved, trained.task, OBJECTIVES[trained.saved["objective"]]
     rows = np.arange(len(batch.y))
     draw = drawing(task, batch, rows, slice(0, len(rows)), saved["seed"], 1 << 41)
@@ -284,13 +286,13 @@ def filled_in(trained, batch):
     guess = said.new_zeros(*hidden.shape, *said.shape[1:])
     guess[hidden] = said
     wrong = guess != targets if saved["loss"] == "ce" else (guess - targets).abs().amax(-1) > 0.5
-    if not objective.hides:                    # what is said at a position is of the next one
+    if not objective.hides:                    # causal: a position predicts the next one
         hidden, guess, wrong = (part.roll(1, 1) for part in (hidden, guess, wrong))
     return hidden.numpy(), guess.numpy(), (wrong & hidden).numpy()
 
 
 def draw_filled_in(places, task, batch, hidden, guess, wrong, hides=True):
-    """On axes (b, 3): each example of a batch as it is, with its hidden positions covered, and as it was filled in."""
+    """Draw every example of a batch on axes (b, 3): the original, its hidden positions covered, and as filled in."""
     for i, (whole, covered, filled) in enumerate(places):
         k = i * task.documents
         nothing = np.zeros_like(hidden[k])
@@ -300,43 +302,43 @@ def draw_filled_in(places, task, batch, hidden, guess, wrong, hides=True):
 
 
 def show(trained, split, path):
-    """Writes a picture of four sequences: as they are, as the model saw them, as it filled them in."""
+    """Write a picture of four sequences: the original, the model's input, and as the model fills it in."""
     from matplotlib.figure import Figure
     if not trained.pretrained:
-        raise UserError(f"--show wants a run of pretrain.py, and {trained.run} is one of finetune.py")
+        raise UserError(f"--show needs a run of pretrain.py, but {trained.run} is one of finetune.py")
     task, batch = trained.task, split.batch(np.arange(min(4, len(split))))
     hidden, guess, wrong = filled_in(trained, batch)
     if task.channels and trained.saved["loss"] == "ce":                # gray levels as samples
         guess = (guess[..., None] / task.scale - task.mean) / task.std
     hides, right = OBJECTIVES[trained.saved["objective"]].hides, 1 - wrong.sum() / hidden.sum()
-    stacked = not task.channels                # a text is wide
+    stacked = not task.channels                # texts are wide: one axis per row
     n = len(batch.y)
     figure = Figure((6.2, 3.3 * height(task) * n) if stacked else (7.2 if task.side else 17, height(task) * n),
                     layout="constrained")
     places = figure.subplots(*((3 * n, 1) if stacked else (n, 3)), squeeze=False).reshape(n, 3)
     draw_filled_in(places, task, batch, hidden, guess, wrong, hides)
-    titles = ("as it is", f"{trained.saved['mask']:.0%} hidden" if hides else "read from the left",
-              f"as {trained.saved['model']} fills it in" + ("" if stacked else f": {right:.0%} right"))
+    titles = ("original", f"{trained.saved['mask']:.0%} hidden" if hides else "read from left to right",
+              f"filled in by {trained.saved['model']}" + ("" if stacked else f": {right:.0%} correct"))
     for axis, title in zip(places[0] if not stacked else places.flat, titles * n):
         axis.set_title(title, loc="left", fontsize=10 if task.channels and not task.side else 8)
     write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:].lower()))
     colours = ("hidden pixels are blue, wrong ones orange" if task.side else
-               "what is right is blue, what is wrong orange")
-    print(f"wrote {path}: {colours}; of these {hidden.sum():,} hidden positions {right:.1%} are right")
+               "correct predictions are blue, wrong ones orange")
+    print(f"wrote {path}: {colours}; of {hidden.sum():,} hidden positions {right:.1%} are correct")
 
 
 # ---- Export ----------------------------------------------------------------------------------------------------------
 
 class Alone(nn.Module):
-    """A finetuned model with its normalisation, and its kernels, of the task's length, as constants: raw samples
-    (1, l, channels) or ids (1, l), and true lengths (1,) where they differ -> probabilities (1, classes), or values in
+    """A finetuned model for export. Normalisation, and kernels at the task's length, are constants. Raw samples
+    (1, l, channels) or ids (1, l), and true lengths (1,) if they differ -> probabilities (1, classes), or values in
     the unit of the labels (1, 1)."""
 
     def __init__(self, trained):
         super().__init__()
         task, self.model, self.classes = trained.task, trained.model, trained.task.classes
         self.samples, self.pad = not trained.model.backbone.reads_symbols, trained.model.backbone.mask_channel
-        kind = torch.from_numpy(as_stored(task, np.zeros(1))).dtype    # float64 where float32 would lose too much
+        kind = torch.from_numpy(as_stored(task, np.zeros(1))).dtype    # float64 if float32 would lose too much
         self.register_buffer("mean", torch.tensor(task.mean, dtype=kind))
         self.register_buffer("std", torch.tensor(task.std, dtype=kind))
         self.scale = task.scale
@@ -354,10 +356,10 @@ class Alone(nn.Module):
 
 @torch.no_grad()
 def export(trained, path):
-    """Writes the model at a static shape, one example of the task's length, and checks what was written."""
+    """Export the model at a static shape, one example of the task's length, and check the export before writing."""
     task, b = trained.task, trained.task.documents
     if trained.pretrained:
-        raise UserError(f"--export wants a finetuned run, and {trained.run} was pretrained")
+        raise UserError(f"--export needs a finetuned run, but {trained.run} is a pretraining run")
     alone = Alone(trained).eval()
     if alone.samples:
         noise = torch.randn(b, task.length, task.channels, dtype=alone.mean.dtype)
@@ -369,7 +371,7 @@ def export(trained, path):
     stored = stored if x.ndim == 3 or ragged else stored[..., None]                           # gray levels
     split = Split(task, stored.reshape(-1, *stored.shape[2:]) if ragged else stored, np.zeros(1),
                   np.arange(b + 1) * task.length)
-    # Before the tracing, whose tensors the caches of functions must not keep.
+    # Compute this before tracing: cached functions must not keep tensors of the trace.
     answer, probabilities = trained.answers(trained.outputs(replace(split, offsets=split.offsets if ragged else None)))
     ours = torch.from_numpy(answer[:, None] if probabilities is None else probabilities)      # (1, classes or 1)
     names = dict(names=trained.names.tolist(), symbols=task.symbols, length=task.length)
@@ -378,16 +380,16 @@ def export(trained, path):
     written = torch.export.load(io.BytesIO(buffer.getvalue())).module()
     error = (written(x, *lengths) - ours).abs().max().item()
     if not error < 1e-5 * max(1, ours.abs().max().item()):
-        raise UserError(f"what torch.export made of {trained.run} differs by {error:.1g}; nothing was written")
+        raise UserError(f"the export of {trained.run} differs from the model by {error:.1g}; nothing was written")
     write_atomically(path, lambda file: file.write(buffer.getvalue()))
     inputs = ", ".join(f"{tuple(one.shape)} {str(one.dtype).removeprefix('torch.')}" for one in (x, *lengths))
     print(f"wrote {path}: {inputs} -> {tuple(ours.shape)}; it differs from the model by {error:.1g}")
 
 
-# ---- A causally pretrained run continues -----------------------------------------------------------------------------
+# ---- Continue sequences with a causally pretrained run ---------------------------------------------------------------
 
 def beginning(trained, prompt):
-    """What is given: symbols (b, t)."""
+    """Return the given symbols (b, t), which the model continues."""
     task = trained.task
     if task.side and prompt is not None:
         raise UserError(f"--prompt has no meaning for the images of {task.family}, whose upper half is given")
@@ -399,19 +401,19 @@ def beginning(trained, prompt):
         some = val.batch([0])
         return some.symbols[:1, :max(1, min(task.length // 4, some.lengths[0] - 1))]          # (1, l/4), without <eos>
     words = prompt.split() if task.between else list(prompt)
-    if unknown := set(words) - set(task.symbols[EOS + 1:]):            # nor the special ones
+    if unknown := set(words) - set(task.symbols[EOS + 1:]):            # special symbols are unknown, too
         raise UserError(f"--prompt {prompt!r}: {task.family} has no symbol {' '.join(map(repr, sorted(unknown)))}; "
                         f"it has: {' '.join(task.symbols[EOS + 1:EOS + 100])}")
     if not 0 < len(words) < task.length:
-        raise UserError(f"--prompt has {len(words)} symbols; {task.family} wants 1 to {task.length - 1}")
+        raise UserError(f"--prompt has {len(words)} symbols; {task.family} needs 1 to {task.length - 1}")
     return torch.tensor([[task.symbols.index(word) for word in words]])                       # (1, words)
 
 
 @torch.no_grad()
 def continued(task, model, x):
-    """Draws symbols after x (b, t) until the task's length, or <eos> in all of them -> (b, length at most). Layers that
-    have a recurrent form take one step a position, attention keeps keys and values; where a layer has no step, all
-    positions are computed anew for each."""
+    """Draw symbols after x (b, t) up to the task's length, or until all sequences end in <eos> -> (b, length at most).
+    A model whose layers all have a recurrent form takes one step per position (attention keeps keys and values). Other
+    models compute all positions again for every new one."""
     backbone = model.backbone
     given, states, steps = x.shape[1], None, backbone.can_step()
     for t in range(0 if steps else given - 1, task.length - 1):
@@ -437,7 +439,7 @@ def generate(trained, args):
     saved, task = trained.saved, trained.task
     for name, wanted in (("start", "pretrain"), ("objective", "causal"), ("loss", "ce")):
         if saved.get(name) != wanted:
-            raise UserError(f"{args.run} has {name} {saved.get(name)}; to continue a sequence, predict.py wants a run "
+            raise UserError(f"{args.run} has {name} {saved.get(name)}; to continue a sequence, predict.py needs a run "
                             "of pretrain.py with --objective causal --loss ce")
     x = beginning(trained, args.prompt)
     torch.manual_seed(args.seed)
@@ -446,7 +448,7 @@ def generate(trained, args):
         pictures = np.hstack(x.view(-1, task.side, task.side).byte().numpy())                 # (side, b side)
         Image.fromarray(pictures).resize([4 * pixels for pixels in pictures.shape[::-1]], Image.NEAREST).save(
             args.run / "sample.png")
-        print(f"wrote {args.run / 'sample.png'}: validation images, their upper half given")
+        print(f"wrote {args.run / 'sample.png'}: validation images; the lower half is generated")
     else:
         print(task.between.join(task.symbols[i] for i in x[0] if i != EOS))
 
@@ -454,22 +456,22 @@ def generate(trained, args):
 def main(argv=None):
     parser = Parser(examples=True, description="Predictions of a trained run.", allow_abbrev=False)
     parser.add_argument("run", type=Path, metavar="RUN", help="directory of a run")
-    parser.add_argument("--input", type=Path, metavar="FILE", help="new sequences, .npz, .csv, .tsv, .ts, or .txt, a "
-                        "text a line (default: the test split)")
+    parser.add_argument("--input", type=Path, metavar="FILE", help="new sequences: .npz, .csv, .tsv, .ts, or .txt "
+                        "with one text per line (default: the test split)")
     parser.add_argument("--out", type=Path, default=Path("predictions.csv"), metavar="FILE",
-                        help="of the predictions (default: predictions.csv)")
-    parser.add_argument("--features", type=Path, metavar="FILE", help="write features (n, d) as .npy, no predictions")
-    parser.add_argument("--export", type=Path, metavar="FILE", help="write the model by torch.export (.pt2)")
+                        help="where to write predictions (default: predictions.csv)")
+    parser.add_argument("--features", type=Path, metavar="FILE", help="write features (n, d), not predictions")
+    parser.add_argument("--export", type=Path, metavar="FILE", help="write the model with torch.export (.pt2)")
     parser.add_argument("--show", type=Path, metavar="FILE", help="draw what a pretrained run fills in (.png, .pdf)")
-    parser.add_argument("--prompt", help="how the sequence begins (default: a piece of the validation split)")
-    parser.add_argument("--seed", type=between(int, 0, 2**63 - 1), default=0, help="of the symbols that are drawn")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="for predictions and features")
+    parser.add_argument("--prompt", help="beginning of the sequence (default: taken from the validation split)")
+    parser.add_argument("--seed", type=between(int, 0, 2**63 - 1), default=0, help="seed of the drawn symbols")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="device for predictions and features")
     parser.add_argument("--data-dir", default="data", help="where prepared data sets live")
     args = parser.parse_args(argv)
     trained = load(args.run, args.data_dir)
     here = Path(args.data_dir, folder_name(trained.saved["task"]), "meta.json").exists()
     if not (here or args.input or args.export) and (path := held_examples(trained)):
-        print(f"its data are not here, so this is about {path}")
+        print(f"the run's data are not here; using {path} instead")
         args.input = path
     if args.show:
         picture("--show", args.show)

@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# Trains what a table or figure needs and shows it: bash run_all.sh --help
+# Train the missing runs of a table or figure, then show it: bash run_all.sh --help
 here=$(cd "$(dirname -- "$0")" && pwd)
 PYTHONPATH=$here${PYTHONPATH:+:$PYTHONPATH} exec python -P -m experiments.running "$@"

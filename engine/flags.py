@@ -1,4 +1,4 @@
-"""Flags: the parser of both stages, the recipe that fills them in, what differs from it, and the run's name."""
+"""The flags of both stages: their parser, defaults from the recipe, differences from it, and the run's name."""
 import argparse
 import json
 import math
@@ -16,19 +16,19 @@ from tasks import TASKS, folder_name, full_name
 
 
 def between(kind, low, high=math.inf):
-    """Type of a flag: a number from low to high."""
+    """Return a type for argparse: a number from low to high."""
     def check(text):
         value = kind(text)
         if not (low <= value <= high and math.isfinite(value)):
             bounds = f"at least {low:g}" if high > 2**62 else f"between {low:g} and {high:g}"
             raise argparse.ArgumentTypeError(f"must be {bounds}, got {text}")
         return value
-    check.__name__ = kind.__name__             # which argparse names
+    check.__name__ = kind.__name__             # argparse prints it in errors
     return check
 
 
 def overrides(text):
-    """'d=64,layers=3' -> {"d": 64, "layers": 3}."""
+    """Parse 'd=64,layers=3' into {"d": 64, "layers": 3}."""
     try:
         return assignments(text)
     except ValueError as error:
@@ -37,82 +37,82 @@ def overrides(text):
 
 def device(text):
     if text == "mps":
-        raise argparse.ArgumentTypeError("Apple's GPU has no float64 and no complex128, which kernels need; use cpu")
+        raise argparse.ArgumentTypeError("kernels need float64 and complex128, but Apple's GPU has neither; use cpu")
     return text
 
 
 def flags(stage, objectives):
-    """The parser of a stage, without a recipe's defaults."""
+    """Return the parser of a stage, before a recipe fills in defaults."""
     positive, natural, rate = between(int, 1), between(int, 0, 2**63 - 1), between(float, 0)
-    parser = Parser(examples=True, description="With --task and --model, --help shows their recipe.",
+    parser = Parser(examples=True, description="With --task and --model, --help also shows their recipe.",
                     allow_abbrev=False, add_help=False)
     add = parser.add_argument_group("what to run").add_argument
-    add("-h", "--help", action="store_true", help="these lines, with the recipe and the sizes of a task and model")
-    add("--task", help="one of: " + " ".join(TASKS) + " or your own data: file:PATH (.npz, .csv, .tsv, .ts), ucr:NAME")
+    add("-h", "--help", action="store_true", help="print this help, with the recipe and sizes of a task and model")
+    add("--task", help="one of: " + " ".join(TASKS) + " or your data: file:PATH (.npz, .csv, .tsv, .ts), ucr:NAME")
     add("--model", help="one of: " + " ".join(MODELS))
-    add("--objective", choices=objectives, help="masked: the model sees both sides; causal: only what came before, and "
-        "predicts what comes next")
-    add("--arch", type=overrides, metavar="KEY=VALUE,...", help="other sizes than in recipes.py: d=64,layers=3, say")
-    add("--train-fraction", type=between(float, 1e-9, 1), help="share of the training examples to use; smaller shares "
-        "lie within larger ones")
-    add("--seed", type=natural, default=0, help="of weights, data order and hidden positions")
+    add("--objective", choices=objectives, help="masked: predict hidden positions from both sides; causal: predict "
+        "each position from those before it")
+    add("--arch", type=overrides, metavar="KEY=VALUE,...", help="sizes other than in recipes.py, e.g. d=64,layers=3")
+    add("--train-fraction", type=between(float, 1e-9, 1), help="share of the training examples to use; a smaller share "
+        "is a subset of a larger one")
+    add("--seed", type=natural, default=0, help="seed of weights, data order and hidden positions")
     add("--data-dir", default="data", help="where prepared data sets live")
-    add("--out", type=Path, help="run directory (default: runs/TASK-MODEL-OBJECTIVE-STAGE-sSEED, and what differs from "
+    add("--out", type=Path, help="run directory (default: runs/TASK-MODEL-OBJECTIVE-STAGE-sSEED, plus all changes to "
         "the recipe)")
-    add("--resume", action="store_true", help="continue exactly where the run in --out was stopped")
+    add("--resume", action="store_true", help="continue the run in --out exactly where it stopped")
     if stage == "finetune":
-        add("--init", type=Path, help="pretraining run, which also gives task, model, sizes and training examples; "
-            "default: from scratch, or from trained weights where --model has some")
-        add("--joint", type=between(float, 1e-9), metavar="W", help="from scratch, with W times pretraining's loss on "
-            "the same batch added in each step; half as many steps, since each has two passes")
-        add("--freeze", action="store_true", help="train the head alone, on the backbone as it is: a linear probe")
-        add("--label-fraction", type=between(float, 1e-9, 1), help="share of all training examples (whatever was "
-            "pretrained on) to train with here; classes keep their shares, smaller shares lie within larger ones")
-    add = parser.add_argument_group("recipe (your flags win)").add_argument
-    add("--lr", type=rate, help="learning rate of all parameters but those that have their own")
+        add("--init", type=Path, help="directory of a pretraining run; it also sets task, model, sizes and training "
+            "examples (default: start from scratch, or from the model's published weights if it has any)")
+        add("--joint", type=between(float, 1e-9), metavar="W", help="joint training from scratch: add W times the "
+            "pretraining loss on the same batch; masked: half the recipe's steps, as a step needs two passes")
+        add("--freeze", action="store_true", help="linear probe: train only the head, on the frozen backbone")
+        add("--label-fraction", type=between(float, 1e-9, 1), help="share of all training examples to finetune on "
+            "(pretraining may use more); keeps class proportions; a smaller share is a subset of a larger one")
+    add = parser.add_argument_group("recipe (your flags override it)").add_argument
+    add("--lr", type=rate, help="learning rate of all parameters that do not have their own")
     add("--wd", "--weight-decay", type=rate, help="AdamW weight decay")
     add("--batch", type=positive, help="examples (retrieval: pairs) per optimiser step, over all GPUs")
     add("--epochs", type=positive, help="length of the run, in epochs")
-    add("--steps", type=positive, help="length of the run, in optimiser steps; wins over --epochs")
+    add("--steps", type=positive, help="length of the run, in optimiser steps; overrides --epochs")
     add("--warmup", type=natural, help="steps of linear warm-up")
-    add("--schedule", choices=(*SCHEDULES.values(),), help="after warm-up; cosine reaches 0 at the end, step "
-        "halves the rate after each fifth of the run")
+    add("--schedule", choices=(*SCHEDULES.values(),), help="learning rate after warm-up: cosine reaches 0 at the "
+        "end, step halves the rate after each fifth of the run")
     add("--eval-every", type=positive, help="steps between evaluations (default: an epoch)")
     add("--mask", type=between(float, 1e-6, 1), help="masking ratio: probability that a position is hidden")
-    add("--loss", choices=WORDS["loss"], help="of hidden positions: cross-entropy over symbols or gray levels, or L1")
+    add("--loss", choices=WORDS["loss"], help="loss on hidden positions: cross-entropy (symbols, gray levels) or L1")
     if stage == "finetune":
-        add("--pool", choices=WORDS["pool"], help="how the sequence becomes one vector")
-        add("--head", choices=WORDS["head"], help="on that vector; mlp: one hidden layer; pair: for tasks "
-            "with two documents an example")
+        add("--pool", choices=WORDS["pool"], help="how to pool the sequence into one vector")
+        add("--head", choices=WORDS["head"], help="head on that vector; mlp: one hidden layer; pair: for tasks "
+            "with two documents per example")
     add = parser.add_argument_group("machine").add_argument
-    add("--micro-batch", type=positive, help="examples per forward pass; halve it when memory runs out")
+    add("--micro-batch", type=positive, help="examples per forward pass; halve it if memory runs out")
     add("--device", default="auto", type=device, choices=("auto", "cpu", "cuda"), help="auto: GPU if there is one")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"),
-        help="auto: bfloat16 autocast on a GPU that has it, else float32")
-    add("--compile", action="store_true", help="torch.compile the backbone; on one GPU, where all sequences are "
-        "equally long, also launch each step as one CUDA graph: 1.3 to 3.5 times as fast (results/gpu.md)")
+        help="auto: bfloat16 autocast on a GPU that supports it, else float32")
+    add("--compile", action="store_true", help="torch.compile the backbone; on one GPU, if all sequences have "
+        "equal length, also run each step as one CUDA graph: 1.3 to 3.5 times as fast (results/gpu.md)")
     add("--log-every", type=positive, default=100, help="steps between log lines")
     return parser
 
 
 def inherit(flags):
-    """{flag: value} that follows from --init, whose config.json says what was pretrained. Both stages see the same
-    examples, unless --train-fraction differs."""
+    """Return the {flag: value} that --init determines; its config.json holds the flags of pretraining. Both stages use
+    the same examples unless --train-fraction differs."""
     if flags.label_fraction is not None and flags.train_fraction is not None:
-        raise UserError("choose one of --label-fraction and --train-fraction, both of which choose training examples")
+        raise UserError("give only one of --label-fraction and --train-fraction: both choose training examples")
     trained = flags.model in MODELS and MODELS[flags.model].weights is not None
     if flags.joint is not None and trained:
-        raise UserError(f"--joint has no meaning for {flags.model}, which is trained already and not from scratch")
+        raise UserError(f"--joint trains from scratch, but {flags.model} has trained weights; leave out --joint")
     if flags.init is None:
         return dict(start="corpus" if trained else "scratch" if flags.joint is None else "joint")
     if flags.joint is not None:
-        raise UserError(f"--joint {flags.joint:g} is training from scratch; it has no meaning with --init")
+        raise UserError(f"--joint {flags.joint:g} trains from scratch, so it has no meaning with --init; leave one out")
     if not (flags.init / "config.json").exists():
         raise UserError(f"--init {flags.init} is not the directory of a pretraining run: it has no config.json")
     saved = read_json(flags.init / "config.json")
     needed = {"task", "model", "objective", "arch", "train_fraction", "changed"}
     if saved.get("start") != "pretrain" or not needed <= saved.keys() or not isinstance(saved["changed"], dict):
-        raise UserError(f"{flags.init} is not a pretraining run, or one of an older version; --init wants a new one")
+        raise UserError(f"--init {flags.init} is not a pretraining run, or one of an older version; run pretrain.py")
     for name in ("task", "model", "objective"):
         if getattr(flags, name) not in (None, saved[name]):
             raise UserError(f"--{name} {getattr(flags, name)}, but {flags.init} was pretrained with --{name} "
@@ -120,24 +120,24 @@ def inherit(flags):
     if (flags.init / "best.pt").exists():
         kept = read_checkpoint(flags.init / "best.pt")["config"]
         if edited := [name for name in sorted(needed - {"changed"}) if kept.get(name) != saved[name]]:
-            raise UserError(f"{flags.init}/config.json is not that of its best.pt: {edited[0]} = {saved[edited[0]]}, "
-                            f"not {kept.get(edited[0])}; restore it, or choose another --init")
+            raise UserError(f"{flags.init}/config.json does not match its best.pt: {edited[0]} = {saved[edited[0]]}, "
+                            f"but {kept.get(edited[0])} in best.pt; restore it, or choose another --init")
     if flags.arch is not None:
-        raise UserError(f"--arch has no meaning with --init: sizes are those of {flags.init}")
+        raise UserError(f"--arch has no meaning with --init: the sizes are those of {flags.init}")
     fixed = {name: saved[name] for name in ("task", "model", "objective", "arch")}
     return fixed | dict(start="spt", init=Path(os.path.relpath(flags.init)), pretraining=saved,
                         train_fraction=flags.train_fraction or saved["train_fraction"])
 
 
 MACHINE_FLAGS = {"help", "resume", "device", "dtype", "compile", "log_every", "out", "data_dir",
-                 "fitted"}                                             # do not define the run
-RECORDED = {"task", "model", "objective", "arch", "seed", "init", "joint"}       # by themselves, not among what changed
+                 "fitted"}                                             # these do not define the run
+RECORDED = {"task", "model", "objective", "arch", "seed", "init", "joint"}       # recorded separately, not in `changed`
 
 
 def arguments(stage, argv, objectives):
-    """The flags of a stage, the rest filled in from the recipe and from --init. Also
-    set: start (pretrain, spt, corpus, scratch or joint); arch, all sizes; recipe, the name of its line; fitted, what
-    `fit` did; changed, {flag: value} of all that differs from it."""
+    """Return the flags of a stage. Those not given come from the recipe and --init. Also set: start (pretrain, spt,
+    corpus, scratch or joint); arch, all sizes; recipe, the name of its line; fitted, a sentence on what `fit` chose;
+    changed, {flag: value} of everything that differs from the recipe."""
     parser = flags(stage, objectives)
     args = parser.parse_args(argv)
     named = vars(args).keys() - MACHINE_FLAGS - RECORDED
@@ -176,15 +176,15 @@ def arguments(stage, argv, objectives):
         print_recipe(parser, args, values)
     other_sizes = {key: value for key, value in args.arch.items() if sizes.get(key) != value}
     args.changed = {"arch": other_sizes} if other_sizes else {}
-    for flag in sorted(named):                                         # a new flag, too
+    for flag in sorted(named):                                         # also flags that a fork adds
         if getattr(args, flag) not in (None, values.get(flag), parser.get_default(flag)):
             args.changed[flag] = getattr(args, flag)
-    if args.start == "spt":                                            # changes to the pretraining are this run's too
+    if args.start == "spt":                                            # changes in pretraining are changes of this run
         unfinished = {} if (args.init / "result.json").exists() else {"unfinished": True}
         if before := args.pretraining["changed"] | unfinished:
             args.changed["pretraining"] = before
     if "epochs" in args.changed:
-        values.pop("steps", None)                                      # --epochs was asked for in place of steps
+        values.pop("steps", None)                                      # --epochs replaces the recipe's steps
     for flag, value in values.items():
         if getattr(args, flag) is None:
             setattr(args, flag, value)
@@ -194,9 +194,9 @@ def arguments(stage, argv, objectives):
 
 
 def print_recipe(parser, args, values):
-    """--help of a task and model."""
+    """Print the help with the recipe and sizes of a task and model, and exit."""
     keys = keys_of(args.model, args.arch.get("ffn", "dense"))
-    read = {name: value for name, value in args.arch.items() if name in keys}         # not a row's other columns
+    read = {name: value for name, value in args.arch.items() if name in keys}         # no other columns of the table
     recipe, sizes = (" ".join(f"{k}={v}" for k, v in some.items() if v is not None) for some in (values, read))
     rule = f" {args.fitted}." if args.fitted else ""
     parser.description = f"Recipe {args.recipe}: {recipe}. Sizes: {sizes}.{rule}"
@@ -208,7 +208,7 @@ SHORT = {"train_fraction": "f", "label_fraction": "l", "pretraining": "pre", "ar
 
 
 def run_name(args):
-    """TASK-MODEL-OBJECTIVE-START-sSEED, with all that differs from the recipe: the folder of a run without --out."""
+    """Return TASK-MODEL-OBJECTIVE-START-sSEED with all changes to the recipe: the default run directory."""
     found = settings(args.changed) | ({"joint": args.joint} if args.start == "joint" and args.joint != 1 else {})
     sizes, words = "", ""
     for name, value in found.items():
@@ -223,7 +223,7 @@ def run_name(args):
 
 
 def check(args, task, hides):
-    """UserError for flags that do not fit each other or the task."""
+    """Raise UserError if flags do not fit each other or the task."""
     denoises = args.start in ("pretrain", "joint")
     for flag in ("mask", "loss"):
         if getattr(args, flag) is not None and not denoises:
@@ -233,14 +233,14 @@ def check(args, task, hides):
     if args.start == "joint" and args.freeze:
         raise UserError("--freeze has no meaning with --joint, which trains the backbone")
     if denoises and args.loss == "l1" and task.channels is None:
-        raise UserError(f"--loss l1 needs samples, and {args.task} consists of symbols; use --loss ce")
+        raise UserError(f"--loss l1 needs samples, but {args.task} consists of symbols; use --loss ce")
     if denoises and args.loss == "ce" and task.vocab is None:
-        raise UserError(f"--loss ce needs symbols or gray levels, which {args.task} does not consist of; use --loss l1")
+        raise UserError(f"--loss ce needs symbols or gray levels, but {args.task} has neither; use --loss l1")
     if args.start != "pretrain" and (args.head == "pair") != (task.documents == 2):
         raise UserError(f"--head {args.head} does not fit {args.task}, where an example has {task.documents} document"
                         f"{'s; use --head pair' if task.documents > 1 else '; use --head linear or mlp'}")
 
 
 def defining(args):
-    """All that defines a run; saved in config.json and in each checkpoint."""
+    """Return everything that defines a run; saved in config.json and in each checkpoint."""
     return json.loads(json.dumps({k: v for k, v in vars(args).items() if k not in MACHINE_FLAGS}, default=str))

@@ -1,4 +1,4 @@
-"""The run directory: config.json, log.jsonl, best.pt, last.pt, and result.json, whose presence means done."""
+"""The run directory: config.json, log.jsonl, best.pt, last.pt and, if the run is finished, result.json."""
 import contextlib
 import json
 import os
@@ -13,14 +13,14 @@ from files import ROOT, UserError, locked, read_json, reading, sha256_of, write_
 
 
 class Folder:
-    """A run directory. main: whether this process writes. resumes: whether a stopped run goes on."""
+    """A run directory. main: whether this process writes. resumes: whether a stopped run continues (`look` sets it)."""
 
     def __init__(self, path, main):
         self.path, self.main = Path(path), main
 
     def look(self, config, resume):
-        """Check that the directory is free or, with --resume, that of a run with this config -> whether that run is
-        finished. Nothing is written."""
+        """Check that the directory is empty or, with --resume, holds a run with this config. Return whether that run is
+        finished. Write nothing."""
         out = self.path
         there = {p.name for p in out.iterdir() if p.suffix != ".tmp"} - {".lock"} if out.is_dir() else set()
         if there and not resume:
@@ -39,7 +39,7 @@ class Folder:
         return "result.json" in there
 
     def take(self, config):
-        """Make the directory, and hold it until this process ends."""
+        """Create the directory, lock it until this process ends, and write config.json."""
         if self.main:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -49,22 +49,22 @@ class Folder:
             write_json(self.path / "config.json", config)
 
     def restore(self, model, optimizer, state):
-        """Put what last.pt holds into model and optimiser -> the saved state."""
+        """Load last.pt into model and optimiser. Return the saved state."""
         saved = read_checkpoint(self.path / "last.pt")
-        with reading(f"{self.path}/last.pt does not fit", "it may be of another version of the code"):
+        with reading(f"{self.path}/last.pt does not fit", "it may come from another version of the code"):
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
             state = {name: type(value)(saved["state"][name]) for name, value in state.items()}
         if state["best_step"]:
-            read_checkpoint(self.path / "best.pt")                     # needed at the end: fail now rather than then
+            read_checkpoint(self.path / "best.pt")                     # needed at the end: if damaged, fail now
         return state
 
     def begin_log(self, state, **record):
-        """Write the first line of log.jsonl. On --resume, records past the checkpoint are cut off (they will be written
-        again), so the file reads as if nothing had happened."""
+        """Write the first line of log.jsonl. With --resume, first drop all records past the checkpoint: the run writes
+        them again, so that the log has no gaps and no duplicates."""
         path, kept = self.path / "log.jsonl", []
         if self.resumes and path.is_file():
-            with contextlib.suppress(ValueError, KeyError, TypeError):     # a line torn by a kill ends the reading
+            with contextlib.suppress(ValueError, KeyError, TypeError):     # stop at a line that a kill cut short
                 for line in path.read_text(errors="replace").splitlines():
                     one = json.loads(line)
                     if one["step"] <= state["evaluated" if one["kind"] == "eval" else "step"]:
@@ -79,7 +79,7 @@ class Folder:
                 file.write(json.dumps(record) + "\n")
 
     def save(self, name, record):
-        """A checkpoint."""
+        """Write a checkpoint."""
         if self.main:
             write_atomically(self.path / name, lambda file: torch.save(record, file))
 
@@ -88,27 +88,27 @@ class Folder:
         return f"the last good checkpoint is {last}" if last.exists() else "nothing was saved yet"
 
     def finish(self, record):
-        """result.json, written last: its presence means that the run is complete."""
+        """Write result.json. It is written last, so its presence means that the run is complete."""
         if self.main:
             write_json(self.path / "result.json", record | {"best.pt": sha256_of(self.path / "best.pt")})
 
 
 def read_checkpoint(path):
-    """A checkpoint on the CPU. Only tensors and plain values are ever unpickled (weights_only). That of a finished run
-    must be the one of which result.json has the checksum."""
+    """Return a checkpoint, on the CPU. Only tensors and plain values are unpickled (weights_only). If result.json holds
+    a checksum of the file, the file must match it."""
     path, record = Path(path), Path(path).with_name("result.json")
     wanted = read_json(record, "task", "seed").get(path.name) if record.exists() else None
     if wanted is not None and path.exists() and sha256_of(path) != wanted:
-        raise UserError(f"{path} is damaged, or not that of the run of which {record} tells: wrong checksum")
+        raise UserError(f"{path} is damaged or belongs to another run than {record}: wrong checksum")
     with reading(f"{path} is missing, cut short, or not a checkpoint of this project", "choose another"):
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        # Raises unless these are tensors by name, and flags.
+        # Raises an error unless these are {name: tensor} and {flag: value}.
         {str.lower(name): tensor.shape for name, tensor in checkpoint["model"].items()}, {**checkpoint["config"]}
     return checkpoint
 
 
 def peak_memory(device):
-    """The most memory that this process has had, on this device: bytes. None where the system does not say."""
+    """Return the peak memory of this process on this device in bytes; None if the system does not report it."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -120,9 +120,9 @@ def peak_memory(device):
 
 
 def environment(device, processes=1, dtype="float32"):
-    """What a reader needs to place a number: versions, commit, hardware."""
-    commit = os.environ.get("COMMIT")          # of a copy that has left its repository behind
-    with contextlib.suppress(OSError):         # no git on this machine
+    """Return what a reader needs to interpret a result: versions, commit, hardware."""
+    commit = os.environ.get("COMMIT")          # for a copy of the code without its repository
+    with contextlib.suppress(OSError):         # git may be missing
         git = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=10"]
         commit = commit or subprocess.run(git, capture_output=True, text=True).stdout.strip()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
@@ -131,7 +131,7 @@ def environment(device, processes=1, dtype="float32"):
 
 
 def read_log(folder):
-    """The records of a run's log.jsonl. What is none is left out: the last line of a killed run may be torn."""
+    """Return the records of a run's log.jsonl. Skip lines that are not records: a kill may cut the last line short."""
     path, found = folder / "log.jsonl", []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         with contextlib.suppress(ValueError, RecursionError):
@@ -140,5 +140,5 @@ def read_log(folder):
 
 
 def newest(folder):
-    """The newest value of each field in a run's log; `kind` is that of the last record."""
+    """Return the newest value of each field in a run's log; `kind` is that of the last record."""
     return {name: value for record in read_log(folder) for name, value in record.items()}

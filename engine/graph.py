@@ -6,11 +6,11 @@ from files import UserError
 
 
 class Recorded:
-    """A training step as a CUDA graph. A CPU takes longer to launch hundreds of small operations than a GPU to compute
-    them, so they are recorded once and from then on launched by one call.
+    """A training step as a CUDA graph. A CPU needs longer to launch hundreds of small operations than a GPU to compute
+    them, so they are recorded once and then launched with one call.
 
-    Call it like the step. The first steps run eagerly, since a library's first calls cannot be recorded; so do steps of
-    other shapes than the recorded one. UserError where a step cannot be recorded: one that reads a value, say.
+    Call it like the step itself. The first steps run eagerly, because a library's first calls cannot be recorded. Steps
+    of other shapes than the recorded one run eagerly, too. A step that reads a value on the CPU raises UserError.
     """
 
     WARM = 3                                   # steps before recording
@@ -37,7 +37,7 @@ class Recorded:
         self.replay()
 
     def record(self, tensors, structure):
-        """Record the step. The graph reads its inputs from `tensors`, its learning rates from `rates`."""
+        """Record the step. The graph reads its inputs from `tensors` and its learning rates from `rates`."""
         groups = self.optimizer.param_groups
         before = [(group["lr"], group["capturable"]) for group in groups]
         self.tensors = [v if v is None else v.clone() for v in tensors]
@@ -47,19 +47,19 @@ class Recorded:
         try:
             self.replay = self.capture(lambda: self.step(*tree_unflatten(self.tensors, structure)))
         except RuntimeError as error:
-            cause = str(error.__context__ or error).strip().splitlines()[0]      # ending a failed recording fails, too
-            raise UserError(f"--compile: no CUDA graph can be made of a step: {cause}; leave out --compile") from error
+            cause = str(error.__context__ or error).strip().splitlines()[0]      # ending a failed recording raises, too
+            raise UserError(f"--compile: cannot record a step as a CUDA graph: {cause}; leave out --compile") from error
         for group, (rate, capturable) in zip(groups, before):
             group.update(lr=rate, capturable=capturable)
 
     def capture(self, function):
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):     # another thread makes the next batch
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):     # feed.py's thread runs meanwhile
             function()
         return graph.replay
 
     def eagerly(self, function):
-        """On a stream of its own, as PyTorch asks for before a recording."""
+        """Run the step on a separate stream, as PyTorch requires before a recording."""
         main, self.side = torch.cuda.current_stream(), self.side or torch.cuda.Stream()
         self.side.wait_stream(main)
         with torch.cuda.stream(self.side):

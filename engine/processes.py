@@ -1,4 +1,4 @@
-"""Processes, device and number format of a run; the signals and the mistakes that end it."""
+"""Processes, device and dtype of a run; the signals and errors that end it."""
 import contextlib
 import ctypes
 import os
@@ -15,21 +15,21 @@ from models import SizeError
 
 
 def keep_memory():
-    """Keeps freed memory for the next tensor. glibc gives it back to the system, which then clears it page by page: a
-    third of a step of a small model on a CPU."""
+    """Keep freed memory for the next tensor. By default glibc returns it to the system. Clearing its pages again takes
+    a third of a small model's step on a CPU."""
     if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
-        libc, trim_threshold, mmap_threshold = ctypes.CDLL(None), -1, -3            # numbers of malloc.h
-        libc.mallopt(mmap_threshold, 2**30) or libc.mallopt(mmap_threshold, 2**25)       # all that older ones allow
+        libc, trim_threshold, mmap_threshold = ctypes.CDLL(None), -1, -3            # constants of malloc.h
+        libc.mallopt(mmap_threshold, 2**30) or libc.mallopt(mmap_threshold, 2**25)       # older versions: no more
         libc.mallopt(trim_threshold, 2**31 - 1)
 
 
 class Processes:
-    """All processes of a run, one a GPU. device; world: how many there are; rank: which one this is; main: whether it
-    is the first, which prints and writes."""
+    """The processes of a run, one per GPU. world: their number; rank: the index of this process; device: its device;
+    main: whether this is the first process, which prints and writes."""
 
     told = None                                # the signal that asked this process to stop
-    asked = None                               # what all processes were asked last, by `stops`
-    current = None                             # the Run of this process, for `guarded` to log what ended it
+    asked = None                               # the flag that `stops` exchanges, and the handle of the exchange
+    current = None                             # this process's Run: `guarded` logs what ended it
 
     def __init__(self, args):
         environ = os.environ
@@ -42,7 +42,7 @@ class Processes:
         if self.world > args.batch:
             raise UserError(f"--batch {args.batch} is smaller than the number of processes, {self.world}")
         keep_memory()
-        torch.set_flush_denormal(True)         # a CPU takes three times as long below 1e-38, where a softmax saturates
+        torch.set_flush_denormal(True)         # below 1e-38 (a saturated softmax) a CPU would take three times as long
         cuda = args.device != "cpu" and torch.cuda.is_available()
         self.device = torch.device(f"cuda:{environ.get('LOCAL_RANK', 0)}" if cuda else "cpu")
         if cuda:
@@ -50,7 +50,7 @@ class Processes:
         if self.world > 1:
             dist.init_process_group("nccl" if cuda else "gloo", device_id=self.device if cuda else None)
         self.side = dist.new_group(backend="gloo") if self.world > 1 and cuda else None          # for `stops`
-        # TF32, which some containers switch on, would make a kernel's error of 9e-7 one of 4e-4.
+        # Some containers enable TF32; it would raise a kernel's error from 9e-7 to 4e-4.
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
         # Older GPUs emulate bfloat16, slowly and without fused attention.
@@ -64,11 +64,11 @@ class Processes:
             print(text, flush=True)
 
     def autocast(self):
-        """Context of a forward pass."""
+        """Return the autocast context of a forward pass."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
     def total(self, tensor):
-        """Sum over processes."""
+        """Sum a tensor over processes, in place, and return it."""
         if self.world > 1:
             dist.all_reduce(tensor)
         return tensor
@@ -78,24 +78,24 @@ class Processes:
             dist.barrier()
 
     def distributed(self, model):
-        """The model to call, which exchanges gradients."""
+        """Return the model to call. With several processes it averages gradients over them."""
         if self.world == 1:
             return model
-        # Buffers are equal on all processes already, as BatchNorm counts the whole batch. Newer torch renames this
-        # argument.
+        # BatchNorm uses the whole batch, so buffers are already equal on all processes. Newer versions of torch rename
+        # the argument.
         warnings.filterwarnings("ignore", "`broadcast_buffers`", FutureWarning)
         return torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
 
     def seed(self, number):
-        """Seed dropout. torch.manual_seed does the same, and half a millisecond of work for kinds of device that are
-        not there."""
+        """Seed dropout. torch.manual_seed does the same, but spends half a millisecond on device types that the machine
+        does not have."""
         torch.default_generator.manual_seed(number)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(number)
 
     def stops(self):
-        """Whether a signal asked a process to stop: the answer to the call before, which is the same on all processes,
-        so that none has to wait for another."""
+        """Return whether a signal asked any process to stop. With several processes this is the result of the exchange
+        that the previous call started: it is equal on every process, and no process waits."""
         if self.world == 1:
             return self.told is not None
         before, flag = self.asked, torch.tensor(float(self.told is not None))
@@ -105,13 +105,13 @@ class Processes:
         return before is not None and bool(before[0])
 
     def close(self):
-        """All processes together: one that leaves early takes the others' connections with it."""
+        """Leave the process group together: a process that left early would break the others' connections."""
         if self.world > 1:
             if self.asked is not None:
                 self.asked[1].wait()
-            # The handle is kept. Otherwise gloo's thread may be the last to drop it, for which it needs the
-            # interpreter's lock, while the group's destructor holds that lock and waits for the thread: some runs never
-            # exited.
+            # Keep the handle. Otherwise gloo's thread may be the last to drop it and need the interpreter's lock for
+            # that. The group's destructor holds this lock while it waits for the thread: a deadlock, in which some runs
+            # never exited.
             self.last_barrier = dist.barrier(async_op=True)
             self.last_barrier.wait()
             dist.destroy_process_group()
@@ -121,7 +121,7 @@ PREEMPTED = 143                                # exit code after SIGTERM and SIG
 
 
 def on_signal(number, _):
-    """A run saves after the step or batch that it is in. What has made no step yet has nothing to save."""
+    """Stop a run after its current step or batch, so that it can save. Exit at once if there is nothing to save yet."""
     if Processes.current is not None and Processes.current.stepping:
         Processes.current.processes.told = number
     else:
@@ -129,8 +129,8 @@ def on_signal(number, _):
 
 
 def guarded(main):
-    """Runs a script's main and ends with its `exit_code`. The log of a run gets a last record that tells what went
-    wrong, for `analyze.py status`; --resume takes it away again."""
+    """Run a script's main and end with its `exit_code`. An error in a run is written to the run's log as a last record,
+    for `analyze.py status`; --resume removes it."""
     def logged():
         try:
             return main()
@@ -144,14 +144,14 @@ def guarded(main):
                 text = "interrupted; the same command with --resume continues from the last checkpoint"
                 error = KeyboardInterrupt(f"error: {text}")
             if Processes.current is not None:
-                with contextlib.suppress(OSError):                     # the disk may be what went wrong
+                with contextlib.suppress(OSError):                     # the disk may be the cause
                     Processes.current.folder.log(kind="error", error=text)
             if isinstance(error, (SizeError, torch.OutOfMemoryError)):
                 error = UserError(text)
-            raise error                                                # of a bug, exit_code shows the traceback
+            raise error                                                # exit_code prints the traceback of a bug
 
     for name in "SIGTERM", "SIGUSR1":
-        if hasattr(signal, name):              # not every system has them
+        if hasattr(signal, name):              # not every system has both
             signal.signal(getattr(signal, name), on_signal)
     if code := exit_code(logged):
         raise SystemExit(code)

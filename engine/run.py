@@ -1,4 +1,4 @@
-"""`Run`: everything that both stages do around their loops. To follow a loop, `learning_rate` is enough."""
+"""`Run`: everything that both stages do around their training loops. To follow a loop, read only `learning_rate`."""
 import contextlib
 import datetime
 import math
@@ -22,8 +22,8 @@ from zoo.structured import guide
 
 
 def learning_rate(step, steps, args):
-    """Factor of every group's initial learning rate: linear warm-up, then constant, half a cosine down to 0, or steps:
-    a half after each fifth of the run."""
+    """Return the factor on every group's initial learning rate: linear warm-up, then the schedule. constant: 1; cosine:
+    half a cosine down to 0; step: halved after each fifth of the run."""
     if step < args.warmup:
         return (step + 1) / args.warmup
     if args.schedule == "constant":
@@ -34,15 +34,15 @@ def learning_rate(step, steps, args):
 
 
 class Run:
-    """A training run: its loop, clock and scores, and what the loop asks of processes.py, folder.py and feed.py.
+    """A training run: its steps, clock and scores. It connects the loop to processes.py, folder.py, feed.py.
 
-    In a stage's main: Run(args), open, start, measured; in every step evaluates and evaluated, begin, exchange,
-    backward, stepped; at the end load_best and finish. `state` is what a resumed run needs beyond weights and
+    A stage's main calls Run(args), open, start and measured; in every step evaluates and evaluated, begin, exchange,
+    backward and stepped; at the end load_best and finish. `state` holds what a resumed run needs besides weights and
     optimiser.
     """
 
-    SAVE_SECONDS = 600                         # between evaluations, a checkpoint at least this often
-    EARLY = 1, 2, 5, 10, 20, 50                # steps after which a line is printed, if not in the log
+    SAVE_SECONDS = 600                         # save last.pt between evaluations, about this often
+    EARLY = 1, 2, 5, 10, 20, 50                # steps of this process after which a line is printed but not logged
 
     def __init__(self, args):
         self.args, self.processes = args, Processes(args)
@@ -51,11 +51,11 @@ class Run:
         self.folder = Folder(args.out, self.processes.main)
 
     def open(self, task, train):
-        """Set the length of the run, for these training examples. Check that the run directory is free or, with
-        --resume, this run's. A finished run ends here. Nothing is written yet."""
+        """Set the length of the run for these training examples. Check that the run directory is empty or, with
+        --resume, holds this run. Exit if the run is finished. Write nothing yet."""
         args, self.task, examples = self.args, kept(task), len(train)
         self.equal = train.lengths() is None
-        # BatchNorm takes its statistics over the whole batch, or over each micro-batch as it stands.
+        # With BatchNorm no batch is cut by length: statistics are those of the whole batch, or of each micro-batch.
         self.lengths = None if args.arch.get("norm") == "batch" else train.lengths()
         few = getattr(args, "label_fraction", None) is not None or task.labelled is not None
         if few and examples < args.batch:
@@ -68,22 +68,22 @@ class Run:
         # good.
         self.examples, self.per_epoch = examples, examples // args.batch
         self.steps = args.steps or args.epochs * self.per_epoch
-        # On a small share of the data an epoch is a few steps, and validation would take most of the time.
+        # A small share of the data has few steps per epoch. Validation after every epoch would take most of the time.
         least = self.steps // 200 if few or args.train_fraction is not None else 1
         args.eval_every = args.eval_every or max(self.per_epoch, least)
         args.data = task.data
         if list(task.data["sizes"]) != list(task.sizes):
             args.changed["sizes"] = list(task.data["sizes"])
         finished = self.folder.look(defining(args), args.resume)
-        self.processes.barrier()               # nobody writes before all have looked
+        self.processes.barrier()               # no process writes before all have checked
         if finished:
             self.say(f"{args.out} is finished; nothing to do")
             self.processes.close()
             raise SystemExit(0)
 
     def start(self, model, optimizer):
-        """Take the run directory, restore what was saved there, print and log the plan -> the model to call, which is
-        compiled or distributed on request."""
+        """Lock the run directory, restore a stopped run, print and log the plan. Return the model to call: compiled or
+        distributed, if requested."""
         args, self.model, self.optimizer = self.args, model, optimizer
         self.state = dict(step=0, evaluated=0, best=-math.inf, best_step=0, seconds=0.0, loss_sum=0.0, loss_steps=0)
         self.folder.take(defining(args))
@@ -92,13 +92,13 @@ class Run:
             self.state = self.folder.restore(model, optimizer, self.state)
         self.step = self.first = self.state["step"]
         self.loss_sum = torch.full((), self.state["loss_sum"], dtype=torch.float64, device=self.device)
-        # step, loss and gradient norm of the last step, or of the first one where either was not finite
+        # step, loss and gradient norm of the last step, or of the first step in which either was not finite
         self.latest = torch.zeros(3, dtype=torch.float64, device=self.device)
         self.count = torch.full((), float(self.step), device=self.device)
         self.loss = torch.zeros((), device=self.device)
-        # Each part makes its convolution kernels anew, and on a GPU launches as many operations: fewer parts there.
+        # Use fewer parts if each computes its convolution kernels again or, on a GPU, launches all operations again.
         costly = self.device.type == "cuda" or any(hasattr(layer.mixer, "kernel") for layer in model.backbone.layers)
-        # Where all steps have the same shapes, --compile also makes CUDA graphs of them.
+        # If all steps have the same shapes, --compile also records them as a CUDA graph.
         self.records = (args.compile and self.device.type == "cuda" and self.processes.world == 1 and self.equal
                         and not args.arch.get("guided"))
         self.feed = Feed(args, self.processes, self.task, self.examples, self.lengths, costly, self.records)
@@ -106,15 +106,15 @@ class Run:
         self.print_plan()
         self.begin_clock()
         if args.compile:
-            # One graph. The kernels that layers make together stay outside: complex arithmetic gains nothing.
+            # Compile all layers as one graph. Convolution kernels stay outside: complex arithmetic gains nothing.
             model.backbone.body = torch.compile(model.backbone.body)
             for known in "Dynamo detected a call to a `functools.lru_cache`", "Torchinductor does not support code":
-                warnings.filterwarnings("ignore", known)               # neither matters here
+                warnings.filterwarnings("ignore", known)               # both are harmless here
         self.forward = self.processes.distributed(model)
         return self.forward
 
     def print_plan(self):
-        """Everything that was decided, before the first step."""
+        """Print all settings before the first step."""
         args = self.args
         self.say(f"{args.task} / {args.model} / {args.objective}: {count(self.model):,} parameters; {self.examples:,} "
                  f"training examples; recipe {args.recipe}")
@@ -124,19 +124,19 @@ class Run:
         self.say(f"  {self.steps:,} steps of {args.batch} examples = {self.steps / self.per_epoch:.1f} epochs; "
                  f"{args.schedule} schedule after {args.warmup:,} warm-up steps; evaluation every {args.eval_every:,}")
         if args.fitted:
-            self.say(f"  your own data: {args.fitted}")
-        self.say(f"  run directory {args.out}; differs from the recipe in {args.changed or 'nothing'}")
+            self.say(f"  your data: {args.fitted}")
+        self.say(f"  run directory {args.out}; changes to the recipe: {args.changed or 'none'}")
         if args.recipe.split("/")[1:] != [args.model, args.objective]:
-            self.say(f"  note: there is no {args.objective} recipe for {args.model} here; these numbers are our choice")
+            self.say(f"  note: this task has no {args.objective} recipe for {args.model}; the settings are our choice")
         if args.warmup >= self.steps:
-            self.say(f"  note: the run ends before its warm-up of {args.warmup} steps does; --warmup sets it")
+            self.say(f"  note: the run ends before its {args.warmup} warm-up steps do; shorten them with --warmup")
         if args.micro_batch and args.arch.get("norm") == "batch":
             self.say("  note: BatchNorm takes its statistics per micro-batch, so --micro-batch changes the results")
 
     # ---- one step --------------------------------------------------------------------------------------------------
 
     def evaluates(self, step):
-        """Whether to evaluate before this step; not again right after resuming."""
+        """Return whether to evaluate before this step. A resumed run does not repeat its last evaluation."""
         due = step == self.steps or (step > 0 and step % self.args.eval_every == 0)
         if due:
             self.read_loss()
@@ -144,7 +144,7 @@ class Run:
         return due and step > self.state["evaluated"]
 
     def evaluated(self, step, score, **values):
-        """Logs an evaluation; writes best.pt if `score` is the best so far, and last.pt."""
+        """Log an evaluation. Write last.pt, and best.pt if `score` is the best so far."""
         if not all(math.isfinite(value) for value in values.values()):
             raise UserError(f"validation at step {step} gave {values}; {self.folder.last_good()}")
         self.evaluation = time.perf_counter() - self.due_at
@@ -157,8 +157,8 @@ class Run:
         self.save_last(step)
 
     def begin(self, step, prepare):
-        """What `prepare(step)` gives, a list of tuples of tensors, on the device. Also seeds dropout, by seed, step and
-        process, so that a resumed run drops the same channels."""
+        """Return the result of `prepare(step)`, a list of tuples of tensors, on the device. Also seed dropout by seed,
+        step and process, so that a resumed run drops the same channels."""
         args, self.begun = self.args, time.perf_counter()
         if args.arch.get("guided"):
             guide(self.model, step, self.steps)
@@ -183,21 +183,21 @@ class Run:
         return Recorded(step, self.optimizer) if self.records else step
 
     def exchange(self, parts):
-        """The parts of a batch, one after another; gradients are exchanged between processes in the last one only."""
+        """Yield the parts of a batch, one after another. Processes exchange gradients only in the last one."""
         for i, part in enumerate(parts):
             last = self.processes.world == 1 or i + 1 == len(parts)
             with contextlib.nullcontext() if last else self.forward.no_sync():
                 yield part
 
     def backward(self, loss):
-        """Call it outside autocast, which would take the float32 kernels' backward in bfloat16."""
-        (loss * self.processes.world).backward()         # DDP averages gradients over processes, and we want their sum
+        """Add to gradients and logged loss. Call it outside autocast, so that float32 kernels stay float32."""
+        (loss * self.processes.world).backward()         # DDP averages gradients over processes; we want their sum
         self.loss += loss.detach()
 
     def batches(self, split, lengths=None, independent=False):
-        """(i, examples, batch) of the batches of an evaluation that are this process's. lengths (n,): examples of like
-        length together. independent: results do not depend on which examples share a batch (in pretraining the hidden
-        positions do), so a GPU, which would wait for launches, takes larger ones."""
+        """Yield (i, examples, batch) for the evaluation batches of this process. lengths (n,): put examples of similar
+        length together. independent: results do not depend on which examples share a batch, so a GPU takes larger ones,
+        with fewer launches. (In pretraining results do depend on it: the hidden positions are drawn per batch.)"""
         for i, rows, batch in self.feed.batches(split, lengths, independent):
             if self.processes.stops():
                 self.leave()
@@ -205,9 +205,9 @@ class Run:
                 yield i, rows, batch
 
     def stepped(self, step):
-        """After the optimiser's step: the model's own `after_step()`, if it has one (an averaged teacher, say); every
-        --log-every steps a log line and, if the last is ten minutes old, last.pt; first a few lines that are only
-        printed. Nothing is read from the device at other times."""
+        """Finish a step. Call the model's own `after_step()`, if it has one (to average a teacher, for example). Every
+        --log-every steps write a log line and, if last.pt is ten minutes old, last.pt. Early steps print a line that is
+        not logged. Other steps read nothing from the device."""
         getattr(self.model, "after_step", lambda: None)()
         state, groups = self.state, self.optimizer.param_groups
         state["loss_steps"] += 1
@@ -215,10 +215,10 @@ class Run:
         if logs:
             self.read_loss()
         now = time.perf_counter()
-        self.times.append(now - self.begun)    # evaluating and saving do not count as training speed
-        done = step + 1 - self.first           # by this process
-        if logs or done in self.EARLY:         # early lines are only printed: how long will it take?
-            later = self.times if logs else self.times[len(self.times) // 2:]            # the first steps are slower
+        self.times.append(now - self.begun)    # without evaluating and saving
+        done = step + 1 - self.first           # steps of this process
+        if logs or done in self.EARLY:         # early lines show how long the run will take
+            later = self.times if logs else self.times[len(self.times) // 2:]            # the first steps are slow
             pace, lr = sum(later) / len(later), max(group["lr"] for group in groups)
             if not logs:
                 self.read_loss()
@@ -232,45 +232,45 @@ class Run:
             self.loss_sum.zero_()
             state.update(loss_sum=0.0, loss_steps=0)
             self.folder.log(kind="train", step=step + 1, loss=loss, lr=lr, ms_per_step=round(1000 * pace, 2))
-            if now - self.saved_at > self.SAVE_SECONDS:                # where all processes have read the loss
+            if now - self.saved_at > self.SAVE_SECONDS:                # all processes have just read the loss
                 self.save_last(step + 1)
         self.step, self.stepping = step + 1, True
         if self.processes.stops():
             self.leave()
 
     def left(self, step, pace):
-        """The time that the other steps, validation and test take."""
+        """Return the time that the remaining steps, validation and test will take."""
         _, val, test = self.args.data["sizes"]
-        often = self.steps // self.args.eval_every - step // self.args.eval_every      # that after this step, too
+        often = self.steps // self.args.eval_every - step // self.args.eval_every      # evaluations left
         each = self.evaluation or pace / 3 * val / self.args.batch     # a forward pass is a third of a step
         times = often + (self.steps % self.args.eval_every > 0) + (test / val if self.args.start != "pretrain" else 0)
         return datetime.timedelta(seconds=int(pace * (self.steps - step - 1) + each * times))
 
     def warn(self, step, pace):
-        """Where a run takes days: what ends today."""
+        """If the run would take days, print which runs finish today."""
         left, task, model = self.left(step, pace), self.args.task, self.args.model
         if left.days:
             steps = int(self.steps * (datetime.timedelta(hours=12) / left))
             demo = f"{self.task['family']}_demo"
             other = f", or --task {demo if demo in TASKS else 'pathfinder_demo'}" if self.args.start != "spt" else ""
-            gpu = f". Hours of a GPU: python results/costs.py {task} --cost --model {model}" if task in TASKS else ""
-            self.say(f"  note: about {left / datetime.timedelta(days=1):.1f} days on this machine. What ends today: "
+            gpu = f". GPU hours: python results/costs.py {task} --cost --model {model}" if task in TASKS else ""
+            self.say(f"  note: about {left / datetime.timedelta(days=1):.1f} days on this machine. To finish today: "
                      f"--steps {steps}{other}{gpu}")
 
     def leave(self):
-        """Saves what is not saved yet; ends this process."""
+        """Save what is not saved yet and end this process."""
         if self.step > self.state["step"]:
             self.save_last(self.step)
         told = self.processes.told
         text = f"stopped by {signal.Signals(told).name if told else 'a signal'} after step {self.step}"
-        self.folder.log(kind="stop", text=text)       # without a step of its own: --resume takes it away again
+        self.folder.log(kind="stop", text=text)       # it has no step, so --resume removes it
         self.say(f"{text}; the same command with --resume continues")
         self.processes.close()
         raise SystemExit(PREEMPTED)
 
     def read_loss(self):
-        """The sum of losses so far into `state`. Stops the run where a loss or gradient was not finite: before anything
-        is saved."""
+        """Read the sum of losses so far into `state`. If a loss or gradient was not finite, stop the run
+        before anything is saved."""
         step, loss, norm = self.latest.tolist()
         if not math.isfinite(loss + norm):
             factor = learning_rate(step, self.steps, self.args)
@@ -282,7 +282,7 @@ class Run:
     # ---- clock and files -------------------------------------------------------------------------------------------
 
     def begin_clock(self):
-        """The log's first line; from now on `guarded` knows this run."""
+        """Start the clock and the log. From now on `guarded` logs errors of this run."""
         self.clock = self.saved_at = time.perf_counter()
         self.times, self.seconds_before, self.evaluation, self.stepping = [], self.state["seconds"], None, False
         self.folder.begin_log(self.state, total=self.steps, argv=sys.argv,
@@ -293,7 +293,7 @@ class Run:
         return self.seconds_before + time.perf_counter() - self.clock
 
     def save(self, name, **more):
-        """A checkpoint: model, config, all that the task knows of its data, and whatever else."""
+        """Write a checkpoint: model, config, everything the task knows of its data, and `more`."""
         self.folder.save(name, dict(model=self.model.state_dict(), config=defining(self.args), task=self.task, **more))
 
     def save_last(self, step):
@@ -304,11 +304,11 @@ class Run:
 
     def load_best(self):
         """Put the weights that validation chose into the model, on all processes."""
-        self.processes.barrier()                                       # best.pt is written by the first
+        self.processes.barrier()                                       # the first process writes best.pt
         self.model.load_state_dict(read_checkpoint(self.args.out / "best.pt")["model"])
 
     def keep_kernels(self, before, l):
-        """kernels.npz, for figure 4: what `kernel_maxima` gave before the first step, and of the best weights."""
+        """Write kernels.npz for figure 4: `kernel_maxima` before the first step and with the best weights."""
         if before is not None:
             self.load_best()
             kernels = dict(before=before, after=kernel_maxima(self.model.backbone, l))
@@ -316,7 +316,7 @@ class Run:
                 write_atomically(self.args.out / "kernels.npz", lambda file: np.savez(file, **kernels))
 
     def finish(self, **results):
-        """Write result.json and end."""
+        """Write result.json, print the scores and leave the process group."""
         args, names = self.args, ("task", "model", "objective", "train_fraction", "label_fraction", "joint", "seed",
                                   "data", "recipe", "changed")
         record = results | {name: getattr(args, name) for name in names if name in args} | dict(
@@ -334,7 +334,7 @@ class Run:
 
 @torch.no_grad()
 def kernel_maxima(backbone, l):
-    """What figure 4 draws (paper, section 3.6): max over channels of |K|, float32 (layers, c, l); None for a model
-    without kernels."""
+    """Return what figure 4 draws (paper, section 3.6): max over channels of |K|, float32 (layers, c, l). None if the
+    model has no kernels."""
     maxima = [layer.mixer.kernel(l).abs().amax(1) for layer in backbone.layers if hasattr(layer.mixer, "kernel")]
     return torch.stack(maxima).cpu().numpy() if maxima else None

@@ -257,7 +257,7 @@ def test_recorded_steps_train_as_others_do(stage, words, tmp_path, monkeypatch):
         monkeypatch.setattr(run_py, "Recorded", kind)
         OnTheCpu.replayed, out = 0, tmp_path / str(kind)
         if kind is Unable:
-            with pytest.raises(UserError, match="^--compile: no CUDA graph .* not permitted; leave out --compile$"):
+            with pytest.raises(UserError, match="^--compile: cannot record a step as a CUDA graph: .* not permitted; leave out --compile$"):
                 stage.main([*words, "--out", str(out)])
             continue
         stage.main([*words, "--out", str(out)])

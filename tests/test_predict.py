@@ -132,10 +132,10 @@ def test_labels_of_a_file_are_those_of_the_run_however_they_are_written(trained,
         text = capsys.readouterr().out
         assert ("the first field of each line is read as its label" in text) == name.endswith("csv")
         lines.append([line for line in text.splitlines() if "labels: accuracy" in line])
-        assert "the file that the run was trained on" not in text
+        assert "the run was trained on this file" not in text
     assert lines[0] == lines[1] == lines[2] and len(lines[0]) == 1
     predict.main(["run", "--input", "codes.npz"])
-    assert "note: this is the file that the run was trained on" in capsys.readouterr().out
+    assert "note: the run was trained on this file" in capsys.readouterr().out
     values = found["numbers"][1]
     (tmp_path / "values.csv").write_text("\n".join(",".join(map(str, [y, *one])) for y, one in zip(values, x)))
     predict.main([str(trained[2]("numbers", "scratch")), "--input", "values.csv"])
@@ -195,9 +195,9 @@ def test_what_training_never_saw_is_said(trained, tmp_path, capsys, monkeypatch)
     (tmp_path / "new.csv").write_text('no,"ab☃☃"\nmaybe,abcabcabcabcabc\n,c\nyes,b\n')
     predict.main([str(out), "--input", "new.csv"])
     text = capsys.readouterr().out
-    assert "2 of 14 positions hold one of 1 symbols that training never saw, read as unknown: '☃' (2)" in text
+    assert "2 of 14 positions hold one of 1 symbols that training never saw; they become <unk>: '☃' (2)" in text
     assert "1 of 4 sequences are longer than the 9 positions" in text
-    assert "1 labels are of no class that the model knows: maybe; not counted" in text and "\n2 labels: accuracy" in text
+    assert "1 labels belong to no class of the model: maybe; not counted" in text and "\n2 labels: accuracy" in text
 
 
 def test_metrics_are_those_of_their_definitions():

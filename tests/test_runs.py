@@ -329,7 +329,7 @@ def test_where_a_run_takes_days_it_says_what_ends_today(task, model, demo, monke
     """12.5 s a step."""
     monkeypatch.setattr(Run, "left", lambda run, step, pace: datetime.timedelta(seconds=12.5 * (run.steps - step - 1)))
     stop_in(3, monkeypatch, "pretrain", flags("run", task, model, steps=1_000_000, eval_every=1_000_000))
-    note = (f"  note: about 144.7 days on this machine. What ends today: --steps 3456, or --task {demo}. Hours of a GPU: "
+    note = (f"  note: about 144.7 days on this machine. To finish today: --steps 3456, or --task {demo}. GPU hours: "
             f"python results/costs.py {task} --cost --model {model}\n")
     assert note in capsys.readouterr().out
 
@@ -742,7 +742,7 @@ def test_a_causal_run_generates(monkeypatch, capsys, tmp_path):
     pixels, given = np.asarray(Image.open("image/sample.png"))[::4, ::4], square("image", ".")[2].batch(np.arange(8))
     given = np.hstack(given.symbols.view(8, 6, 6).numpy())
     assert np.array_equal(pixels[:3], given[:3]) and not np.array_equal(pixels[3:], given[3:])
-    for words, line in ((["masked"], "masked has objective masked; to continue a sequence, predict.py wants"),
+    for words, line in ((["masked"], "masked has objective masked; to continue a sequence, predict.py needs"),
                         (["s4", "--prompt", "[MAX q"], "--prompt '[MAX q': listops has no symbol 'q'")):
         with pytest.raises(UserError, match=re.escape(line)):
             predict.main(words)

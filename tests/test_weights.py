@@ -67,7 +67,7 @@ def test_each_has_its_kept_score_without_data(name, tmp_path, monkeypatch, capsy
         lines = (tmp_path / "predictions.csv").read_text().splitlines()[1:]
         right = [line.split(",")[1] == line.split(",")[2] for line in lines]
         assert len(right) >= 16 and np.mean(right) == pytest.approx(result["kept"], abs=1.01 / len(right))
-    assert "its data are not here, so this is about" in capsys.readouterr().out
+    assert "the run's data are not here; using" in capsys.readouterr().out
     assert not (tmp_path / "data").exists()
 
 
