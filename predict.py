@@ -142,8 +142,8 @@ class Trained:
 
     def __call__(self, x):
         """Return `answers` for raw sequences, as in `encoded`, or for one text or one series (l,)."""
-        alone = isinstance(x, str) or isinstance(x, np.ndarray) and x.ndim == 1 and x.dtype.kind in "biuf"
-        return self.answers(self.outputs(self.encoded([x] if alone else x)))
+        single = isinstance(x, str) or isinstance(x, np.ndarray) and x.ndim == 1 and x.dtype.kind in "biuf"
+        return self.answers(self.outputs(self.encoded([x] if single else x)))
 
 
 def load(run, data_dir="data"):
@@ -329,7 +329,7 @@ def show(trained, split, path):
 
 # ---- Export ----------------------------------------------------------------------------------------------------------
 
-class Alone(nn.Module):
+class Exported(nn.Module):
     """A finetuned model for export. Normalisation, and kernels at the task's length, are constants. Raw samples
     (1, l, channels) or ids (1, l), and true lengths (1,) if they differ -> probabilities (1, classes), or values in
     the unit of the labels (1, 1)."""
@@ -360,10 +360,10 @@ def export(trained, path):
     task, b = trained.task, trained.task.documents
     if trained.pretrained:
         raise UserError(f"--export needs a finetuned run, but {trained.run} is a pretraining run")
-    alone = Alone(trained).eval()
-    if alone.samples:
-        noise = torch.randn(b, task.length, task.channels, dtype=alone.mean.dtype)
-        x = (noise * alone.std + alone.mean) * task.scale
+    exported = Exported(trained).eval()
+    if exported.samples:
+        noise = torch.randn(b, task.length, task.channels, dtype=exported.mean.dtype)
+        x = (noise * exported.std + exported.mean) * task.scale
     else:
         x = torch.randint(0 if task.channels else EOS + 1, task.vocab, (b, task.length))
     ragged = task.ragged or not task.channels
@@ -376,7 +376,7 @@ def export(trained, path):
     ours = torch.from_numpy(answer[:, None] if probabilities is None else probabilities)      # (1, classes or 1)
     names = dict(names=trained.names.tolist(), symbols=task.symbols, length=task.length)
     buffer = io.BytesIO()
-    torch.export.save(torch.export.export(alone, (x, *lengths)), buffer, extra_files={"task.json": json.dumps(names)})
+    torch.export.save(torch.export.export(exported, (x, *lengths)), buffer, extra_files={"task.json": json.dumps(names)})
     written = torch.export.load(io.BytesIO(buffer.getvalue())).module()
     error = (written(x, *lengths) - ours).abs().max().item()
     if not error < 1e-5 * max(1, ours.abs().max().item()):
