@@ -1,20 +1,19 @@
-"""Data: open a task's splits, take batches from them. A task is prepared once, into flat memory-mapped arrays.
+"""Data: open a task's splits and take batches from them. A task is prepared once, as flat memory-mapped arrays.
 
     python data.py --list                          # the tasks: sizes, sources, licences, what is ready
     python data.py --task text                     # download IMDb, check it, prepare it
-    python data.py --task text --raw DIR           # the same from files you have: an archive, or a folder of it
+    python data.py --task text --raw DIR           # the same from files you have: the archive, or what it contains
     python data.py --task pathx                    # generate 200,000 images of 128 px, all cores, 3.3 GB
     python data.py --task image --show sheet.png   # a few examples, before and after masking
-    python data.py --task file:my.npz              # your own sequences x (n, l[, channels]), labels y, perhaps split
-    python data.py --task file:my.csv              # or .tsv: a line an example, its label, then numbers or one text
-    python data.py --task ucr:FordA                # a set of the UCR and UEA archives
+    python data.py --task file:my.npz              # your data: sequences x (n, l[, channels]), labels y, optional split
+    python data.py --task file:my.csv              # or .tsv: one line per example, its label, then numbers or one text
+    python data.py --task ucr:FordA                # a data set of the UCR and UEA archives
 
-Training calls `open_task`, `Split.batch` and `order`, and that is all there is to learn here. What a task is, and how
-each is read or drawn, stands in tasks/, one file per task or family. A prepared task is a folder `data/<task>/` with
-`{train,val,test}_{x,y}.npy` (symbols: and `_offsets.npy`) and `meta.json`, which is written last: its presence means
-done.
+Training calls only `open_task`, `Split.batch` and `order`. tasks/ defines the tasks and how each is read or generated,
+in one file per task or family. A prepared task is a folder `data/<task>/` with `{train,val,test}_{x,y}.npy` (symbols:
+and `_offsets.npy`) and `meta.json`. `meta.json` is written last, so a folder that contains it is complete.
 """
-# First, so that there is no traceback if Ctrl-C comes while the rest is imported.
+# First: no traceback if Ctrl-C comes while the rest is imported.
 from files import Parser, UserError, exit_code, locked, read_json, reading, sha256_of, write_atomically, write_json
 
 import argparse
@@ -39,7 +38,8 @@ from tasks.picture import draw_example, height, picture
 # ---- reading: all that training uses ---------------------------------------------------------------------------------
 
 class Batch(NamedTuple):
-    """b sequences as torch tensors. Gray images have both views; two documents are sequences 2i and 2i + 1."""
+    """A batch of b sequences, as torch tensors. Gray images have both views. In a task with two documents per example,
+    those of example i are sequences 2i and 2i + 1."""
     symbols: "torch.Tensor | None"      # int64 (b, l), padded with PAD; a sequence of characters ends with EOS
     samples: "torch.Tensor | None"      # float32 (b, l, channels), normalised
     lengths: "torch.Tensor | None"      # int64 (b,), EOS counted; None: no padding
@@ -48,26 +48,26 @@ class Batch(NamedTuple):
 
 @dataclass
 class Split:
-    """One split, memory-mapped."""
+    """One split of a task, memory-mapped."""
     task: Task
     x: np.ndarray                          # symbols (total,) uint8 or uint16, or samples (n, l, channels) as stored
     y: np.ndarray                          # (n,)
     offsets: np.ndarray | None = None      # symbols: sequence i is x[offsets[i]:offsets[i + 1]], EOS included
-    chosen: np.ndarray | None = None       # only these examples count, numbered from 0; None: all
-    rows: np.ndarray | None = None         # (n,) your own data: where in your file each example stands, from 0
+    chosen: np.ndarray | None = None       # indices of the examples that are used; None: all
+    rows: np.ndarray | None = None         # (n,) your data: the index of each example in your file, from 0
 
     def __len__(self):
         return len(self.y if self.chosen is None else self.chosen)
 
     def lengths(self):
-        """Of each example, the longest of its documents (n,); None where all are equally long."""
+        """Return the length of the longest document of each example (n,), or None if all have the same length."""
         if self.offsets is None:
             return None
         longest = np.diff(self.offsets).reshape(-1, self.task.documents).max(1)
         return longest if self.chosen is None else longest[self.chosen]
 
     def batch(self, indices, device="cpu"):
-        """Examples `indices` (examples,) -> Batch. Only their part of the files is read."""
+        """Return the examples `indices` (examples,) as a Batch. Reads only their part of the files."""
         import torch
         task, indices = self.task, np.asarray(indices, dtype=np.int64)
         indices = indices if self.chosen is None else self.chosen[indices]
@@ -90,30 +90,30 @@ class Split:
 
 
 def order(n, seed, epoch):
-    """The order in which an epoch visits n examples: int64 (n,). A pure function, so that there is no sampler state to
-    save. 2323 keeps this stream apart from the other random streams of training."""
+    """Return the order in which an epoch visits n examples: int64 (n,). A pure function, so there is no sampler state
+    to save. 2323 separates these draws from the other random draws of training."""
     return np.random.default_rng([2323, seed, epoch]).permutation(n)
 
 
 def look_up(name, data_dir="data"):
-    """The Task of a name. Your own data is prepared for that: before, its length and the like are not known."""
+    """Return the Task of a name. Your data is prepared first, because only then its length and classes are known."""
     task = declared(full_name(name))
     return task if task.length else open_task(name, data_dir)[0]
 
 
 def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False):
-    """A task and its splits -> Task, train, val, test. Prepares the task on first use; UserError as in `prepare`.
+    """Return a task and its splits: Task, train, val, test. Prepares the task on first use; UserError as in `prepare`.
 
-    fraction: of the training examples, the first `fraction * n` of one fixed shuffle (seed 42, paper's appendix C.1.4
-    and its official configuration), so that smaller subsets lie within larger ones and both stages see the same.
-    labelled: in its place, a share of all training examples in which the classes have their shares, again nested.
-    labels: without the training examples that have none; UserError where none has one.
+    fraction: keep the first `fraction * n` training examples of one fixed shuffle (seed 42, paper's appendix C.1.4 and
+    its official configuration). Smaller subsets lie within larger ones, and both stages see the same examples.
+    labelled: instead of `fraction`, a share of all training examples that keeps the class proportions, again nested.
+    labels: leave out training examples without a label; UserError if no example has one.
     """
     folder = prepare(name, data_dir)
     with reading(f"{folder} is damaged", _again(name, folder)):
         meta = read_json(folder / "meta.json")
         found = tuples(meta["found"])
-        source = "generated" if meta["source"] == "generated" else "official files"       # wherever they lie
+        source = "generated" if meta["source"] == "generated" else "official files"       # in whatever folder
         source = "own data" if declared(name).own else source
         checksum = zlib.crc32(b"".join((folder / f"{split}_y.npy").read_bytes() for split in SPLITS))
         identity = dict(source=source, seed=meta["seed"], sizes=meta["sizes"], labels=checksum)
@@ -125,11 +125,11 @@ def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False)
         splits = [Split(task, **{array: np.load(folder / f"{split}_{array}.npy", mmap_mode="r") for array in arrays})
                   for split in SPLITS]
         if [len(split.y) for split in splits] != meta["sizes"]:
-            raise ValueError("its arrays are not those of which meta.json tells")
+            raise ValueError("the sizes of its arrays are not those in meta.json")
     train, val, test = splits
     n = len(train) if task.labelled is None else task.labelled
     if labels and n == 0:
-        raise UserError(f"{name} has no labels, which pretrain.py alone can do without")
+        raise UserError(f"{name} has no labels; only pretrain.py can use it")
     if labelled is not None:
         known = stratified(train.y[:n] if task.classes else np.zeros(n), 42)
         train.chosen = known[:max(task.classes, 1, int(labelled * n))]
@@ -138,21 +138,21 @@ def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False)
     if labels and task.labelled is not None:
         train.chosen = np.arange(n) if train.chosen is None else train.chosen[train.chosen < n]
         if not len(train):
-            raise UserError(f"--train-fraction {fraction} keeps no training example with a label; take more of them")
+            raise UserError(f"--train-fraction {fraction} keeps no training example with a label; use a larger one")
     return task, train, val, test
 
 
 # ---- preparing -------------------------------------------------------------------------------------------------------
 
 def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None, **own_data):
-    """Make a task's folder in data_dir ready, unless it is -> that folder. Several processes may call it at once.
+    """Prepare a task unless it is ready, and return its folder in data_dir. Several processes may call this at once.
 
-    sizes: examples in (train, val, test), seed: of the generator, or of the split of your own data; None: the task's
-    and 0, or whatever is there.
-    raw: folder of the official files, read instead of downloading or generating.
-    workers: processes of a generator; None: one for every core. The result does not depend on it.
-    own_data: regression, kind and group, as in `Request`; None: whatever is there.
-    UserError when another set is there (nothing is ever overwritten), or files are damaged or cannot be had.
+    sizes: number of examples in (train, val, test). seed: of the generator, or of the split of your data. If None,
+    those of an existing folder, else the task's sizes and seed 0.
+    raw: folder of the official files, which are read instead of downloading or generating.
+    workers: processes of a generator; None: one per core. The result does not depend on it.
+    own_data: regression, kind and group, as in `Request`; None: those of an existing folder.
+    UserError if the folder holds another set (nothing is ever overwritten), or if files are damaged or unavailable.
     """
     name = full_name(name)
     task, folder = declared(name), Path(data_dir) / folder_name(name)
@@ -160,20 +160,20 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
     if raw is not None and not task.source.raw:
         raise UserError(f"--raw {raw} has no meaning for {name}; leave it out")
     if raw is not None and not os.path.isdir(raw):
-        raise UserError(f"--raw '{raw}' is not a folder; it may hold: {task.source.accepts}")
+        raise UserError(f"--raw '{raw}' is not a folder; give a folder that holds: {task.source.accepts}")
     source = f"files in {Path(raw).resolve()}" if raw is not None else "generated" if task.make else "downloaded"
     if seed is not None and source != "generated" and not own:
         raise UserError(f"--seed {seed} is for generated sets; the official splits of {name} are fixed; leave it out")
     if not own and any(value is not None for value in own_data.values()):
-        raise UserError(f"--regression, --symbols, --samples and --group are for your own data, and {name} is fixed; "
-                        "leave them out")
+        raise UserError(f"--regression, --symbols, --samples and --group are for your data, and {name} is fixed; leave "
+                        "them out")
     parameters = zlib.crc32(repr(replace(task, sizes=None, mask=None, source=None, names=None, subset=None)).encode())
     asked = own_data | dict(parameters=parameters, sizes=sizes and list(sizes), seed=seed, source=raw and source)
     path, stamp = name.removeprefix("file:"), None
     if file and os.path.isfile(path):                     # a changed file is another data set
         stamp = [os.path.getsize(path), os.stat(path).st_mtime_ns]
         source = asked["source"] = _content(path, stamp, folder)
-    if not (folder / "meta.json").exists():               # before the lock, so that a read-only folder can be used
+    if not (folder / "meta.json").exists():               # before locking, so that a read-only folder can be used
         if sizes is None and (source == "generated" or task.subset):
             sizes = task.sizes
         request = Request(name, folder, task, parameters, sizes and list(sizes), seed or 0, raw and Path(raw), workers,
@@ -192,7 +192,7 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
                                 inputs=inputs, regression=bool(own_data.get("regression")), found=found)
                     write_json(folder / "meta.json", meta)
                     shutil.rmtree(folder / "parts", ignore_errors=True)
-        except BrokenPipeError:                           # what was printed, not a file
+        except BrokenPipeError:                           # from printing, not from writing a file
             raise
         except OSError as error:
             raise UserError(f"{folder}: {error}; restore that file, make room, or choose another --data-dir") from None
@@ -206,7 +206,8 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
 
 
 def _filled_in(task, request, lock):
-    """What the task's own `prepare` fills in. If it cannot read what was asked for, neither folder nor lock stays."""
+    """Call the task's own `prepare` and return the fields that it fills in. If it wrote nothing, remove the folder and
+    the lock."""
     request.folder.mkdir(exist_ok=True)
     try:
         return task.prepare(task, request) or {}
@@ -217,7 +218,8 @@ def _filled_in(task, request, lock):
 
 
 def _content(path, stamp, folder):
-    """What a file is known by, its checksum. It is not read again where size and time are those in meta.json."""
+    """Return a file's path and checksum, which identify its content. If its size and time are those in meta.json, the
+    file is not read again."""
     if (folder / "meta.json").exists() and (there := read_json(folder / "meta.json")).get("stamp") == stamp:
         return there.get("source")
     with reading(f"{path} cannot be read", "restore it"), open(path, "rb") as file:
@@ -246,19 +248,19 @@ def line_of(name, task, data_dir):
     state = "prepared" if (Path(data_dir) / folder_name(name) / "meta.json").exists() else "not prepared"
     shape = f"length {task.length:,}" + (f", {task.channels} channels" if (task.channels or 1) > 1 else "") + (
         f", {task.documents} documents" if task.documents > 1 else "")
-    line = (f"{name:16} {shape}, {f'{task.classes} classes' if task.classes else 'a number'}, "
+    line = (f"{name:16} {shape}, {f'{task.classes} classes' if task.classes else 'regression'}, "
             f"{' / '.join(f'{size:,}' for size in task.sizes)} examples; {state}")
     if task.own:
         return line
-    origin = "generated" if task.make else "not to be downloaded"
+    origin = "generated" if task.make else "no download"
     if task.source.urls:
         origin = f"{task.source.bytes or 400_000_000:,} bytes from {task.source.urls[0].split('/')[2]}"
     return f"{line}\n{'':16} {origin}; --raw: {task.source.accepts}; licence: {task.source.licence}"
 
 
 def show(name, data_dir, path):
-    """Contact sheet of four training examples: on the left as they are, on the right with hidden positions as in a
-    step of masked pretraining, drawn for this sheet. Writes a picture to `path`."""
+    """Draw four training examples and write the picture to `path`: on the left as they are, on the right with hidden
+    positions, drawn with the masking ratio of pretraining."""
     from matplotlib.figure import Figure
     task, train, *_ = open_task(name, data_dir)
     batch = train.batch(order(len(train), 0, 0)[:4])
@@ -266,7 +268,7 @@ def show(name, data_dir, path):
     figure = Figure((12, height(task) * len(hidden)), layout="constrained")
     for i, pair in enumerate(figure.subplots(len(hidden), 2, squeeze=False)):
         value = batch.y[i].item()
-        if task.ends:                                     # back into the unit of the targets
+        if task.ends:                                     # convert back to the unit of the targets
             value = task.ends[0] + (value + 1) / 2 * (task.ends[1] - task.ends[0])
         pair[0].set_title(task.names[value] if task.names else f"{value:.3g}", loc="left", parse_math=False)
         pair[1].set_title(f"{task.mask:.0%} hidden", loc="left")
@@ -279,30 +281,30 @@ def show(name, data_dir, path):
 # ---- command line ----------------------------------------------------------------------------------------------------
 
 def main(argv=None):
-    """The commands of the module's docstring -> `exit_code`."""
+    """Run a command of the module's docstring and return its `exit_code`."""
     return exit_code(lambda: command(argv), "interrupted; run the same command again to resume")
 
 
 def command(argv):
     parser = Parser(examples=True, prog="data.py", description=__doc__, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", help="one of: " + " ".join(TASKS) + " or your own data: file:PATH (.npz, .csv, .tsv, "
+    parser.add_argument("--task", help="one of: " + " ".join(TASKS) + " or your data: file:PATH (.npz, .csv, .tsv, "
                         ".ts), ucr:NAME")
-    parser.add_argument("--data-dir", default="data", help="holds TASK/ and downloads/ (default: data)")
+    parser.add_argument("--data-dir", default="data", help="folder of prepared tasks and of downloads (default: data)")
     for split in SPLITS:
-        parser.add_argument(f"--{split}", type=int, metavar="N", help=f"{split} size (default: the task's)")
-    parser.add_argument("--raw", "--lra-dir", metavar="DIR", help="read the official files in DIR: an LRA release for "
-                        "listops, pathfinder*, pathx* and retrieval; what a download would bring for the others")
+        parser.add_argument(f"--{split}", type=int, metavar="N", help=f"{split} examples (default: the task's number)")
+    parser.add_argument("--raw", "--lra-dir", metavar="DIR", help="read the official files in DIR: for listops, "
+                        "pathfinder*, pathx* and retrieval an LRA release; for the others the files of the download")
     for kind in ("symbols", "samples"):
-        parser.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=f"your own data's numbers "
-                            f"are {kind} (default: floats and a .csv's are samples, a .npz's integers symbols)")
-    parser.add_argument("--group", type=os.path.abspath, metavar="FILE", help="of your own data, a line an example: "
-                        "its group, a person say; none is in two splits")
-    parser.add_argument("--regression", action="store_true", default=None, help="your own data's labels are numbers to "
+        parser.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=f"read the numbers of "
+                            f"your data as {kind} (default: integers in an .npz are symbols, all others samples)")
+    parser.add_argument("--group", type=os.path.abspath, metavar="FILE", help="for your data: a file with one group "
+                        "(e.g. a person) per line, one line per example; no group is in two splits")
+    parser.add_argument("--regression", action="store_true", default=None, help="for your data: labels are numbers to "
                         "predict, not classes")
-    parser.add_argument("--seed", type=int, help="of the generator, or of the split of your own data (default: 0)")
-    parser.add_argument("--workers", type=int, metavar="K", help="processes of the generator (default: all cores)")
-    parser.add_argument("--show", metavar="FILE", help="prepare, then draw some examples before and after masking")
+    parser.add_argument("--seed", type=int, help="seed of the generator, or of the split of your data (default: 0)")
+    parser.add_argument("--workers", type=int, metavar="K", help="processes of the generator (default: one per core)")
+    parser.add_argument("--show", metavar="FILE", help="prepare the task, then draw examples before and after masking")
     parser.add_argument("--list", action="store_true", help="print the tasks")
     args = parser.parse_args(argv)
     print_tasks(args.data_dir) if args.list else _prepare_and_show(args)
@@ -317,7 +319,7 @@ def _prepare_and_show(args):
         picture("--show", args.show)
     sizes, task = [getattr(args, split) for split in SPLITS], TASKS.get(args.task)
     if any(sizes) and not task:
-        raise UserError("--train, --val and --test have no meaning for your own data, all of which is taken")
+        raise UserError("--train, --val and --test do not apply to your data, which is used in full; leave them out")
     sizes = [size or default for size, default in zip(sizes, task.sizes)] if any(sizes) else None
     folder = prepare(args.task, args.data_dir, sizes, args.seed, args.raw, args.workers,
                      **{name: getattr(args, name) for name in ("regression", "kind", "group")})

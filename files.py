@@ -1,4 +1,4 @@
-"""Files, downloads and one-line errors: what every script uses, and nobody needs to read first."""
+"""Files, downloads and one-line errors, used by every script. A first reading may skip this file."""
 import sys
 from pathlib import Path
 
@@ -6,17 +6,17 @@ ROOT = Path(__file__).resolve().parent
 
 
 def silent(kind, *rest):
-    """No traceback where Ctrl-C comes while a script still imports, which takes seconds: scripts import this file
-    first."""
+    """Print no traceback after Ctrl-C while a script is still importing. Imports take seconds, so scripts import this
+    file first."""
     if kind is not KeyboardInterrupt:
         sys.__excepthook__(kind, *rest)
 
 
-# Of our scripts only: what imports this from elsewhere keeps its own way.
+# Only for our scripts: other programs that import this file keep their own hook.
 if ROOT in Path(getattr(sys.modules["__main__"], "__file__", "/")).resolve().parents:
     sys.excepthook = silent
 
-# Only now what takes its time to be imported.
+# Slow imports come after the hook is set.
 import argparse  # noqa: E402
 import contextlib  # noqa: E402
 import hashlib  # noqa: E402
@@ -33,11 +33,12 @@ from tqdm import tqdm  # noqa: E402
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 class UserError(Exception):
-    """A user's mistake, in one line: what is wrong, the value, the command that mends it."""
+    """A user's mistake, described in one line: what is wrong, the value, and the command that fixes it."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, with one-line errors. A bare command prints the examples of its script's docstring, if asked to."""
+    """argparse's parser with one-line errors. With `examples`, a command without arguments prints the examples of its
+    script's docstring."""
 
     def __init__(self, *, examples=False, **more):
         super().__init__(**more)
@@ -54,17 +55,17 @@ class Parser(argparse.ArgumentParser):
 
 
 def exit_code(main, interrupted="interrupted"):
-    """Runs a script's main -> 0, or what it returns; 2, after one line, for a user's mistake and for what a disk does;
-    130 for Ctrl-C; 141, without a word, where nobody reads any more what it prints."""
+    """Run a script's main and return its exit code: 0 or what main returns; 2, after printing one line, for a mistake
+    of the user and for a failing disk; 130 for Ctrl-C; 141, silently, if nothing reads the output any more."""
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")          # an ASCII terminal
+        sys.stdout.reconfigure(errors="replace")          # for ASCII terminals
     text = None
     try:
         code = main() or 0
         print(end="", flush=True)
     except BrokenPipeError:
         code = 141
-    except (UserError, OSError, MemoryError, ImportError) as error:              # no matplotlib, say
+    except (UserError, OSError, MemoryError, ImportError) as error:              # e.g. no matplotlib
         code, text = 2, f"error: {error}"
     except KeyboardInterrupt as error:
         code, text = 130, str(error) or interrupted
@@ -73,13 +74,13 @@ def exit_code(main, interrupted="interrupted"):
             print(" ".join(text.splitlines()), file=sys.stderr)
         print(end="", flush=True)
         return code
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())     # else its end fails too
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())     # otherwise closing it fails again at exit
     return code
 
 
 @contextlib.contextmanager
 def reading(problem, advice):
-    """UserError, in one line, for whatever the reader of a file raises: a damaged one can make it raise anything."""
+    """Turn any exception into a one-line UserError: a damaged file can make its reader raise anything."""
     try:
         yield
     except UserError:
@@ -92,9 +93,9 @@ def reading(problem, advice):
 # ---- whole files -----------------------------------------------------------------------------------------------------
 
 def write_atomically(path, write):
-    """write(open binary file), then rename: `path` is there whole or not at all. UserError for a full disk."""
+    """Call write(open binary file), then rename: `path` is complete or absent. UserError for a full disk."""
     path = Path(path)
-    device = path.is_char_device()                        # /dev/stdout, say, whose place no file may take
+    device = path.is_char_device()                        # e.g. /dev/stdout: a rename would replace it by a file
     temporary = path if device else path.with_name(path.name + ".tmp")
     try:
         with open(temporary, "wb") as file:
@@ -110,24 +111,24 @@ def write_atomically(path, write):
 
 
 def write_json(path, record):
-    """A record as indented JSON, written atomically; what JSON has no type for is written as text."""
+    """Write a record as indented JSON, atomically. Values that JSON has no type for are written as text."""
     text = json.dumps(record, indent=1, default=str) + "\n"
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def read_json(path, *wanted):
-    """A JSON object -> dict. UserError when the file is missing or damaged, or lacks one of these fields."""
-    advice = f"restore it, or, if {Path(path).parent} is one data set or run, remove that"
+    """Read a JSON object -> dict. UserError if the file is missing or damaged, or lacks one of the wanted fields."""
+    advice = f"restore it, or, if {Path(path).parent} is a data set or a run, remove that folder"
     with reading(f"{path} is missing or damaged", advice):
         record = json.loads(Path(path).read_text())
         if not isinstance(record, dict) or not {*wanted} <= record.keys():
-            raise ValueError(f"it is no record with {' '.join(wanted)}" if wanted else "it is no record")
+            raise ValueError(f"it is no JSON object with {' '.join(wanted)}" if wanted else "it is no JSON object")
         return record
 
 
 def locked(path, busy, wait=True):
-    """Take a lock file -> context manager; it is released when this process ends, however it ends. Where another
-    process holds it: print `busy` and wait, or raise it as UserError."""
+    """Acquire a lock file -> context manager. The lock is released when this process ends, however it ends. If another
+    process holds it, print `busy` and wait; without `wait`, raise `busy` as UserError."""
     lock = filelock.FileLock(path)
     try:
         return lock.acquire(timeout=0)
@@ -140,17 +141,17 @@ def locked(path, busy, wait=True):
 
 # ---- downloads -------------------------------------------------------------------------------------------------------
 
-PAUSE = 2                                # seconds before a download is tried again
+PAUSE = 2                                # seconds before a download is retried
 
 
 def fetch(url, folder, by_hand, sha256=None):
-    """Download a file into a folder, unless it is there -> its path.
+    """Download a file into a folder, unless it is there, and return its path.
 
-    Until it is whole and its checksum right it is NAME.part, with which the next call resumes. UserError after four
-    failures in a row without a new byte, with what to do `by_hand`.
+    The file is called NAME.part until it is complete and its checksum verified; the next call resumes it. UserError
+    after four failures in a row without a new byte; the message says what to do `by_hand`.
     """
     from requests import RequestException
-    from urllib3.exceptions import HTTPError as BrokenBody          # in the middle of a body
+    from urllib3.exceptions import HTTPError as BrokenBody          # raised in the middle of a body
     name = url.rsplit("/", 1)[1]
     path, part, failures = folder / name, folder / f"{name}.part", []
     folder.mkdir(parents=True, exist_ok=True)
@@ -170,22 +171,22 @@ def fetch(url, folder, by_hand, sha256=None):
                 time.sleep(PAUSE)
             if len(failures) == 4 or "wrong checksum" in failures and not have:
                 raise UserError(f"{url} cannot be downloaded ({'; '.join(dict.fromkeys(failures))}). Get it in another "
-                                f"way, {by_hand}")
+                                f"way, then {by_hand}")
     return path
 
 
 def _request(url, part, have):
-    """One request for what is missing after `have` bytes; the body goes into `part` as it comes."""
+    """Request the bytes after the first `have`, and append them to `part` as they arrive."""
     import requests
     headers = {"Accept-Encoding": "identity", "Range": f"bytes={have}-"}
     with requests.get(url, headers=headers, stream=True, timeout=60) as answer:
-        if answer.status_code == 416:                     # nothing is missing
+        if answer.status_code == 416:                     # no bytes are missing
             return
         answer.raise_for_status()
-        if answer.status_code != 206:                     # a server that does not resume sends all of it
+        if answer.status_code != 206:                     # a server that cannot resume sends the whole file
             have = 0
         left = int(answer.headers.get("Content-Length", 0))
-        # Not iter_content: it would unpack what a server calls a gzip encoding, and drop the end of a broken body.
+        # Not iter_content: it would unpack a body that the server declares as gzip, and drop the end of a broken body.
         with tqdm.wrapattr(answer.raw, "read", desc=part.name, total=have + left, initial=have) as body:
             with open(part, "ab" if have else "wb") as file:
                 shutil.copyfileobj(body, file)
@@ -196,38 +197,38 @@ def sha256_of(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# ---- rooms: every file of a folder is a model or a task --------------------------------------------------------------
+# ---- rooms: folders in which every file adds models or tasks ---------------------------------------------------------
 
 def refuse(path, problem):
-    """End with one line that names the file."""
+    """End the script with one line that names the file."""
     name = path.relative_to(ROOT) if ROOT in path.parents else path
-    print(f"error: {name}: {' '.join(problem.split())}; mend it, or take it out of {path.parent.name}/",
+    print(f"error: {name}: {' '.join(problem.split())}; fix it, or remove it from {path.parent.name}/",
           file=sys.stderr)
     raise SystemExit(2)
 
 
 def load_room(folder, table, what, check):
-    """Import every file of a folder, each of which adds entries to a table {name: entry}.
+    """Import every file of a folder. A file adds entries to a table {name: entry}. Return {name: its file}.
 
-    what: the flag that chooses an entry, for messages. check(name, entry) raises where an entry does not fit; all files
-    are loaded before. A file that cannot be loaded or checked, or that takes the name of another's entry, ends the
-    script with one line.
+    what: the flag that chooses an entry, for messages. check(name, entry) raises if an entry does not fit; it is called
+    after all files are loaded. A file that cannot be loaded, fails its check or reuses the name of another file's entry
+    ends the script with one line.
     """
     homes = {}                                 # {name: its file}
     for path in sorted(folder.glob("[!_.]*.py")):
         before = dict(table)
         try:
             importlib.import_module(f"{folder.name}.{path.stem}")
-        except Exception as error:             # a file in the making can raise anything
+        except Exception as error:             # an unfinished file can raise anything
             frames = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
             frames += [(Path(error.filename), error.lineno)] if isinstance(error, SyntaxError) else []
             inside = [frame for frame in frames if frame[0].parent == folder and frame[0].name != "__init__.py"]
-            path, line = inside[-1] if inside else (path, 1)                                  # it may import another
+            path, line = inside[-1] if inside else (path, 1)      # the error may be in another file, which it imports
             refuse(path, f"line {line}: {type(error).__name__}: {error}")
         for name in table:
             if name in before and table[name] is not before[name]:
                 home = f"{folder.name}/{homes[name].name}" if name in homes else "models.py"
-                refuse(path, f"{what} {name} is that of {home} already")
+                refuse(path, f"{what} {name} is already defined in {home}")
             if name not in before:
                 homes[name] = path
     check_room(homes, table, check)
@@ -238,5 +239,5 @@ def check_room(homes, table, check):
     for name, path in homes.items():
         try:
             check(name, table[name])
-        except Exception as error:             # an entry of any kind
+        except Exception as error:             # an entry may be anything
             refuse(path, str(error))

@@ -4,10 +4,10 @@
     python pretrain.py --task pathx --model s4 --arch d=64,layers=3 --lr 1e-3       change a size and the recipe
 
 These are the settings behind the paper's numbers. A first reading may skip the lower half, which looks lines up. An
-architecture of zoo/ brings tables of its own, without the column `model`, and a task may, without the column `task`.
+architecture in zoo/ adds tables without the column `model`. A task may add tables without the column `task`.
 
 In all tables tasks and models are shell patterns, a|b stands for two rows, and the first row that matches counts. A
-dash means "not part of this". A model without rows of its own uses those of the model that it is `like` (models.py).
+dash means "does not apply". A model without its own rows uses those of the model named in its `like` (models.py).
 """
 import contextlib
 import fnmatch
@@ -23,10 +23,10 @@ from tasks import TASKS
 # ---- Sizes -----------------------------------------------------------------------------------------------------------
 
 #   transformer  paper table 4, rows marked with a dagger: the sizes of Tay et al. 2020, sinusoidal positions
-#   rotary       paper table 4, "Transformer + Rotary"; on sCIFAR Image's (appendix C.1.6)
+#   rotary       paper table 4, "Transformer + Rotary"; on sCIFAR the sizes of Image (appendix C.1.6)
 # block: attention is cut into blocks of that many positions. Transformers have LayerNorm before attention and FF, and
-# no dropout. Rows of demos, of *_mini (the stand-ins of `run_all.sh --preset mini`), of file:* and ucr:* (your own
-# data, for a width of 64; `fit` widens or narrows them) and of * (any other task) are not the paper's.
+# no dropout. These rows are not the paper's: demos; *_mini, the stand-ins of `run_all.sh --preset mini`; file:* and
+# ucr:*, your data, for a width of 64 (`fit` widens or narrows them); and *, any other task.
 ATTENTION_SIZES = """
 task                 model                     layers   d heads   ff block
 listops|text         transformer|rotary             6 512     8 1024     -
@@ -49,14 +49,15 @@ file:*|ucr:*         transformer|rotary             3  64     2  128     -
 *                    rotary                         4 128     4  256     -
 """
 
-#   s4           Gu et al. 2022, table 11, as the paper's official configurations spell them out. n_ssm: how many copies
-#                of (A, P, B) there are for the d channels to share
+#   s4           Gu et al. 2022, table 11, as the paper's official configurations spell them out. n_ssm: the number of
+#                copies of (A, P, B), which the d channels share
 #   dlr          S4's depth and width, more states, LayerNorm (appendix C.1.3). dt_min, dt_max: twice its smallest and
 #                largest decay rate
-# norm, place: which norm, before (pre) or after (post) the residual sum. dt_lr, ssm_lr: learning rates of the step size
-# and of A, P, B (DLR: of all three parameters of its kernel); "main" follows the rest of the model. dropout: inside the
-# layer and on the residual branch, whole channels of a sequence. The official S4 for Speech Commands pretrains with
-# LayerNorm and finetunes with BatchNorm, an accident: here it has BatchNorm in both.
+# norm, place: the norm, and its place before the layer (pre) or after the residual sum (post). dt_lr, ssm_lr: learning
+# rates of the step size and of A, P, B (DLR: ssm_lr is for all three parameters of its kernel); "main" is the rate of
+# the rest of the model. dropout drops whole channels of a sequence, inside the layer and on the residual branch. On
+# Speech Commands the official S4 pretrains with LayerNorm and finetunes with BatchNorm, by accident; here both stages
+# use BatchNorm.
 SSM_SIZES = """
 task                   model layers   d state n_ssm norm  place dt_min dt_max  dt_lr ssm_lr dropout
 listops                s4         8 128    64   128 batch post   0.001    0.1   main  0.001       -
@@ -86,11 +87,11 @@ file:*|ucr:*           dlr        3  64   128     - layer pre    0.001    0.1   
 # ---- Recipes ---------------------------------------------------------------------------------------------------------
 
 # One line per (task, model, objective), for both stages, as the paper's tables 4 to 6 print it. A cell is
-# pretraining/finetuning/from scratch; with fewer values the last one serves the rest. A line whose lr is a dash there
-# does not count for that start. length: of the run, in epochs (50e) or steps (1300); the best checkpoint counts.
-# eval: steps between evaluations, by default an epoch. The masking ratio is the task's (tasks/). Retrieval: a batch
-# counts pairs. Sources: the paper's tables 4 to 6 and appendix C.1; the official configurations where it is silent; Gu
-# et al. 2022 for S4 from scratch. Which cell comes from where, and the paper's gaps and misprints: results/recipes.md.
+# pretraining/finetuning/from scratch; if it has fewer values, the last one serves the rest. A dash in place of an lr
+# means that the line does not apply to that start. length: of the run, in epochs (50e) or steps (1300); the best
+# checkpoint is used. eval: steps between evaluations, by default an epoch. The masking ratio is the task's (tasks/). A
+# batch of Retrieval counts pairs. Sources: the paper's tables 4 to 6 and appendix C.1; for its gaps the official
+# configurations; for S4 from scratch Gu et al. 2022. results/recipes.md lists each cell's source, gaps and misprints.
 RECIPES = """
 task       model       objective loss pool head   lr             wd   batch     length   warmup     schedule
 listops    transformer masked    ce   mean linear 1e-3/1e-4      0.1  128/64    100e     2000       const
@@ -142,10 +143,10 @@ bidmc_hr   s4          masked    l1   mean linear 1e-3           0.05 64/64/32  
 bidmc_*    s4          masked    l1   mean linear 1e-3/1e-3/1e-2 0.05 64/64/32  500e     500/0      const/step
 """
 
-# Not the paper's: attention on PathX-256, with PathX's numbers; the demos; *_mini, the stand-ins of `run_all.sh
-# --preset mini`; your own data (`fit` says what an epoch is); a start for other tasks (*, where no other line of the
-# model is for the task). From scratch, demos and your own data train for as many steps as both stages together; the
-# others, like the paper, for finetuning's only.
+# These recipes are not the paper's: attention on PathX-256, with PathX's numbers; the demos; *_mini, the stand-ins of
+# `run_all.sh --preset mini`; your data (`fit` says what an epoch is); and *, a default for tasks for which the model
+# has no other line. From scratch, demos and your data train for as many steps as both stages together; the others, as
+# in the paper, for as many steps as finetuning.
 SMALL_RECIPES = """
 task            model              objective     loss pool head   lr        wd batch length         warmup schedule eval
 pathx256        transformer|rotary masked|causal ce   max  linear 1e-3/5e-4 0  8/32  200e           5000   const    -
@@ -179,8 +180,8 @@ file:*|ucr:*    s4|dlr             masked|causal -    mean -      4e-3      0  1
 
 @functools.cache
 def read_table(text):
-    """A whitespace table as a list of {column: string} in row order. Cells that are a dash are left out, and a line
-    with a|b in a cell stands for a row with a and one with b."""
+    """Read a whitespace table -> list of {column: string} in row order. Cells that are a dash are left out, and a line
+    with a|b in a cell becomes a row with a and one with b."""
     head, *lines = [line.split() for line in text.strip().splitlines() or [""]]
     for line in lines:
         assert len(line) == len(head), f"table row has {len(line)} cells, the head {len(head)}: {' '.join(line)}"
@@ -189,8 +190,8 @@ def read_table(text):
 
 
 def rows(kind, *tables):
-    """The rows of these tables; before them those of that kind (sizes, recipes) that tasks bring, after them those of
-    models."""
+    """Return all rows of a kind (sizes, recipes): first those that tasks add, then those of `tables`, then those that
+    models add."""
     field = "models" if kind == "sizes" else kind
     of_tasks = [{"task": name} | row for name, task in TASKS.items() for row in read_table(getattr(task, field))]
     of_models = [row | {"model": name} for name, model in MODELS.items() for row in read_table(getattr(model, kind))]
@@ -198,8 +199,8 @@ def rows(kind, *tables):
 
 
 def matching(rows, model, **wanted):
-    """The first of `rows` for this model whose patterns match everything wanted, or None. A model's own rows go before
-    those of the model that it is `like`."""
+    """Return the first of `rows` for this model whose patterns match everything wanted, or None. A model's own rows
+    come before those of the model named in its `like`."""
     while model is not None:
         for row in rows:
             if all(fnmatch.fnmatchcase(value, row[key]) for key, value in (wanted | {"model": model}).items()):
@@ -209,7 +210,7 @@ def matching(rows, model, **wanted):
 
 
 def number(text):
-    """'64' -> 64, '1e-3' -> 0.001, 'batch' -> 'batch'."""
+    """Convert a cell: '64' -> 64, '1e-3' -> 0.001, 'batch' -> 'batch'."""
     for kind in (int, float):
         with contextlib.suppress(ValueError):
             return kind(text)
@@ -217,21 +218,21 @@ def number(text):
 
 
 def assignments(text):
-    """'d=64,layers=3' -> {"d": 64, "layers": 3}. ValueError for anything else."""
+    """Parse 'd=64,layers=3' -> {"d": 64, "layers": 3}. ValueError for anything else."""
     pairs = [pair.strip().partition("=") for pair in text.split(",")]
     if not all(key and value for key, _, value in pairs):
-        raise ValueError(f"wants key=value,key=value, got {text}")
+        raise ValueError(f"must be key=value,key=value, got {text}")
     if len({key for key, *_ in pairs}) < len(pairs):
-        raise ValueError(f"wants each key once, got {text}")
+        raise ValueError(f"must have each key only once, got {text}")
     return {key: number(value) for key, _, value in pairs}
 
 
-INHERITED = {"arch", "train_fraction"}                           # of what changed, by finetuning from pretraining
+INHERITED = {"arch", "train_fraction"}                           # settings that finetuning takes from pretraining
 
 
 def settings(changed):
-    """What differs from the recipe in either stage, as result.json has it in `changed`, without nesting: {"lr": 0.01,
-    "arch.d": 64, "pretraining.mask": 0.5}. What finetuning inherits stands there once."""
+    """Flatten `changed` of a result.json, the settings of both stages that differ from the recipe: {"lr": 0.01,
+    "arch.d": 64, "pretraining.mask": 0.5}. A setting that finetuning inherits is listed once."""
     found = {}
     for name, value in changed.items():
         if name != "pretraining":
@@ -246,18 +247,18 @@ def settings(changed):
 # ---- How a run finds its line ----------------------------------------------------------------------------------------
 
 def arch(task, model, /, **overrides):
-    """Sizes of a model on a task: the defaults of its keys, its row above, the numbers among its extras and its own
-    changes, then `overrides` -> plain dict, saved in config.json and in checkpoints. None where there is no row;
-    SizeError for an override without meaning."""
+    """Return a model's sizes on a task as a plain dict, which config.json and checkpoints save. Later sources override
+    earlier ones: the defaults of its keys, its row above, the numbers among its extras, its own changes, `overrides`.
+    None if there is no row; SizeError for an override that nothing reads."""
     if model not in MODELS:
-        raise SizeError(f"no model {model}; there is: {' '.join(MODELS)} (those of zoo/ after: import zoo)")
+        raise SizeError(f"no model {model}; the models are: {' '.join(MODELS)} (with those of zoo/ after import zoo)")
     row = matching(rows("sizes", ATTENTION_SIZES, SSM_SIZES), model, task=task)
     if row is None:
         return None
     keys = keys_of(model, overrides.get("ffn", "dense"))
     defaults = {name: key.default for name, key in keys.items() if key.default is not ...}
     shown = {name: value for name, value in defaults.items() if keys[name].shown}
-    sizes = {name: shown[name] for name in shown if name in ("block", "norm", "dropout")}     # the order in runs' names
+    sizes = {name: shown[name] for name in shown if name in ("block", "norm", "dropout")}     # their order in run names
     sizes |= {key: number(cell) for key, cell in row.items() if key != "task"} | {"model": model}
     sizes |= {name: value for name, value in shown.items() if name not in sizes}
     sizes |= {key: value for key, value in MODELS[model].extras.items() if type(value) in (int, float)}
@@ -265,7 +266,7 @@ def arch(task, model, /, **overrides):
     sizes |= assignments(own[0]) if own else {}
     known = {name: value for name, value in (defaults | sizes).items() if name in keys}
     for name, value in overrides.items():
-        if name not in known:                                          # nothing would read it, whatever the row says
+        if name not in known:                                          # no class reads it, even if the row has it
             parts = [ffn for ffn, part in FEED_FORWARD.items() if "ffn" in known and name in part.keys]
             there = f"it comes with ffn={' or '.join(parts)}" if parts else f"it has: {' '.join(known)}"
             raise SizeError(f"--arch {name}={value}: {model} on {task} has no {name}; {there}")
@@ -273,12 +274,12 @@ def arch(task, model, /, **overrides):
             raise SizeError(f"--arch {name}={value}: {name} must be {wanted}; on {task} it is {known[name]}")
     sizes |= overrides
     if "dt_min" in sizes and not 0 < sizes["dt_min"] <= sizes["dt_max"]:
-        raise SizeError(f"dt_min={sizes['dt_min']}, dt_max={sizes['dt_max']}: wants 0 < dt_min <= dt_max")
+        raise SizeError(f"dt_min={sizes['dt_min']}, dt_max={sizes['dt_max']}: must be 0 < dt_min <= dt_max")
     return sizes
 
 
 def lacking(key, value):
-    """What a value of a `Key` must be, where this one is not; None where it fits."""
+    """Return None if a value fits a `Key`, else a description of the values that do."""
     if key.kind not in (int, float) and float not in key.kind:
         return None if value in key.kind else "one of: " + " ".join(map(str, key.kind))
     whole, words = key.kind is int, [] if key.kind in (int, float) else [word for word in key.kind if word is not float]
@@ -291,32 +292,33 @@ def lacking(key, value):
 
 
 SCHEDULES = dict(const="constant", cos="cosine", step="step")
-# What a cell of RECIPES may be; of the words, the flags take the same.
+# Allowed values of the cells of RECIPES. The flags accept the same words.
 WORDS = dict(loss=("ce", "l1"), pool=("mean", "max", "last"), head=("linear", "mlp", "pair"), schedule=(*SCHEDULES,))
 NUMBERS = dict(lr=(int, float), wd=(int, float), batch=(int,), length=(int,), warmup=(int,), eval=(int,))
-STAGES = dict(pretrain=0, spt=1, corpus=1, scratch=2, joint=2)       # of a cell; how a run starts
+STAGES = dict(pretrain=0, spt=1, corpus=1, scratch=2, joint=2)       # how a run starts: which value of a cell it uses
 
 
 def cell(line, flag, start):
-    """A flag's value in a line of RECIPES, for how a run starts."""
+    """Return a flag's value in a line of RECIPES for a run with this start (a key of STAGES)."""
     choices = line[flag].split("/")
     return choices[min(STAGES[start], len(choices) - 1)]
 
 
 def recipe_line(name, task, model, objective, start):
-    """The line of RECIPES for a run -> its name, its objective, {flag: value} for the stage that `start` names."""
+    """Find the line of RECIPES for a run -> its name, its objective, {flag: value} for the stage that `start` names."""
     lines = [line for line in rows("recipes", RECIPES, SMALL_RECIPES)
              if fnmatch.fnmatchcase(name, line["task"]) and cell(line, "lr", start) != "-"]
     named = [line for line in lines if line["task"] != "*"]
     line = None
     for some in (named, lines):
         line = line or matching(some, model, **{"objective": objective} if objective else {})
-        if line is None and objective is not None:                     # no recipe for it: the masked one's numbers
+        if line is None and objective is not None:                     # else the recipe of the masked objective
             line = matching(some, model, objective="masked")
     if line is None:
         there = {f"{line['model']}/{line['objective']}" for line in named or lines}
         raise UserError(f"no recipe to {'finetune' if STAGES[start] else 'pretrain'} {name}/{model}/"
-                        f"{objective or 'masked'}; there is, for these and models like them: {' '.join(sorted(there))}")
+                        f"{objective or 'masked'}; there is one for these and models like them: "
+                        f"{' '.join(sorted(there))}")
     values = {flag: number(cell(line, flag, start)) for flag in line}
     name = "/".join(values.pop(column) for column in ("task", "model", "objective"))
     length, objective = str(values.pop("length")), objective or line["objective"]
@@ -333,7 +335,7 @@ COLUMNS = "objective loss pool head lr wd batch length warmup schedule".split()
 
 
 def check_sizes(model, sizes, whole=True):
-    """ValueError where sizes {key: value} do not fit the classes of a model; whole: or are not all that it needs."""
+    """Raise ValueError if sizes {key: value} do not fit the classes of a model or, with `whole`, lack a needed one."""
     keys = keys_of(model, sizes.get("ffn", "dense"))
     for key, value in sizes.items():
         if key not in keys:
@@ -346,8 +348,8 @@ def check_sizes(model, sizes, whole=True):
 
 
 def check_recipes(name, text, first):
-    """ValueError where the recipes that a model or task brings lack a column, or a cell is no value of its flag. first:
-    of whose names the first column is, task or model."""
+    """Raise ValueError if recipes that a model or task adds lack a column, or if a cell is not a value of its flag.
+    first: the name of the first column, "task" or "model"."""
     if text and (missing := {first, *COLUMNS} - {*text.strip().split("\n")[0].split()}):
         raise ValueError(f"recipes of {name} lack {' '.join(sorted(missing))}")
     for line in read_table(text):
@@ -364,7 +366,7 @@ def check_recipes(name, text, first):
 
 
 def check_tables(name, task):
-    """ValueError where the tables that a task brings do not fit the models that they name, all of which are loaded."""
+    """Raise ValueError if the tables that a task adds do not fit the models that they name. Models are loaded first."""
     check_recipes(name, task.recipes, "model")
     for row in read_table(task.models):
         if "model" not in row:
@@ -376,13 +378,13 @@ def check_tables(name, task):
 
 
 def halved(recipe):
-    """For joint training, whose steps have two passes each where something is hidden."""
+    """Halve the length of a recipe for joint training, which takes two passes per step if the objective `hides`."""
     return recipe | {name: recipe[name] // 2 for name in ("steps", "epochs") if name in recipe}
 
 
 def fit(task, examples, recipe, sizes):
-    """Your own data: changes a recipe by how many examples there are and how long they are -> sizes to change, and a
-    sentence that says so."""
+    """Fit a recipe, in place, to the number and the length of the examples of your data. Return the sizes to change
+    and a sentence that reports the choice."""
     width = 32 if examples < 1_000 else 64 if examples < 10_000 else 128
     epoch = min(max(examples // recipe["batch"], 200), 1_000)          # in steps
     blocks = task.length > 2_048 and MODELS[sizes["model"]].mixer is Attention and sizes["block"] is None
@@ -392,7 +394,7 @@ def fit(task, examples, recipe, sizes):
     changed = {key: sizes[key] * width // 64 for key in sizes if key in widths}
     changed |= dict(block=1_024) if blocks else {}
     return changed, (f"{examples:,} examples: width {width} (32 below 1,000, 64 below 10,000, then 128) and {epoch} "
-                     f"steps an epoch (200 at least, 1,000 at most)"
+                     f"steps per epoch (at least 200, at most 1,000)"
                      f"{'; attention in blocks of 1,024 (above 2,048 positions)' if blocks else ''}")
 
 

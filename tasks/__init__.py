@@ -1,12 +1,12 @@
-"""Tasks: one file per task or family of tasks. A file dropped into this folder is a --task of every script.
+"""Tasks: one file per task or family of tasks. A file added to this folder becomes a --task of every script.
 For a first reading this file and listops.py are enough.
 
-    cp tasks/listops.py tasks/mine.py        change what is drawn and the names in the last lines
+    cp tasks/listops.py tasks/mine.py        then change what it generates and the names in the last lines
 
-A file opens with one worked example, then says what is read or drawn; `prepare(task, request)` saves the splits, and
-the last lines add rows to TASKS. Whoever changes what is drawn changes `make` too, or removes data/TASK: what is there
-already is taken. `making.py` has what several of them use, `picture.py` draws examples, `snakes.py` is
-Pathfinder's generator. Here: what a task is, and how tasks are called.
+A file opens with one worked example and describes what is read or generated. `prepare(task, request)` saves the splits;
+the last lines add rows to TASKS. If you change what is generated, also change `make` or remove data/TASK, because
+prepared data is reused. `making.py` holds functions that several tasks use, `picture.py` draws examples, `snakes.py` is
+Pathfinder's generator. This file defines what a task is and how tasks are named.
 """
 import hashlib
 import os
@@ -17,18 +17,18 @@ from pathlib import Path
 from files import UserError, load_room, reading
 
 SPLITS = ("train", "val", "test")
-MASK, PAD, UNK, EOS = 0, 1, 2, 3         # ids of the special symbols, in every task of symbols
+MASK, PAD, UNK, EOS = 0, 1, 2, 3         # ids of the special symbols, the same in every task
 SPECIAL = ("<mask>", "<pad>", "<unk>", "<eos>")
-LEVELS = tuple(str(level) for level in range(256))                        # of gray
+LEVELS = tuple(str(level) for level in range(256))                        # gray levels
 
 
 @dataclass(frozen=True)
 class Source:
     """Where a data set comes from."""
-    urls: tuple                     # to download; none: generated, or only with --raw
-    accepts: str                    # what --raw DIR may hold; "nothing": the flag has no meaning
+    urls: tuple                     # what to download; empty: generated, or read only from --raw DIR
+    accepts: str                    # what --raw DIR may hold; "nothing": the flag does not apply
     licence: str
-    bytes: int | None = None        # of the download; None, and no sha256: not published
+    bytes: int | None = None        # size of the download; None (likewise sha256): not published
     sha256: str | None = None
 
     @property
@@ -38,44 +38,44 @@ class Source:
 
 @dataclass(frozen=True)
 class Task:
-    """Everything that defines a data set. `open_task` fills in what only the prepared data can tell."""
-    family: str                     # what it is called where several tasks are of one kind
+    """Everything that defines a data set. `open_task` fills in the fields that depend on the prepared data."""
+    family: str                     # the name that tasks of one kind share
     length: int                     # longest sequence l, <eos> included
     classes: int                    # 0: regression, one value in [-1, 1]
     sizes: tuple                    # examples in train, val, test
     mask: float                     # masking ratio of self-pretraining (paper, section 2 and appendix C.3)
     source: Source
-    vocab: int | None = None        # size of the `symbols` view (0: filled in); None: there is no such view
-    channels: int | None = None     # of the `samples` view; None: there is no such view
+    vocab: int | None = None        # number of symbols in the `symbols` view (0: filled in); None: no such view
+    channels: int | None = None     # number of channels in the `samples` view; None: no such view
     documents: int = 1              # sequences per example
-    scale: float = 255              # a sample is (x / scale - mean) / std; mean and std one number or one a channel
+    scale: float = 255              # a sample is (x / scale - mean) / std; mean, std: one number, or one per channel
     mean: float | tuple = 0.5
     std: float | tuple = 0.5
     side: int | None = None         # images: length is side * side, row by row
-    names: tuple = ()               # of the classes, where they are not numbers
-    subset: bool = False            # sizes are a choice: the source holds more
-    make: object = None             # parameters of the generator, or its version; None: there is none
-    distinct: bool = False          # an image that came up before is replaced, so that splits are disjoint
+    names: tuple = ()               # names of the classes; empty if they only have numbers
+    subset: bool = False            # True: the source holds more examples than `sizes`
+    make: object = None             # parameters of the generator, or its version; None: no generator
+    distinct: bool = False          # True: repeated images are replaced, so that splits are disjoint
     symbols: tuple = ()             # names of the ids 0 .. vocab - 1
-    ends: tuple = ()                # filled in: the targets, in their unit, that -1 and 1 stand for
+    ends: tuple = ()                # filled in: the targets, in their own unit, that -1 and 1 stand for
     data: dict | None = None        # filled in: which data set this is (source, seed, sizes, checksum of the labels)
-    # By what `repr` shows a prepared set is known, so the rest is left out there.
-    labelled: int | None = field(default=None, repr=False)     # filled in: so many training examples, the first, have
-    ragged: bool = field(default=False, repr=False)            # labels (None: all); samples of unequal lengths
-    prepare: object = field(default=None, repr=False)     # function(task, request): reads or draws, saves all splits
-    # Tables of sizes and of recipes, as in recipes.py but without the column `task`; where there are none, the lines
-    # there whose task is * count.
+    # The repr identifies a prepared set and leaves out the fields below. Labelled training examples come first.
+    labelled: int | None = field(default=None, repr=False)     # filled in: labelled training examples (None: all)
+    ragged: bool = field(default=False, repr=False)            # filled in: samples have unequal lengths
+    prepare: object = field(default=None, repr=False)     # function(task, request): read or generate, save all splits
+    # Tables of sizes and of recipes, as in recipes.py but without the column `task`. If they are empty, the lines of
+    # recipes.py with task * apply.
     models: str = field(default="", repr=False)
     recipes: str = field(default="", repr=False)
 
     @property
     def own(self):
-        """Whether it is a user's data, file:PATH or ucr:NAME."""
+        """Return whether this is a user's data, file:PATH or ucr:NAME."""
         return self.family in OWN
 
     @property
     def between(self):
-        """What stands between printed symbols: nothing if they are letters."""
+        """Return the separator of printed symbols: empty if they are letters."""
         return " " if any(len(symbol) > 1 for symbol in self.symbols[len(SPECIAL):]) else ""
 
 
@@ -86,7 +86,7 @@ OWN = {}                         # {prefix: function(what follows the colon) -> 
 # ---- names -----------------------------------------------------------------------------------------------------------
 
 def full_name(name):
-    """The name of a task, for a file with its whole path. UserError if there is no such task."""
+    """Return a task's full name: for a file with its absolute path. UserError if there is no such task."""
     kind, _, rest = (name or "").partition(":")
     if kind == "file" and rest:
         return f"file:{os.path.abspath(os.path.expanduser(rest))}"
@@ -98,17 +98,17 @@ def full_name(name):
 
 
 def folder_name(name):
-    """What a task is called in folder names: a file by its stem and a checksum of its whole path."""
+    """Return a task's name in folder names: for a file its stem and a checksum of its absolute path."""
     name = full_name(name)
     if not name.startswith("file:"):
         return name.replace(":", "-")
     path = name.removeprefix("file:")
-    stem = re.sub("[^A-Za-z0-9._-]", "_", Path(path).stem)[:100]          # a run's name is longer still
+    stem = re.sub("[^A-Za-z0-9._-]", "_", Path(path).stem)[:100]          # leave room for a run's longer name
     return f"file-{stem}-{hashlib.md5(os.fsencode(path)).hexdigest()[:8]}"
 
 
 def declared(name):
-    """The Task of a name, without what only its data can tell."""
+    """Return the Task of a name, without the fields that depend on its prepared data."""
     prefix, _, rest = name.partition(":")
     return TASKS[name] if name in TASKS else OWN.get(prefix, OWN["file"])(rest)
 
@@ -116,25 +116,25 @@ def declared(name):
 # ---- what a checkpoint and meta.json keep of a task ------------------------------------------------------------------
 
 def kept(task):
-    """What a checkpoint keeps of a task, in plain values: all but where its data come from. `restored` reads it."""
+    """Return what a checkpoint keeps of a task, in plain values: all but where its data come from (see `restored`)."""
     return {one.name: getattr(task, one.name) for one in fields(Task)
             if one.name not in ("source", "make", "prepare", "models", "recipes")}
 
 
 def restored(record):
-    """-> Task."""
-    with reading("this checkpoint is of another version", "make the run again"):
+    """Return the Task of a record that `kept` made."""
+    with reading("this checkpoint is from another version of the code", "repeat the run"):
         return replace(OWN["file"](""), **record)
 
 
 def tuples(record):
-    """{key: value} from JSON, with tuples in place of lists, as a Task has them."""
+    """Convert the lists of {key: value} from JSON to tuples, as a Task has them."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
 
 
 def check(name, task):
-    """ValueError where an entry of TASKS cannot be a task. (Its tables of sizes and recipes: recipes.py.)"""
-    if not re.fullmatch(r"\w+", name):                    # it is part of the names of folders
+    """Raise ValueError if an entry of TASKS cannot be a task. (recipes.py checks its tables of sizes and recipes.)"""
+    if not re.fullmatch(r"\w+", name):                    # folders are named after it
         raise ValueError(f"TASKS[{name!r}]: a name consists of letters, digits and _")
     if not isinstance(task, Task) or not callable(task.prepare):
         raise ValueError(f"TASKS[{name!r}] must be a Task with a function prepare(task, request)")

@@ -1,6 +1,6 @@
 """BIDMC: heart rate, respiratory rate or oxygen saturation from 32 seconds of two sensors (Pimentel et al. 2017).
 
-    4,000 positions of PPG and ECG, 125 Hz    ->    72.5 beats a minute, mapped to [-1, 1]
+    4,000 positions of PPG and ECG, 125 Hz    ->    72.5 beats per minute, mapped to [-1, 1]
 """
 import numpy as np
 
@@ -10,18 +10,18 @@ from tasks.own import read_ts
 
 
 def official_windows(n):
-    """70, 15, 15 % as the official code splits -> three index arrays."""
+    """Split n windows into 70, 15 and 15 % as the official code does -> three index arrays."""
     from sklearn.model_selection import train_test_split
     train, rest = train_test_split(np.arange(n), test_size=0.3, random_state=0)
     return train, *train_test_split(rest, test_size=0.5, random_state=1)
 
 
 def prepare(task, request):
-    """BIDMC (Pimentel et al. 2017): heart rate, respiratory rate or oxygen saturation from PPG and ECG, 32 s at 125 Hz.
+    """Prepare BIDMC: one of its three targets from PPG and ECG, 32 s at 125 Hz.
 
-    Official split: TRAIN and TEST are joined and windows drawn at random, so test windows overlap training windows
+    The official split joins TRAIN and TEST and draws windows at random, so test windows overlap training windows
     (results/bidmc_leak.md). Targets are mapped to [-1, 1] by the range of the training split (paper, appendix C.3);
-    `Task.ends` maps back.
+    `Task.ends` holds that range.
     """
     paths = [find(request, url.rsplit("/", 1)[1]) for url in task.source.urls]            # TRAIN, TEST
     files = (open(path, encoding="latin-1") for path in paths)

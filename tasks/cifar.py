@@ -16,10 +16,10 @@ from tasks.making import find, members, random_split, save_split
 
 
 class ArraysOnly(pickle.Unpickler):
-    """Reads the official pickled batches. A pickle can name any function to be called; here only what makes an array
-    exists."""
+    """A reader of the official pickled batches. A pickle can call any function by its name; this reader knows only the
+    functions that make an array."""
 
-    RECONSTRUCT = np.empty(0).__reduce__()[0]       # an empty array, which its pickled state then fills
+    RECONSTRUCT = np.empty(0).__reduce__()[0]       # makes an empty array; its pickled state fills it
     ALLOWED = {"numpy.ndarray": np.ndarray, "numpy.dtype": np.dtype, "_codecs.encode": codecs.encode,
                "numpy.core.multiarray._reconstruct": RECONSTRUCT, "numpy._core.multiarray._reconstruct": RECONSTRUCT}
 
@@ -30,10 +30,10 @@ class ArraysOnly(pickle.Unpickler):
 
 
 def read_cifar(place):
-    """CIFAR-10 (Krizhevsky 2009), binary or pickled, archive or folder; or an .npz file.
+    """Read CIFAR-10 (Krizhevsky 2009) from an archive or folder, binary or pickled, or from an .npz file.
 
-    -> (images, labels) of training, of test, in the official order: images uint8 (n, 32, 32, 3), or (n, 32, 32) where
-    the .npz holds gray ones, labels uint8 (n,).
+    Return (images, labels) of training and of test, in the official order: images uint8 (n, 32, 32, 3), or (n, 32, 32)
+    if the .npz holds gray ones; labels uint8 (n,).
     """
     if place.suffix == ".npz":
         with np.load(place) as file:
@@ -51,10 +51,10 @@ def read_cifar(place):
 
 
 def prepare(task, request):
-    """Image (one gray channel) or sCIFAR (three): 32 x 32 pixels row by row, or fewer, each the mean of those whose
-    centres lie under it. Validation: a tenth of the training images as random_split with seed 42 draws it."""
+    """Prepare Image (one gray channel) or sCIFAR (three), row by row. A pixel of a smaller image is the mean of those
+    whose centres lie under it. Validation is a tenth of the training images, drawn by random_split with seed 42."""
     place = find(request, "cifar-10-binary*.tar.gz", "cifar-10-python*.tar.gz", "cifar10*.npz", ".")
-    with reading(f"{place} is not all of CIFAR-10", f"it may be: {task.source.accepts}"):
+    with reading(f"{place} is not the whole CIFAR-10", f"it may be: {task.source.accepts}"):
         (images, labels), test = read_cifar(place)
     if images.ndim < 4 and task.channels == 3:
         raise UserError(f"{place} holds gray images; {request.folder.name} needs colour")
@@ -78,6 +78,6 @@ GREY = replace(COLOUR, vocab=256, channels=1, mean=122.6 / 255, std=61 / 255, sy
 TASKS |= {
     "image": GREY,
     "scifar": COLOUR,
-    # Not the paper's: smaller images, for `run_all.sh --preset mini`.
+    # These are not the paper's: smaller images, for `run_all.sh --preset mini`.
     "image_mini": replace(GREY, length=144, sizes=(45_000, 1_000, 5_000), side=12, subset=True),
     "scifar_mini": replace(COLOUR, length=144, sizes=(9_000, 1_000, 2_000), side=12, subset=True)}

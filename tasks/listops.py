@@ -3,8 +3,8 @@
     [MAX 4 [MIN 2 3 ] 0 ]    ->    ids 15 8 14 6 7 18 4 18 3 (3: <eos>),    label 4
 
 The grammar is a branching process: a node is a digit with probability `leaf`, else an operator with a uniform number of
-arguments. Trees are drawn level by level, thousands at once; those of the wrong length are dropped before anything is
-evaluated or written. `prepare`, at the end, is where to start.
+arguments. Trees are drawn level by level, thousands at once; those of the wrong length are dropped before they are
+evaluated or written. Start to read at `prepare`, at the end.
 
 [1] github.com/google-research/long-range-arena, lra_benchmarks/data/listops.py
 """
@@ -30,9 +30,9 @@ class Grammar:
 
 
 def draw_trees(grammar, rng, count):
-    """Draw `count` trees, keep those of the right length -> levels, lengths (kept,).
+    """Draw `count` trees and keep those of the right length -> levels, lengths (kept,).
 
-    A level is the nodes of one depth, siblings adjacent: tree, parent (index in the level above), arity (0 for a
+    A level holds the nodes of one depth, siblings adjacent: tree, parent (index in the level above), arity (0 for a
     digit), what (the digit, or the operator's id).
     """
     low, high = grammar.symbols
@@ -44,7 +44,7 @@ def draw_trees(grammar, rng, count):
         what = np.where(operator, rng.integers(MIN, SM + 1, len(tree)), rng.integers(0, 10, len(tree)))
         levels.append(SimpleNamespace(tree=tree, parent=parent, arity=arity, what=what))
         lengths += np.bincount(tree, np.where(operator, 2, 1), count).astype(np.int64)
-        # A tree that will be too long is not grown further: its pending arguments count one each at least.
+        # Stop growing trees that will be too long: every pending argument adds at least one symbol.
         growing = lengths + np.bincount(tree, arity, count) < high
         lengths[~growing] = high
         parent = np.repeat(np.arange(len(tree)), arity * growing[tree])
@@ -60,7 +60,7 @@ def draw_trees(grammar, rng, count):
 
 
 def evaluate(levels):
-    """Bottom-up: gives every level `value` and `size` (symbols of the subtree)."""
+    """Evaluate bottom-up: give every level `value` and `size` (number of symbols of the subtree)."""
     for level, below in zip(levels[::-1], [None] + levels[:0:-1]):
         level.value, level.size = level.what.copy(), np.ones(len(level.what), np.int64)
         operators = np.flatnonzero(level.arity)
@@ -77,12 +77,12 @@ def evaluate(levels):
 
 
 def write_tokens(levels, lengths):
-    """Top-down: the ids of every tree in reading order, EOS after each -> uint8 (sum(lengths + 1),)."""
+    """Write top-down: return the ids of every tree in reading order, EOS after each: uint8 (sum(lengths + 1),)."""
     tokens = np.full(int((lengths + 1).sum()), EOS, np.uint8)
     start = np.cumsum(lengths + 1) - (lengths + 1)
     for above, level in zip([None] + levels[:-1], levels):
         if above is not None:
-            before = np.cumsum(level.size) - level.size           # symbols of all arguments to the left
+            before = np.cumsum(level.size) - level.size           # symbols of all nodes to the left
             first = np.cumsum(above.arity) - above.arity
             start = above.start[level.parent] + 1 + before - before[first[level.parent]]
         level.start, operator = start, level.arity > 0
@@ -109,7 +109,7 @@ def make_listops(task, rng, count):
 def read_listops(path, task):
     """Read an official file, header "Source<TAB>Target" -> list of ids uint8 (l,), labels.
 
-    As in [1]: `]` becomes X, parentheses go, split at white space; cut to length - 1, then EOS."""
+    As in [1]: `]` becomes X, parentheses are dropped, the rest is split at white space; cut to length - 1, then EOS."""
     number = {symbol: i for i, symbol in enumerate(task.symbols)}
     letters = str.maketrans({"]": "X", "(": None, ")": None})
     expressions, labels = [], []
@@ -121,13 +121,13 @@ def read_listops(path, task):
                 ids = [number[symbol] for symbol in source.translate(letters).split()]
                 labels.append(int(target))
             except (ValueError, KeyError):
-                raise UserError(f"{path}, line {line}: not an expression, a tab, its value; restore the file") from None
+                raise UserError(f"{path}, line {line}: not an expression, a tab, a value; restore the file") from None
             expressions.append(np.array(ids[:task.length - 1] + [EOS], np.uint8))
     return expressions, labels
 
 
 def prepare(task, request):
-    """All splits of a ListOps task: chunks until there are enough distinct ones, or the official files."""
+    """Prepare all splits of a ListOps task: generate until there are enough distinct expressions, or read the files."""
     if request.raw is not None:
         for split in SPLITS:
             path = find(request, f"listops-1000/basic_{split}.tsv", f"basic_{split}.tsv")
@@ -135,7 +135,7 @@ def prepare(task, request):
         return
     total, distinct = sum(request.sizes), {}              # expression -> label, in the order drawn
     chunks = 1 + (total - 1) // CHUNK
-    while len(distinct) < total:                          # the official set is distinct, too
+    while len(distinct) < total:                          # no expression twice, as in the official set
         for path in run_chunks(make_listops, [CHUNK] * chunks, request):
             with np.load(path) as part:
                 for tokens, label in zip(np.split(part["tokens"], np.cumsum(part["lengths"])[:-1]), part["labels"]):
@@ -150,4 +150,4 @@ LISTOPS = Task("listops", length=2048, classes=10, sizes=(96_000, 2_000, 2_000),
                make=Grammar(), symbols=(*SPECIAL, *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "X"), prepare=prepare)
 SHORT = replace(LISTOPS, length=80, sizes=DEMO, mask=0.15, source=GENERATED,
                 make=Grammar(depth=4, arguments=(2, 4), symbols=(15, 80)))
-TASKS |= {"listops": LISTOPS, "listops_demo": SHORT, "listops_mini": SHORT}        # not the paper's: _demo and _mini
+TASKS |= {"listops": LISTOPS, "listops_demo": SHORT, "listops_mini": SHORT}        # _demo and _mini are not the paper's

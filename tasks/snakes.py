@@ -1,19 +1,19 @@
-"""The Pathfinder generator: images of dashed curves, by the process of the official generator [2], from nothing.
+"""Generate Pathfinder: images of dashed curves, by the process of the official generator [2]. No data is needed.
 
-The official generator is a rejection sampler that draws and tries one attempt at a time. Here thousands of attempts
-are arrays, an attempt is a list of segments, and every test against the mask is a look-up in a table over pairs of
-segments, so that no mask is drawn while snakes grow: the same distribution, hundreds of times faster on one core.
-tasks/pathfinder.py calls `make_pathfinder` and stores what it draws. Read that function first, then upwards from it.
+The official generator is a rejection sampler that draws and tests one attempt at a time. Here arrays hold thousands of
+attempts. An attempt is a list of segments, and every test against the mask is a look-up in a table over pairs of
+segments, so no mask is drawn while snakes grow. The distribution is the same, hundreds of times faster on one core.
+tasks/pathfinder.py calls `make_pathfinder` and stores its images. Read that function first, then upwards from it.
 
 Glossary
     snake       a dashed curve of `contour` segments; two long target snakes and several short distractors
     segment     one dash (the official "paddle"), `paddle` px long, followed by a gap of 2 * margin px
     margin      px kept free around every segment
-    seed        a snake's first segment;  tail: its first point, its origin;  head: a segment's far end
+    seed        a snake's first segment;  tail: the first point of a snake;  head: a segment's far end
     pivot       the point `margin` px behind a segment's start: the centre of the circle its head lies on
     reach       radius of that circle, paddle + margin
     ink, mask   stamps of a segment: what is drawn; what it forbids to later segments (ink grown by margin)
-    disc        marker on two snake ends; label 1: both on the same snake, 0: on different snakes
+    disc        marker on a snake's end; label 1: the two discs are on the same snake, 0: on different snakes
 
 [1] github.com/google-research/long-range-arena, lra_benchmarks/data: parameters
 [2] github.com/drewlinsley/pathfinder, snakes2.py and snakes.py (Linsley et al. 2018)
@@ -29,30 +29,30 @@ from PIL import Image, ImageDraw
 @dataclass(frozen=True)
 class Snakes:
     """Parameters of the Pathfinder generator [1, 2]; lengths in px."""
-    padding: int                    # forbidden frame
-    seed_distance: int              # between the two tails
+    padding: int                    # width of the forbidden frame
+    seed_distance: int              # distance between the two tails
     paddle: int                     # segment length
     thickness: float                # segment width
-    margins: tuple                  # drawn uniformly for each image
+    margins: tuple                  # each image draws one, uniformly
     continuity: float               # turns of up to 90 / continuity degrees
     marker: float                   # disc radius
-    distractors: int                # attempted; the crowded ones fail
+    distractors: int                # number attempted; those that find no room are left out
     snake_contrast: float           # gray of distractors; targets have snake_contrast * paddle_contrast
     paddle_contrast: float = 1.0
-    frame: int | None = None        # kept free of the first seed; official: twice the seed distance
+    frame: int | None = None        # width of the frame without the first seed; official: twice the seed distance
     contour: int = 14               # segments of a target snake
     distractor: int = 4             # segments of a distractor (contour // 3)
     levels: int = 256               # gray levels kept
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
-# Coordinates are (row, column); angles turn from +column to +row. All that depends on a segment's orientation is
+# Coordinates are (row, column); angles turn from +column to +row. Everything that depends on a segment's orientation is
 # tabulated once per margin. Orientations 0..359 are a seed's whole degrees -180..179; orientation 360 + k means that
 # the head was candidate k of its circle. A stamp depends only on where the line ends on the fine grid, so a few dozen
-# distinct ones serve all orientations. `t` is always the namespace of these tables.
+# distinct stamps serve all orientations. `t` is always the namespace of these tables.
 
 ANTIALIAS = 2          # fine pixels per pixel
-FAR = -(1 << 20)       # coordinate of a segment that is not there: beyond the reach of every table
+FAR = -(1 << 20)       # coordinate of an absent segment: beyond the reach of every table
 HIT = 459              # a segment collides where mask + stamp >= 1.8, in units of 1/255
 
 
@@ -61,17 +61,17 @@ def _step(angle, distance):
 
 
 def _move(origin, step):
-    """The pixel a step away: ceil per component, as in [2], not round.
+    """Return the pixel a step away. Rounds up each component, as in [2].
 
-    Not to be tabulated as an offset: sines and cosines of right angles are not quite 0 in floating point, and whether
-    that is lost in the sum depends on the origin. Close to the top and left edges it pushes snakes one pixel inwards;
-    tabulated, a tenth more attempts succeed at 32 px.
+    Do not tabulate this as an offset: sines and cosines of right angles are not exactly 0 in floating point, and it
+    depends on the origin if the sum loses the difference. Close to the top and left edges the difference pushes snakes
+    one pixel inwards. With tabulated offsets a tenth more attempts succeed at 32 px.
     """
     return np.ceil(origin + step).astype(np.int64)
 
 
 def _spread(image, radius):
-    """Dilate image (..., side, side) by a disk; the sides stay, so leave room for it."""
+    """Dilate image (..., side, side) by a disk. The size stays the same, so leave room for the disk."""
     padded = np.pad(image, [(0, 0)] * (image.ndim - 2) + [(radius, radius)] * 2)
     side, out, grid = image.shape[-1], np.zeros_like(image), np.arange(-radius, radius + 1)
     for row, column in np.argwhere(grid[:, None] ** 2 + grid ** 2 <= radius ** 2):
@@ -84,10 +84,10 @@ def _shrink(image, side):
 
 
 def _stamps(snakes, t, ends):
-    """Ink and mask of the lines from a centre to `ends` (s, 2) on the fine grid -> two uint8 (s, side, side).
+    """Draw ink and mask of the lines from a centre to `ends` (s, 2) on the fine grid -> two uint8 (s, side, side).
 
-    As in [2], the line is drawn fine, for the mask also dilated, and both are shrunk by a Lanczos filter; its ringing
-    leaves the faint speckle of 1 to 6 gray levels around every segment of the official images.
+    As in [2], the line is drawn on the fine grid, for the mask also dilated, and both are shrunk by a Lanczos filter.
+    The filter's ringing leaves the faint speckle of 1 to 6 gray levels around every segment of the official images.
     """
     centre, side, ink, mask = t.half * ANTIALIAS, 2 * t.half + 1, [], []
     for row, column in ends + centre:
@@ -100,12 +100,12 @@ def _stamps(snakes, t, ends):
 
 
 def _seed_kernel(mask, reach):
-    """Pixels (n, 2) that must be free for a seed at (0, 0), or None: an orientation that never finds a place.
+    """Return the pixels (n, 2) that must be free for a seed at (0, 0), or None if its orientation never finds a place.
 
     The official test [2] dilates the blocked map by the stamp's pixels of exactly 1, drawn one pixel off the centre
-    both ways. Where the stamp of a corner pixel lies wholly outside the image, OpenCV's dilation returns -DBL_MAX,
-    the count of free pixels comes out as zero and the attempt is lost: only stamps with a pixel in each closed
-    quadrant are usable. At 32 px these are 30 of 360 degrees, so all seeds point up and left.
+    both ways. If the stamp of a corner pixel lies wholly outside the image, OpenCV's dilation returns -DBL_MAX, the
+    count of free pixels comes out as zero and the attempt is lost. So only stamps with a pixel in each closed quadrant
+    are usable. At 32 px these are 30 of 360 degrees, so all seeds point up and left.
     """
     kernel = np.argwhere(mask == 255) - mask.shape[-1] // 2 + 1
     kernel = kernel[(np.abs(kernel) <= reach).all(1)]
@@ -114,7 +114,7 @@ def _seed_kernel(mask, reach):
 
 
 def _pad_rows(rows):
-    """Ragged rows -> one int64 array, short rows filled with their first entry (a pixel named twice)."""
+    """Stack ragged rows into one int64 array. Short rows repeat their first entry (a pixel named twice is harmless)."""
     out = np.zeros((len(rows), max(map(len, rows))) + np.shape(rows[0])[1:], np.int64)
     for i, row in enumerate(rows):
         out[i], out[i, :len(row)] = row[0], row
@@ -123,7 +123,7 @@ def _pad_rows(rows):
 
 @functools.lru_cache(maxsize=None)
 def _tables(snakes, margin):
-    """All tables of one margin. Sizes: K candidates, S stamps, O = 360 + K orientations, T choices."""
+    """Build all tables of one margin. Sizes: K candidates, S stamps, O = 360 + K orientations, T choices."""
     reach = snakes.paddle + margin
     t = SimpleNamespace(margin=margin, reach=reach, half=reach + int(np.ceil(snakes.thickness)))
 
@@ -162,19 +162,19 @@ def _tables(snakes, margin):
 
 
 def _conflict_tables(t, margin):
-    """What an older segment forbids to a newer one, as look-ups by the difference of their positions.
+    """Tabulate what an older segment forbids to a newer one, by the difference of their positions.
 
     blocked (S, wide, wide): the older stamp's mask, dilated by the margin, at a candidate pixel.
-    hits (K, S, broad, broad): whether a segment with its head at candidate k collides with the older one.
-    Both end in zeros, so that differences can be clipped.
+    hits (K, S, broad, broad): true if a segment with its head at candidate k collides with the older one.
+    Both have zeros at their edges: segments further apart do not conflict.
     """
     far = np.abs(t.candidate).max()
-    t.near = t.half + margin + far + 1                    # pivots this far from a segment do not feel it
+    t.near = t.half + margin + far + 1                    # a segment does not block pivots this far away
     t.blocked = _spread(np.pad(t.mask, [(0, 0)] + [(t.near + far - t.half,) * 2] * 2), margin)
     t.wide = t.blocked.shape[-1]
     t.candidate_flat = t.candidate @ (t.wide, 1)
 
-    core = [np.argwhere(t.mask[stamp] >= HIT - 255) for stamp in t.stamp[360:]]     # only these can reach HIT
+    core = [np.argwhere(t.mask[stamp] >= HIT - 255) for stamp in t.stamp[360:]]     # only these pixels reach HIT
     t.core_low = np.stack([pixels.min(0) for pixels in core]) - t.half             # (K, 2) bounding boxes
     t.core_high = np.stack([pixels.max(0) for pixels in core]) - t.half
     t.span = 2 * t.half + 1
@@ -189,13 +189,13 @@ def _conflict_tables(t, margin):
 
 # ---- growth ----------------------------------------------------------------------------------------------------------
 # The mask is the pixel-wise maximum of its segments' stamps and a frame of ones, so the outcome of a test against the
-# mask is the worst of the tests against each segment. `old` (n, 3, a): row, column and stamp of the n segments in the
-# mask of each of a attempts.
+# mask is the worst of the tests against its segments. `old` (n, 3, a) is the mask of a attempts: row, column and stamp
+# of its n segments.
 
 def _extend(rng, t, side, padding, old, pivot, orientation):
-    """Add one segment to one snake of each attempt -> alive, and their pivot, orientation, segment (3, p).
+    """Add one segment to one snake of each attempt -> alive, and the new pivot, orientation and segment (3, p).
 
-    pivot (2, a), orientation (a,): of the snake's last segment. alive (p,): the attempts that found a place.
+    pivot (2, a), orientation (a,): those of the snake's last segment. alive (p,): the attempts that found a place.
     """
     pivot = _move(pivot, t.advance[orientation].T)
     free = 255 - _blocked(t, old, pivot, orientation)                                    # (a, T)
@@ -206,7 +206,7 @@ def _extend(rng, t, side, padding, old, pivot, orientation):
     odds = np.cumsum(t.favour[orientation] * free, axis=1)
     todo = np.flatnonzero(odds[:, -1] >= 1e-4 * 255)                               # the others are dead ends
     chosen = np.full(len(odds), -1)
-    for _ in range(3):                                                             # draws from the same odds
+    for _ in range(3):                                                             # up to three draws, same odds
         ball = rng.random(len(todo)) * odds[todo, -1]
         k = choice[todo, (odds[todo] > ball[:, None]).argmax(1)]
         hit = _collides(t, side, padding, old, todo, pivot[:, todo] + t.candidate[k].T, k)
@@ -219,27 +219,27 @@ def _extend(rng, t, side, padding, old, pivot, orientation):
 
 
 def _near(old, point, reach):
-    """Attempts and older segments of theirs that lie within reach of point (2, a), attempt by attempt -> attempt, stamp
-    of the segment, and how far down and right of it the point is, each (pairs,)."""
+    """Find the older segments within reach of point (2, a), attempt by attempt -> attempt, stamp of the segment, and
+    how far down and right of it the point is, each (pairs,)."""
     down, right = point[0] - old[:, 0], point[1] - old[:, 1]                             # (n, a)
     attempt, segment = np.nonzero(((np.abs(down) < reach) & (np.abs(right) < reach)).T)
     return attempt, old[segment, 2, attempt], down[segment, attempt], right[segment, attempt]
 
 
 def _blocked(t, old, pivot, orientation):
-    """How far the dilated mask covers each candidate, 0..255 -> uint8 (a, T)."""
+    """Return how much the dilated mask covers each candidate, 0..255: uint8 (a, T)."""
     worst = np.zeros((len(orientation), t.choice.shape[1]), np.uint8)
     attempt, stamp, down, right = _near(old, pivot, t.near)
     if len(attempt):
         start = stamp * t.wide ** 2 + (t.wide // 2 + down) * t.wide + t.wide // 2 + right
         candidates = t.candidate_flat[t.choice][orientation[attempt]]                    # (pairs, T)
-        first = np.flatnonzero(np.diff(attempt, prepend=-1))                             # pair of each attempt
+        first = np.flatnonzero(np.diff(attempt, prepend=-1))                             # an attempt's first pair
         worst[attempt[first]] = np.maximum.reduceat(t.blocked.take(start[:, None] + candidates), first)
     return worst
 
 
 def _collides(t, side, padding, old, attempt, head, k):
-    """Whether a segment whose head (2, p) was candidate k (p,) collides in `attempt` (p,) -> bool (p,)."""
+    """Test segments with head (2, p), candidate k (p,), in `attempt` (p,) for collisions -> bool (p,)."""
     corner = head + t.core_low[k].T, head + t.core_high[k].T
     hit = (corner[0] < padding).any(0) | (corner[1] >= side - padding).any(0)
     near, stamp, down, right = _near(old[:, :, attempt], head, t.span)
@@ -252,11 +252,11 @@ def _seed_pivot(t, tail, degree):
 
 
 def _grow_pairs(rng, t, side, snakes, count):
-    """`count` attempts at the two target snakes -> numbers (s,) of the successes, their segments (s, n, 3).
+    """Make `count` attempts at the two target snakes -> numbers (s,) of the successes, their segments (s, n, 3).
 
     Segment 2i + j is segment i of snake j. The first seed's stamp keeps clear of a frame twice the seed distance wide;
-    the second seed lies a seed distance away, unchecked but for the image's edge. The mask lags: a segment enters it
-    when its snake has grown another one, so step s sees segments 0 .. s - 3.
+    the second seed lies a seed distance away, tested only against the image's edge. A segment enters the mask late,
+    after its snake has grown another one, so step s sees segments 0 .. s - 3.
     """
     degree = rng.integers(0, 360, (2, count))
     compass = rng.integers(0, 360, count)
@@ -287,10 +287,10 @@ def _grow_pairs(rng, t, side, snakes, count):
 # ---- distractors and drawing -----------------------------------------------------------------------------------------
 
 def _find_tails(rng, t, side, taken, image, degree):
-    """A uniformly drawn free place for a seed in each `image` (p,), or none -> found (p,) bool, tails (2, p).
+    """Draw a free place for a seed, uniformly, in each `image` (p,) -> found (p,) bool, tails (2, p).
 
     taken (n, width, width): where the mask blocks seeds, in a margin of `reach` zeros. Places are drawn until one is
-    free, which needs no dilated map; only where dozens of draws fail is it made, to tell rare from none.
+    free. If dozens of draws fail, the map of all free places is computed.
     """
     width = taken.shape[-1]
     kernel = t.kernel[degree] @ (width, 1) + t.reach * (width + 1)                       # (p, pixels)
@@ -327,11 +327,11 @@ def _mark_taken(t, taken, images, segments):
 
 
 def _add_distractors(rng, t, side, snakes, pairs):
-    """Add the short snakes to pairs (n, 2 * contour, 3) -> segments (n, slots, 3), distractors placed (n,).
+    """Add the distractors to pairs (n, 2 * contour, 3) -> segments (n, slots, 3), number of distractors placed (n,).
 
-    Up to five attempts each, skipped when all fail; slots of absent ones are FAR. As in [2], the first target snake's
-    last segment is not in the mask (an oversight there), so a distractor may cross it. Its stop when less than 1 % of
-    the mask is free is left out: a third or more always is.
+    Each has up to five attempts; if all fail it is left out, and its slots are FAR. As in [2], the first target snake's
+    last segment is not in the mask (an oversight there), so a distractor may cross it. [2] also stops if less than 1 %
+    of the mask is free; this test is left out, because a third or more is always free.
     """
     n, own = len(pairs), 2 * snakes.contour
     segments = np.full((own + snakes.distractors * snakes.distractor, 3, n), FAR)
@@ -362,9 +362,9 @@ def _add_distractors(rng, t, side, snakes, pairs):
 
 
 def _disc(radius):
-    """The disc's stamp, centred on its pixel -> float32 (side, side), 0..1.
+    """Return the disc's stamp, centred on its pixel: float32 (side, side), 0..1.
 
-    [2] draws it on the even fine grid of the whole image, so that its centre is the first fine pixel of its pixel.
+    [2] draws it on the even fine grid of the whole image, so its centre is the first fine pixel of its pixel.
     """
     half = int(np.ceil(radius)) + 3                       # room for the filter's ringing
     grid = np.arange(2 * half * ANTIALIAS + ANTIALIAS) - half * ANTIALIAS
@@ -373,7 +373,7 @@ def _disc(radius):
 
 
 def _draw(t, side, snakes, segments, discs):
-    """Images uint8 (n, side, side) of segments (n, slots, 3) and disc pixels (n, 2, 2)."""
+    """Draw segments (n, slots, 3) and discs at pixels (n, 2, 2) -> images uint8 (n, side, side)."""
     disc = _disc(snakes.marker)
     pad = max(t.half, len(disc) // 2)
     width = side + 2 * pad
@@ -402,31 +402,31 @@ def _draw(t, side, snakes, segments, discs):
 
 
 def _accepted_pairs(rng, t, side, snakes, count):
-    """Two-snake attempts until `count` succeed -> segments (count, 2 * contour, 3), attempts per success."""
+    """Try pairs of target snakes until `count` succeed -> segments (count, 2 * contour, 3), attempts per success."""
     accepted, have, tried, batch = [], 0, 0, 4096
     while have < count:
         number, pairs = _grow_pairs(rng, t, side, snakes, batch)
         accepted.append(pairs[:count - have])
         have += len(accepted[-1])
         tried += batch if have < count else number[len(accepted[-1]) - 1] + 1
-        # Enough for the rest at the rate so far, within what keeps the arrays in cache.
+        # Enough for the rest at the success rate so far, but few enough that the arrays stay in cache.
         batch = int(np.clip(1.1 * (count - have) * tried / max(have, 1), 1024, 8192 / t.usable.mean()))
     return np.concatenate(accepted), tried / count
 
 
 def make_pathfinder(snakes, side, rng, count):
-    """Generate `count` images of side x side px by the official process [2] -> namespace of arrays, one entry an image:
+    """Generate `count` images of side x side px by the official process [2] -> arrays with one entry per image.
 
-    images uint8 (n, side, side), labels uint8 (n,), and how they came about: margins (n,); attempts (n,) at the two
-    target snakes, mean over the image's margin; distractors (n,) placed; paths (n, 2, contour, 2): points of either
-    target snake from its tail to its last head; discs (n, 2, 2): the marked points.
+    images uint8 (n, side, side), labels uint8 (n,), and how they were made: margins (n,); attempts (n,) at the two
+    target snakes, the mean over images of the same margin; distractors (n,) placed; paths (n, 2, contour, 2): points of
+    both target snakes from tail to last head; discs (n, 2, 2): the marked points.
     """
     labels, marked = rng.integers(0, 2, (2, count))       # marked: the snake whose tail gets a disc
     out = SimpleNamespace(
         images=np.zeros((count, side, side), np.uint8), labels=labels.astype(np.uint8),
         margins=rng.choice(snakes.margins, count), attempts=np.zeros(count), distractors=np.zeros(count, int),
         paths=np.zeros((count, 2, snakes.contour, 2), np.int64), discs=np.zeros((count, 2, 2), np.int64))
-    for margin in snakes.margins:    # the margin is the image's, not the attempt's: wide ones fail more often
+    for margin in snakes.margins:    # drawn per image, not per attempt, because wide margins fail more often
         which = np.flatnonzero(out.margins == margin)
         if not len(which):
             continue

@@ -1,4 +1,4 @@
-"""Speech Commands: which of 35 words is said? (Warden 2018)
+"""Speech Commands: which of 35 words is spoken? (Warden 2018)
 
     one second of sound, 16,000 samples of 16 bits    ->    label 16, "yes"
 """
@@ -14,11 +14,11 @@ from tasks.making import find, members, random_split, save_split
 
 
 def prepare(task, request):
-    """Speech Commands v0.02 (Warden 2018), all 35 words, raw samples. The official lists name the validation and test
-    clips, the rest is training.
+    """Prepare Speech Commands v0.02 (Warden 2018): all 35 words, raw samples. The official lists name the validation
+    and test clips; the rest is for training.
 
-    Normalised by one mean and one standard deviation of the padded training clips. S4's official code takes one per
-    time step, of values that it has divided by 2^15 twice.
+    Samples are normalised by one mean and one standard deviation, those of the padded training clips. S4's official
+    code uses one per time step, of values that it has divided by 2^15 twice.
     """
     place = find(request, "speech_commands*.tar.gz", ".")
     pattern = rf"(?:^|/)(?:((?:{'|'.join(task.names)})/[^/.][^/]*\.wav)|(validation|testing)_list\.txt)$"
@@ -28,7 +28,7 @@ def prepare(task, request):
             if match[1]:
                 with reading(f"{match[1]} in {place} is damaged", "get it again"), wave.open(io.BytesIO(raw)) as clip:
                     samples = np.frombuffer(clip.readframes(task.length), "<i2")          # 16 kHz, mono, 16 bits
-                file.write(np.pad(samples, (0, task.length - len(samples))))              # silent after its end
+                file.write(np.pad(samples, (0, task.length - len(samples))))              # padded with silence
                 rows[match[1]] = len(rows)
             else:
                 lists[match[2]] = set(raw.decode("utf-8", "replace").split())

@@ -1,9 +1,9 @@
-"""Text: is a film review positive? Retrieval: does one paper cite another? Both character by character.
+"""Text: is a film review positive? Retrieval: does one paper cite another? Both are read as characters.
 
     "Great!"    ->    ids 56 12 5 7 6 57 3 (3: <eos>),    label 1, "positive"
 
-Characters, not bytes or words. A text is cut to length - 1 characters, then EOS. Ids: the special symbols, then the
-characters of the (cut) training texts by falling frequency, as in [2]; anything else is UNK.
+Symbols are characters, not bytes or words. A text is cut to length - 1 characters and ends with EOS. Ids: the special
+symbols, then the characters of the (cut) training texts by falling frequency, as in [2]; all others are UNK.
 
 [1] github.com/google-research/long-range-arena, lra_benchmarks/matching/input_pipeline.py
 [2] the paper's official configuration, which is that of S4 (github.com/state-spaces/s4)
@@ -21,10 +21,10 @@ from tasks.making import find, members, random_split, save_split
 
 
 def vocabulary(counts, least):
-    """{character: how often it occurs} -> what `open_task` fills in, and encode(text) -> ids (characters + 1,), EOS at
-    the end.
+    """Build the vocabulary from {character: number of occurrences}. Return the fields that `open_task` fills in, and
+    encode(text) -> ids (characters + 1,), with EOS at the end.
 
-    Characters that occur fewer than `least` times are UNK. Ties go by code point.
+    Characters that occur fewer than `least` times are UNK. Ties are ordered by code point.
     """
     known = sorted((c for c in counts if counts[c] >= least), key=lambda c: (-counts[c], c))
     vocab = len(SPECIAL) + len(known)
@@ -38,10 +38,10 @@ def vocabulary(counts, least):
 
 
 def prepare_text(task, request):
-    """IMDb (Maas et al. 2011): 25,000 training and 25,000 test reviews, label 1 = positive.
+    """Prepare IMDb (Maas et al. 2011): 25,000 training and 25,000 test reviews, label 1 = positive.
 
-    Validation is a tenth of the training reviews, where the official code validates on the test set. Characters count
-    as known from 15 occurrences in the 25,000 reviews on, as in [2].
+    Validation is a tenth of the training reviews; the official code validates on the test set. The vocabulary holds
+    the characters that occur at least 15 times in the 25,000 training reviews, as in [2].
     """
     place, reviews = find(request, "aclImdb*.tar.gz", "."), {"train": {}, "test": {}}
     for match, raw in members(place, r"(?:^|/)(train|test)/(neg|pos)/(\d+_\d+)\.txt$"):
@@ -49,7 +49,7 @@ def prepare_text(task, request):
     train, test = ([(positive, text) for (positive, _), text in sorted(some.items())]     # by label, then by file
                    for some in reviews.values())
     kept, held_out = np.split(random_split(len(train)), [len(train) - len(train) // 10])
-    # The test reviews are sorted so far, and the first of them would have one label.
+    # The test reviews are sorted by label. Shuffle them, because a subset takes the first ones.
     splits = [train[i] for i in kept], [train[i] for i in held_out], [test[i] for i in random_split(len(test))]
     points = np.bincount(np.frombuffer("".join(text for _, text in train).encode("utf-32-le"), np.uint32))
     found, encode = vocabulary({chr(i): points[i] for i in np.flatnonzero(points)}, least=15)
@@ -59,12 +59,12 @@ def prepare_text(task, request):
 
 
 def read_retrieval(path):
-    """An official AAN file -> iterator over (label, text, text).
+    """Yield (label, text, text) from an official AAN file.
 
-    Columns label ("0.0" or "1.0"), id, id, text, text; no header. As in [2] a field may be quoted by `"`, and then may
-    hold tabs, line ends and doubled quotes ([1] takes quotes literally: a few texts differ).
+    Columns: label ("0.0" or "1.0"), id, id, text, text; no header. As in [2] a field may be quoted by `"`, and may then
+    hold tabs, line ends and doubled quotes ([1] takes quotes literally, so a few texts differ).
     """
-    csv.field_size_limit(1 << 22)                         # a quote that is never closed swallows no more
+    csv.field_size_limit(1 << 22)                         # the most that a quote which is never closed can swallow
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
         reader = csv.reader(file, delimiter="\t")
         try:
@@ -76,9 +76,9 @@ def read_retrieval(path):
 
 
 def prepare_retrieval(task, request):
-    """AAN (Radev et al. 2013; pairs of LRA): do two papers cite each other? Label 1: yes.
+    """Prepare AAN (Radev et al. 2013; pairs of LRA): do two papers cite each other? Label 1: yes.
 
-    Read twice, since the training texts fill gigabytes: once for labels and vocabulary, once to write.
+    The files are read twice, because the training texts fill gigabytes: once for labels and vocabulary, once to write.
     """
     names = [f"new_aan_pairs.{split}.tsv" for split in ("train", "eval", "test")]
     paths = [find(request, f"tsv_data/{name}", f"aan/{name}", name) for name in names]
@@ -106,7 +106,7 @@ TASKS |= {
     "text": TEXT,
     "retrieval": Task("retrieval", length=4000, classes=2, sizes=(147_086, 18_090, 17_437), mask=0.15, source=AAN,
                       vocab=0, documents=2, names=("unrelated", "related"), prepare=prepare_retrieval),
-    # Not the paper's: the beginnings of reviews, for demos and for `run_all.sh --preset mini`.
+    # These are not the paper's: the beginnings of reviews, for demos and for `run_all.sh --preset mini`.
     "text256": replace(TEXT, length=256, mask=0.30),
     "text_demo": replace(TEXT, length=128, sizes=(5_000, 2_500, 10_000), mask=0.30, subset=True),
     "text_mini": replace(TEXT, length=128, sizes=(22_500, 1_000, 5_000), mask=0.30, subset=True)}

@@ -191,7 +191,7 @@ def test_without_any_label_there_is_pretraining(tmp_path):
     np.savez(tmp_path / "bare.npz", x=series()[0])
     task, train, val, test = opened(tmp_path / "bare.npz", tmp_path)
     assert (task.sizes, task.classes, task.labelled) == ((42, 9, 9), 0, 0)
-    with pytest.raises(files.UserError, match="bare.npz has no labels, which pretrain.py alone can do without"):
+    with pytest.raises(files.UserError, match="bare.npz has no labels; only pretrain.py can use it"):
         data.open_task(f"file:{tmp_path / 'bare.npz'}", tmp_path, labels=True)
 
 
@@ -265,7 +265,7 @@ def test_symbols_that_training_never_saw_are_counted(tmp_path, capsys):
     texts = np.array(["abcd" * 5] * 40 + ["abxy" * 5] * 20)
     split = np.array(["train"] * 30 + ["val"] * 10 + ["test"] * 20)
     for more, words in ((18, "test: 20 positions (5.0%) hold symbols that training never saw, 'x', 'y'"),
-                        (10, "test: 100 positions (25.0%) hold symbols that training never saw, 'x', 'y'; are these")):
+                        (10, "test: 100 positions (25.0%) hold symbols that training never saw, 'x', 'y'; if these")):
         texts[40:40 + more] = "abcd" * 5
         np.savez(tmp_path / "t.npz", x=texts, y=np.arange(N) % 2, split=split)
         texts[40:] = "abxy" * 5
@@ -373,7 +373,7 @@ def test_all_arms_have_equal_passes_and_sizes_by_the_rule(model, objective, own,
         scratch, joint = parsed(finetune, own, *words), parsed(finetune, own, *words, "--joint", "1")
         assert first.arch["d"] == width and first.arch == second.arch == scratch.arch == joint.arch
         assert first.steps + second.steps == scratch.steps == joint.steps * (2 if objective == "masked" else 1)
-        assert scratch.steps % epoch == 0 and f"{epoch} steps an epoch" in scratch.fitted
+        assert scratch.steps % epoch == 0 and f"{epoch} steps per epoch" in scratch.fitted
         assert (joint.mask, joint.loss, scratch.mask) == (first.mask, first.loss, None)
         assert first.changed == scratch.changed == joint.changed == {}
 

@@ -145,7 +145,7 @@ def test_labels_of_a_file_are_those_of_the_run_however_they_are_written(trained,
 def test_channels_come_last(trained):
     _, found, train = trained
     model = predict.load(train("ragged", "scratch"))
-    with pytest.raises(UserError, match=r"its shape is \(2, 8\), where a position has 2 channel"):
+    with pytest.raises(UserError, match=r"its shape is \(2, 8\), but a position has 2 channel"):
         model(np.nan_to_num(found["ragged"][0]).transpose(0, 2, 1))
 
 

@@ -141,8 +141,8 @@ MODELS_THAT_FAIL = [                                                   # a file 
     ("import models\n\nclass Mine(models.Nothing): pass\n", "line 3: AttributeError: module 'models' has no .*"),
     ("def broken(:\n", "line 1: SyntaxError: invalid syntax .*"),
     ("import not_installed\n", "line 1: ModuleNotFoundError: .*"),
-    ("from models import *\nMODELS |= {'s4': Model(SSMBlock, SSM)}\n", "--model s4 is that of models.py already"),
-    ("from models import *\nMODELS |= {'s5': Model(SSMBlock, SSM)}\n", "--model s5 is that of zoo/mine.py already"),
+    ("from models import *\nMODELS |= {'s4': Model(SSMBlock, SSM)}\n", "--model s4 is already defined in models.py"),
+    ("from models import *\nMODELS |= {'s5': Model(SSMBlock, SSM)}\n", "--model s5 is already defined in zoo/mine.py"),
     (f"{HEAD}, 'three')}}\n", "two is like three, which is no model"),
     (f"{HEAD}, 'two')}}\n", "two is like two, which is itself"),
     (f"{HEAD}, 'rotary', recipes='task lr\\n* 1')}}\n", "recipes of two lack .*"),
@@ -162,8 +162,8 @@ TASKS_THAT_FAIL = [                                                     # and wh
     ("import tasks\n\ntasks.Nothing()\n", "line 3: AttributeError: .*module 'tasks' has no .*"),
     ("from tasks import Task\nTask('two')\n", "line 2: TypeError: .* missing .* 'length', .*"),
     ("def broken(:\n", "line 1: SyntaxError: invalid syntax .*"), ("import no\n", "line 1: ModuleNotFoundError: .*"),
-    (task(name="listops"), "--task listops is that of tasks/listops.py already"),
-    (task(name="text"), "--task text is that of tasks/mine.py already"),
+    (task(name="listops"), "--task listops is already defined in tasks/listops.py"),
+    (task(name="text"), "--task text is already defined in tasks/mine.py"),
     ("from tasks import TASKS\nTASKS |= {'two': 2}\n", r"TASKS\['two'\] must be a Task with a function prepare.*"),
     (task(prepare=None), r"TASKS\['two'\] must be a Task with a function prepare.*"),
     (task("model d\ns4 1 2"), "table row has 3 cells, the head 2: .*"),
@@ -214,7 +214,7 @@ def test_a_file_that_does_not_load_is_one_line(tmp_path):
     files = [(room, *each) for room, some in (("zoo", MODELS_THAT_FAIL), ("tasks", TASKS_THAT_FAIL)) for each in some]
     done = run("-c", LOADS, input=json.dumps([(room, text) for room, text, _ in files]))
     for (room, _, line), (code, said) in zip(files, json.loads(done.stdout), strict=True):
-        wanted = rf"error: {room}/\w+.py: {line}; mend it, or take it out of {room}/\n"
+        wanted = rf"error: {room}/\w+.py: {line}; fix it, or remove it from {room}/\n"
         assert code == 2 and re.fullmatch(wanted, said), said
     for room, text, line, words in (
             ("zoo", *MODELS_THAT_FAIL[-1], "pretrain.py --task listops_demo --model s4"),

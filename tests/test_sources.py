@@ -181,7 +181,7 @@ class Evil:
     ("pathfinder", "pathfinder32/curv_contour_length_14/metadata/10.npy", "imgs/10 missing.png 0 7", "missing.png"),
     ("retrieval", "new_aan_pairs.train.tsv", AAN + "1.0\tA\tB\tx\n", "train.tsv, line 5"),
     ("bidmc_hr", "BIDMC32HR_TEST.ts", "@data\n1,2,3:4,5,6:7\n", "TEST.ts, line 2"),
-    ("image", "cifar-10-batches-bin/data_batch_3.bin", "\0" * 3072, "not all of CIFAR-10"),
+    ("image", "cifar-10-batches-bin/data_batch_3.bin", "\0" * 3072, "not the whole CIFAR-10"),
     ("image", "cifar-10-batches-py/data_batch_2", pickle.dumps({b"data": Evil()}, 2).decode("latin-1"), "system")])
 def test_damaged_files(tmp_path, monkeypatch, name, file, content, words):
     monkeypatch.chdir(tmp_path)

@@ -63,7 +63,7 @@ def test_every_script_knows_it(place):
         ("analyze.py", "compare", "fine", "other", "--figure", "compared.png"),
         ("results/costs.py", "chirp", "--model", "s4"),
         ("run_all.sh", "sweep", "--tasks", "chirp", "--models", "s4", "--vary", "lr=1e-3,2e-3", "--seeds", 0, "--list"))
-    assert re.search(r"^chirp +length 96 x 1, 2 classes, 64 / 16 / 32 examples; not prepared$", listed, re.M)
+    assert re.search(r"^chirp +length 96, 2 classes, 64 / 16 / 32 examples; not prepared$", listed, re.M)
     assert "Recipe chirp/s4*/masked: loss=l1 lr=0.004 wd=0.01 batch=8 warmup=2 schedule=constant steps=6 mask=0.3." in (
         " ".join(usage.split()))
     for picture in ("sheet.png", "filled.png"):
