@@ -156,7 +156,7 @@ def main(argv=None):
     parser = Parser(examples=True, description=__doc__.split("\n\n")[0], allow_abbrev=False)
     parser.add_argument("--task", required=True, help="task, as for finetune.py")
     parser.add_argument("--label-fraction", type=between(float, 1e-9, 1), help="share of labels, as for finetune.py")
-    parser.add_argument("--words", action="store_true", help="for texts: words and pairs of words instead of characters")
+    parser.add_argument("--words", action="store_true", help="texts: words and pairs of words instead of characters")
     parser.add_argument("--data-dir", default="data", help="where prepared data sets live")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write DIR/result.json")
     args, start = parser.parse_args(argv), time.perf_counter()

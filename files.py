@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args=None, namespace=None):
         if self.examples and args is None and len(sys.argv) == 1:
-            print("\n\n".join(sys.modules["__main__"].__doc__.split("\n\n")[:2]))
+            print("\n\n".join((sys.modules["__main__"].__doc__ or "").split("\n\n")[:2]))
             raise SystemExit(0)
         return super().parse_args(args, namespace)
 

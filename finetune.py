@@ -166,6 +166,7 @@ def main(argv=None):
     # ---- the test split, once, with the checkpoint that validation chose ---------------------------------------
     run.load_best()                               # best.pt into the model
     test_loss, test_score, counts = evaluate(model, task, test, run)
+    # result.json, and a last line with the scores
     run.finish(**{f"val_{score_name}": run.state["best"], f"test_{score_name}": test_score}, test_loss=test_loss,
                start=args.start, init=str(args.init) if args.init else None, test_examples=len(test),
                counts=counts if task.classes else None)
@@ -190,7 +191,7 @@ def joint_training(args, task, train, run, model, forward, optimizer):
     objective, inputs = OBJECTIVES[args.objective], model.backbone.inputs
 
     def prepare(step):
-        rows, mine = run.rows(step)
+        rows, mine = run.rows(step)               # as in pretrain.py
         batch = train.batch(rows[mine])
         corrupted, targets, hidden = objective.pretext(
             args, batch, drawing(task, batch, rows, mine, args.seed, step))

@@ -64,8 +64,8 @@ def fft_conv(u, K, K_back=None, D=None):
     """Convolve causally: y[t] = sum_j K[j] u[t-j], plus sum_j K_back[j] u[t+1+j] and D u[t] where these are given.
 
     u (b, d, l), K and K_back (d, l), or K (1 or 2, d, l), D (d,) -> (b, d, l) in u's dtype. K_back starts at lag 1, so
-    that position t is counted once. An FFT multiplies spectra, irfft(rfft(u) rfft(circle)), and thereby convolves on a
-    circle of n points. With n >= 2 l and zeros in between nothing wraps around. Lag -1-j of K_back sits at n-1-j.
+    that position t is counted once. Multiplying spectra, irfft(rfft(u) rfft(circle)), convolves on a circle of n points.
+    With n >= 2 l and zeros in between nothing wraps around. Lag -1-j of K_back sits at n-1-j.
     """
     if K.ndim == 2:
         K = K[None] if K_back is None else torch.stack((K, K_back))
@@ -192,9 +192,9 @@ def hippo_legs(N):
 def hippo_nplr(N):
     """Return `hippo_legs` in diagonal-plus-rank-1 form: A, P, B, each complex (N/2,). ValueError if N is odd.
 
-    A + P P^T, with P_n = sqrt(n + 1/2), is -1/2 plus a skew-symmetric matrix. It therefore has orthonormal eigenvectors
-    V, which `eigh` finds. In their basis HiPPO's matrix is diag(A) - P P*, with V* P and V* B. Eigenvalues come in
-    conjugate pairs; this returns those with negative imaginary part, ascending. Source: [1], appendix C.1.
+    Call that matrix and vector A, B. A + P P^T, with P_n = sqrt(n + 1/2), is -1/2 plus a skew-symmetric matrix, so it
+    has orthonormal eigenvectors V (`eigh`). In their basis A becomes diag(.) - P P*, where P and B become V* P and V* B.
+    Eigenvalues come in conjugate pairs; those with negative imaginary part are returned, ascending. Source: [1], C.1.
     """
     if N < 2 or N % 2:
         raise ValueError(f"the state size N must be even and at least 2, got {N}")
@@ -263,8 +263,8 @@ def s4_kernel(A, P, B, C, dt, l, precise=None):
     any l, Re A <= -1e-4. Gradients are as good, except that of dt: 1e-3 at l in the thousands. Two cases lose digits in
     float32: a state that barely decays over l steps may have its pole on a root of unity, 1e-6 / |1 - p^l|; and a state
     with dt A near -2 makes g / D_n a difference of large terms, 1e-8 / |1 + x|. precise: sum in float64, at twice the
-    time; None checks whether that is needed, which makes a GPU wait. `S4` in models.py avoids the first case by a
-    minimum decay.
+    time; None checks whether that is needed, which makes a GPU wait. `S4` in models.py makes the first case
+    rare by a minimum decay, and does not check for the second.
     """
     A, P, B, C = (v.to(torch.complex128) for v in (A, P, B, C))
     dt = dt.double()[:, None]                                                            # (d, 1)
@@ -362,7 +362,7 @@ def attention(q, k, v, causal=False, block=None, lengths=None):
 
 # ---- Skip at a first reading -----------------------------------------------------------------------------------------
 
-# Sizes and lengths. Every file uses these three.
+# Sizes, lengths and padding, used by every file.
 
 def ceil_div(a, b):
     """Return a / b rounded up, for integers."""

@@ -79,6 +79,7 @@ class SSM(nn.Module):
         y = torch.baddbmm(bias[:, None], weight.expand(len(y), -1, -1), y.to(lower))          # (b, 2 d, l)
         return F.glu(y, dim=1).transpose(1, 2)                                                # (b, l, d)
 
+
 def log_uniform(c, n):
     """Draw the logarithms of n step sizes, uniform between those of c.dt_min and c.dt_max."""
     return torch.rand(n) * math.log(c.dt_max / c.dt_min) + math.log(c.dt_min)
@@ -105,6 +106,7 @@ class Diagonal(Kernel):
 
     def poles(self):
         return self.arguments(self)
+
 
 class DLR(Diagonal):
     """Kernels of the diagonal linear RNN (paper, eq. 3; Gupta et al. 2022): K[k] = Re sum_n W_n e^(Lambda_n k).
@@ -185,14 +187,15 @@ class S4(Kernel):
         A_re, A_im, P, B = (v.tile((self.d // v.shape[-2], 1))                                # (d, n) channels in turn
                             for v in (p.A_log_re.float().exp(), p.A_im.float(), P, B))
         dt = p.log_dt.float().exp()                                                           # (d,)
-        # Every state decays by at least 1 % in `length` steps, so that float32 suffices (`s4_kernel`). HiPPO's states
-        # decay far more.
+        # Before the bilinear rule every state decays by at least 1 % in `length` steps, so that float32 suffices
+        # (`s4_kernel`). HiPPO's states decay far more there.
         least = 0.01 / (self.length * dt.detach()[..., None])
         return torch.complex(-A_re.maximum(least), A_im), P, B, C, dt
 
     def make(self, A, P, B, C, dt, l):
         """Return kernels (c, d, length), whatever l is."""
         return s4_kernel(A, P, B, C, dt, self.length, precise=False)
+
 
 # ---- Nothing set by hand ---------------------------------------------------------------------------------------------
 
@@ -259,6 +262,7 @@ class Attention(nn.Module):
         """Attend: queries, keys, values (b, h, l, e) -> (b, h, l, e). Subclasses in zoo/ replace this method."""
         return attention(q, k, v, causal=self.causal, block=self.block, lengths=lengths)
 
+
 def sinusoids(l, d):
     """Return fixed sinusoidal positions (l, d), sin and cos interleaved, base 10000 (Vaswani et al. 2017)."""
     angle = torch.arange(l, dtype=torch.float64)[:, None] * 10000.0 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
@@ -315,6 +319,7 @@ class TransformerBlock(nn.Module):
         x = x + self.mixer(self.norm1(x, lengths), lengths, *K)
         return x + self.ff(self.norm2(x, lengths))
 
+
 class SSMBlock(nn.Module):
     """x + mixer(norm(x)), or norm(x + mixer(x)) with c.place "post". The mixer's GLU replaces the feed-forward part."""
 
@@ -330,6 +335,7 @@ class SSMBlock(nn.Module):
         # One dropout mask for all positions. This order of adding keeps the (b, d, l) memory layout for the next layer.
         x = self.dropout(y.transpose(1, 2)).transpose(1, 2) + x
         return x if self.pre else self.norm(x, lengths)
+
 
 # ---- The backbone ----------------------------------------------------------------------------------------------------
 
@@ -379,6 +385,7 @@ class Backbone(nn.Module):
         if not all(isinstance(kernel, Kernel) for kernel in kernels):
             return [()] * len(kernels)
         return [(K,) for K in make_kernels(kernels, l)]
+
 
 # ---- Heads -----------------------------------------------------------------------------------------------------------
 
@@ -493,6 +500,7 @@ def count(model):
 
 # The table of models.
 
+
 @dataclass(frozen=True)
 class Model:
     """A line of `MODELS`: block(c, mixer(c)) is a layer. A block that normalises its own output has `pre` False."""
@@ -500,7 +508,7 @@ class Model:
     mixer: object                      # a class, or a partial of classes
     like: str | None = None            # the model whose sizes and recipes it uses if it has none of its own
     extras: dict = field(default_factory=dict)      # other defaults of its keys, and what else its classes read in `c`
-    positions: object = None           # function (length, d) -> (length, d), added to the input; None: the mixer's task
+    positions: object = None           # function (length, d) -> (length, d), added to the input; None: left to the mixer
     init: object = nn.Identity()       # sets a backbone's initial weights (Identity: torch's defaults)
     init_head: object = nn.Identity()  # sets its head's initial weights
     symbols: bool = False              # whether it reads symbols (gray levels, for example) if the task has them
@@ -518,14 +526,15 @@ MODELS = {
                     about="Attention, rotary positions (Su et al. 2021)."),
     "s4": Model(SSMBlock, partial(SSM, S4), about="S4: diagonal plus low rank, from HiPPO (Gu et al. 2022)."),
     "s4_rand": Model(SSMBlock, partial(SSM, S4), "s4", init=randomise, init_head=randomise,
-                     about="S4 with every parameter drawn from N(0, 0.01) (Amos et al. 2024)."),
+                     about="S4 with every parameter drawn from N(0, 0.1^2) (Amos et al. 2024)."),
     "dlr": Model(SSMBlock, partial(SSM, DLR), "s4", about="DLR: the diagonal linear RNN (Gupta et al. 2022)."),
     "dlr_rand": Model(SSMBlock, partial(SSM, DLR), "dlr", init=randomise, init_head=randomise,
-                      about="DLR with every parameter drawn from N(0, 0.01) (Amos et al. 2024)."),
+                      about="DLR with every parameter drawn from N(0, 0.1^2) (Amos et al. 2024)."),
 }
 
 
 # From tables and flags to the object `c`.
+
 
 def keys_of(model, ffn="dense"):
     """Return {name: Key} of all classes of a model, its feed-forward part included.
@@ -576,6 +585,7 @@ def make_kernels(kernels, l):
 
 # Joint training.
 
+
 class Joint(Classifier):
     """Joint training, an alternative to self-pretraining: a classifier whose backbone also predicts hidden positions,
     through a second head with `predicted` outputs."""
@@ -610,6 +620,7 @@ def averages_kept(backbone):
 
 
 # Generation. `step` is the recurrent form of a part: one position and the state so far -> its output and the new state.
+
 
 def ssm_step(self, x, state):
     """x (b, d), state after the previous position -> y (b, d), state."""

@@ -376,7 +376,8 @@ def export(trained, path):
     ours = torch.from_numpy(answer[:, None] if probabilities is None else probabilities)      # (1, classes or 1)
     names = dict(names=trained.names.tolist(), symbols=task.symbols, length=task.length)
     buffer = io.BytesIO()
-    torch.export.save(torch.export.export(exported, (x, *lengths)), buffer, extra_files={"task.json": json.dumps(names)})
+    program = torch.export.export(exported, (x, *lengths))
+    torch.export.save(program, buffer, extra_files={"task.json": json.dumps(names)})
     written = torch.export.load(io.BytesIO(buffer.getvalue())).module()
     error = (written(x, *lengths) - ours).abs().max().item()
     if not error < 1e-5 * max(1, ours.abs().max().item()):

@@ -13,7 +13,7 @@ For example, an expression of ListOps (X closes a bracket) with its second and f
     the sequence      [MAX    4   [MIN   2     3    X   0   X  <eos>
     masked   input    [MAX  <mask> [MIN  2  <mask>  X   0   X  <eos>      predict 4 and 3, at their places
     causal   input    [MAX    4   [MIN   2     3    X   0   X  <eos>      predict 4, [MIN, 2, 3, X, 0, X, <eos>
-What the masked objective hides and predicts, with the paper's masking ratio and loss:
+The masked objective hides and predicts, with the paper's masking ratio and loss:
     ListOps; Text, Retrieval     10 %; 15 %     reads symbols                    predicts the symbol        ce
     Pathfinder, PathX            50 %           reads gray values and a mark     predicts one of 256        ce
     Image, sCIFAR                50 %           reads gray or RGB and a mark     predicts the value         l1
@@ -198,6 +198,7 @@ def main(argv=None):
         run.stepped(step)                         # log line, checkpoint; ends the run if a signal asked for it
 
     run.keep_kernels(kernels_before, task.length)                      # for figure 4
+    # result.json, and a last line with the scores
     run.finish(val_score=run.state["best"], score_is=(
         "accuracy on predicted positions" if args.loss == "ce" else "minus squared error on predicted samples"))
 

@@ -170,7 +170,7 @@ def verdict(compared):
         said += of_many(means, outcomes)
     for words in outcomes.values() if len(outcomes) <= SORTED else ():
         said += [text for start, text in words.items()
-                 if text and (start == "spt" or "no significant" not in text or "spt" not in words)]
+                 if text and (start == "spt" or "by joint" in text or "spt" not in words)]
     if not any("scratch" in starts for starts in compared.lines.values()):
         said.append("Nothing was trained from scratch, so there are no gains.")
     for variant, runs in runs_by_variant(compared).items():
@@ -185,7 +185,7 @@ def of_many(means, outcomes):
     for start, by in (("spt", "SPT"), ("joint", "joint training")):
         texts = {line: words[start] for line, words in outcomes.items() if words.get(start)}
         for word, title in ((f"gains by {by}", f"Gains by {by}"), (f"loses by {by}", f"Loses by {by}"),
-                            ("no significant", f"No significant difference by {by}")):
+                            ("no significant", f"No significant difference by {by}"), ("one seed", "One seed")):
             if some := [line for line, text in texts.items() if word in text]:
                 said.append(f"**{title}**: {', '.join(some)}.")
     models = [line for line in outcomes if line in MODELS and outcomes[line].get("spt")]       # not their variants
@@ -209,7 +209,7 @@ def outcome(compared, each, sure, line, start, top):
     change, _, interval = signed(points, compared.digits, half).rsplit(" (", 1)[0].partition(" ")
     name = line if start == "spt" else f"{line}, joint training"
     if seeds == 1:
-        return f"**{name}: no significant difference** from one seed ({change} {compared.unit})."
+        return f"**{name}: one seed** ({change} {compared.unit}), so significance is unknown."
     text = f"{' '.join(filter(None, (change, compared.unit, interval)))}, {seeds} seeds"
     if abs(mean) > math.hypot(half, size) and (mean < 0 or not at_ceiling(each[scratch], top)):
         return f"**{line} {'gains' if mean > 0 else 'loses'} by {by}**: {text}."
@@ -290,7 +290,7 @@ def constant_of(compared):
 
 def name_of(key):
     few = f" with {100 * key.share:g} % of the labels" if key.share < 1 else ""
-    return Path(key.task.removeprefix("file:")).name + few + (f", {key.passes:,} passes a run" if key.passes else "")
+    return Path(key.task.removeprefix("file:")).name + few + (f", {key.passes:,} passes per run" if key.passes else "")
 
 
 def hidden_accuracy(compared):
@@ -323,7 +323,7 @@ def table(compared):
     hidden = hidden_accuracy(compared) if len(compared.lines) > SORTED else {}
     head = ["model", *(LOOKS[start][0] for start in starts), *(
         f"{name} [95 % interval] (seeds)" if i == 0 else name for i, name in enumerate(pairs)),
-        *["hidden"] * any(hidden.values()), "minutes a run"]
+        *["hidden"] * any(hidden.values()), "minutes per run"]
 
     def cell(score, accuracy):
         return f"{score} ({statistics.mean(accuracy):.1f})" if compared.balanced else score
@@ -353,7 +353,7 @@ def caption(key, compared):
     runs, (each, sure) = runs_of(compared.lines), scored(compared)
     n, passes = runs[0]["test_examples"], [{run["passes"] for run in runs_of({line: starts})}
                                            for line, starts in compared.lines.items()]
-    equal = f"{min(passes[0]):,} passes a run" if len(set.union(*passes)) == 1 else (
+    equal = f"{min(passes[0]):,} passes per run" if len(set.union(*passes)) == 1 else (
         "equal passes in each row" if all(len(some) == 1 for some in passes) else "unequal passes")
     some = [run["data"] for run in runs if "labelled" in run.get("data", {})]
     bare = some[0]["sizes"][0] - some[0]["labelled"] if some else 0

@@ -98,8 +98,8 @@ def how_sure(variants, found, digits=1, of=""):
     if not any(estimate.variance for estimate in found.values()):
         return f"Seeds{of} do not differ, so there are no intervals."
     one, *others = {found[name] for name in common}
-    text = f"Intervals{of}: 95 %, over seeds on one test set, "
+    text = f"Intervals{of}: 95 %, over seeds on one test set; "
     text += ("each row uses its own standard deviation (Welch), because variances differ" if others else
-             f"with one standard deviation for all rows, {math.sqrt(one.variance):.{digits}f}, pooled with "
+             f"one standard deviation for all rows, {math.sqrt(one.variance):.{digits}f}, pooled with "
              f"{one.freedom} degrees of freedom")
     return text + (f"; gains over {MANY} seeds or more are paired by seed." if max(counts) >= MANY else ".")

@@ -1,8 +1,8 @@
 """Train all runs of a table or figure side by side, then print the table and draw the figure.
 
     bash run_all.sh demo             {Transformer, S4} x {scratch, SPT} on small Pathfinder images, 3 seeds, on a laptop
-    bash run_all.sh demo-text        {rotary Transformer, S4} x {scratch, SPT} on IMDb, 128 characters; downloads IMDb
-    bash run_all.sh text256          the same with 256 characters, all training reviews and three times the steps
+    bash run_all.sh demo-text        {rotary Transformer, S4} x {scratch, SPT} on IMDb, 127 characters; downloads IMDb
+    bash run_all.sh text256          the same with 255 characters, all training reviews and three times the steps
     bash run_all.sh demo-init        {S4, DLR} x {own, random initialisation} x {scratch, SPT} on the text of demo-text
     bash run_all.sh architectures    every model x {scratch, SPT} on the text of demo-text
         All five also show the majority class and a linear model that takes seconds (baseline.py)

@@ -127,6 +127,12 @@ def without_values():
         clear()
 
 
+def check_countable(c):
+    """SizeError for a model whose loop over positions one cuDNN call runs, and which would be counted step by step."""
+    if c.model in ("lstm", "gru"):
+        raise SizeError("runs position by position in one call, which is not counted here")
+
+
 def describe(c):
     """Return the costs of one sequence of symbols, without input layer and head: (parameters of the mixers, other
     parameters, bytes that autograd keeps for the backward pass in float32, FLOPs per position of the forward pass).
@@ -134,6 +140,8 @@ def describe(c):
     The model runs on tensors without values. Not counted: element-wise work (the scans of S5 and LRU), and making
     convolution kernels, which happens once per batch (`python results/speed.py` measures it).
     """
+    check_countable(c)
+
     def no_kernels(l):
         return [()] * c.layers                 # each layer calls its own; the loop below replaces it
 
@@ -165,6 +173,7 @@ def cost_of_step(c, batch, length, padded):
     """Return the `Cost` of a training step (forward, backward, AdamW) of `batch` sequences of symbols of that length. A
     quarter of the symbols is hidden; autocast chooses bfloat16. The peak includes weights, gradients and AdamW's
     moments. padded: the model gets true lengths."""
+    check_countable(c)
     with without_values():
         model = Denoiser(Backbone(c), c.vocab)
         optimizer = make_optimizer(model, 1e-3, 0.0)

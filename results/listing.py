@@ -32,10 +32,11 @@ def print_recipes():
     args = parser.parse_args()
     sizes = arch(args.task, args.model) or {}
     print(" ".join(["sizes           ", *(f"{name}={sizes[name]}" for name in keys_of(args.model) if name in sizes)]))
-    for objective, start, unused in (("masked", "pretrain", ("pool", "head")), ("causal", "pretrain", ("pool", "head")),
+    for objective, start, unused in (("masked", "pretrain", ("pool", "head")), ("causal", "pretrain", ("pool", "head", "mask")),
                                      (None, "spt", ("loss", "mask")), (None, "scratch", ("loss", "mask"))):
         with contextlib.suppress(UserError):                           # no recipe for this stage
             name, _, values = recipe_line(args.task, TASKS[args.task], args.model, objective, start)
             text = " ".join(f"{key}={value}" for key, value in values.items()
                             if value is not None and key not in unused)
-            print(f"{start:9} {objective or '':6} {text}  (line {name})")
+            ours = "; no recipe of the paper" if objective and not name.endswith(objective) else ""
+            print(f"{start:9} {objective or '':6} {text}  (line {name}{ours})")

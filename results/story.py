@@ -106,7 +106,7 @@ def draw(path):
     for axis, (title, make) in zip(axes[0], {
             "S4 starts smooth (HiPPO)": lambda: S4(config(arch("text256", "s4"), task)),
             "DLR starts with all frequencies": lambda: DLR(config(arch("text256", "dlr"), task)),
-            "random S4 starts with a few steps": lambda: randomise(S4(config(arch("text256", "s4"), task)))}.items()):
+            "random S4: a kernel of a few lags": lambda: randomise(S4(config(arch("text256", "s4"), task)))}.items()):
         K = make()(task.length)[0, ::32]                                                      # (2, l) two channels
         for one, colour, label in zip(K, (SPT, OTHER), ("kernel of one channel", "of another")):
             axis.plot(one / one.abs().max(), color=colour, label=label)

@@ -39,7 +39,7 @@ class Snakes:
     distractors: int                # number attempted; those that find no room are left out
     snake_contrast: float           # gray of distractors; targets have snake_contrast * paddle_contrast
     paddle_contrast: float = 1.0
-    frame: int | None = None        # width of the frame without the first seed; official: twice the seed distance
+    frame: int | None = None        # width of the frame without first seeds; official: twice the seed distance
     contour: int = 14               # segments of a target snake
     distractor: int = 4             # segments of a distractor (contour // 3)
     levels: int = 256               # gray levels kept
@@ -63,8 +63,8 @@ def _step(angle, distance):
 def _move(origin, step):
     """Return the pixel a step away. Rounds up each component, as in [2].
 
-    Do not tabulate this as an offset: sines and cosines of right angles are not exactly 0 in floating point, and it
-    depends on the origin if the sum loses the difference. Close to the top and left edges the difference pushes snakes
+    Do not tabulate this as an offset: sines and cosines of right angles are not exactly 0 in floating point, and
+    whether the sum loses the difference depends on the origin. Close to the top and left edges the difference pushes snakes
     one pixel inwards. With tabulated offsets a tenth more attempts succeed at 32 px.
     """
     return np.ceil(origin + step).astype(np.int64)

@@ -197,7 +197,7 @@ def test_tables_that_share_a_linear_model_do_not_spoil_each_other(tmp_path):
     trained(tmp_path, "s4", "scratch", [0.93, 0.93], **some)
     trained(tmp_path / "short", "s4", "scratch", [0.9, 0.9], steps=10, changed=dict(steps=10))
     text = shown(tmp_path)
-    whole, short = text.split("**my.npz, 10 passes a run**")
+    whole, short = text.split("**my.npz, 10 passes per run**")
     name = "| *linear: n-grams of 1 to 5* |"
     assert f"{name} 91.7 (93.0) |" in whole and f"{name} 93.0 |" in short
 
@@ -258,7 +258,7 @@ def test_few_examples_make_no_ceiling(tmp_path):
 def test_one_seed_decides_nothing(tmp_path):
     trained(tmp_path, "s4", "scratch", [0.5])
     trained(tmp_path, "s4", "spt", [0.9])
-    assert "- **s4: no significant difference** from one seed (+40.0 points)." in shown(tmp_path)
+    assert "- **s4: one seed** (+40.0 points), so significance is unknown." in shown(tmp_path)
 
 
 @pytest.mark.parametrize("mean, deviation", [(1.0, 2.0), (0.4, 0.5), (3.0, 1.0)])
@@ -273,7 +273,7 @@ def test_shortened_runs_are_a_table_of_their_own(tmp_path):
     trained(tmp_path, "s4", "scratch", [0.5, 0.6])
     trained(tmp_path / "short", "s4", "scratch", [0.4, 0.5], steps=10, changed=dict(steps=10))
     text = shown(tmp_path)
-    assert "**my.npz**" in text and "**my.npz, 10 passes a run**" in text
+    assert "**my.npz**" in text and "**my.npz, 10 passes per run**" in text
 
 
 def test_the_figure_has_one_scale_of_gains_and_ends_at_100(tmp_path):

@@ -355,7 +355,7 @@ def test_rotary_scores_depend_on_distance_only():
 
 @pytest.mark.parametrize("off", [0.1, 1e-2, 1e-3, 1e-5])
 def test_a_state_near_the_pole_of_the_last_step(off):
-    """dt A near -2, where both terms of g / D_n are large: float64 is chosen in time. A reader of step 5 found it."""
+    """dt A near -2, where both terms of g / D_n are large: float64 is chosen in time."""
     generator = torch.Generator().manual_seed(0)
     A, P, B, C = (torch.randn(1, 4, dtype=torch.complex128, generator=generator) for _ in range(4))
     A = -A.real.abs() - 0.1 + 1j * A.imag

@@ -225,6 +225,10 @@ def test_described_costs_are_those_of_a_real_pass(name):
     Tensors without values must not stay in the cache of rotary angles."""
     backbone, c, (x, _) = small(name), settings(name), sequences(40)
     before, tensors = backbone(x), {}
+    if name in ("lstm", "gru"):
+        with pytest.raises(SizeError, match="not counted"):
+            describe(c)
+        return
     mixers, rest, memory, flops = describe(c)
     assert torch.equal(backbone(x), before)
     assert mixers + rest == count(backbone) - count(backbone.encoder)

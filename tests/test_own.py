@@ -486,7 +486,7 @@ def test_gains_and_the_sentence_that_says_them(tmp_path):
         assert "- **s4 loses by SPT**: -3.0 points [-5.0, -1.0], 3 seeds." in table
     assert ("| rotary | 51.0 \u00b1 1.0 | 55.0 \u00b1 1.0 | 52.0 \u00b1 1.0 | +4.0 [+2.0, +6.0] (3) "
             "| +1.0 [-1.0, +3.0] (3) | +3.0 [+1.0, +5.0] (3) | 1.5 / 3.0 / 1.5 |") in text
-    assert text.count("250 passes a run") == 2 and text.count("1.1, pooled with 12 degrees of freedom") == 2
+    assert text.count("250 passes per run") == 2 and text.count("1.1, pooled with 12 degrees of freedom") == 2
     finished(tmp_path, "scratch", "lru", 0, 0.5, 300, 90)
     finished(tmp_path / "more", "scratch", "rotary", 0, 0.5, 300, 90, changed=dict(lr=0.1))
     text = shown(tmp_path)
@@ -557,7 +557,7 @@ def test_from_a_file_to_the_table(tmp_path):
         done = call(script, *words, cwd=ROOT)
         assert done.returncode == 0, done.stderr
     text = shown(tmp_path / "runs")
-    assert re.search(r"\| s4, eval_every=1, warmup=1 \| [\d.]+ \|", text) and "my set.npz, 2 passes a run" in text
+    assert re.search(r"\| s4, eval_every=1, warmup=1 \| [\d.]+ \|", text) and "my set.npz, 2 passes per run" in text
     assert "| *linear: random convolutions* |" in text and "python predict.py" in text
     done = call("analyze.py", "compare", tmp_path / "runs", "--figure", tmp_path / "c.png")
     assert done.returncode == 0 and "| baseline |" in done.stdout, done.stderr
