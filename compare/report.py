@@ -381,7 +381,8 @@ def caption(key, compared):
     notes += [f"only SPT used the {bare:,} sequences without a label"] * bool(bare) + [equal, provenance(made)]
     notes = "; ".join(notes)
     small = "" if declared(key.task).own else " Small models on a small or shortened set: not the paper's task."
-    source = f"{how_sure(each, sure, compared.digits)} {notes[0].upper()}{notes[1:]}.{small}"
+    size = "" if compared.r2 else " The sentences below also include the test set's error."
+    source = f"{how_sure(each, sure, compared.digits)}{size} {notes[0].upper()}{notes[1:]}.{small}"
     return f"{' '.join(text)}\n\n{source}"
 
 

@@ -110,9 +110,10 @@ class Performer(Attention):
 
 
 MODELS |= {
-    "linear": Model(TransformerBlock, LinearAttention, "transformer", dict(phi=elu_features), positions=sinusoids),
+    "linear": Model(TransformerBlock, LinearAttention, "transformer", dict(phi=elu_features), positions=sinusoids,
+                    about="Linear attention, features elu + 1 (Katharopoulos et al. 2020)."),
     "performer": Model(TransformerBlock, Performer, "transformer", positions=sinusoids, changes="""
         task                  sizes
-        *_demo|*_mini|text256 features=16"""),
+        *_demo|*_mini|text256 features=16""", about="Performer: random features (Choromanski et al. 2021)."),
     "performer_relu": Model(TransformerBlock, LinearAttention, "transformer", dict(phi=relu_features),
-                            positions=sinusoids)}
+                            positions=sinusoids, about="Performer with ReLU features (Choromanski et al. 2021).")}

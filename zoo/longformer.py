@@ -42,4 +42,4 @@ MODELS |= {
         *_demo|*_mini|text256 block=8""", about="Local attention, in blocks of 64 (Tay et al. 2020)."),
     "longformer": Model(TransformerBlock, Longformer, "transformer", positions=sinusoids, changes="""
         task                  sizes
-        *_demo|*_mini|text256 window=32""")}
+        *_demo|*_mini|text256 window=32""", about="Longformer: attention in a band (Beltagy et al. 2020).")}

@@ -38,8 +38,8 @@ def reverse(x, lengths):
 
 
 def run(cell, x):
-    """Run an LSTM or GRU cell over x (b, l, d) -> its hidden states (b, l, n), by what nn.LSTM and nn.GRU call (cuDNN on
-    a GPU). torch.compile does not take those modules, but takes the call."""
+    """Run an LSTM or GRU cell over x (b, l, d) and return its hidden states (b, l, n). nn.LSTM and nn.GRU call the same
+    functions (cuDNN on a GPU); torch.compile takes the calls, but not the modules."""
     h, gru = x.new_zeros(1, len(x), cell.hidden_size), isinstance(cell, nn.GRUCell)
     # with biases, one layer, no dropout, training?, one direction, batch first
     flags = True, 1, 0.0, cell.training, False, True
@@ -72,8 +72,8 @@ class Recurrent(nn.Module):
 
 
 class LSTM(Recurrent):
-    """The same with an LSTM. c.forget is added to the bias of the forget gate: at 1 a cell first keeps about 0.73 of its
-    value per position, at 0 (nn.LSTM's default) about half."""
+    """The same with an LSTM. c.forget is added to the bias of the forget gate: at 1 a cell first keeps about 0.73 of
+    its value per position, at 0 (nn.LSTM's default) about half."""
 
     keys = dict(forget=Key(float, 1.0))
     Cell = nn.LSTMCell
@@ -94,4 +94,6 @@ pathfinder_demo|*_mini           3  32 layer pre
 *_demo|text256|file:*|ucr:*      3  64 layer pre
 *                                4 128 layer pre
 """
-MODELS |= {name: Model(SSMBlock, mixer, "rotary", sizes=SIZES) for name, mixer in (("lstm", LSTM), ("gru", Recurrent))}
+MODELS |= {
+    "lstm": Model(SSMBlock, LSTM, "rotary", sizes=SIZES, about="LSTM (Hochreiter and Schmidhuber 1997)."),
+    "gru": Model(SSMBlock, Recurrent, "rotary", sizes=SIZES, about="GRU (Cho et al. 2014).")}

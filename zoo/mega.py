@@ -160,4 +160,5 @@ pathx|pathx256        chunk=4096
 """
 MODELS |= {
     "mega": Model(MegaBlock, Mega, "rotary", init=init_mega, sizes=SIZES, recipes=RECIPES),
-    "mega_chunk": Model(MegaBlock, Mega, "mega", dict(chunk=128), init=init_mega, changes=CHUNKS)}
+    "mega_chunk": Model(MegaBlock, Mega, "mega", dict(chunk=128), init=init_mega, changes=CHUNKS,
+                        about="MEGA with attention in chunks of 128 (Ma et al. 2023).")}

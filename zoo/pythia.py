@@ -134,4 +134,5 @@ pathfinder_mini causal    -    last linear -/1e-3 0  16    1000   50     cos    
 NEOX = dict(extras=dict(rotary=0.25), symbols=True, init=init_neox)
 MODELS |= {
     "pythia": Model(NeoXBlock, Attention, weights=load_pythia, sizes=SIZES, recipes=RECIPES, **NEOX),
-    "pythia_rand": Model(NeoXBlock, Attention, "pythia", **NEOX)}
+    "pythia_rand": Model(NeoXBlock, Attention, "pythia", **NEOX,
+                         about="Pythia's architecture with random weights (paper, section 3.5).")}

@@ -79,5 +79,6 @@ class S4D(Diagonal):
         return s4d_poles(*self.arguments(self))
 
 
-MODELS |= {f"s4d{name}": Model(SSMBlock, partial(SSM, S4D), "s4", dict(start=start))
+MODELS |= {f"s4d{name}": Model(SSMBlock, partial(SSM, S4D), "s4", dict(start=start),
+                               about=f"S4D, start {start}: S4 without its low-rank term (Gu et al. 2022).")
            for name, start in (("", "lin"), ("_inv", "inv"), ("_legs", "legs"))}
