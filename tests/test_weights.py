@@ -22,7 +22,7 @@ def test_what_the_pages_say_of_the_linear_model_is_kept():
     assert found.keys() == {"text256", "text_demo", "pathfinder_demo", "listops_demo", "image"}
     readme, card, text, init = ((ROOT / name).read_text() for name in (
         "README.md", "results/weights/README.md", "results/text.md", "results/init.md"))
-    assert f"n-grams has {found['text256']} %" in readme
+    assert f"n-grams scores {found['text256']} %" in readme
     assert card.count(f"| {found['text256']} |") == 2 and card.count(f"| {found['pathfinder_demo']} |") == 2
     for page, block, task in ((readme, "demo", "pathfinder_demo"), (text, "demo-text", "text_demo"),
                               (text, "text256", "text256"), (init, "demo-init", "text_demo")):
