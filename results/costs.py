@@ -48,10 +48,10 @@ MEAN_LENGTH = dict(text=1300, listops=1040)
 
 
 class Cost(TorchDispatchMode):
-    """Counts what runs under it, without autograd's views: operations; FLOPs of matrix products, attention and Fourier
-    transforms (2 a multiply-add, 2.5 n log2 n a real FFT); bytes read and written, each operation's operands once; the
-    seconds that GPU would take if each operation took the longer of its arithmetic's and its memory's time, attention
-    its exponentials' as well; and the most bytes of tensors made here that exist at once.
+    """Counts what runs under it, without autograd's views: operations; FLOPs of matrix products, attention, Fourier
+    transforms and LSTM's recurrence (2 a multiply-add, 2.5 n log2 n a real FFT); bytes read and written, each
+    operation's operands once; the seconds that GPU would take if each operation took the longer of its arithmetic's and
+    its memory's time, attention its exponentials' as well; and the most bytes of tensors made here that exist at once.
     """
 
     def __init__(self):
@@ -64,6 +64,9 @@ class Cost(TorchDispatchMode):
         self.attention = {aten._scaled_dot_product_flash_attention_for_cpu: (0, 2),
                           aten._scaled_dot_product_flash_attention_for_cpu_backward: (1, 5)}
         self.formulas = torch.utils.flop_counter.flop_registry | {aten._fft_r2c: self.fft, aten._fft_c2r: self.fft}
+        # The recurrences of LSTM and GRU: {operation: (place of x among its arguments, passes through the positions,
+        # products with each weight)}. The backward pass repeats the forward pass.
+        self.recurrent = {torch.ops.zoo.recurrence: (0, 1, 1), torch.ops.zoo.recurrence_backward: (2, 2, 4)}
 
     @staticmethod
     def fft(x, dim, *_, out_val=None, **__):
@@ -72,7 +75,8 @@ class Cost(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **kwargs or {})
-        if function.namespace == "aten" and not function.is_view:
+        recurrent = self.recurrent.get(function.overloadpacket)
+        if (function.namespace == "aten" or recurrent) and not function.is_view:
             tensors = [v for v in tree_leaves((args, kwargs, result)) if isinstance(v, torch.Tensor)]
             formula = self.formulas.get(function.overloadpacket)
             flops = formula(*args, **kwargs or {}, out_val=result) if formula else 0
@@ -83,6 +87,11 @@ class Cost(TorchDispatchMode):
                 exponentials = q[..., 0].numel() * k.shape[-2]
                 e, padded = q.shape[-1], ceil_div(q.shape[-1], TILE) * TILE
                 flops, done = (2 * products * width * exponentials for width in (e, padded))
+            if recurrent:                      # one call, but one position after another: each is an operation
+                before, passes, products = recurrent
+                x, W, U = args[before:before + 3]                    # (k, l, b, d), (k, m, d), (k, m, n)
+                flops = done = 2 * products * x[0, ..., 0].numel() * (W.numel() + U.numel())
+                self.operations += passes * len(x) * x.shape[1] - 1
             # what an expanded tensor repeats is read once
             moved = sum(min(v.nbytes, v.untyped_storage().nbytes()) for v in tensors)
             peak = GPU["bfloat16" if tensors and tensors[0].dtype == torch.bfloat16 else "float32"]

@@ -15,6 +15,7 @@ from zoo.linear import elu_features, favor_features, linear_attention, linear_at
 from zoo.longformer import longformer_attention, longformer_attention_naive
 from zoo.mamba import selective_scan, selective_scan_naive
 from zoo.mega import Mega
+from zoo.recurrence import recurrence
 from zoo.reformer import lsh_attention, lsh_attention_naive
 from zoo.s4d import s4d_kernel, s4d_kernel_naive
 from zoo.scan import diagonal_scan, diagonal_scan_naive
@@ -215,6 +216,62 @@ def test_a_selective_scan_is_the_loop(l):
         torch.library.opcheck(torch.ops.zoo.mamba, inputs)             # what --compile sees of it
 
 
+def plain_recurrence(w, x, order):
+    """LSTM or GRU in float64, one position after another: weights of a cell, x (l, d), positions in the order in which
+    they are read -> (l, n)."""
+    n = w["weight_hh"].shape[1]
+    h, c, y = torch.zeros(n, dtype=DOUBLE), torch.zeros(n, dtype=DOUBLE), torch.zeros(len(x), n, dtype=DOUBLE)
+    for t in order:
+        reads, recalls = w["weight_ih"] @ x[t] + w["bias_ih"], w["weight_hh"] @ h + w["bias_hh"]
+        if len(reads) == 4 * n:
+            i, f, g, o = (reads + recalls).split(n)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * c.tanh()
+        else:
+            (r, z, new), (r_h, z_h, new_h) = reads.split(n), recalls.split(n)
+            z = (z + z_h).sigmoid()
+            h = (1 - z) * (new + (r + r_h).sigmoid() * new_h).tanh() + z * h
+        y[t] = h
+    return y
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_lstm_and_gru_are_their_recurrence(name, causal):
+    """Forwards, and backwards from each sequence's own end, in float64; then the Linear."""
+    torch.manual_seed(0)
+    layer = MODELS[name].mixer(SimpleNamespace(d=6, directions=1 if causal else 2, forget=1.0))
+    cells, out = [{key: p.detach().double() for key, p in part.named_parameters()} for part in layer.cells], layer.out
+    x = torch.randn(3, 20, 6)
+    for lengths in (None, torch.tensor([20, 7, 1])):
+        rows = []
+        for row, end in zip(x.double(), (20, 20, 20) if lengths is None else lengths.tolist()):
+            orders = (range(end), range(end - 1, -1, -1))
+            rows.append(torch.cat([plain_recurrence(w, row, order) for w, order in zip(cells, orders)], -1))
+        exact = torch.stack(rows) @ out.weight.detach().double().T + out.bias.detach().double()
+        same(layer(x, lengths).detach().double(), exact, lengths, 1e-5)
+    if name == "lstm":                                     # torch's biases of the forget gate, and 1
+        n, torch_s = layer.cells[0].hidden_size, torch.nn.LSTMCell(6, layer.cells[0].hidden_size)
+        assert (layer.cells[0].bias_ih[n:2 * n] > 0.4).all() and torch_s.bias_ih.abs().max() < n ** -0.5
+
+
+@pytest.mark.parametrize("stock", [torch.nn.LSTM, torch.nn.GRU])
+@pytest.mark.parametrize("l", [1, 9])
+def test_a_recurrence_has_the_gradients_of_torchs(stock, l):
+    """Two directions beside each other; values and all gradients."""
+    torch.manual_seed(0)
+    stocks, x = [stock(5, 3).double() for _ in range(2)], torch.randn(2, l, 4, 5, dtype=DOUBLE, requires_grad=True)
+    weights = [[*module.parameters()] for module in stocks]
+    together = [torch.stack(parts).detach().requires_grad_() for parts in zip(*weights)]
+    ours, exact = recurrence(x, *together), torch.stack([module(part)[0] for module, part in zip(stocks, x)])
+    grad = torch.randn_like(exact)
+    found = torch.autograd.grad(ours, [x, *together], grad)
+    of_x, *of_weights = torch.autograd.grad(exact, [x, *weights[0], *weights[1]], grad)
+    wanted = [of_x, *(torch.stack(parts) for parts in zip(of_weights[:4], of_weights[4:]))]
+    assert all((a - b).abs().max() < 1e-12 for a, b in zip((ours, *found), (exact, *wanted)))
+    torch.library.opcheck(torch.ops.zoo.recurrence, [x, *together])            # what --compile sees of it
+
+
 def test_s4_steps_are_the_convolution_at_hippos_start():
     """N = 64 and steps from 1e-4 to 0.1: the hard case, where diagonalising Abar in float32 is wrong by 13 %."""
     torch.manual_seed(0)
@@ -236,8 +293,9 @@ def test_s4_steps_are_the_convolution_at_hippos_start():
 
 TASK = SimpleNamespace(length=96, vocab=30, channels=None)
 # Of these the tests know which are causal, and which of those step. You may have others in zoo/.
-KNOWN = {*"""transformer rotary s4 s4_rand dlr dlr_rand bigbird dfout linear performer performer_relu linformer local
-    longformer lru mamba mega mega_chunk pythia pythia_rand reformer s4d s4d_inv s4d_legs s5 sgconv spade""".split()}
+KNOWN = {*"""transformer rotary s4 s4_rand dlr dlr_rand bigbird dfout gru linear performer performer_relu linformer
+    local longformer lru lstm mamba mega mega_chunk pythia pythia_rand reformer s4d s4d_inv s4d_legs s5 sgconv
+    spade""".split()}
 
 
 def test_a_forward_pass_of_ones_own_does_not_inherit_a_step():
@@ -451,6 +509,8 @@ def test_parameters_are_those_of_the_specifications():
     assert layers("listops", "s5") == 8 * (3 * n + 2 * n * d + 4 * n * d + d + d * d + d + 2 * d)
     n, glu = 256, 2 * d * d + 2 * d
     assert layers("listops", "lru") == 6 * (3 * n + 2 * n * d + 4 * n * d + d + glu + 2 * d)
+    assert layers("listops", "lstm") == 6 * (7 * 512 ** 2 + 8 * 512 + 512 + 1024)     # gates, two biases, Linear, norm
+    assert layers("listops", "gru") == 6 * (5.5 * 512 ** 2 + 6 * 512 + 512 + 1024)
     n, rest = 32, d + glu + 2 * d                  # S4D: dt, A, B a channel, two C; DFouT: 64 poles a channel, two W
     assert layers("listops", "s4d") == 8 * (d + 4 * d * n + 4 * d * n + rest)
     assert layers("listops", "dfout") == 8 * (2 * d * 64 + 4 * d * 64 + rest)

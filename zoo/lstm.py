@@ -1,0 +1,91 @@
+"""LSTM (Hochreiter and Schmidhuber 1997) and GRU (Cho et al. 2014), the recurrent networks before state space models.
+
+    LSTM   i, f, o = sigmoid(W x[t] + U h[t-1] + bias), each with weights of its own; g = tanh(of the same form)
+           c[t] = f c[t-1] + i g;  h[t] = o tanh(c[t])
+    GRU    r, z = sigmoid(of the same form);  new = tanh(W x[t] + bias + r (U h[t-1] + bias))
+           h[t] = z h[t-1] + (1 - z) new
+
+The gates read h[t-1], so the recurrence is not linear as that of a state space model: there is no convolution and no
+parallel scan. A layer is x + Linear(LSTM(norm(x))), a pre-norm residual block with LayerNorm. The causal objective has
+one direction with d hidden units; the masked one has two with d/2 each, concatenated. A layer with two directions then
+has 7 d^2 weights, GRU 5.5 d^2; a Transformer's has 8 d^2 where ff = 2d. Depths, widths and recipes are the rotary
+Transformer's: none are published for self-pretraining.
+"""
+import functools
+
+import torch
+import torch.nn as nn
+
+from kernels import inside
+from models import MODELS, Key, Model, SizeError, SSMBlock
+from zoo.recurrence import recurrence
+
+
+@functools.lru_cache(maxsize=4)                                          # all layers ask for the same
+def reversal(lengths, l):
+    """Return the positions (b, l) that reverse each sequence within its true length and leave padding where it is.
+
+    The second direction reads this reversed copy, so it meets padding last, as the first one does. With
+    nn.LSTM(bidirectional=True) it would start in the padding; pack_padded_sequence prevents that, but needs the lengths
+    on the CPU, and a GPU would have to wait for them in every step.
+    """
+    position = torch.arange(l, device=lengths.device)
+    return torch.where(inside(lengths, l), lengths[:, None] - 1 - position, position)
+
+
+def reverse(x, lengths):
+    """Reverse each sequence of x (b, l, d). The same again restores x."""
+    return x.flip(1) if lengths is None else x.take_along_dim(reversal(lengths, x.shape[1])[..., None], 1)
+
+
+class Recurrent(nn.Module):
+    """(b, l, d) -> (b, l, d): one or two directions of a cell, then a Linear. The recurrence runs in float32."""
+
+    Cell = nn.GRUCell                                                    # weights as torch initialises them
+
+    def __init__(self, c):
+        super().__init__()
+        if c.d % c.directions:
+            raise SizeError(f"d={c.d} is odd, but two directions have d/2 hidden units each")
+        self.cells = nn.ModuleList(self.Cell(c.d, c.d // c.directions) for _ in range(c.directions))
+        self.out = nn.Linear(c.d, c.d)
+
+    def forward(self, x, lengths=None):
+        with torch.autocast(x.device.type, enabled=False):
+            both = (x,) if len(self.cells) == 1 else (x, reverse(x, lengths))
+            u = torch.stack([part.float().transpose(0, 1) for part in both])                  # (k, l, b, d)
+            weights = zip(*(cell.parameters() for cell in self.cells))
+            y = recurrence(u, *map(torch.stack, weights)).transpose(1, 2)                     # (k, b, l, d / k)
+        y = torch.cat((y[0], *(reverse(other, lengths) for other in y[1:])), -1)
+        return self.out(y)                                                                    # (b, l, d)
+
+    def step(self, x, state):
+        """One position of a causal layer: x (b, d), state after the position before or None -> y (b, d), state."""
+        state = self.cells[0](x, state)
+        return self.out(state[0] if isinstance(state, tuple) else state), state               # LSTM: (h, c)
+
+
+class LSTM(Recurrent):
+    """Weights start as in nn.LSTM, but c.forget is added to the bias of the forget gate. At 1 a cell first keeps about
+    0.73 of its value per position, at 0 (nn.LSTM) about half."""
+
+    keys = dict(forget=Key(float, 1.0))
+    Cell = nn.LSTMCell
+
+    def __init__(self, c):
+        super().__init__(c)
+        for cell in self.cells:                                          # gates in torch's order: i, f, g, o
+            cell.bias_ih.data[cell.hidden_size:2 * cell.hidden_size] += c.forget
+
+
+SIZES = """
+task                        layers   d norm  place
+listops|text                     6 512 layer pre
+retrieval|pathfinder             6 128 layer pre
+image|scifar                     6 256 layer pre
+pathx|pathx256                   5 128 layer pre
+pathfinder_demo|*_mini           3  32 layer pre
+*_demo|text256|file:*|ucr:*      3  64 layer pre
+*                                4 128 layer pre
+"""
+MODELS |= {name: Model(SSMBlock, mixer, "rotary", sizes=SIZES) for name, mixer in (("lstm", LSTM), ("gru", Recurrent))}
