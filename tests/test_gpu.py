@@ -39,7 +39,7 @@ from pretrain import spt_loss
 from recipes import arch
 from tasks import TASKS
 from test_objective import noise
-from zoo import gpu_attention
+from zoo import gpu_attention, recurrence
 from zoo.gpu_attention import LIBRARIES, agrees, boundaries, each_alone, library, near_attention, packed_attention
 from zoo.longformer import longformer_attention
 
@@ -221,6 +221,60 @@ def test_the_gpu_call_has_these_shapes(name, monkeypatch):
         for sides in ((-1, -1), (16, 16), (16, 0)):
             y = packed_attention(library(*LIBRARIES[name]), q, k, v, torch.tensor([64, 1, 9], device="cuda"), *sides)
             assert y.is_cuda and y.shape == q.shape and y.dtype == q.dtype
+
+
+@pytest.mark.parametrize("stock", [nn.LSTM, nn.GRU])
+def test_cudnn_is_called_as_torch_declares_it(stock, monkeypatch):
+    """The recurrence on a GPU, with stand-ins for cuDNN's functions that name their arguments as torch's schema does
+    and let nn.LSTM or nn.GRU compute: the results are those of a CPU's loops."""
+    names = {name: [argument.name for argument in getattr(torch.ops.aten, name).default._schema.arguments]
+             for name in ("_cudnn_rnn", "_cudnn_rnn_flatten_weight", "_cudnn_rnn_backward")}
+
+    def named(name, arguments):
+        return SimpleNamespace(**dict(zip(names[name], arguments, strict=True)))
+
+    def flatten(*arguments):
+        c = named("_cudnn_rnn_flatten_weight", arguments)
+        block = torch.cat([w.flatten() for w in c.weight_arr])
+        for w in c.weight_arr:
+            w.zero_()                                      # torch moves what it is given: not the parameters
+        return block
+
+    def run(c):
+        assert (c.weight_stride0, c.mode, c.proj_size, c.num_layers) == (4, {nn.LSTM: 2, nn.GRU: 3}[stock], 0, 1)
+        assert (c.batch_first, c.dropout, c.train, c.bidirectional) == (False, 0.0, True, False)
+        assert (c.batch_sizes, c.dropout_state, c.cx is None) == ([], None, stock is nn.GRU)
+        assert c.hx.shape == (1, 4, 3) and not c.hx.any() and (c.cx is None or not c.cx.any())
+        assert torch.equal(c.weight_buf, torch.cat([w.flatten() for w in c.weight]))
+        module = stock(5, c.hidden_size).double()
+        module.load_state_dict(dict(zip(module.state_dict(), c.weight)))
+        x = c.input.clone().requires_grad_()
+        return module(x)[0], [x, *module.parameters()]
+
+    def forward(*arguments):
+        c = named("_cudnn_rnn", arguments)
+        return run(c)[0].detach(), c.hx, c.cx, torch.ones(3), c.weight_buf
+
+    def backward(*arguments):
+        c = named("_cudnn_rnn_backward", arguments)
+        y, inputs = run(c)
+        assert c.grad_hy is c.grad_cy is None and c.output_mask == [True, False, False, True]
+        assert torch.equal(c.output, y) and torch.equal(c.reserve, torch.ones(3))
+        of_x, *of_weights = torch.autograd.grad(y, inputs, c.grad_output)
+        return of_x, None, None, of_weights
+
+    torch.manual_seed(0)
+    gates = 12 if stock is nn.LSTM else 9
+    x, *weights = (torch.randn(s, dtype=torch.float64) for s in ((7, 4, 5), (gates, 5), (gates, 3), (gates,), (gates,)))
+    inputs, grad = [v[None] for v in (x, *weights)], torch.randn(7, 4, 3, dtype=torch.float64)
+    y = recurrence.recur(*inputs)
+    exact = recurrence.recur_backward(grad[None], y, *inputs)
+    monkeypatch.setattr(torch, "_cudnn_rnn_flatten_weight", flatten)
+    monkeypatch.setattr(torch, "_cudnn_rnn", forward)
+    monkeypatch.setattr(torch.ops.aten, "_cudnn_rnn_backward", backward)
+    assert torch.allclose(recurrence.cudnn(x, *weights)[0][0], y[0])
+    for ours, other in zip(recurrence.cudnn_backward(grad, x, *weights), exact, strict=True):
+        assert torch.allclose(ours, other[0])
 
 
 @pytest.mark.parametrize("block, first, task, model, stage", [

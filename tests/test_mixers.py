@@ -15,7 +15,7 @@ from zoo.linear import elu_features, favor_features, linear_attention, linear_at
 from zoo.longformer import longformer_attention, longformer_attention_naive
 from zoo.mamba import selective_scan, selective_scan_naive
 from zoo.mega import Mega
-from zoo.recurrence import recurrence
+from zoo.recurrence import recur
 from zoo.reformer import lsh_attention, lsh_attention_naive
 from zoo.s4d import s4d_kernel, s4d_kernel_naive
 from zoo.scan import diagonal_scan, diagonal_scan_naive
@@ -263,7 +263,7 @@ def test_a_recurrence_has_the_gradients_of_torchs(stock, l):
     stocks, x = [stock(5, 3).double() for _ in range(2)], torch.randn(2, l, 4, 5, dtype=DOUBLE, requires_grad=True)
     weights = [[*module.parameters()] for module in stocks]
     together = [torch.stack(parts).detach().requires_grad_() for parts in zip(*weights)]
-    ours, exact = recurrence(x, *together), torch.stack([module(part)[0] for module, part in zip(stocks, x)])
+    ours, exact = recur(x, *together), torch.stack([module(part)[0] for module, part in zip(stocks, x)])
     grad = torch.randn_like(exact)
     found = torch.autograd.grad(ours, [x, *together], grad)
     of_x, *of_weights = torch.autograd.grad(exact, [x, *weights[0], *weights[1]], grad)

@@ -18,7 +18,7 @@ import torch.nn as nn
 
 from kernels import inside
 from models import MODELS, Key, Model, SizeError, SSMBlock
-from zoo.recurrence import recurrence
+from zoo.recurrence import recur
 
 
 @functools.lru_cache(maxsize=4)                                          # all layers ask for the same
@@ -55,7 +55,7 @@ class Recurrent(nn.Module):
             both = (x,) if len(self.cells) == 1 else (x, reverse(x, lengths))
             u = torch.stack([part.float().transpose(0, 1) for part in both])                  # (k, l, b, d)
             weights = zip(*(cell.parameters() for cell in self.cells))
-            y = recurrence(u, *map(torch.stack, weights)).transpose(1, 2)                     # (k, b, l, d / k)
+            y = recur(u, *map(torch.stack, weights)).transpose(1, 2)                          # (k, b, l, d / k)
         y = torch.cat((y[0], *(reverse(other, lengths) for other in y[1:])), -1)
         return self.out(y)                                                                    # (b, l, d)
 

@@ -72,7 +72,7 @@ def gru_backward(grad, a, v, before, U):
     return (dh * torch.stack((by_r, by_z, by_new), 3)).flatten(3), (dh * by_v).flatten(3)
 
 
-def product(x, W, bias):
+def affine(x, W, bias):
     """Return W x + bias for each direction: x (k, l, b, d), W (k, m, d), bias (k, m) -> (k, l, b, m)."""
     return torch.baddbmm(bias[:, None], x.flatten(1, 2), W.mT).unflatten(1, x.shape[1:3])
 
@@ -80,7 +80,7 @@ def product(x, W, bias):
 def cudnn(x, *weights):
     """Run one direction in cuDNN: x (l, b, d) -> its results, y (l, b, n) first, and the arguments that its backward
     pass takes again."""
-    n = weights[1].shape[1]
+    n, weights = weights[1].shape[1], [*weights]
     mode = 2 if len(weights[0]) == 4 * n else 3                          # cuDNN's numbers of LSTM and GRU
     # cuDNN needs the weights in one block of memory. torch moves what it is given there, so it is given copies.
     block = torch._cudnn_rnn_flatten_weight([w.clone() for w in weights], 4, x.shape[2], mode, n, 0, 1, False, False)
@@ -93,40 +93,40 @@ def cudnn_backward(grad, x, *weights):
     """Return the gradients of x and of the weights. Repeats the forward pass, which keeps nothing."""
     (y, _, _, reserve, _), begin, sizes = cudnn(x, *weights)
     wanted = [True, False, False, True]                                  # of x and the weights, not of the first state
-    dx, _, _, of_weights = torch.ops.aten._cudnn_rnn_backward(x, weights, 4, *begin, y, grad, None, None, *sizes,
+    dx, _, _, of_weights = torch.ops.aten._cudnn_rnn_backward(x, [*weights], 4, *begin, y, grad, None, None, *sizes,
                                                               reserve, wanted)
     return dx, *of_weights
 
 
 # Operators of torch: --compile takes each as one call. `register_fake` says what shapes they return.
 @torch.library.custom_op(__name__.replace(".", "::"), mutates_args=())
-def recurrence(x: Tensor, W: Tensor, U: Tensor, bias_x: Tensor, bias_h: Tensor) -> Tensor:
+def recur(x: Tensor, W: Tensor, U: Tensor, bias_x: Tensor, bias_h: Tensor) -> Tensor:
     """Return the hidden states, starting from zero: x (k, l, b, d) -> (k, l, b, n)."""
     if torch.backends.cudnn.is_acceptable(x):
         return torch.stack([cudnn(*one)[0][0] for one in zip(x, W, U, bias_x, bias_h)])
     step, y = lstm_step if U.shape[1] == 4 * U.shape[2] else gru_step, []
     h = c = x.new_zeros(len(x), x.shape[2], U.shape[2])
-    for a in product(x, W, bias_x).unbind(1):
+    for a in affine(x, W, bias_x).unbind(1):
         h, c = step(a, torch.baddbmm(bias_h[:, None], h, U.mT), h, c)
         y.append(h)
     return torch.stack(y, 1)
 
 
 @torch.library.custom_op(__name__.replace(".", "::") + "_backward", mutates_args=())
-def recurrence_backward(grad: Tensor, y: Tensor, x: Tensor, W: Tensor, U: Tensor, bias_x: Tensor,
-                        bias_h: Tensor) -> list[Tensor]:
+def recur_backward(grad: Tensor, y: Tensor, x: Tensor, W: Tensor, U: Tensor, bias_x: Tensor,
+                   bias_h: Tensor) -> list[Tensor]:
     """Return the gradients of x and of the weights. Only x and y are kept for this: it computes the gates again."""
     if torch.backends.cudnn.is_acceptable(x):
         return [torch.stack(parts) for parts in zip(*map(cudnn_backward, grad, x, W, U, bias_x, bias_h))]
     before = torch.cat((torch.zeros_like(y[:, :1]), y[:, :-1]), 1)                            # (k, l, b, n)
     backward = lstm_backward if U.shape[1] == 4 * U.shape[2] else gru_backward
-    da, dv = backward(grad, product(x, W, bias_x), product(before, U, bias_h), before, U)
+    da, dv = backward(grad, affine(x, W, bias_x), affine(before, U, bias_h), before, U)
     x, before, da, dv = (part.flatten(1, 2) for part in (x, before, da, dv))                  # (k, l b, ...)
     return [(da @ W).unflatten(1, grad.shape[1:3]), da.mT @ x, dv.mT @ before, da.sum(1), dv.sum(1)]
 
 
-recurrence.register_fake(lambda x, W, U, *biases: x.new_empty(*x.shape[:3], U.shape[2]))
-recurrence_backward.register_fake(lambda grad, y, *inputs: [*map(torch.empty_like, inputs)])
-recurrence.register_autograd(
-    lambda ctx, grad: tuple(recurrence_backward(grad.contiguous(), *ctx.saved_tensors)),
+recur.register_fake(lambda x, W, U, *biases: x.new_empty(*x.shape[:3], U.shape[2]))
+recur_backward.register_fake(lambda grad, y, *inputs: [*map(torch.empty_like, inputs)])
+recur.register_autograd(
+    lambda ctx, grad: tuple(recur_backward(grad.contiguous(), *ctx.saved_tensors)),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output, *inputs))
