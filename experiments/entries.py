@@ -115,7 +115,8 @@ RATES = {model: line.split()[0].split("/") for line in """
 3e-3/1e-3/1e-3 performer
 9e-3/3e-3/1e-3 mega
 9e-3/9e-3/3e-3 mega_chunk s4_rand dlr s4d_inv s4d_legs s5 lru sgconv
-9e-3/9e-3/9e-3 s4 dlr_rand dfout s4d""".strip().splitlines() for model in line.split()[1:]}
+9e-3/3e-3/9e-3 lstm
+9e-3/9e-3/9e-3 s4 dlr_rand dfout s4d gru""".strip().splitlines() for model in line.split()[1:]}
 
 
 def rated(first, after, alone, word="", flags=""):
