@@ -64,8 +64,8 @@ def fft_conv(u, K, K_back=None, D=None):
     """Convolve causally: y[t] = sum_j K[j] u[t-j], plus sum_j K_back[j] u[t+1+j] and D u[t] where these are given.
 
     u (b, d, l), K and K_back (d, l), or K (1 or 2, d, l), D (d,) -> (b, d, l) in u's dtype. K_back starts at lag 1, so
-    that position t is counted once. Multiplying spectra, irfft(rfft(u) rfft(circle)), convolves on a circle of n points.
-    With n >= 2 l and zeros in between nothing wraps around. Lag -1-j of K_back sits at n-1-j.
+    that position t is counted once. Multiplying spectra, irfft(rfft(u) rfft(circle)), convolves on a circle of n
+    points. With n >= 2 l and zeros in between nothing wraps around. Lag -1-j of K_back sits at n-1-j.
     """
     if K.ndim == 2:
         K = K[None] if K_back is None else torch.stack((K, K_back))
@@ -193,7 +193,7 @@ def hippo_nplr(N):
     """Return `hippo_legs` in diagonal-plus-rank-1 form: A, P, B, each complex (N/2,). ValueError if N is odd.
 
     Call that matrix and vector A, B. A + P P^T, with P_n = sqrt(n + 1/2), is -1/2 plus a skew-symmetric matrix, so it
-    has orthonormal eigenvectors V (`eigh`). In their basis A becomes diag(.) - P P*, where P and B become V* P and V* B.
+    has orthonormal eigenvectors V (`eigh`). In their basis A becomes diag(.) - P P*, and P, B become V* P, V* B.
     Eigenvalues come in conjugate pairs; those with negative imaginary part are returned, ascending. Source: [1], C.1.
     """
     if N < 2 or N % 2:

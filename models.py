@@ -508,7 +508,7 @@ class Model:
     mixer: object                      # a class, or a partial of classes
     like: str | None = None            # the model whose sizes and recipes it uses if it has none of its own
     extras: dict = field(default_factory=dict)      # other defaults of its keys, and what else its classes read in `c`
-    positions: object = None           # function (length, d) -> (length, d), added to the input; None: left to the mixer
+    positions: object = None           # function (length, d) -> (length, d), added to the input; None: the mixer's
     init: object = nn.Identity()       # sets a backbone's initial weights (Identity: torch's defaults)
     init_head: object = nn.Identity()  # sets its head's initial weights
     symbols: bool = False              # whether it reads symbols (gray levels, for example) if the task has them

@@ -61,7 +61,8 @@ def draw(path):
             right.text(x + shift, max(scores) + 1, f"{mean:.1f}", ha="center", fontsize=9)
     right.axhline(runs["text256-baseline"], color="black", linestyle="--", linewidth=1, label="linear model of n-grams")
     right.set_xticks(range(len(MODELS)), MODELS.values())
-    right.set(ylim=(50, 88), ylabel="test accuracy, % (50: chance)", title="IMDb, 255 characters; 25,000 test reviews; dots: 3 seeds")
+    right.set(ylim=(50, 88), ylabel="test accuracy, % (50: chance)",
+              title="IMDb, 255 characters; 25,000 test reviews; dots: 3 seeds")
     right.title.set_fontsize(9)
     right.legend(fontsize=8, frameon=False, loc="upper left", ncols=2, handlelength=1, columnspacing=0.8)
     right.spines[["top", "right"]].set_visible(False)

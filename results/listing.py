@@ -32,8 +32,9 @@ def print_recipes():
     args = parser.parse_args()
     sizes = arch(args.task, args.model) or {}
     print(" ".join(["sizes           ", *(f"{name}={sizes[name]}" for name in keys_of(args.model) if name in sizes)]))
-    for objective, start, unused in (("masked", "pretrain", ("pool", "head")), ("causal", "pretrain", ("pool", "head", "mask")),
-                                     (None, "spt", ("loss", "mask")), (None, "scratch", ("loss", "mask"))):
+    first, second = ("pool", "head"), ("loss", "mask")                 # flags of the other stage
+    for objective, start, unused in (("masked", "pretrain", first), ("causal", "pretrain", (*first, "mask")),
+                                     (None, "spt", second), (None, "scratch", second)):
         with contextlib.suppress(UserError):                           # no recipe for this stage
             name, _, values = recipe_line(args.task, TASKS[args.task], args.model, objective, start)
             text = " ".join(f"{key}={value}" for key, value in values.items()

@@ -64,8 +64,8 @@ def _move(origin, step):
     """Return the pixel a step away. Rounds up each component, as in [2].
 
     Do not tabulate this as an offset: sines and cosines of right angles are not exactly 0 in floating point, and
-    whether the sum loses the difference depends on the origin. Close to the top and left edges the difference pushes snakes
-    one pixel inwards. With tabulated offsets a tenth more attempts succeed at 32 px.
+    whether the sum loses the difference depends on the origin. Close to the top and left edges the difference pushes
+    snakes one pixel inwards. With tabulated offsets a tenth more attempts succeed at 32 px.
     """
     return np.ceil(origin + step).astype(np.int64)
 
