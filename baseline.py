@@ -174,7 +174,8 @@ def main(argv=None):
     field, seconds = "accuracy" if task.classes else "r2", time.perf_counter() - start
     found = {f"val_{field}": val_score, f"test_{field}": score(task, test.y, guess),
              f"constant_{field}": score(task, test.y, constant)}
-    always = f"majority class {(task.names or range(task.classes))[int(constant[0])]}" if task.classes else "mean label"
+    names = task.names or range(task.classes)
+    always = f"majority class ({names[int(constant[0])]})" if task.classes else "mean label"
     print(f"{args.task}, {len(train):,} training and {len(test):,} test examples, test {field}\n"
           f"{always}: {found[f'constant_{field}']:.4f}\n"
           f"linear model of {name}: {found[f'test_{field}']:.4f} (validation {val_score:.4f}, {strength}), "

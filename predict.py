@@ -438,6 +438,9 @@ def continued(task, model, x):
 
 def generate(trained, args):
     saved, task = trained.saved, trained.task
+    if trained.pretrained and args.prompt is None and saved["objective"] != "causal":
+        raise UserError(f"{args.run} is a pretraining run, which predicts no labels; give --show sheet.png or "
+                        f"--features out.npy, or train a classifier from it: python finetune.py --init {args.run}")
     for name, wanted in (("start", "pretrain"), ("objective", "causal"), ("loss", "ce")):
         if saved.get(name) != wanted:
             raise UserError(f"{args.run} has {name} {saved.get(name)}; to continue a sequence, predict.py needs a run "

@@ -438,7 +438,7 @@ def figure(plt, found):
             left.axvline(compared.linear["score"], color="black", linestyle="--", label="linear model")
         left.set_xlabel(f"test {compared.score}{'' if compared.r2 else ', %'}: seeds and mean")
         if not compared.r2:
-            left.set_xlim(right=100)
+            left.set_xlim(right=101)
         right.axvline(0, color="black", linestyle=":")
         right.set_yticks(range(len(lines)), lines)
         right.set(xlabel="gain over scratch, 95 % interval over seeds", ylim=(len(lines) - 0.5, -0.5))

@@ -1,4 +1,5 @@
-"""Show kernels.py in numbers: `python kernels.py` takes five seconds and no data, and draws results/kernels.png.
+"""Show kernels.py in numbers: `python kernels.py` takes five seconds and no data, and draws kernels.png.
+`python results/story.py` draws README's copy, results/kernels.png.
 
 One S4 layer is computed in all forms of kernels.py, with errors and times. The picture shows its kernels.
 """
@@ -15,6 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from compare.drawing import OTHER, SCRATCH, SPT, write
 from engine.folder import read_checkpoint
+from files import Parser, exit_code
 from kernels import (discretize, fft_conv, hippo_legs, hippo_nplr, s4_kernel, s4_kernel_naive, s4_recover_C, ssm_scan,
                      truncation_correction)
 from models import DLR, S4, Backbone, config, randomise
@@ -117,12 +119,14 @@ def draw(path):
     axes[1, 0].plot(past, u, color="black", linestyle=":", label="signal")
     for N, colour in ((16, SPT), (64, OTHER)):
         axes[1, 0].plot(past, remembered(N, u, h), color=colour, label=f"recovered, N = {N}")
-    axes[1, 0].set(title="HiPPO's state keeps the recent past sharply", xlabel="step (0: now)", ylim=(-3, 2))
+    axes[1, 0].set(title="HiPPO's state keeps the recent past sharply", xlabel="step (0: now)", ylim=(-3, 2),
+                   xticks=(-1500, -1000, -500, 0))
     axes[1, 0].legend(loc="lower left", frameon=False, fontsize=7)
     before, after = before_and_after(WEIGHTS)
     change = (after - before).abs().amax(-1) / before.abs().amax(-1)                          # (c, d)
     ranks = change[0].argsort(descending=True)
-    chosen = {"most changed channel: more local": ranks[0], "median channel: smaller": ranks[len(ranks) // 2]}
+    chosen = {"most changed channel: more local": ranks[0],
+              "median channel: smaller (other scale)": ranks[len(ranks) // 2]}
     for axis, (which, i) in zip(axes[1, 1:], chosen.items()):
         axis.plot(before[0, i], color=SCRATCH, label="before SPT (HiPPO)")
         axis.plot(after[0, i], color=SPT, label="after SPT")
@@ -132,11 +136,12 @@ def draw(path):
     write(path, lambda file: figure.savefig(file, format="png", dpi=130))
 
 
-def main():
+def main(path=PICTURE):
+    Parser(description=__doc__, allow_abbrev=False).parse_args()
     walk()
     print()
-    draw(PICTURE)
+    draw(path)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(exit_code(main))

@@ -276,7 +276,7 @@ def test_shortened_runs_are_a_table_of_their_own(tmp_path):
     assert "**my.npz**" in text and "**my.npz, 10 passes per run**" in text
 
 
-def test_the_figure_has_one_scale_of_gains_and_ends_at_100(tmp_path):
+def test_the_figure_has_one_scale_of_gains_and_ends_behind_100(tmp_path):
     """No interval where there is one seed; R2 has a scale of its own."""
     import matplotlib.pyplot as plt
     linear(tmp_path, 0.77, 0.5)
@@ -292,7 +292,7 @@ def test_the_figure_has_one_scale_of_gains_and_ends_at_100(tmp_path):
     titles = [axis.get_title(loc="left") for axis in lefts]
     by_title = dict(zip(titles, zip(lefts, rights)))
     (left, right), (_, alone), (r2, _) = (by_title[name] for name in ("my.npz", "one.npz", "r2.npz"))
-    assert left.get_xlim()[1] == 100 and r2.get_xlim()[1] != 100 and right.get_xlim() == alone.get_xlim()
+    assert left.get_xlim()[1] == 101 and r2.get_xlim()[1] != 100 and right.get_xlim() == alone.get_xlim()
     bars = [container.has_xerr for axis in (right, alone) for container in axis.containers]
     assert bars == [True, False]
     across = {round(float(line.get_xdata()[0]), 1) for line in left.lines if len(set(line.get_xdata())) == 1}

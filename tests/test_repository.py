@@ -325,9 +325,9 @@ def test_bare_commands_show_what_there_is_or_what_to_type(monkeypatch):
 
 def test_kernels_tells_its_story(tmp_path, monkeypatch):
     """`python kernels.py`: each form beside the one before, with its error; then the picture."""
-    monkeypatch.setattr(story, "PICTURE", tmp_path / "kernels.png")
+    monkeypatch.setattr(sys, "argv", ["kernels.py"])
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        story.main()
+        story.main(tmp_path / "kernels.png")
     lines = [line for line in out.getvalue().splitlines() if line.endswith(" s")][2:]      # without the references
     errors = [float(line.split()[-3]) for line in lines]
     assert len(errors) == 5 and 0 < min(errors) and max(errors) < 1e-5
