@@ -79,7 +79,7 @@ def random_kernels(length, channels, count=KERNELS):
         dilations = 2 ** np.arange(1 + int(np.log2(max(1, (length - 1) / (width - 1)))))
         shapes += [(width, int(dilation), padded) for dilation in dilations for padded in (True, False)
                    if padded or (width - 1) * dilation < length]
-    for some, (width, dilation, padded) in zip(np.array_split(np.arange(count), len(shapes)), shapes):
+    for some, (width, dilation, padded) in zip(np.array_split(np.arange(count), min(count, len(shapes))), shapes):
         weights = rng.standard_normal((len(some), channels, width))
         weights -= weights.mean(-1, keepdims=True)
         how_many = 2 ** rng.uniform(0, np.log2(min(channels, width) + 1), (len(some), 1))
@@ -93,7 +93,7 @@ def random_kernels(length, channels, count=KERNELS):
 def convolved(task, split, count=KERNELS):
     """Return two features per random convolution, maximum and share of positive values: (examples, 2 count)."""
     convolutions, found = random_kernels(task.length, task.channels, count), []
-    for part in np.array_split(np.arange(len(split)), -(-len(split) * task.length // 50_000)):
+    for part in np.array_split(np.arange(len(split)), min(len(split), -(-len(split) * task.length // 50_000))):
         batch = split.batch(part)
         x = torch.zeros(len(part), task.length, task.channels)                                # same length in each part
         for one, series, length in zip(x, batch.samples, batch.lengths if task.ragged else [task.length] * len(part)):
@@ -166,8 +166,10 @@ def main(argv=None):
         name = "words and pairs of words"
         if task.channels or task.between:
             raise UserError(f"--words is for texts, and {args.task} holds none; leave it out")
+    changed = {"label_fraction": args.label_fraction} if args.label_fraction else {}
+    identity = dict(task=args.task, model=name, data=task.data, changed=changed)
     there = read_json(args.out / "result.json") if args.out and (args.out / "result.json").exists() else {}
-    if there.get("data") == task.data and there.get("model") == name:
+    if identity.items() <= there.items():
         print(f"{args.out} is finished; nothing to do")
         return
     val_score, guess, constant, strength = fit(task, train, val, test, args.words)
@@ -181,11 +183,10 @@ def main(argv=None):
           f"linear model of {name}: {found[f'test_{field}']:.4f} (validation {val_score:.4f}, {strength}), "
           f"{seconds:.0f} s")
     if args.out:
-        changed = {"label_fraction": args.label_fraction} if args.label_fraction else {}
         args.out.mkdir(parents=True, exist_ok=True)
-        write_json(args.out / "result.json", found | dict(
-            task=args.task, model=name, regularisation=strength, objective="none", start="baseline", seed=0,
-            data=task.data, changed=changed, steps=0, train_examples=len(train), test_examples=len(test),
+        write_json(args.out / "result.json", found | identity | dict(
+            regularisation=strength, objective="none", start="baseline", seed=0, steps=0,
+            train_examples=len(train), test_examples=len(test),
             seconds=round(seconds, 1), counts=counts(task, test.y, guess) if task.classes else None,
             **environment(torch.device("cpu"))))
 

@@ -17,7 +17,6 @@ and `_offsets.npy`) and `meta.json`. `meta.json` is written last, so a folder th
 from files import Parser, UserError, exit_code, locked, read_json, reading, sha256_of, write_atomically, write_json
 
 import argparse
-import hashlib
 import os
 import shlex
 import shutil
@@ -29,8 +28,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasks import PAD, SPLITS, TASKS, Task, declared, folder_name, full_name, tuples
-from tasks.making import Request, stratified
+from tasks import PAD, SPLITS, TASKS, Task, declared, folder_name, full_name, identifying, tuples
+from tasks.making import Request, code_of, content_of, stratified
 from tasks.picture import draw_example, height, picture
 
 # torch and matplotlib are imported where they are used: preparing data starts faster without them.
@@ -153,10 +152,12 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
     workers: processes of a generator; None: one per core. The result does not depend on it.
     own_data: regression, kind and group, as in `Request`; None: those of an existing folder.
     UserError if the folder holds another set (nothing is ever overwritten), or if files are damaged or unavailable.
+    Another set: other flags, other content of a file it was made from, other code that made it. Content of a folder is
+    checked only if `raw` is given. An older set accepts what its meta.json does not know.
     """
     name = full_name(name)
     task, folder = declared(name), Path(data_dir) / folder_name(name)
-    own, file = task.own, task.family == "file"
+    own, file = task.own, name.removeprefix("file:") if task.family == "file" else None
     if raw is not None and not task.source.raw:
         raise UserError(f"--raw {raw} has no meaning for {name}; leave it out")
     if raw is not None and not os.path.isdir(raw):
@@ -167,37 +168,29 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
     if not own and any(value is not None for value in own_data.values()):
         raise UserError(f"--regression, --symbols, --samples and --group are for your data, and {name} is fixed; leave "
                         "them out")
-    parameters = zlib.crc32(repr(replace(task, sizes=None, mask=None, source=None, names=None, subset=None)).encode())
+    parameters, there = zlib.crc32(identifying(task).encode()), _meta(folder)
     asked = own_data | dict(parameters=parameters, sizes=sizes and list(sizes), seed=seed, source=raw and source)
-    path, stamp = name.removeprefix("file:"), None
-    if file and os.path.isfile(path):                     # a changed file is another data set
-        stamp = [os.path.getsize(path), os.stat(path).st_mtime_ns]
-        source = asked["source"] = _content(path, stamp, folder)
+    contents, stamps = {"code": code_of(task)}, {}
+    for path in map(str, {file, own_data.get("group") or there.get("group"), *there.get("stamps", {})} - {None}):
+        if os.path.isfile(path) or raw is not None and os.path.isdir(path):
+            stamps[path], contents[f"content of {path}"] = content_of(path, there)
     if not (folder / "meta.json").exists():               # before locking, so that a read-only folder can be used
         if sizes is None and (source == "generated" or task.subset):
             sizes = task.sizes
-        request = Request(name, folder, task, parameters, sizes and list(sizes), seed or 0, raw and Path(raw), workers,
-                          **own_data)
+        request = Request(name, folder, task, parameters ^ contents["code"], sizes and list(sizes), seed or 0,
+                          raw and Path(raw), workers, **own_data)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             lock = folder.parent / f".{folder.name}.lock"
             with locked(lock, f"{folder} is being prepared by another process"):
                 if not (folder / "meta.json").exists():   # else another process made it while we waited
-                    found = _filled_in(task, request, lock)
-                    if lacking := [split for split in SPLITS if not (folder / f"{split}_y.npy").exists()]:
-                        raise UserError(f"the function that prepares {name} saved no {' and no '.join(lacking)} split")
-                    sizes = [len(np.load(folder / f"{split}_y.npy", mmap_mode="r")) for split in SPLITS]
-                    inputs = own and [sha256_of(folder / f"{split}_x.npy")[:8] for split in SPLITS]
-                    meta = dict(asked, task=name, sizes=sizes, seed=request.seed, source=source, stamp=stamp,
-                                inputs=inputs, regression=bool(own_data.get("regression")), found=found)
-                    write_json(folder / "meta.json", meta)
-                    shutil.rmtree(folder / "parts", ignore_errors=True)
+                    _make(request, lock, asked | contents | dict(source=file or source, stamps=stamps))
         except BrokenPipeError:                           # from printing, not from writing a file
             raise
         except OSError as error:
             raise UserError(f"{folder}: {error}; restore that file, make room, or choose another --data-dir") from None
-    there = read_json(folder / "meta.json")
-    other = [f"{key} ({there.get(key)}, not {value})" for key, value in asked.items()             # None: any
+    there = contents | _meta(folder)
+    other = [f"{key} ({there.get(key)}, not {value})" for key, value in (asked | contents).items()       # None: any
              if value is not None and there.get(key) != value]
     if other:
         raise UserError(f"{folder} was made by another version or with other {', '.join(other)}; "
@@ -205,25 +198,34 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
     return folder
 
 
-def _filled_in(task, request, lock):
-    """Call the task's own `prepare` and return the fields that it fills in. If it wrote nothing, remove the folder and
-    the lock."""
-    request.folder.mkdir(exist_ok=True)
+def _make(request, lock, meta):
+    """Call the task's own `prepare`, then write meta.json. If nothing was saved, remove the folder and the lock."""
+    task, folder = request.task, request.folder
+    folder.mkdir(exist_ok=True)
     try:
-        return task.prepare(task, request) or {}
+        found = task.prepare(task, request) or {}
     finally:
-        if not os.listdir(request.folder):
-            request.folder.rmdir()
+        if not os.listdir(folder):
+            folder.rmdir()
             lock.unlink()
+    if lacking := [split for split in SPLITS if not (folder / f"{split}_y.npy").exists()]:
+        raise UserError(f"the function that prepares {request.name} saved no {' and no '.join(lacking)} split")
+    for path in map(os.path.abspath, request.read or filter(None, [request.raw])):
+        meta["stamps"][path], meta[f"content of {path}"] = content_of(path, {})
+    sizes = [len(np.load(folder / f"{split}_y.npy", mmap_mode="r")) for split in SPLITS]
+    inputs = task.own and [sha256_of(folder / f"{split}_x.npy")[:8] for split in SPLITS]
+    write_json(folder / "meta.json", meta | dict(task=request.name, sizes=sizes, seed=request.seed, inputs=inputs,
+                                                 regression=bool(request.regression), found=found))
+    shutil.rmtree(folder / "parts", ignore_errors=True)
 
 
-def _content(path, stamp, folder):
-    """Return a file's path and checksum, which identify its content. If its size and time are those in meta.json, the
-    file is not read again."""
-    if (folder / "meta.json").exists() and (there := read_json(folder / "meta.json")).get("stamp") == stamp:
-        return there.get("source")
-    with reading(f"{path} cannot be read", "restore it"), open(path, "rb") as file:
-        return f"{path}, md5 {hashlib.file_digest(file, 'md5').hexdigest()}"
+def _meta(folder):
+    """Return a set's meta.json, or {} if there is none. Older ones hold stamp and content of your file elsewhere."""
+    meta = read_json(folder / "meta.json") if (folder / "meta.json").exists() else {}
+    if meta.get("stamp"):
+        path, _, checksum = meta["source"].rpartition(", md5 ")
+        meta |= {"stamps": {path: zlib.crc32(repr([(".", *meta["stamp"])]).encode())}, f"content of {path}": checksum}
+    return meta
 
 
 def _again(name, folder):

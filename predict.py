@@ -16,7 +16,7 @@ A file is .npz, .csv, .tsv, .ts or .txt, as for `--task file:`; labels may be mi
 Only the run directory is needed: best.pt also holds the normalisation of its data, its symbols and its classes.
 """
 # First, so that there is no traceback if Ctrl-C comes while the rest is imported.
-from files import Parser, UserError, reading, write_atomically
+from files import Parser, UserError, read_json, reading, write_atomically
 
 import csv
 import io
@@ -35,12 +35,12 @@ from PIL import Image
 from data import Split, open_task
 from engine.feed import drawing
 from engine.flags import between
-from engine.folder import read_checkpoint
+from engine.folder import newest, read_checkpoint
 from engine.processes import guarded
 from models import MODELS, Backbone, Classifier, Denoiser, Joint, config
 from pretrain import OBJECTIVES
 from tasks import EOS, MASK, PAD, UNK, folder_name, full_name, restored
-from tasks.own import OWN_FILES, as_stored, encode, read_file
+from tasks.own import OWN_FILES, as_stored, check_each, encode, read_file
 from tasks.picture import draw_example, height, picture
 
 # ---- A trained run ---------------------------------------------------------------------------------------------------
@@ -49,13 +49,14 @@ class Trained:
     """A run's best weights. task: its task, as saved in training; saved: all flags that define the run; model, in eval
     mode: Classifier or Joint, or the Denoiser of a pretraining run."""
 
-    device = "cpu"
+    device, dtype = "cpu", "float32"          # dtype: the number format of the run
 
     def __init__(self, run, data_dir="data"):
         self.run, self.data_dir = Path(run), data_dir
         if not (self.run / "best.pt").is_file():
             raise UserError(f"{run} has no best.pt; predict.py needs the directory of a run")
-        checkpoint = read_checkpoint(self.run / "best.pt")
+        checkpoint, result = read_checkpoint(self.run / "best.pt"), self.run / "result.json"
+        self.dtype = (read_json(result) if result.exists() else newest(self.run)).get("dtype", self.dtype)
         with reading(f"{run}/best.pt does not fit its own sizes", "it may come from another version of the code"):
             self.build(checkpoint)
 
@@ -93,14 +94,22 @@ class Trained:
         self.model.to(device)
         return self
 
+    def autocast(self):
+        return torch.autocast(self.device, torch.bfloat16, enabled=self.dtype == "bfloat16")
+
     def encoded(self, x, place="x"):
         """Turn raw sequences into a Split without targets. x: an array as in a file, (n, l) or (n, l, channels), or a
         list of n arrays or texts (pairs of texts, if an example has two documents)."""
-        task = self.task
-        x = [one for pair in x for one in pair] if task.documents > 1 else list(x)
+        task, x = self.task, list(x) if np.iterable(x) else [x]
         if not x:
             raise UserError(f"{place} holds no sequence")
-        arrays, unknown, longer = encode(task, place, [one if isinstance(one, str) else np.asarray(one) for one in x])
+        if task.documents > 1:
+            check_each(place, [np.iterable(one) and not isinstance(one, str) and len(one) == task.documents
+                               for one in x], "it is no pair; give a list of pairs, [(first, second)] for one")
+            x = [one for pair in x for one in pair]
+        with reading(f"{place} cannot be read", "give a list of texts or of arrays of numbers"):
+            x = [one if isinstance(one, str) else np.asarray(one) for one in x]
+        arrays, unknown, longer = encode(task, place, x)
         if unknown:
             some = ", ".join(f"{name!r} ({n:,})" for name, n in unknown.most_common(5))
             print(f"note: {sum(unknown.values()):,} of {sum(len(one) - 1 for one in arrays):,} positions hold one of "
@@ -115,8 +124,8 @@ class Trained:
 
     @torch.no_grad()
     def outputs(self, split, features=False):
-        """Return the model's outputs for every example of a split, (n, classes or 1) float64; with features, the inputs
-        of its head, (n, d) float32. Batches are as large as in an evaluation during training."""
+        """Return outputs for every example of a split, (n, classes or 1) float64; with features, inputs of the head,
+        (n, d) float32 (pretrained: documents side by side). Batches and number format are those of an evaluation."""
         size, found = self.saved.get("micro_batch") or self.saved["batch"], []
         model = Classifier(self.model.backbone, 1, "mean").to(self.device).eval() if self.pretrained else self.model
         if features:
@@ -124,13 +133,15 @@ class Trained:
         elif self.pretrained:
             raise UserError(f"{self.run} is a pretraining run and predicts no labels; train a classifier from it: "
                             f"python finetune.py --init {self.run}")
+        order = np.arange(len(split)) if split.lengths() is None else np.argsort(split.lengths(), kind="stable")
         for i in range(0, len(split), size):
-            batch = split.batch(np.arange(i, min(i + size, len(split))), self.device)
-            outputs = model(model.backbone.inputs(batch), batch.lengths)
+            batch = split.batch(order[i:i + size], self.device)
+            with self.autocast():
+                outputs = model(model.backbone.inputs(batch), batch.lengths)
             found += [] if features else [outputs.double().cpu()]
         if features:
             hook.remove()
-        return torch.cat(found).numpy()
+        return torch.cat(found).numpy().reshape(len(split), -1)[np.argsort(order)]
 
     def answers(self, outputs):
         """Turn outputs into the predicted classes' names (n,) and all probabilities (n, classes); in regression, into
@@ -186,8 +197,11 @@ def new_split(trained, path):
     if path.suffix.lower() in (".csv", ".tsv"):
         print("the first field of each line is read as its label")
     if trained.task.classes:
-        same = {as_number(name): name for name in trained.names}       # 1, "1" and 1.0 are the same class
-        named = [same.get(as_number(label), str(label)) for label in own.labels.tolist()]
+        # The exact name, or else the only one of this number: 1, "1" and 1.0 are the same class, "01" and "1" are two.
+        numbers = [as_number(name) for name in trained.names]
+        same = {number: name for number, name in zip(numbers, trained.names) if numbers.count(number) == 1}
+        pairs = zip(own.labels.tolist(), own.labels.astype(str).tolist())
+        named = [text if text in trained.names else same.get(as_number(label), text) for label, text in pairs]
         return split, rows, np.where(own.known, named, "")
     values = np.full(len(rows), np.nan)
     try:
@@ -201,7 +215,7 @@ def as_number(label):
     """Return a label as a number if it is one, else as text."""
     try:
         return float(label)
-    except ValueError:
+    except (ValueError, TypeError):            # TypeError: a date
         return str(label)
 
 
@@ -261,7 +275,8 @@ def label(trained, args):
         return
     answers = trained.answers(trained.outputs(split))
     write_table(args.out, rows, labels, answers, trained.names)
-    print(f"wrote {args.out}: {len(rows):,} examples of {args.input or 'the test split'}; rows are counted from 0")
+    print(f"wrote {args.out}: {len(rows):,} examples of {args.input or 'the test split'}; rows are counted from 0"
+          + ("" if trained.dtype == "float32" else f"; computed in {trained.dtype}, as in training"))
     if trained.task.classes:
         counts = Counter(answers[0].tolist())
         print("predicted: " + ", ".join(f"{name} {counts[name]:,}" for name in trained.names if counts[name]))
@@ -281,14 +296,19 @@ def filled_in(trained, batch):
     rows = np.arange(len(batch.y))
     draw = drawing(task, batch, rows, slice(0, len(rows)), saved["seed"], 1 << 41)
     inputs, targets, hidden = objective.pretext(SimpleNamespace(**saved), batch, draw)
-    said = trained.model(inputs, batch.lengths, hidden)                                       # (m, outputs)
+    with trained.autocast():
+        said = trained.model(inputs, batch.lengths, hidden)                                   # (m, outputs)
     said = said.argmax(-1) if saved["loss"] == "ce" else said
     guess = said.new_zeros(*hidden.shape, *said.shape[1:])
     guess[hidden] = said
     wrong = guess != targets if saved["loss"] == "ce" else (guess - targets).abs().amax(-1) > 0.5
-    if not objective.hides:                    # causal: a position predicts the next one
-        hidden, guess, wrong = (part.roll(1, 1) for part in (hidden, guess, wrong))
-    return hidden.numpy(), guess.numpy(), (wrong & hidden).numpy()
+    # Which position does each prediction stand for? The same pretext says so of a batch that holds positions.
+    numbers = torch.arange(hidden.shape[1]).expand(hidden.shape)
+    numbered = batch._replace(symbols=numbers, samples=batch.samples if batch.samples is None else
+                              numbers[..., None].expand_as(batch.samples).float())
+    where = objective.pretext(SimpleNamespace(**saved), numbered, draw)[1].reshape(*hidden.shape, -1)[..., 0].long()
+    here, there = hidden.nonzero()[:, 0], where[hidden]
+    return [torch.zeros_like(one).index_put((here, there), one[hidden]).numpy() for one in (hidden, guess, wrong)]
 
 
 def draw_filled_in(places, task, batch, hidden, guess, wrong, hides=True):
@@ -332,7 +352,7 @@ def show(trained, split, path):
 class Exported(nn.Module):
     """A finetuned model for export. Normalisation, and kernels at the task's length, are constants. Raw samples
     (1, l, channels) or ids (1, l), and true lengths (1,) if they differ -> probabilities (1, classes), or values in
-    the unit of the labels (1, 1)."""
+    the unit of the labels (1, 1), float64 because a unit may be fine (seconds since 1970, for example)."""
 
     def __init__(self, trained):
         super().__init__()
@@ -342,7 +362,7 @@ class Exported(nn.Module):
         self.register_buffer("mean", torch.tensor(task.mean, dtype=kind))
         self.register_buffer("std", torch.tensor(task.std, dtype=kind))
         self.scale = task.scale
-        self.ends = task.ends or (-1.0, 1.0)
+        self.ends = task.ends or (0.0, 1.0)
         self.kernels = [kernels and (kernels[0].detach(),) for kernels in trained.model.backbone.kernels(task.length)]
 
     def forward(self, x, lengths=None):
@@ -351,7 +371,7 @@ class Exported(nn.Module):
             x = nn.functional.pad(x, (0, 1)) if self.pad else x
         outputs = self.model.classify(self.model.backbone.body(x, lengths, self.kernels), lengths)
         low, high = self.ends
-        return outputs.softmax(-1) if self.classes else low + (outputs + 1) / 2 * (high - low)
+        return outputs.softmax(-1) if self.classes else low + (outputs.double() + 1) / 2 * (high - low)
 
 
 @torch.no_grad()
@@ -372,7 +392,9 @@ def export(trained, path):
     split = Split(task, stored.reshape(-1, *stored.shape[2:]) if ragged else stored, np.zeros(1),
                   np.arange(b + 1) * task.length)
     # Compute this before tracing: cached functions must not keep tensors of the trace.
+    dtype, trained.dtype, (low, high) = trained.dtype, "float32", exported.ends                # of the export
     answer, probabilities = trained.answers(trained.outputs(replace(split, offsets=split.offsets if ragged else None)))
+    trained.dtype = dtype
     ours = torch.from_numpy(answer[:, None] if probabilities is None else probabilities)      # (1, classes or 1)
     names = dict(names=trained.names.tolist(), symbols=task.symbols, length=task.length)
     buffer = io.BytesIO()
@@ -380,11 +402,12 @@ def export(trained, path):
     torch.export.save(program, buffer, extra_files={"task.json": json.dumps(names)})
     written = torch.export.load(io.BytesIO(buffer.getvalue())).module()
     error = (written(x, *lengths) - ours).abs().max().item()
-    if not error < 1e-5 * max(1, ours.abs().max().item()):
+    if not error < 1e-5 * max(high - low, (ours - low).abs().max().item()) + math.ulp(ours.abs().max().item()):
         raise UserError(f"the export of {trained.run} differs from the model by {error:.1g}; nothing was written")
     write_atomically(path, lambda file: file.write(buffer.getvalue()))
     inputs = ", ".join(f"{tuple(one.shape)} {str(one.dtype).removeprefix('torch.')}" for one in (x, *lengths))
-    print(f"wrote {path}: {inputs} -> {tuple(ours.shape)}; it differs from the model by {error:.1g}")
+    more = "" if dtype == "float32" else f"; it computes in float32, but the run in {dtype}"
+    print(f"wrote {path}: {inputs} -> {tuple(ours.shape)}; it differs from the model by {error:.1g}{more}")
 
 
 # ---- Continue sequences with a causally pretrained run ---------------------------------------------------------------

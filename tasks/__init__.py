@@ -4,9 +4,9 @@ For a first reading this file and listops.py are enough.
     cp tasks/listops.py tasks/mine.py        then change what it generates and the names in the last lines
 
 A file opens with one worked example and describes what is read or generated. `prepare(task, request)` saves the splits;
-the last lines add rows to TASKS. If you change what is generated, also change `make` or remove data/TASK, because
-prepared data is reused. `making.py` holds functions that several tasks use, `picture.py` draws examples, `snakes.py` is
-Pathfinder's generator. This file defines what a task is and how tasks are named.
+the last lines add rows to TASKS. Prepared data is reused only while its code is the same. `making.py` holds
+functions that several tasks use, `picture.py` draws examples, `snakes.py` is Pathfinder's generator. This file defines
+what a task is and how tasks are named.
 """
 import hashlib
 import os
@@ -59,7 +59,7 @@ class Task:
     symbols: tuple = ()             # names of the ids 0 .. vocab - 1
     ends: tuple = ()                # filled in: the targets, in their own unit, that -1 and 1 stand for
     data: dict | None = None        # filled in: which data set this is (source, seed, sizes, checksum of the labels)
-    # The repr identifies a prepared set and leaves out the fields below. Labelled training examples come first.
+    # repr=False: it does not identify a prepared set (see `identifying`). Labelled training examples come first.
     labelled: int | None = field(default=None, repr=False)     # filled in: labelled training examples (None: all)
     ragged: bool = field(default=False, repr=False)            # filled in: samples have unequal lengths
     prepare: object = field(default=None, repr=False)     # function(task, request): read or generate, save all splits
@@ -114,6 +114,20 @@ def declared(name):
 
 
 # ---- what a checkpoint and meta.json keep of a task ------------------------------------------------------------------
+
+# The fields that have always identified a prepared set.
+FIRST = ("family length classes sizes mask source vocab channels documents scale mean std side names subset make "
+         "distinct symbols ends data").split()
+
+
+def identifying(task):
+    """Return the text that identifies a prepared set of a task. Fields that were added since FIRST count if they are
+    not at their default: a new field changes the text of no older task."""
+    task, plain = replace(task, sizes=None, mask=None, source=None, names=None, subset=None), Task(*[None] * 6)
+    later = [one.name for one in fields(Task) if one.repr and one.name not in FIRST
+             and getattr(task, one.name) != getattr(plain, one.name)]
+    return f"Task({', '.join(f'{name}={getattr(task, name)!r}' for name in (*FIRST, *later))})"
+
 
 def kept(task):
     """Return what a checkpoint keeps of a task, in plain values: all but where its data come from (see `restored`)."""

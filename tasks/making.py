@@ -5,6 +5,9 @@ so an interrupted command resumes. Reading official files starts over; downloads
 """
 import contextlib
 import glob
+import hashlib
+import inspect
+import json
 import multiprocessing
 import os
 import re
@@ -14,9 +17,10 @@ import sys
 import tarfile
 import threading
 import zipfile
+import zlib
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -39,7 +43,7 @@ class Request:
     name: str                       # name of the task
     folder: Path
     task: Task
-    parameters: int                 # checksum of everything but sizes and seed that determines the arrays
+    parameters: int                 # checksum of everything but sizes and seed that determines generated arrays
     sizes: list | None              # examples in train, val, test; None: all available ones
     seed: int                       # seed of the generator
     raw: Path | None                # folder of the official files; None: generate or download
@@ -49,6 +53,7 @@ class Request:
     regression: bool | None = None
     kind: str | None = None
     group: str | None = None
+    read: list = field(default_factory=list)       # official files and folders that `find` has found
 
     def take(self, split, available, place):
         """Return how many of the available examples to take for a split."""
@@ -183,6 +188,42 @@ def save_split(request, split, x, y, place):
     write_atomically(folder / f"{split}_y.npy", lambda file: np.save(file, targets))
 
 
+# ---- what a set is known by: content of files, code ------------------------------------------------------------------
+
+def content_of(path, there):
+    """Return a stamp of the names, sizes and times of a folder's files, or of one file, and a checksum of what they
+    hold. If the stamp is that in meta.json, nothing is read again."""
+    with reading(f"{path} cannot be read", "restore it"):
+        paths = sorted(filter(Path.is_file, Path(path).rglob("*"))) or [Path(path)]
+        stats = [(str(one.relative_to(path)), one.stat().st_size, one.stat().st_mtime_ns) for one in paths]
+        stamp = zlib.crc32(repr(stats).encode())
+        if there.get("stamps", {}).get(path) == stamp:
+            return stamp, there[f"content of {path}"]
+        digest = hashlib.md5("\n".join(name for name, *_ in stats if name != ".").encode())
+        for one in paths:
+            with open(one, "rb") as file:
+                hashlib.file_digest(file, lambda: digest)
+        return stamp, digest.hexdigest()
+
+
+def code_of(task):
+    """Return a checksum of the code that makes a task's sets, without comments and docstrings: its `prepare`, the class
+    of `make`, and what they name, in their file and in other files of tasks/. (Tests record what making.py draws.)"""
+    todo, texts = [getattr(task.prepare, "func", task.prepare), type(task.make)], []          # func: of a partial
+    for one in todo:                                                                          # grows
+        with contextlib.suppress(OSError, TypeError):     # no source, as a built-in type has none
+            text = re.sub(r'#.*|^\s*"""[\s\S]*?"""$', "", inspect.getsource(one), flags=re.M)
+            texts.append("\n".join(filter(None, map(str.rstrip, text.split("\n")))))
+            known = vars(sys.modules[one.__module__])
+            for name in sorted({*re.findall(r"\w+", text)} & known.keys()):
+                value, home = known[name], getattr(known[name], "__module__", None) or ""
+                if home == one.__module__ or home.startswith("tasks.") and home != __name__:
+                    todo += [value] * (value not in todo)
+                elif not home and not isinstance(value, ModuleType):                          # a constant
+                    texts.append(f"{name} {json.dumps(value, default=lambda _: None, skipkeys=True)}")
+    return zlib.crc32("\n".join(sorted(texts)).encode())
+
+
 # ---- official files: folders, archives, downloads --------------------------------------------------------------------
 
 def find(request, *patterns):
@@ -208,6 +249,7 @@ def find(request, *patterns):
     if path.stat().st_size == source.bytes and sha256_of(path) != source.sha256:
         raise UserError(f"{path} is damaged: wrong checksum; remove it and get it again")
     print(f"{folder}: reading {path}")
+    request.read.append(path)
     return path
 
 

@@ -53,7 +53,9 @@ def read_own(path, raw, documents=1):
     labels = np.asarray(own.labels)
     labels = np.char.strip(labels.astype(str)) if labels.dtype.kind in "SU" else labels
     none = {"", "nan", "nat", *([] if missing is None else [str(missing).lower()])}
-    known = np.array([label != missing and str(label).lower() not in none for label in labels.tolist()], bool)
+    texts = labels.astype(str).tolist()                   # a date as in the names of classes; NaT
+    known = np.array([label != missing and text.lower() not in none
+                      for label, text in zip(labels.tolist(), texts)], bool)
     return own._replace(labels=labels, known=known)
 
 
@@ -325,7 +327,10 @@ def encode(task, place, series):
     known = {name: i for i, name in enumerate(task.symbols[len(SPECIAL):], len(SPECIAL))}
     arrays, unknown, longer = [], Counter(), 0
     for i, one in enumerate(series):
-        text, where = isinstance(one, str), f"{place}, example {i} (counted from 0)"
+        text, where = isinstance(one, str), f"{place}, example {i // task.documents} (counted from 0)"
+        if not text and (one.ndim == 0 or one.dtype.kind not in "biuf"):
+            raise UserError(f"{where}: {one.tolist()!r:.60} is neither a text nor an array of numbers; give a list of "
+                            "such sequences")
         if not text and not task.channels and one.ndim == 2 and one.shape[1] == 1 and not (one % 1 > 0).any():
             one, = as_kind(place, [one], "symbols")       # from a .csv
         if text if task.channels else not text and (one.ndim > 1 or one.dtype.kind not in "iu"):

@@ -131,6 +131,31 @@ def test_a_share_of_the_labels_is_that_of_finetuning(tmp_path):
     assert len(baseline.fit(task, train, val, test)[1]) == len(test)
 
 
+def test_finished_is_only_what_has_the_same_flags(tmp_path, capsys):
+    """Another share of the labels, another task with the same data, and back again."""
+    arrays = kinds(np.random.default_rng(0))["samples"]
+    prepared(tmp_path, **arrays)
+    words = ["--task", f"file:{tmp_path / 'my.npz'}", "--data-dir", str(tmp_path / "data"), "--out",
+             str(tmp_path / "out")]
+    for more, examples in (([], 280), (["--label-fraction", "0.1"], 28), (["--label-fraction", "0.2"], 56), ([], 280)):
+        for finished in False, True:
+            baseline.main([*words, *more])
+            assert ("is finished" in capsys.readouterr().out) == finished
+            assert json.loads((tmp_path / "out" / "result.json").read_text())["train_examples"] == examples
+    for task in "listops_demo", "listops_mini":
+        data.prepare(task, tmp_path / "data", sizes=(40, 20, 20), workers=1)
+        baseline.main(["--task", task, *words[2:]])
+        assert json.loads((tmp_path / "out" / "result.json").read_text())["task"] == task
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_samples_may_be_longer_than_a_part(ragged, tmp_path):
+    x = np.random.default_rng(0).standard_normal((12, 50_100))
+    x[::2, 40_000 if ragged else 50_100:] = np.nan
+    task, train, *_ = prepared(tmp_path, x=x, y=np.arange(12) % 2)
+    assert task.ragged == ragged and baseline.convolved(task, train, 60).shape == (len(train), 120)
+
+
 def test_the_page_of_full_length_shows_its_records():
     """A row of results/linear.md per record: what was chosen, the scores, the error of the test set's size."""
     rows = [[cell.strip("* ") for cell in line.split("|")] for line in

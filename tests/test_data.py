@@ -1,8 +1,12 @@
 """Generated sets against independent evaluators, drawn masks and recorded hashes; laws over all of TASKS;
 interruptions. The official formats are in test_sources.py."""
 import contextlib
+import dataclasses
+import functools
 import hashlib
+import importlib.util
 import io
+import linecache
 import os
 import re
 import shutil
@@ -371,6 +375,87 @@ def test_prepared_is_kept(generated, monkeypatch):
     monkeypatch.setitem(tasks.TASKS, "listops_demo", tasks.TASKS["listops"])
     assert "another version or with other parameters" in fails("--task", "listops_demo", "--data-dir", generated)
     assert digest(generated / "listops_demo") == before
+
+
+GENERATOR = '''"""A module."""
+import numpy as np
+
+from tasks import SPLITS
+from tasks.making import save_split
+
+STEP = 1
+RECIPES = "a table"
+TABLE = {}
+TABLE["a"] = 5
+
+
+def helper(n):
+    """Return labels."""
+    if n < 1:                                        # no examples
+        raise ValueError
+    return np.arange(n) * STEP % 2
+
+
+def prepare(task, request):
+    for split, n in zip(SPLITS, request.sizes):
+        save_split(request, split, np.full((n, 6, 1), TABLE["a"], np.float32), helper(n), "mine")    # all of them
+'''
+
+
+def test_a_set_is_known_by_the_code_that_made_it(generated, tmp_path, monkeypatch):
+    """All that `prepare` uses, but no prose and no line that it does not use; a set of an older version opens, too."""
+    def prepared(text, prepare=lambda module: module.prepare):
+        (tmp_path / "generator.py").write_text(text)
+        spec = importlib.util.spec_from_file_location("generator", tmp_path / "generator.py")
+        monkeypatch.setitem(sys.modules, "generator", module := importlib.util.module_from_spec(spec))
+        exec(compile(text, tmp_path / "generator.py", "exec"), vars(module))
+        linecache.clearcache()
+        monkeypatch.setitem(tasks.TASKS, "mine", tasks.Task(
+            "mine", length=6, classes=2, sizes=(4, 2, 2), mask=0.3, source=tasks.Source((), "nothing", ""), make="1",
+            channels=1, prepare=prepare(module)))
+        return data.prepare("mine", tmp_path / "data")
+
+    folder = prepared(GENERATOR)
+    for old, new in (("all of them", "every one"), ("Return labels", "Make labels"), ("no examples", "none"),
+                     ("a table", "another"), ("def helper", "\n\ndef helper"), ("RECIPES", "OTHER")):
+        assert prepared(GENERATOR.replace(old, new)) == folder
+    for old, new in (("STEP = 1", "STEP = 3"), ("% 2", "% 1"), ("= 5", "= 6"), ("n < 1", "n < 2"), ("(n, 6", "(n, 6 ")):
+        with pytest.raises(files.UserError, match=r"with other code \(\d+, not \d+\); remove it and run again"):
+            prepared(GENERATOR.replace(old, new))
+    assert prepared(GENERATOR, lambda module: functools.partial(module.prepare)) == folder
+    meta = files.read_json(folder / "meta.json")
+    files.write_json(folder / "meta.json", {key: value for key, value in meta.items() if key not in ("code", "stamps")})
+    assert prepared(GENERATOR.replace("STEP = 1", "STEP = 3")) == folder
+    for name, value in dict(ANTIALIAS=3, _step=lambda *_: 0).items():                        # of a file that it imports
+        with monkeypatch.context() as patch, pytest.raises(files.UserError, match="with other code"):
+            patch.setattr(snakes, name, value)
+            getattr(value, "__dict__", {}).update(__module__="tasks.snakes")
+            data.prepare("pathfinder_demo", generated)
+
+
+def test_half_a_set_of_another_generator_is_not_finished(monkeypatch, tmp_path):
+    names = []
+    for code in 1, 2:
+        monkeypatch.setattr(data, "code_of", lambda task: code)
+        monkeypatch.setattr(data, "_make", lambda request, *_: names.append(request.part(0, 5).name) or 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            data.prepare("listops_demo", tmp_path)
+    assert len({*names}) == 2
+
+
+def test_a_new_field_of_a_task_refuses_no_set(generated, monkeypatch):
+    """But it counts where it is used. The checksum is that of 5064dd0, so older sets are still told apart."""
+    row = tasks.TASKS["pathfinder_demo"]
+    assert data.zlib.crc32(tasks.identifying(row).encode()) == 312778390
+    fields = [("extra", int, 0), ("more", list, dataclasses.field(default_factory=list))]
+    monkeypatch.setattr(tasks, "Task", dataclasses.make_dataclass("Task", fields, bases=(tasks.Task,), frozen=True))
+    values = {one.name: getattr(row, one.name) for one in dataclasses.fields(row)}
+    monkeypatch.setitem(tasks.TASKS, "pathfinder_demo", tasks.Task(**values))
+    assert data.prepare("pathfinder_demo", generated) == generated / "pathfinder_demo"
+    for more in dict(extra=1), dict(more=[1]), dict(length=197), dict(scale=1):
+        monkeypatch.setitem(tasks.TASKS, "pathfinder_demo", tasks.Task(**values | more))
+        with pytest.raises(files.UserError, match="with other parameters"):
+            data.prepare("pathfinder_demo", generated)
 
 
 @pytest.mark.parametrize("name, content, words", [

@@ -282,7 +282,7 @@ def test_a_changed_file_is_another_set_and_a_lost_one_is_not_needed(tmp_path):
     first = opened(path, tmp_path)[0]
     text = path.read_text()
     path.write_text(text.replace("a,", "b,", 1))
-    with pytest.raises(files.UserError, match="with other source .*remove it and run again: rm -r .*file-my_set-"):
+    with pytest.raises(files.UserError, match="with other content of .*remove it and run again: rm -r .*file-my_set-"):
         opened(path, tmp_path)
     path.unlink()
     assert data.open_task(f"file:{path}", tmp_path)[0] == first
@@ -291,6 +291,50 @@ def test_a_changed_file_is_another_set_and_a_lost_one_is_not_needed(tmp_path):
     digits = re.search(r"\d+\.\d+", text)
     path.write_text(text.replace(digits[0], "1.125", 1))              # the labels are those of before
     assert opened(path, tmp_path / "other")[0].data != first.data
+
+
+@pytest.mark.parametrize("kind", ["file", "group", "older"])
+def test_every_file_of_a_set_is_known_by_its_content(kind, tmp_path):
+    """By the same command, and by training, which passes no flags; a new time of the same content is no change. A set
+    of an older version knows the file, but only the name of --group."""
+    path, group = written(tmp_path, "npz"), tmp_path / "g.txt"
+    names = [f"person {i % 12}" for i in range(N)]
+    group.write_text("\n".join(names))
+    flags = [dict(group=str(group)), {}]
+    folder = [data.prepare(f"file:{path}", tmp_path, **some) for some in flags][0]
+    if kind == "older":
+        meta = files.read_json(folder / "meta.json")
+        del meta["code"]
+        stamp, checksum = [path.stat().st_size, path.stat().st_mtime_ns], meta[f"content of {path}"]
+        meta = {key: value for key, value in meta.items() if not key.startswith(("content of", "stamps"))}
+        files.write_json(folder / "meta.json", meta | dict(stamp=stamp, source=f"{path}, md5 {checksum}"))
+    changed = group if kind == "group" else path
+    content = changed.read_bytes()
+    changed.write_bytes(content)
+    assert [data.prepare(f"file:{path}", tmp_path, **some) for some in flags] == [folder] * 2
+    if kind == "group":
+        group.write_text("\n".join(sorted(names)))
+    else:
+        x, y = series()
+        np.savez(path, x=x, y=np.roll(y, 1))
+    for some in flags:
+        with pytest.raises(files.UserError, match=f"with other content of {changed} "):
+            data.prepare(f"file:{path}", tmp_path, **some)
+    changed.write_bytes(content)
+    assert [data.prepare(f"file:{path}", tmp_path, **some) for some in flags] == [folder] * 2
+    with pytest.raises(files.UserError, match="with other group"):
+        data.prepare(f"file:{path}", tmp_path, group=str(path))
+
+
+@pytest.mark.parametrize("unit", ["D", "ns"])
+def test_a_date_that_is_missing_is_no_class(unit, tmp_path):
+    days = np.array(["2020-01-01", "2020-01-02"], f"datetime64[{unit}]")[np.arange(N) % 2]
+    days[::10], days[5::10] = "NaT", "1900-01-01"
+    for name, missing in (("date", np.array("1900-01-01", days.dtype)), ("text", days.astype(str)[5])):
+        np.savez(tmp_path / f"{name}.npz", x=series()[0], y=days, missing=missing)
+        task, train, *_ = opened(tmp_path / f"{name}.npz", tmp_path)
+        assert task.classes == 2 and task.labelled == 34 and {one[:10] for one in task.names} == {
+            "2020-01-01", "2020-01-02"}
 
 
 # ---- UCR, UEA --------------------------------------------------------------------------------------------------------

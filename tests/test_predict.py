@@ -142,6 +142,143 @@ def test_labels_of_a_file_are_those_of_the_run_however_they_are_written(trained,
     assert "60 labels: R2 " in capsys.readouterr().out
 
 
+def test_class_names_of_one_number_are_two_classes(tmp_path, monkeypatch, capsys):
+    """And dates, in their precision. A number that fits two names is neither."""
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).normal(size=(N, 8))
+    for names in (np.array(["01", "1", "2"]), np.array(["2020-01-01", "2020-01-02", "NaT"], "datetime64[ns]")):
+        y = names[np.arange(N) % 3]
+        np.savez("own.npz", x=x, y=y)
+        data.prepare("file:own.npz", str(len(names[0].astype(str))))
+        finetune.main(["--task", "file:own.npz", "--model", "s4", "--steps", "2", "--eval-every", "2", "--data-dir",
+                       str(len(names[0].astype(str))), "--out", f"run{names.dtype.kind}"])
+        model = predict.load(f"run{names.dtype.kind}")
+        _, _, labels = predict.new_split(model, predict.Path("own.npz"))
+        assert [*labels] == ["" if "NaT" in name else name for name in y.astype(str).tolist()]
+    np.savez("floats.npz", x=x[:3], y=[1.0, 2.0, 7.0])
+    assert [*predict.new_split(predict.load("runU"), predict.Path("floats.npz"))[2]] == ["1.0", "2", "7.0"]
+
+
+@pytest.mark.parametrize("kind, start", [("texts", "scratch"), ("ragged", "joint"), ("numbers", "spt")])
+def test_predictions_of_a_bfloat16_run_are_its_own(kind, start, trained, tmp_path, capsys):
+    folder, found, train = trained
+    data.prepare(f"file:{folder / kind}.npz", tmp_path / "data", regression=kind == "numbers" or None)
+    words = ["--task", f"file:{folder / kind}.npz", "--model", "s4", "--steps", "20", "--eval-every", "20", "--warmup",
+             "1", "--data-dir", str(tmp_path / "data"), "--dtype", "bfloat16"]
+    if start == "spt":
+        pretrain.main([*words, "--out", str(tmp_path / "pre")])
+        predict.main([str(tmp_path / "pre"), "--show", str(tmp_path / "a.png"), "--data-dir", str(tmp_path / "data")])
+        words[2:4] = "--init", str(tmp_path / "pre")
+    finetune.main([*words, *["--joint", "1"] * (start == "joint"), "--out", str(tmp_path / "run")])
+    result, model = json.loads((tmp_path / "run" / "result.json").read_text()), predict.load(tmp_path / "run")
+    model.data_dir = tmp_path / "data"
+    test, _, _ = predict.held_out(model)
+    outputs, y = model.outputs(test), torch.from_numpy(np.array(test.y))
+    y = y.long() if model.task.classes else y
+    loss = finetune.supervised_loss(model.task, torch.from_numpy(outputs), y) / len(test)
+    assert loss.item() == pytest.approx(result["test_loss"], abs=1e-9)
+    predict.main([str(tmp_path / "run"), "--out", str(tmp_path / "p.csv"), "--data-dir", str(tmp_path / "data")])
+    assert "computed in bfloat16, as in training" in capsys.readouterr().out
+    predict.main([str(tmp_path / "run"), "--features", str(tmp_path / "f.npy"), "--data-dir", str(tmp_path / "data")])
+    assert np.load(tmp_path / "f.npy").dtype == np.float32
+    predict.export(model, tmp_path / "model.pt2")
+    assert "it computes in float32, but the run in bfloat16" in capsys.readouterr().out
+    assert np.array_equal(model.outputs(test), outputs)
+
+
+def test_an_exported_number_is_as_fine_as_its_unit(tmp_path, monkeypatch):
+    """Seconds since 1970, in which float32 has one number for 128 seconds; an export that is off is refused."""
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).normal(size=(N, 8))
+    np.savez("times.npz", x=x, y=1.7e9 + 10 * x[:, 0])
+    data.prepare("file:times.npz", regression=True)
+    finetune.main(["--task", "file:times.npz", "--model", "s4", "--steps", "2", "--eval-every", "2", "--out", "run"])
+    model = predict.load("run")
+    predict.export(model, tmp_path / "model.pt2")
+    program, ours = torch.export.load("model.pt2").module(), model(x[:9])[0]
+    theirs = [program(torch.from_numpy(one[None, :, None]).float()).item() for one in x[:9]]
+    low, high = model.task.ends
+    assert len({*theirs}) == 9 and np.abs(theirs - ours).max() < 1e-5 * (high - low)
+    right = predict.Exported.forward
+    monkeypatch.setattr(predict.Exported, "forward", lambda self, x, *more: right(self, x, *more) + 0.01)
+    with pytest.raises(UserError, match="differs from the model by 0.01; nothing was written"):
+        predict.export(model, tmp_path / "other.pt2")
+
+
+def test_what_is_no_sequence_is_one_line(trained):
+    _, found, train = trained
+    for kind in "texts", "ragged", "fixed", "integers":
+        model = predict.load(train(kind, "scratch"))
+        for x in ([1], 5, [1.5, 2.5], None, [None], [b"ab"], [[[1], 2]], [{"a": 1}], np.array(["2020"], "M8[D]")):
+            with pytest.raises(UserError, match="neither a text nor an array of numbers|cannot be read|samples"):
+                model(x)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """A pretrained and a finetuned run on pairs of texts."""
+    folder, patch = tmp_path_factory.mktemp("pairs"), pytest.MonkeyPatch()
+    for split in "train", "eval", "test":
+        lines = [f"{i % 2}\tA\tB\t{'ab' * (i % 5 + 1)}\t{'ba' * (i % 3 + 1)}\n" for i in range(20)]
+        (folder / f"new_aan_pairs.{split}.tsv").write_text("".join(lines))
+    patch.chdir(folder)
+    data.prepare("retrieval", sizes=(20, 20, 10), raw=".")
+    words = ["--steps", "2", "--eval-every", "2", "--batch", "4", "--warmup", "1"]
+    pretrain.main(["--task", "retrieval", "--model", "s4", *words, "--arch", "layers=1,d=8,n_ssm=1", "--out", "pre"])
+    finetune.main(["--init", "pre", *words, "--out", "fine"])
+    yield folder
+    patch.undo()
+
+
+def test_features_of_pairs_are_one_line_per_example(pairs, capsys):
+    """The means of both documents, side by side, of the test split and of new pairs."""
+    (pairs / "new.tsv").write_text("1\tab\tba\n0\tabab\tb\n")
+    for run, width in ("pre", 16), ("fine", 32):
+        for more, n in ([], 10), (["--input", "new.tsv"], 2):
+            predict.main([run, "--features", "f.npy", *more])
+            assert np.load("f.npy").shape == (n, width) and f"({n}, {width})" in capsys.readouterr().out
+        alone = predict.load(run)
+        assert np.allclose(alone.outputs(alone.encoded([("abab", "b")]), True)[0], np.load("f.npy")[1], atol=1e-5)
+    first = predict.load("pre")
+    one, two = (first.outputs(first.encoded([pair]), True)[0] for pair in (("abab", "b"), ("b", "abab")))
+    assert np.allclose(one[:8], two[8:], atol=1e-6) and np.allclose(one[8:], two[:8], atol=1e-6)
+
+
+def test_one_pair_given_flat_is_an_error(pairs):
+    model = predict.load("fine")
+    assert len(model([("ab", "ba")])[0]) == len(model(np.array([["ab", "ba"]]))[0]) == 1
+    (pairs / "flat.txt").write_text("ab\nba\n")
+    for x in (("ab", "ba"), ["ab", "bab"], "ab", np.array(["ab", "ba"]), [("ab", "ba", "a")], [("ab",)], [3], 3,
+              [(1, 2)]):
+        with pytest.raises(UserError, match=r"give a list of (pairs, \[\(first, second\)\]|such sequences)"):
+            model(x)
+    with pytest.raises(UserError, match="flat.txt, example 0 .*: it is no pair"):
+        predict.new_split(model, pairs / "flat.txt")
+
+
+@pytest.mark.parametrize("kind", ["texts", "ragged"])
+def test_guesses_are_drawn_where_the_objective_says(kind, trained, monkeypatch):
+    """An objective of a fork: three positions ahead, which hides nothing, or the one before, which hides some."""
+    _, found, train = trained
+    model = predict.load(f"{train(kind, 'spt', 'causal')}-pre")
+    batch = model.encoded(found[kind][0][:8]).batch(np.arange(8))
+    truth = (batch.symbols if batch.samples is None else batch.samples).numpy()
+    lengths = batch.lengths.numpy()[:, None]
+    at = np.arange(truth.shape[1])
+    for ahead, there in (3, (at >= 3) & (at < lengths)), (-1, at < lengths - 1):
+        def pretext(args, batch, draw):
+            x = batch.symbols if batch.samples is None else batch.samples
+            inside = torch.arange(x.shape[1]) + max(ahead, 0) < batch.lengths[:, None]
+            return x, x.roll(-ahead, 1), inside & (torch.arange(x.shape[1]) >= -ahead)
+        for hides in False, True:
+            monkeypatch.setitem(pretrain.OBJECTIVES, "causal", pretrain.Objective(pretext, True, hides))
+            if batch.samples is None or not hides:
+                hidden, guess, wrong = predict.filled_in(model, batch)
+                assert np.array_equal(hidden, there)
+                right = guess == truth if batch.samples is None else np.abs(guess - truth).max(-1) <= 0.5
+                assert np.array_equal(wrong, hidden & ~right) and guess[hidden].any() and not guess[~hidden].any()
+
+
 def test_channels_come_last(trained):
     _, found, train = trained
     model = predict.load(train("ragged", "scratch"))
