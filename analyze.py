@@ -585,6 +585,7 @@ def command(argv):
     parser.add_argument("--check", action="store_true", help="readme: write nothing; fail if a page is out of date")
     parser.add_argument("--baseline", metavar="NAME=VALUE,...", help="compare: what gains are over (default: scratch)")
     parser.add_argument("--select", choices=["val"], help="compare: test scores only of settings that validation chose")
+    parser.add_argument("--any-code", action="store_true", help="compare: pool seeds trained by different code")
     parser.add_argument("--figure", type=Path, help="demo, own, compare: where the figure goes (default: "
                         "in the folder of the runs)")
     parser.add_argument("--readme", type=Path, help="demo, own: write tables between their markers in this file")

@@ -193,7 +193,9 @@ class S4(Kernel):
         return torch.complex(-A_re.maximum(least), A_im), P, B, C, dt
 
     def make(self, A, P, B, C, dt, l):
-        """Return kernels (c, d, length), whatever l is."""
+        """Return kernels (c, d, length) for every l up to length."""
+        if l > self.length:
+            raise SizeError(f"S4 was made for at most {self.length} positions, got {l}; make it with length={l}")
         return s4_kernel(A, P, B, C, dt, self.length, precise=False)
 
 

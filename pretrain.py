@@ -131,7 +131,8 @@ def validate(model, task, split, args, run):
     model.train()
     loss, score, n = run.total(sums).tolist()     # sum over processes
     if n == 0:
-        raise UserError(f"no position of the validation split is hidden with --mask {args.mask}")
+        raise UserError("no position of the validation split is predicted; " + (
+            "use --objective masked" if args.mask is None else f"give a larger --mask than {args.mask}"))
     return loss / n, score / n
 
 

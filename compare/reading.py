@@ -5,7 +5,7 @@ either stage. Names of folders do not matter.
 """
 import json
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ def read_runs(source, strict=False):
                 if "start" in run:
                     run["score"] = float(run["test_r2"] if "test_r2" in run else 100 * run["test_accuracy"])
                     LOOKS[run["start"]], Path(run.get("init") or "")
-                hash(identity(run)), {**(run.get("data") or {})}
+                hash(identity(run)), {**(run.get("data") or {}), **(run.get("code") or {})}
                 numbers = dict(seed=int(run["seed"]), steps=int(run["steps"]), seconds=float(run["seconds"]))
                 runs.append(run | numbers | {"folder": path.parent})
             except Exception as error:                           # the record may be anything
@@ -62,13 +62,17 @@ def place(run):
 def with_pretraining(runs):
     """Yield the finetuning runs. Added to a run: first, its pretraining run; passes (forward and backward passes of a
     batch) and minutes, both including `first`."""
-    pretrained = {(home(run), run["run"]): run for run in runs if "start" not in run}
+    pretrained = {place(run).resolve(): run for run in runs if "start" not in run}
     for run in runs:
         if "start" not in run:
             continue
         first = dict(steps=0, seconds=0)
         if init := run.get("init") and Path(run["init"]):
-            first = pretrained.get((home(run), init.name)) or next(iter(read_runs(init) if init.exists() else []), None)
+            # Kept runs and moved folders have it beside the run. A checksum, if known, shows whether it was replaced.
+            paths = [init.resolve()] * (home(run) != run["folder"]) + [place(run).resolve().with_name(init.name)]
+            there = [pretrained.get(path) or next(iter(read_runs(path) if path.exists() else []), {}) for path in paths]
+            first = next((one for one in there if one and len(
+                {run.get("pretrained"), one.get("best.pt")} - {None}) < 2), None)
             if first is None:
                 print(f"warning: {run['run']} is left out: its pretraining run was not found", file=sys.stderr)
                 continue
@@ -104,8 +108,9 @@ OUTCOME = "val_accuracy", "val_r2", "val_score", "test_accuracy", "test_r2", "te
 CAUSES = "commit", "torch", "device", "processes", "dtype", "init"
 
 
-def variants_of(runs):
-    """Group runs -> [Variant]. UserError for two runs of one variant and seed that differ, or two sets of one name."""
+def variants_of(runs, any_code=True):
+    """Group runs -> [Variant]. UserError for two runs of one variant and seed that differ, or two sets of one name. If
+    runs of a variant, or their pretraining runs, record different code: a warning, or without any_code UserError."""
     found, sets = defaultdict(dict), {}
     for run in runs:
         there = found[identity(run)].setdefault(run["seed"], run)
@@ -121,6 +126,14 @@ def variants_of(runs):
         if any(one[name] != two[name] for name in one.keys() & two.keys()):
             raise UserError(f"{place(other)} and {place(run)} trained on two sets called {run['task']}: "
                             f"{other['data']} and {run['data']}; compare them separately")
+    for seeds in found.values():
+        records = [record for run in seeds.values() for record in (run, run.get("first", run))]
+        counts = Counter(file for file, _ in {pair for one in records for pair in (one.get("code") or {}).items()})
+        if several := ", ".join(f"{n} versions of {file}" for file, n in sorted(counts.items()) if n > 1):
+            text = f"seeds of the setting of {place(records[0])} were trained by {several}"
+            if not any_code:
+                raise UserError(f"{text}; train them again, or pool them with --any-code")
+            print(f"warning: {text}", file=sys.stderr)
     return [Variant(*key[:4], own(next(iter(seeds.values()))), seeds) for key, seeds in found.items()]
 
 
@@ -143,5 +156,6 @@ def provenance(runs):
     runs = [*{place(run): run for run in runs}.values()]
     spent = hours(runs)
     time_spent = f"{spent:.1f} hours" if spent >= 1 else f"{60 * spent:.0f} minutes"
-    return (f"{len(runs)} runs, seeds {values_of(runs, 'seed')}; commit {values_of(runs, 'commit')}, "
-            f"{values_of(runs, 'device')}, torch {values_of(runs, 'torch')}; {time_spent} of training")
+    seeds, commits, devices, versions = (values_of(runs, name) for name in ("seed", "commit", "device", "torch"))
+    return (f"{len(runs)} run{'s' * (len(runs) != 1)}, seeds {seeds}; commit {commits}, {devices}, torch {versions}; "
+            f"{time_spent} of training")

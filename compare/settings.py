@@ -1,4 +1,5 @@
 """Compare any runs: one row per setting, with gains and intervals, as table and figure: analyze.py compare FOLDER"""
+import itertools
 import math
 import statistics
 from collections import defaultdict, namedtuple
@@ -12,6 +13,7 @@ from files import UserError, read_json
 from recipes import number, settings
 
 Setting = namedtuple("Setting", "values own runs")               # values: {column: value}; own, runs: as in Variant
+LENGTH = "steps", "epochs"
 FIELDS = "task", "model", "objective", "start", "joint"          # what distinguishes settings, besides flags
 
 
@@ -57,7 +59,8 @@ def settings_of(variants):
 
 def baseline(row, rows, wanted):
     """Return the row over which a row's gain is measured, or None: the row that has the `wanted` values and otherwise
-    the same. By default the row from scratch; pretraining, joint training and --freeze then do not matter."""
+    the same. By default the row from scratch, with as many passes if there is one; pretraining, joint training and
+    --freeze then do not matter."""
     if not wanted and row.values["start"] == "scratch":
         return None
     meant = {}
@@ -66,9 +69,6 @@ def baseline(row, rows, wanted):
         meant |= {f"pretraining.{name}": value} if before is not None and own in (None, before) else {}
         meant |= {name: value} if own is not None or before is None else {}
 
-    def passes(row):
-        return next(iter(row.runs.values()))["passes"]
-
     def agree(other, name, exactly, budget):
         if name in meant:
             return shown(other.values[name]) == meant[name]
@@ -76,19 +76,31 @@ def baseline(row, rows, wanted):
             return other.values[name] == "scratch"
         if not wanted and name == "freeze":
             return not other.own.get("freeze")
-        if not wanted and (name in DENOISING or name.startswith("pretraining.")):
-            return True                                          # no meaning from scratch
-        if budget and name in ("steps", "epochs"):
-            return passes(other) == passes(row)
+        if not wanted and (name in DENOISING or name.startswith("pretraining.")) or budget and name in LENGTH:
+            return True                                          # no meaning from scratch, or at equal passes
         return other.values[name] == row.values[name] or (
             not exactly and name not in FIELDS and other.own.get(name) == row.own.get(name))
 
-    # First look for equal values. Recipes may differ between starts, and steps may differ at equal passes.
-    for exactly, budget in ((True, False), (False, False), *([] if wanted else [(False, True)])):
+    # First look for equal passes, whatever the steps, then for equal values: recipes may differ between starts.
+    for budget, exactly in itertools.product((False,) if wanted else (True, False), (True, False)):
         for other in rows:
-            if other is not row and all(agree(other, name, exactly, budget) for name in row.values):
+            if other is not row and (not budget or passes(other) == passes(row)) and all(
+                    agree(other, name, exactly, budget) for name in row.values):
                 return other
     return None
+
+
+def passes(row):
+    """Return the numbers of passes of a row's runs, as text."""
+    return "/".join(f"{n:,}" for n in sorted({run["passes"] for run in row.runs.values()}))
+
+
+def noted(gain, row, other):
+    """Return the text of a gain with what its two rows do not share: seeds, of which only common ones count; passes."""
+    seeds = ", ".join(str(seed) for seed in sorted(row.runs.keys() & other.runs.keys())) or "none"
+    notes = [f"common seeds: {seeds}"] * (row.runs.keys() != other.runs.keys())
+    notes += [f"over {passes(other)} passes"] * (passes(other) != passes(row))
+    return gain.rsplit(" (", 1)[0] + (f" ({'; '.join(notes)})" if notes else "")
 
 
 def shown(value):
@@ -129,7 +141,7 @@ def compare(args):
     for source, runs in zip(sources, found):
         if not any("start" in run for run in runs):
             raise UserError(f"no finished finetuning run in {source}; python analyze.py status {source} says more")
-    columns, rows = settings_of(variants_of(with_pretraining([run for runs in found for run in runs])))
+    columns, rows = settings_of(variants_of(with_pretraining([*itertools.chain(*found)]), args.any_code))
     if not rows:
         raise UserError(f"no finetuning run in {' '.join(args.what)} together with its pretraining run")
     wanted = {}
@@ -179,16 +191,13 @@ def table(columns, rows, wanted, select):
             test = [mean_std(each[name], digits), interval, "–"]
             if over:
                 differences, half = gain(each, name, next(i for i, row in enumerate(some) if row is over), found)
-                test[2] = signed(differences, digits, half)
-                if len(differences) == len(runs):                # else keep the count: fewer seeds than the row
-                    test[2] = test[2].rsplit(" (", 1)[0]
+                test[2] = noted(signed(differences, digits, half), row, over)
             lonely = lonely or not over and row.values["start"] != "scratch"
             if select:
                 score = {seed: run.get("val_accuracy", run.get("val_r2")) * factor for seed, run in row.runs.items()}
                 test = [mean_std(score, digits), *(test if row in chosen else [""] * 3)]
                 test[0] += " *" if row in chosen else ""
-            passes = "/".join(f"{n:,}" for n in sorted({run["passes"] for run in runs}))
-            lines.append([*(shown(row.values[name]) for name in columns), *test, str(len(runs)), passes,
+            lines.append([*(shown(row.values[name]) for name in columns), *test, str(len(runs)), passes(row),
                           f"{statistics.mean(run['minutes'] for run in runs):.1f}"])
             every += [*runs, *(run["first"] for run in runs if "changed" in run["first"])]
         notes.append(how_sure(each, found, digits, f" of {task}" if len(tasks) > 1 else ""))
@@ -204,8 +213,8 @@ def table(columns, rows, wanted, select):
     alike = f"{', '.join(alike)}: mean" if alike else "Mean"
     caption = [f"{alike} ± standard deviation over seeds.", *notes,
                "Gains are over the row from scratch that validation chose." if select else
-               "" if wanted else "Gains are over the row from scratch that is otherwise the same or has as many passes"
-               + ("; –: there is none." if lonely else "."),
+               "" if wanted else "Gains are over the row from scratch with as many passes, else the one that is "
+               "otherwise the same" + ("; –: there is none." if lonely else "."),
                "*: chosen by validation; only these test scores are shown." if select else "",
                f"Passes (forward and backward passes of a batch) and minutes count both stages. {provenance(every)}."]
     return [markdown(head, lines), " ".join(filter(None, caption))]

@@ -55,14 +55,17 @@ class Feed:
         largest, smallest = -(-len(rows) // self.world), len(rows) // self.world
         n, most = len(mine), self.args.micro_batch or largest
         if self.lengths is None:
-            parts = min(-(-largest // most), smallest)
+            parts = -(-largest // most)
             bounds, widths = [n * i // parts for i in range(parts + 1)], [None] * parts
         else:
             longest, bounds, widths = -np.sort(-self.lengths[rows])[::self.world], [0], []
             while bounds[-1] < smallest:
                 width = int(longest[bounds[-1]])
                 widths.append(width if width <= 512 else -(-width // 128) * 128)                # fewer shapes
-                bounds.append(bounds[-1] + min(most, max(1, self.positions // (width * documents))))
+                size = min(most, max(1, self.positions // (width * documents)))
+                if bounds[-1] + size >= smallest and largest - bounds[-1] > most:
+                    size = most // 2                                   # the last row of some processes needs room
+                bounds.append(bounds[-1] + size)
             bounds[-1] = n
 
         def cut(view, low, high, width):

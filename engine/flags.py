@@ -9,7 +9,7 @@ from pathlib import Path
 import zoo                                     # noqa: F401, fills MODELS
 from data import look_up
 from engine.folder import read_checkpoint
-from files import Parser, UserError, read_json
+from files import Parser, UserError, read_json, sha256_of
 from models import MODELS, keys_of
 from recipes import SCHEDULES, WORDS, arch, assignments, fit, halved, recipe_line, settings
 from tasks import TASKS, folder_name, full_name
@@ -124,8 +124,10 @@ def inherit(flags):
                             f"but {kept.get(edited[0])} in best.pt; restore it, or choose another --init")
     if flags.arch is not None:
         raise UserError(f"--arch has no meaning with --init: the sizes are those of {flags.init}")
-    fixed = {name: saved[name] for name in ("task", "model", "objective", "arch")}
+    fixed, weights = {name: saved[name] for name in ("task", "model", "objective", "arch")}, flags.init / "best.pt"
+    saved.pop("code", None)                        # result.json has it
     return fixed | dict(start="spt", init=Path(os.path.relpath(flags.init)), pretraining=saved,
+                        pretrained=sha256_of(weights) if weights.exists() else None,
                         train_fraction=flags.train_fraction or saved["train_fraction"])
 
 
@@ -177,7 +179,8 @@ def arguments(stage, argv, objectives):
     other_sizes = {key: value for key, value in args.arch.items() if sizes.get(key) != value}
     args.changed = {"arch": other_sizes} if other_sizes else {}
     for flag in sorted(named):                                         # also flags that a fork adds
-        if getattr(args, flag) not in (None, values.get(flag), parser.get_default(flag)):
+        same = flag == "micro_batch" and args.arch.get("norm") != "batch"        # the gradient is the whole batch's
+        if not same and getattr(args, flag) not in (None, values.get(flag), parser.get_default(flag)):
             args.changed[flag] = getattr(args, flag)
     if args.start == "spt":                                            # changes in pretraining are changes of this run
         unfinished = {} if (args.init / "result.json").exists() else {"unfinished": True}
@@ -230,6 +233,9 @@ def check(args, task, hides):
             raise UserError(f"--{flag} {getattr(args, flag)} has no meaning without --joint")
     if not hides and args.mask is not None:
         raise UserError(f"--mask {args.mask} has no meaning with --objective {args.objective}")
+    if not hides and denoises and task.length == 1:
+        raise UserError(f"--objective {args.objective} predicts the next position, but sequences of {args.task} have "
+                        f"only one; use --objective masked")
     if args.start == "joint" and args.freeze:
         raise UserError("--freeze has no meaning with --joint, which trains the backbone")
     if denoises and args.loss == "l1" and task.channels is None:

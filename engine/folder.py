@@ -1,5 +1,8 @@
 """The run directory: config.json, log.jsonl, best.pt, last.pt and, if the run is finished, result.json."""
+import ast
 import contextlib
+import functools
+import hashlib
 import json
 import os
 import platform
@@ -13,10 +16,13 @@ from files import ROOT, UserError, locked, read_json, reading, sha256_of, write_
 
 
 class Folder:
-    """A run directory. main: whether this process writes. resumes: whether a stopped run continues (`look` sets it)."""
+    """A run directory. main: whether this process writes. `look` sets resumes, whether a stopped run continues, and
+    began, what its config.json says of RECORDS."""
+
+    RECORDS = "changed", "recipe", "init", "pretrained", "code"        # of a run's start; a resumed run keeps them
 
     def __init__(self, path, main):
-        self.path, self.main = Path(path), main
+        self.path, self.main, self.began, self.lock = Path(path), main, {}, contextlib.ExitStack()
 
     def look(self, config, resume):
         """Check that the directory is empty or, with --resume, holds a run with this config. Return whether that run is
@@ -29,7 +35,15 @@ class Folder:
             raise UserError(f"--resume: {out} has no config.json; it is not a run directory")
         if there & {"last.pt", "result.json"}:
             saved = read_json(out / "config.json")
-            for key in sorted((saved.keys() | config.keys()) - {"changed", "recipe"}):
+            self.began = {name: saved.get(name) for name in self.RECORDS if name in config}
+            before, now = saved.get("pretrained"), config.get("pretrained")
+            if before != now and before and now:                       # None: unknown
+                raise UserError(f"--resume: {out} started from another {config['init']}/best.pt (checksum "
+                                f"{before[:8]}, now {now[:8]}); restore that one, or choose another --out")
+            if old := saved.get("code"):                               # a changed file has both checksums
+                self.began["code"] = old | {file: was if one in (was := old.get(file, one)) else f"{was}+{one}"
+                                            for file, one in config["code"].items()}
+            for key in sorted((saved.keys() | config.keys()) - {*self.RECORDS}):
                 if saved.get(key) != config.get(key):
                     raise UserError(f"--resume: {out} was started with {key} = {saved.get(key)}, now "
                                     f"{config.get(key)}; give the same flags as before, or choose another --out")
@@ -39,11 +53,12 @@ class Folder:
         return "result.json" in there
 
     def take(self, config):
-        """Create the directory, lock it until this process ends, and write config.json."""
+        """Create the directory, lock it until `lock.close()` or the process's end, and write config.json."""
         if self.main:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
-                self.lock = locked(self.path / ".lock", f"{self.path} is in use by another process", wait=False)
+                self.lock.enter_context(
+                    locked(self.path / ".lock", f"{self.path} is in use by another process", wait=False))
             except OSError as error:
                 raise UserError(f"cannot write to --out {self.path}: {error.strerror}") from None
             write_json(self.path / "config.json", config)
@@ -128,6 +143,22 @@ def environment(device, processes=1, dtype="float32"):
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
     return dict(commit=commit or "unknown", torch=torch.__version__, python=platform.python_version(), device=name,
                 processes=processes, threads=torch.get_num_threads(), dtype=dtype)
+
+
+@functools.cache
+def code_of(*files):
+    """Return {file: checksum without comments} of files of this repository and all of its files that they import."""
+    found, files = {}, [*files]
+    for file in files:                         # grows
+        if file not in found and (ROOT / file).is_file():
+            tree = ast.parse((ROOT / file).read_bytes())
+            found[file] = hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:8]
+            for node in ast.walk(tree):
+                names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+                for name in names if isinstance(node, ast.Import) else [f"{node.module}.{name}" for name in names]:
+                    *rooms, last = parts = name.split(".")
+                    files += ["/".join(parts) + ".py", "/".join(rooms) + ".py", f"{parts[0]}/__init__.py"]
+    return found
 
 
 def read_log(folder):

@@ -149,6 +149,9 @@ def guarded(main):
             if isinstance(error, (SizeError, torch.OutOfMemoryError)):
                 error = UserError(text)
             raise error                                                # exit_code prints the traceback of a bug
+        finally:
+            if Processes.current is not None:
+                Processes.current.folder.lock.close()                  # this process may resume it
 
     for name in "SIGTERM", "SIGUSR1":
         if hasattr(signal, name):              # not every system has both

@@ -10,12 +10,14 @@ import warnings
 import numpy as np
 import torch
 
+import tasks
+import zoo
 from engine.feed import Feed
 from engine.flags import defining
-from engine.folder import Folder, environment, peak_memory, read_checkpoint
+from engine.folder import Folder, code_of, environment, peak_memory, read_checkpoint
 from engine.graph import Recorded
 from engine.processes import PREEMPTED, Processes
-from files import UserError, write_atomically
+from files import ROOT, UserError, write_atomically
 from models import count
 from tasks import TASKS, kept
 from zoo.structured import guide
@@ -31,6 +33,13 @@ def learning_rate(step, steps, args):
     if args.schedule == "step":
         return 0.5 ** (5 * step // steps)
     return 0.5 * (1 + math.cos(math.pi * (step - args.warmup) / max(1, steps - args.warmup)))
+
+
+def code_of_run(args):
+    """Return `code_of` the stage, model and task of a run; without the files of other models and tasks."""
+    homes = zoo.homes.get(args.model, ROOT), tasks.homes.get(args.task, ROOT)
+    return code_of("pretrain.py" if args.start == "pretrain" else "finetune.py",
+                   *(f"{home.parent.name}/{home.name}" for home in homes))
 
 
 class Run:
@@ -71,10 +80,13 @@ class Run:
         # A small share of the data has few steps per epoch. Validation after every epoch would take most of the time.
         least = self.steps // 200 if few or args.train_fraction is not None else 1
         args.eval_every = args.eval_every or max(self.per_epoch, least)
-        args.data = task.data
+        args.data, args.code = task.data, code_of_run(args)
         if list(task.data["sizes"]) != list(task.sizes):
             args.changed["sizes"] = list(task.data["sizes"])
+        if args.micro_batch == 1 and args.batch % self.processes.world:
+            raise UserError(f"--micro-batch 1: give 2, or a --batch that divides by {self.processes.world} processes")
         finished = self.folder.look(defining(args), args.resume)
+        vars(args).update(self.folder.began)
         self.processes.barrier()               # no process writes before all have checked
         if finished:
             self.say(f"{args.out} is finished; nothing to do")
@@ -275,7 +287,7 @@ class Run:
         if not math.isfinite(loss + norm):
             factor = learning_rate(step, self.steps, self.args)
             rates = ", ".join(f"{g['name']} {factor * g['initial_lr']:.3g}" for g in self.optimizer.param_groups)
-            raise UserError(f"loss is {loss} at step {step:.0f}: learning rates {rates}, gradient norm {norm:.3g}; "
+            raise UserError(f"loss is {loss} at step {step + 1:.0f}: learning rates {rates}, gradient norm {norm:.3g}; "
                             f"{self.folder.last_good()}")
         self.state["loss_sum"] = self.loss_sum.item()
 
@@ -318,7 +330,7 @@ class Run:
     def finish(self, **results):
         """Write result.json, print the scores and leave the process group."""
         args, names = self.args, ("task", "model", "objective", "train_fraction", "label_fraction", "joint", "seed",
-                                  "data", "recipe", "changed")
+                                  "data", "recipe", "changed", "pretrained", "code")
         record = results | {name: getattr(args, name) for name in names if name in args} | dict(
             full_recipe=not args.changed and args.recipe.split("/")[1:] == [args.model, args.objective],
             steps=self.steps, epochs=round(self.steps / self.per_epoch, 2), best_step=self.state["best_step"],

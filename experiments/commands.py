@@ -13,12 +13,13 @@ Trained = namedtuple("Trained", "task model word start flags first", defaults=(N
 
 
 def differing(flags, task, model, objective, start, defaults=None):
-    """Return the flags that differ from the recipe, sorted. For your data, every size that is set counts as different,
-    because the recipe's sizes depend on the number of sequences."""
+    """Return the flags that differ from the recipe, sorted. For your data, every size and length that is set counts as
+    different, because `fit` chooses these by the number of sequences."""
     _, usual, recipe = recipe_line(task, declared(task), model, objective, start)
     if start == "joint":
         recipe = (halved(recipe) if OBJECTIVES[usual].hides else recipe) | {"joint": 1}
     recipe = (defaults or {}) | recipe | {"objective": recipe_line(task, declared(task), model, None, start)[1]}
+    recipe |= dict(epochs=None, eval_every=None) if declared(task).own else {}
     sizes = {} if declared(task).own else arch(task, model)
     flags = {name: {key: value[key] for key in sorted(value) if sizes.get(key) != value[key]} if name == "arch" else
              value for name, value in sorted(flags.items())}

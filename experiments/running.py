@@ -11,15 +11,15 @@
         s4,mega, --starts spt,linear_probe, --passes 600 (shortens)
     bash run_all.sh sweep --tasks text_demo --models rotary --vary lr=1e-3,3e-3 --vary arch.d=32,64  every combination,
         from scratch and self-pretrained, as one table. Also: --starts scratch,spt,joint,linear_probe; --select val:
-        show test scores only of the settings that validation chose. A flag applies to every stage that has it;
-        pretrain.lr, finetune.lr: to that stage only
+        show test scores only of the settings that validation chose; --any-code: pool seeds trained by different code.
+        A flag applies to every stage that has it; pretrain.lr, finetune.lr: to that stage only
     bash run_all.sh table2           the paper's: table1 table2 table3 table7 table8 table9 figure1 .. figure5 all
 
     --preset mini                    the paper's tables and figures at small scale: short stand-in tasks on 2 CPU cores
     --list                           print the commands, one chain of runs per line, for any scheduler
     --seeds 0,1,2 --tasks text,image --models s4,rotary     only these (default: three seeds, everything). Demos, own
                                      and sweep take any model
-    --gpus 0,1,2,3                   run on these GPUs, one chain at a time per GPU
+    --gpus 0,1,2,3                   run on these of the visible GPUs (default: all), one chain at a time per GPU
     --raw DIR                        prepare the data from official files in DIR
 
 experiments/entries.py says what each target trains. Rerunning skips finished runs and resumes stopped ones.
@@ -42,6 +42,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
 from engine.processes import guarded
@@ -74,7 +75,7 @@ def even(text):
 
 OWN_FLAGS = "regression", "symbols", "samples", "group"          # flags of data.py: how to read your data
 OF_TARGETS = dict.fromkeys((*OWN_FLAGS, "starts"), ["own", "sweep"]) | {
-    "label_fraction": ["own"], "passes": ["own"], "vary": ["sweep"], "select": ["sweep"]}
+    "label_fraction": ["own"], "passes": ["own"], "vary": ["sweep"], "select": ["sweep"], "any_code": ["sweep"]}
 
 
 def parse_args(argv):
@@ -84,8 +85,7 @@ def parse_args(argv):
     add = parser.add_argument
     add("target", nargs="?", default="")
     add("--help", "-h", action="store_true")
-    add("--list", action="store_true")
-    for name in OWN_FLAGS[:3]:
+    for name in ("list", "any-code", *OWN_FLAGS[:3]):
         add(f"--{name}", action="store_true")
     add("--group", type=Path)
     add("--preset", default="paper")
@@ -160,7 +160,7 @@ def plan(args):
 # ---- Running them ----------------------------------------------------------------------------------------------------
 
 class Pool:
-    """Slots that run chains side by side, one chain per slot. With --gpus, each slot has a GPU."""
+    """Slots that run chains side by side, one chain per slot. gpus: those of the slots, for CUDA_VISIBLE_DEVICES."""
 
     def __init__(self, jobs, gpus, folder):
         self.folder, self.jobs, self.running, self.stopped, self.failed = folder, jobs, set(), False, False
@@ -218,6 +218,16 @@ def end(process):
         os.killpg(process.pid, signal.SIGTERM) if hasattr(os, "killpg") else process.terminate()
 
 
+def visible(wanted):
+    """Return names of GPUs for CUDA_VISIBLE_DEVICES. wanted: their numbers among the visible GPUs; None: all."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(256)))).split(",")
+    try:
+        return [names[int(number)] for number in wanted or range(torch.cuda.device_count())]
+    except IndexError:
+        raise UserError(f"--gpus {','.join(wanted)}: CUDA_VISIBLE_DEVICES={','.join(names)} leaves only 0 to "
+                        f"{len(names) - 1}") from None
+
+
 def outs_of(chain):
     """Return the run directories of a chain."""
     return re.findall(r"--out (\S+)", " ".join(chain))
@@ -261,7 +271,7 @@ def linear_command(args, entry, folder):
 def train(args, entry, seeds, folder):
     """Prepare data, run all chains and show the table (demos, own, sweep: after every seed). Return the exit code."""
     often, started, failed, lacking = args.target in (*entries.DEMOS, "own", "sweep"), time.time(), False, set()
-    tasks = sorted({row.task for row in entry})
+    tasks, gpus = sorted({row.task for row in entry}), visible(args.gpus)
     for task in tasks:                         # your data first: a mistake there shows before the folder is made
         if declared(task).own and (code := prepare_data(task, args)):
             return code
@@ -280,7 +290,7 @@ def train(args, entry, seeds, folder):
         print("warning: the linear model failed; the table lacks it", file=sys.stderr)
     by_seed = {seed: chains(entry, seed, folder.as_posix()) for seed in seeds}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    pool = Pool(int(os.environ.get("JOBS") or (len(args.gpus) if args.gpus else cores)), args.gpus, folder)
+    pool = Pool(int(os.environ.get("JOBS") or len(gpus) or cores), gpus, folder)
 
     def stop(number, _):
         pool.stop()
@@ -317,7 +327,7 @@ def show(args, folder, by_seed, last=True):
     elif target == "sweep":
         if args.select and not last:
             return False
-        select = ["--select", args.select] if args.select else []
+        select = ["--any-code"] * args.any_code + (["--select", args.select] if args.select else [])
         outs = [out for chains in by_seed.values() for chain in chains for out in outs_of(chain)]
         done = [out for out in outs if "-pretrain-s" not in out and Path(out, "result.json").exists()]
         command = ["compare", *done, *figure, *select] if done else ["compare", str(folder)]

@@ -78,8 +78,8 @@ def sweep(tasks, models, settings, starts, known):
 
 
 def variant_of(task, model, start, setting, known):
-    """Return a variant of a sweep. Its flags and word leave out the recipe's values, so that a setting has the same
-    name in every sweep."""
+    """Return a variant of a sweep. Its commands have all flags that have a meaning. Its word leaves out the recipe's
+    values, so that a setting has the same name in every sweep."""
     pretrained, stages = start in ("spt", "linear_probe"), {"pretrain": {}, "finetune": {}}
     passed_on = INHERITED | {"objective"}
     useless = {"pretrain": set() if pretrained else known["pretrain"].keys(),
@@ -92,14 +92,13 @@ def variant_of(task, model, start, setting, known):
             if only in (None, stage) and flag in known[stage].keys() - (useless[stage] - asked):
                 some[flag] = some.get(flag, {}) | {key: number(value)} if key else number(value)
     objective = stages["pretrain" if pretrained else "finetune"].get("objective")
-    for stage, some in stages.items():
-        how = stage if stage == "pretrain" else "spt" if pretrained else start
-        stages[stage] = differing(some, task, model, objective, how, known[stage]) if some else {}
-    first, second = stages["pretrain"], stages["finetune"]
+    hows = "pretrain", "spt" if pretrained else start
+    first, second = (differing(some, task, model, objective, how, known[stage]) if some else {}
+                     for how, (stage, some) in zip(hows, stages.items()))
     of = "-".join(words_of(first))
     word = "-".join([*words_of(second), *(word for flag in first for word in words_of(
         {flag: first[flag]}, "" if flag in passed_on else "pre-"))])
-    first, text = text_of(first), text_of({"joint": 1} | second if start == "joint" else second)
+    first, text = text_of(stages["pretrain"]), text_of(({"joint": 1} if start == "joint" else {}) | stages["finetune"])
     if start == "linear_probe":
         return spt(f"{word}-probe".strip("-"), first, f"{text} --freeze".strip(), of)
     return spt(word, first, text, of) if pretrained else Variant(start, word, text)
@@ -113,7 +112,7 @@ def words_of(flags, prefix=""):
 
 
 def text_of(flags):
-    """Write flags as text that `given` reads: {"lr": 0.01, "arch": {"d": 64}} -> '--lr 0.01 --arch d=64'."""
-    values = {flag: ",".join(f"{key}={each}" for key, each in value.items()) if isinstance(value, dict) else value
-              for flag, value in flags.items()}
+    """Write flags as text that `given` reads: {"lr": 0.01, "arch": {"d": 64}} -> '--arch d=64 --lr 0.01'."""
+    values = {flag: ",".join(f"{key}={each}" for key, each in sorted(value.items())) if isinstance(value, dict) else
+              value for flag, value in sorted(flags.items(), key=lambda pair: (pair[0] != "joint", pair[0]))}
     return " ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in values.items())

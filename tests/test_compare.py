@@ -207,7 +207,7 @@ def test_fewer_seeds_are_said_and_chosen_last(tmp_path):
     chain(tmp_path, 0.001, 0, None, 0.9)
     rows, text = told(tmp_path)
     found = {tuple(row[:2]): row for row in rows[1:]}
-    assert re.fullmatch(r"\+10\.0 \[.*\] \(1\)", found["spt", "0.01"][-4]) and found["spt", "0.01"][-3] == "3"
+    assert re.fullmatch(r"\+10\.0 \[.*\] \(common seeds: 0\)", found["spt", "0.01"][-4]) and found["spt", "0.01"][-3] == "3"
     assert "9 runs" in text                                      # scratch, three and one chain of two
     rows, _ = told(tmp_path, "--select", "val")
     assert [row[1] for row in rows[1:] if row[3].endswith("*") and row[0] == "spt"] == ["0.01"]
@@ -218,7 +218,8 @@ def test_a_baseline_is_of_the_stage_that_has_the_flag(tmp_path):
     for seed in range(2):
         chain(tmp_path, 0.01, seed, 0.5, 0.7, 0.6)
         chain(tmp_path, 0.01, seed, None, 0.75, mask=0.5)
-        folder = finetuned(tmp_path, f"joint{seed}", 0.65, seed, start="joint", changed={"mask": 0.5}, joint=1.0)
+        folder = finetuned(tmp_path, f"joint{seed}", 0.65, seed, start="joint", changed={"mask": 0.5}, joint=1.0,
+                           steps=125)
         (folder / "config.json").write_text(json.dumps(dict(mask=0.5)))
     rows, _ = told(tmp_path, "--baseline", "mask=0.3")
     assert rows[0][:3] == ["start", "pretraining mask", "mask"]

@@ -1,0 +1,347 @@
+"""Records that cannot lie: what a user asks for is what is trained, and a run is known by all that made it."""
+import itertools
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import data
+import finetune
+import pretrain
+import tasks
+from compare import reading
+from conftest import ROOT, call, scripts
+from engine import folder as folder_py
+from engine.feed import Feed
+from engine.flags import defining
+from engine.folder import Folder, code_of
+from engine.processes import guarded
+from experiments import commands, running, sweep
+from files import UserError, locked, sha256_of
+from models import S4, SizeError
+from test_analyze import finetuned, put, run
+from test_compare import told
+from test_experiments import here, stand_in_for_python  # noqa: F401, here is a fixture
+from test_models import mixer_settings
+from test_runs import elsewhere, flags, mistake, result_of, stop_in  # noqa: F401, two are fixtures
+
+PARSE = {"pretrain.py": pretrain.parse_args, "finetune.py": finetune.parse_args}
+
+
+def own_file(folder, shape=(60, 8, 1)):
+    """A user's data of two classes."""
+    path = folder / "mine.npz"
+    np.savez(path, x=np.random.default_rng(0).normal(size=shape), y=np.arange(shape[0]) % 2)
+    return f"file:{path}"
+
+
+# ---- what a user asks for is always passed on ------------------------------------------------------------------------
+
+OTHERS = dict(lr=0.05, wd=0.3, batch=7, epochs=3, steps=9, warmup=2, schedule="step", eval_every=5, mask=0.11,
+              loss="l1", pool="max", head="mlp", micro_batch=2, train_fraction=0.5, label_fraction=0.5,
+              objective="causal", joint=2.0, **{"arch.d": 32, "arch.layers": 2})
+MEANINGLESS = dict(scratch={"mask", "loss", "joint"}, spt={"joint"}, joint=set())
+
+
+@pytest.mark.parametrize("task, model", [("text_demo", "s4"), ("image", "rotary"), ("own", "rotary")])
+def test_every_value_of_every_flag_arrives(task, model, monkeypatch, tmp_path):
+    """In config.json of each stage that a sweep gives the flag, the recipe's own value included. Of your data the
+    recipe's epochs are not what `fit` makes of them."""
+    monkeypatch.chdir(tmp_path)
+    task, known = own_file(tmp_path) if task == "own" else task, sweep.known_flags()
+    if own := tasks.declared(task).own:
+        data.prepare(task, "data")
+    assert known["pretrain"].keys() | known["finetune"].keys() == OTHERS.keys() - {"arch.d", "arch.layers"} | {
+        "arch", "freeze"}
+    recipe = vars(pretrain.parse_args(["--task", task, "--model", model])) | (dict(epochs=10) if own else {})
+    for start, flag in itertools.product(MEANINGLESS, OTHERS):
+        name, _, key = flag.partition(".")
+        usual = recipe[name][key] if key else recipe.get(name)
+        for value in {OTHERS[flag], usual} - {None} - ({"l1"} if task == "text_demo" else set()):
+            setting = [(flag.replace("_", "-"), str(value))]
+            row, = sweep.sweep([task], [model], [setting], [start], known)
+            arrived = []
+            for command in commands.chains([row], 0, "runs")[0]:
+                _, script, *words = shlex.split(command)
+                args = PARSE[script](words)
+                config = defining(args) | dict(data=None)
+                args.out.mkdir(parents=True, exist_ok=True)
+                (args.out / "config.json").write_text(json.dumps(config))
+                (args.out / "result.json").write_text('{"task": 0, "seed": 0}')
+                if f"--{name.replace('_', '-')} " in command:
+                    arrived.append((config[name][key] if key else config[name]) == value)
+                    assert flag != "epochs" or config["steps"] is None        # they would win
+            assert all(arrived) and (arrived or flag in MEANINGLESS[start]), (start, flag, value)
+
+
+# ---- what a run is ---------------------------------------------------------------------------------------------------
+
+def another(folder):
+    """Put other weights into a pretraining run: of the same flags, as edited code would make."""
+    saved = torch.load(folder / "best.pt", weights_only=True)
+    next(iter(saved["model"].values())).add_(1e-3)
+    torch.save(saved, folder / "best.pt")
+    if (folder / "result.json").exists():
+        record = json.loads((folder / "result.json").read_text()) | {"best.pt": sha256_of(folder / "best.pt")}
+        (folder / "result.json").write_text(json.dumps(record))
+
+
+def test_a_replaced_pretraining_is_noticed(mistake, monkeypatch, tmp_path):  # noqa: F811
+    """By a finished and by a stopped finetuning; an older one, which knows no checksum, goes on."""
+    pretrain.main(flags("pt"))
+    finetune.main(flags("done", None, None, init="pt"))
+    stop_in(5, monkeypatch, "finetune", flags("half", None, None, init="pt"))
+    assert result_of(tmp_path / "done")["pretrained"] == result_of(tmp_path / "pt")["best.pt"]
+    another(tmp_path / "pt")
+    for name in ("done", "half"):
+        line = mistake("finetune", flags(name, None, None, init="pt", resume=True))
+        assert f"--resume: {name} started from another pt/best.pt (checksum " in line and len(line) < 200
+    config = json.loads((tmp_path / "half" / "config.json").read_text())
+    del config["pretrained"], config["code"]
+    (tmp_path / "half" / "config.json").write_text(json.dumps(config))
+    finetune.main(flags("half", None, None, init="pt", resume=True))
+    assert result_of(tmp_path / "half")["pretrained"] is result_of(tmp_path / "half")["code"] is None
+
+
+def test_what_was_recorded_at_the_start_stays(monkeypatch, tmp_path):
+    """An unfinished pretraining stays unfinished, wherever one stands when the run is resumed."""
+    stop_in(5, monkeypatch, "pretrain", flags("pt"))
+    stop_in(5, monkeypatch, "finetune", flags("ft", None, None, init="pt"))
+    (tmp_path / "pt" / "result.json").write_text('{"task": 0, "seed": 0}')
+    (tmp_path / "deep").mkdir()
+    monkeypatch.chdir(tmp_path / "deep")
+    finetune.main(flags("../ft", None, None, init="../pt", resume=True))
+    record = result_of(tmp_path / "ft")
+    assert record["changed"]["pretraining"]["unfinished"] is True and record["init"] == "pt"
+
+
+def test_a_run_resumes_in_the_process_that_was_told_to_stop(monkeypatch, tmp_path):
+    monkeypatch.setattr(folder_py, "locked", locked)
+    stepped = pretrain.Run.stepped
+
+    def told_to_stop(run, step):
+        os.kill(os.getpid(), signal.SIGTERM) if step == 2 else None
+        stepped(run, step)
+
+    monkeypatch.setattr(pretrain.Run, "stepped", told_to_stop)
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)
+    with pytest.raises(SystemExit) as end:
+        guarded(lambda: pretrain.main(flags("run")))
+    signal.signal(signal.SIGTERM, before[0]), signal.signal(signal.SIGUSR1, before[1])
+    assert end.value.code == 143
+    pretrain.main(flags("run", resume=True))
+    assert result_of(tmp_path / "run")["best_step"]
+
+
+# ---- the code of a run -----------------------------------------------------------------------------------------------
+
+def test_a_run_knows_the_code_that_shapes_it(monkeypatch, tmp_path):
+    """All that a process imported from here but other models and tasks; comments do not count."""
+    words = "import sys, finetune; print(*[n for n in sys.modules if not n.startswith('_')])"
+    loaded = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    files = {f"{name.replace('.', '/')}{end}" for name in loaded for end in (".py", "/__init__.py")}
+    others = {f"{room}/{name}" for room in ("zoo", "tasks") for name in os.listdir(ROOT / room)} - {
+        "zoo/__init__.py", "zoo/structured.py", "tasks/__init__.py", "tasks/making.py"}
+    assert {file for file in files if (ROOT / file).is_file()} - others <= code_of("finetune.py").keys()
+    assert {"pretrain.py", "models.py", "kernels.py", "recipes.py", "engine/run.py"} <= code_of("finetune.py").keys()
+    assert "zoo/scan.py" in code_of("finetune.py", "zoo/lru.py") and "finetune.py" not in code_of("pretrain.py")
+    monkeypatch.setattr(folder_py, "ROOT", scripts(tmp_path))
+
+    def now():
+        code_of.cache_clear()
+        return code_of("finetune.py", "zoo/lru.py")
+
+    first = now()
+    with open(tmp_path / "models.py", "a") as file:
+        file.write("# a comment\n")
+    (tmp_path / "zoo" / "s5.py").write_text("other = 1")
+    assert now() == first
+    for name in ("models.py", "zoo/scan.py", "recipes.py"):
+        with open(tmp_path / name, "a") as file:
+            file.write("more = 1\n")
+        second = now()
+        assert {file for file in first if first[file] != second[file]} == {name} and first.keys() == second.keys()
+        first = second
+    code_of.cache_clear()
+
+
+def test_a_resumed_run_knows_both_versions(tmp_path):
+    (tmp_path / "last.pt").touch()
+    (tmp_path / "config.json").write_text(json.dumps(dict(code={"a.py": "1", "b.py": "2", "gone.py": "3"})))
+    folder = Folder(tmp_path, True)
+    for _ in range(2):                                           # resumed twice
+        folder.look(dict(code={"a.py": "1", "b.py": "4", "new.py": "5"}), resume=True)
+        assert folder.began["code"] == {"a.py": "1", "b.py": "2+4", "gone.py": "3", "new.py": "5"}
+        (tmp_path / "config.json").write_text(json.dumps(folder.began))
+
+
+def test_seeds_of_different_code_are_not_pooled(tmp_path, capsys):
+    """By compare, which the sweep calls; other reports warn. Their pretraining counts; older runs know no code."""
+    def made(root, *codes, stage="finetune"):
+        for seed, code in enumerate(codes):
+            first, second = (code if stage == each else None for each in ("pretrain", "finetune"))
+            put(tmp_path / root, f"p{seed}", seed=seed, code=first)
+            finetuned(tmp_path / root, f"f{seed}", 0.5 + seed / 9, seed, start="spt", init=f"x/p{seed}", code=second)
+        return run("compare", tmp_path / root, "--figure", tmp_path / f"{root}.png")
+
+    one, two = {"models.py": "1", "data.py": "1"}, {"models.py": "2", "data.py": "1", "zoo/new.py": "1"}
+    for stage in ("pretrain", "finetune"):
+        done = made(stage, one, two, one, stage=stage)
+        assert done.returncode == 2 and "2 versions of models.py; " in done.stderr and "--any-code" in done.stderr
+        assert "data.py" not in done.stderr and done.stderr.count("\n") == 1
+        done = run("compare", tmp_path / stage, "--any-code", "--figure", tmp_path / "any.png")
+        assert done.returncode == 0 and "| 3 |" in done.stdout and "warning: seeds of the setting" in done.stderr
+    assert made("same", one, one).returncode == made("older", one, None, one).returncode == 0
+    reading.variants_of(reading.with_pretraining(reading.read_runs(tmp_path / "finetune")))
+    assert "2 versions of models.py" in capsys.readouterr().err
+
+
+def test_a_sweep_pools_any_code_if_asked(here, tmp_path):  # noqa: F811
+    stand_in_for_python(tmp_path)
+    here("sweep", "--tasks", "text_demo", "--models", "s4", "--seeds", "0", "--any-code")
+    assert "--any-code" in (tmp_path / "analyses.txt").read_text()
+    assert "--any-code is for: run_all.sh sweep" in here("demo", "--any-code").stderr
+
+
+# ---- runs beside each other ------------------------------------------------------------------------------------------
+
+def passes_of(root):
+    return [run["passes"] for run in reading.with_pretraining(reading.read_runs(root))]
+
+
+def test_a_pretraining_is_found_by_its_path_before_its_name(tmp_path, monkeypatch, capsys):
+    """Beside a kept run, and where folders were moved, by its name; never another one, if the checksum is known."""
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path / "one", "p", steps=11, **{"best.pt": "a"})
+    put(tmp_path / "two", "p", steps=1000, **{"best.pt": "b"})
+    folder = finetuned(tmp_path / "two", "f", 0.5, start="spt", init="one/p", steps=9)
+    assert passes_of(tmp_path / "two") == [20]
+    record = json.loads((folder / "result.json").read_text())
+    lines = [record | dict(run="f"), dict(json.loads((tmp_path / "two/p/result.json").read_text()), run="p")]
+    (tmp_path / "kept.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert passes_of(tmp_path / "kept.jsonl") == [1009]
+    shutil.rmtree(tmp_path / "one")
+    assert passes_of(tmp_path / "two") == [1009] and not capsys.readouterr().err
+    (folder / "result.json").write_text(json.dumps(record | dict(pretrained="a")))
+    assert passes_of(tmp_path / "two") == [] and "f is left out" in capsys.readouterr().err
+
+
+def test_gains_are_at_equal_passes_or_say_so(tmp_path):
+    """SPT of 20 and 20 steps, from scratch 20 and 40."""
+    put(tmp_path, "p", steps=20, changed={"steps": 20})
+    first = {"steps": 20, "pretraining": {"steps": 20}}
+    finetuned(tmp_path, "b", 0.6, start="spt", steps=20, changed=first, init="x/p")
+    finetuned(tmp_path, "a", 0.592, steps=20, changed={"steps": 20})
+    rows, text = told(tmp_path)
+    assert [row[-4] for row in rows[1:] if "spt" in row] == ["+0.8 (over 20 passes)"] and "3 runs, " in text
+    finetuned(tmp_path, "c", 0.648, steps=40, changed={"steps": 40})
+    rows, text = told(tmp_path)
+    assert [row[-4] for row in rows[1:] if "spt" in row] == ["-4.8"] and "with as many passes, else" in text
+
+
+def test_gains_say_which_seeds_they_are_of(tmp_path):
+    for seed in range(3):
+        finetuned(tmp_path, f"j{seed}", 0.5 + seed / 100, seed, start="joint", joint=1.0, steps=500)
+    finetuned(tmp_path, "s2", 0.517, 2)
+    assert [row[-4] for row in told(tmp_path)[0][1:] if "joint" in row][0].endswith(" (common seeds: 2)")
+    shutil.rmtree(tmp_path / "s2")
+    finetuned(tmp_path, "s7", 0.517, 7)
+    rows, text = told(tmp_path)
+    assert [row[-4] for row in rows[1:] if "joint" in row] == ["– (common seeds: none)"]
+    assert "1 run, seeds 7" in reading.provenance(reading.read_runs(tmp_path / "s7"))
+
+
+# ---- parts, kernels, lengths -----------------------------------------------------------------------------------------
+
+def test_no_part_exceeds_a_micro_batch():
+    """Whatever the number of processes; all have equally many parts, and none is empty."""
+    lengths = np.random.default_rng(0).integers(1, 900, 40)
+    for world, batch, micro, ragged in itertools.product((1, 2, 3), (5, 6, 8, 9, 13), (1, 2, 3, 4), (False, True)):
+        if batch < world or micro == 1 and batch % world:        # an error: see below
+            continue
+        counts, seen = set(), []
+        for rank in range(world):
+            args = SimpleNamespace(batch=batch, micro_batch=micro, seed=0)
+            feed = Feed(args, SimpleNamespace(world=world, rank=rank, device=None), None, 40,
+                        lengths if ragged else None, False, False)
+            rows, mine = feed.rows(0)
+            x = torch.from_numpy(rows[mine])
+            parts = feed.parts(pretrain.Denoising(x, x, x, x), rows, mine)
+            assert all(1 <= len(part.lengths) <= micro for part in parts), (world, batch, micro, ragged)
+            counts.add(len(parts))
+            seen += [int(n) for part in parts for n in part.lengths]
+        assert len(counts) == 1 and sorted(seen) == sorted(rows)
+
+
+def test_rows_that_processes_cannot_share_singly_are_one_line(mistake, monkeypatch):  # noqa: F811
+    processes = pretrain.Run.__init__
+
+    def two(run, args):
+        processes(run, args)
+        run.processes.world = 2
+        run.processes.barrier = lambda: None
+    monkeypatch.setattr(pretrain.Run, "__init__", two)
+    line = mistake("pretrain", flags("run", batch=9, micro_batch=1))
+    assert "--micro-batch 1: give 2, or a --batch that divides by 2 processes" in line
+
+
+def test_an_s4_layer_makes_no_longer_kernel_than_it_was_made_for():
+    kernel = S4(mixer_settings(d=4, state=8, n_ssm=2, dt_min=0.001, dt_max=0.1, length=256))
+    assert kernel(256).shape[-1] >= 256 and kernel(100).shape[-1] >= 100
+    with pytest.raises(SizeError, match="at most 256 positions, got 1024"):
+        kernel(1024)
+
+
+def test_a_causal_objective_wants_two_positions(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    task = own_file(tmp_path, (60, 1, 3))
+    words = ["--task", task, "--model", "rotary", "--objective", "causal"]
+    for parse, more in ((pretrain.parse_args, []), (finetune.parse_args, ["--joint", "1"])):
+        with pytest.raises(UserError, match="--objective causal predicts the next position.*use --objective masked"):
+            parse(words + more)
+    assert pretrain.parse_args(words[:4]).mask and finetune.parse_args(words).start == "scratch"
+
+
+# ---- machines --------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("inherited, count, words, wanted", [
+    (None, 2, "", {"0", "1"}), ("4,6", 2, "", {"4", "6"}), ("4,6,7", 3, "--gpus 0,2", {"4", "7"}),
+    (None, 0, "--gpus 3,5", {"3", "5"}), ("", 0, "", {""})])
+def test_chains_share_the_visible_gpus(inherited, count, words, wanted, here, monkeypatch, tmp_path):  # noqa: F811
+    """One at a time on each, and --gpus counts among the visible ones. Without a GPU chains share the cores."""
+    stand_in_for_python(tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", inherited) if inherited is not None else None
+    pools, pool = [], running.Pool.__init__
+    monkeypatch.setattr(running.Pool, "__init__", lambda self, *more: (pools.append(more), pool(self, *more))[1])
+    monkeypatch.setenv("JOBS", "")
+    done = call("run_all.sh", "table7", "--tasks", "image", "--seeds", "0", *words.split(), JOBS="",
+                PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stderr
+    calls = (tmp_path / "calls.txt").read_text().splitlines()
+    assert {line.split(" ")[0] for line in calls} == wanted
+    assert not any(wanted) or pools[0][0] == len(wanted)
+
+
+def test_gpus_that_are_not_visible_are_one_line(here, monkeypatch, tmp_path):  # noqa: F811
+    stand_in_for_python(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    done = here("table7", "--tasks", "image", "--gpus", "0,5")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --gpus 0,5: CUDA_VISIBLE_DEVICES=4,6 leaves only 0 to 1")
+
+
+def test_a_micro_batch_alone_is_the_recipe():
+    """Not with BatchNorm, which takes its statistics over it."""
+    for model, changed in (("rotary", {}), ("s4", {"micro_batch": 2})):
+        args = pretrain.parse_args(["--task", "pathx", "--model", model, "--micro-batch", "2"])
+        assert args.changed == changed and args.micro_batch == 2
