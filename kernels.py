@@ -264,7 +264,7 @@ def s4_kernel(A, P, B, C, dt, l, precise=None):
     float32: a state that barely decays over l steps may have its pole on a root of unity, 1e-6 / |1 - p^l|; and a state
     with dt A near -2 makes g / D_n a difference of large terms, 1e-8 / |1 + x|. precise: sum in float64, at twice the
     time; None checks whether that is needed, which makes a GPU wait. `S4` in models.py makes the first case
-    rare by a minimum decay, and does not check for the second.
+    rare by a minimum decay, but does not guard against the second.
     """
     A, P, B, C = (v.to(torch.complex128) for v in (A, P, B, C))
     dt = dt.double()[:, None]                                                            # (d, 1)

@@ -744,7 +744,7 @@ def test_a_causal_run_generates(monkeypatch, capsys, tmp_path):
     pixels, given = np.asarray(Image.open("image/sample.png"))[::4, ::4], square("image", ".")[2].batch(np.arange(8))
     given = np.hstack(given.symbols.view(8, 6, 6).numpy())
     assert np.array_equal(pixels[:3], given[:3]) and not np.array_equal(pixels[3:], given[3:])
-    for words, line in ((["masked"], "masked has objective masked; to continue a sequence, predict.py needs"),
+    for words, line in ((["masked", "--prompt", "0"], "masked has objective masked; to continue a sequence, predict.py needs"),
                         (["s4", "--prompt", "[MAX q"], "--prompt '[MAX q': listops has no symbol 'q'")):
         with pytest.raises(UserError, match=re.escape(line)):
             predict.main(words)

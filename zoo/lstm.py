@@ -37,7 +37,7 @@ def reverse(x, lengths):
     return x.flip(1) if lengths is None else x.take_along_dim(reversal(lengths, x.shape[1])[..., None], 1)
 
 
-def run(cell, x):
+def run_cell(cell, x):
     """Run an LSTM or GRU cell over x (b, l, d) and return its hidden states (b, l, n). nn.LSTM and nn.GRU call the same
     functions (cuDNN on a GPU); torch.compile takes the calls, but not the modules."""
     h, gru = x.new_zeros(1, len(x), cell.hidden_size), isinstance(cell, nn.GRUCell)
@@ -61,8 +61,8 @@ class Recurrent(nn.Module):
     def forward(self, x, lengths=None):
         with torch.autocast(x.device.type, enabled=False):
             x = x.float()
-            y = [run(self.cells[0], x)]                                                       # (b, l, d / directions)
-            y += [reverse(run(cell, reverse(x, lengths)), lengths) for cell in self.cells[1:]]
+            y = [run_cell(self.cells[0], x)]                                                  # (b, l, d / directions)
+            y += [reverse(run_cell(cell, reverse(x, lengths)), lengths) for cell in self.cells[1:]]
         return self.out(torch.cat(y, -1))                                                     # (b, l, d)
 
     def step(self, x, state):
