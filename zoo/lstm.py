@@ -9,7 +9,8 @@ The gates read h[t-1], so the recurrence is not linear as that of a state space 
 parallel scan. A layer is x + Linear(LSTM(norm(x))), a pre-norm residual block with LayerNorm. The causal objective has
 one direction with d hidden units; the masked one has two with d/2 each, concatenated. A layer with two directions then
 has 7 d^2 weights, GRU 5.5 d^2; a Transformer's has 8 d^2 if ff = 2d. Depths, widths and recipes are the rotary
-Transformer's, because none are published for self-pretraining.
+Transformer's, because none are published for self-pretraining. Leave out --compile: it unrolls the loop over positions
+and takes minutes to compile a hundred of them.
 """
 import functools
 
@@ -41,8 +42,8 @@ def run_cell(cell, x):
     """Run an LSTM or GRU cell over x (b, l, d) and return its hidden states (b, l, n). nn.LSTM and nn.GRU call the same
     functions (cuDNN on a GPU); torch.compile takes the calls, but not the modules."""
     h, gru = x.new_zeros(1, len(x), cell.hidden_size), isinstance(cell, nn.GRUCell)
-    # with biases, one layer, no dropout, training?, one direction, batch first
-    flags = True, 1, 0.0, cell.training, False, True
+    # with biases, one layer, no dropout, training (else cuDNN has no backward pass), one direction, batch first
+    flags = True, 1, 0.0, True, False, True
     return (torch.gru if gru else torch.lstm)(x, h if gru else (h, h), [*cell.parameters()], *flags)[0]
 
 
