@@ -130,7 +130,7 @@ def draw(path):
     for axis, (which, i) in zip(axes[1, 1:], chosen.items()):
         axis.plot(before[0, i], color=SCRATCH, label="before SPT (HiPPO)")
         axis.plot(after[0, i], color=SPT, label="after SPT")
-        axis.set(title=f"SPT on IMDb, {which}", xlabel="lag k, characters", ylabel="K[k]", xlim=(0, 64))
+        axis.set(title=f"IMDb, {which}", xlabel="lag k, characters", ylabel="K[k]", xlim=(0, 64))
         axis.legend(loc="best", frameon=False, fontsize=7)
     figure.tight_layout()
     write(path, lambda file: figure.savefig(file, format="png", dpi=130))
