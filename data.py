@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks import PAD, SPLITS, TASKS, Task, declared, folder_name, full_name, identifying, tuples
-from tasks.making import Request, code_of, content_of, stratified
+from tasks.making import Request, content_of, generator_code, stratified
 from tasks.picture import draw_example, height, picture
 
 # torch and matplotlib are imported where they are used: preparing data starts faster without them.
@@ -170,7 +170,7 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
                         "them out")
     parameters, there = zlib.crc32(identifying(task).encode()), _meta(folder)
     asked = own_data | dict(parameters=parameters, sizes=sizes and list(sizes), seed=seed, source=raw and source)
-    contents, stamps = {"code": code_of(task)}, {}
+    contents, stamps = {"code": generator_code(task)}, {}
     for path in map(str, {file, own_data.get("group") or there.get("group"), *there.get("stamps", {})} - {None}):
         if os.path.isfile(path) or raw is not None and os.path.isdir(path):
             stamps[path], contents[f"content of {path}"] = content_of(path, there)

@@ -21,10 +21,12 @@ import argparse  # noqa: E402
 import contextlib  # noqa: E402
 import hashlib  # noqa: E402
 import importlib  # noqa: E402
+import io  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import shutil  # noqa: E402
 import time  # noqa: E402
+import tokenize  # noqa: E402
 import traceback  # noqa: E402
 
 import filelock  # noqa: E402
@@ -88,6 +90,16 @@ def reading(problem, advice):
     except Exception as error:
         kind = f"{type(error).__name__} " if isinstance(error, LookupError) or not str(error) else ""
         raise UserError(f"{problem}: {kind}{' '.join(str(error).split())[:300]}; {advice}") from None
+
+
+def without_comments(source):
+    """Return Python source without comments and empty lines. Unlike ast.unparse, it does not depend on the version."""
+    lines = source.split("\n")
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    return "\n".join(filter(None, map(str.rstrip, lines)))
 
 
 # ---- whole files -----------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def with_pretraining(runs):
         if init := run.get("init") and Path(run["init"]):
             # Kept runs and moved folders have it beside the run. A checksum, if known, shows whether it was replaced.
             paths = [init.resolve()] * (home(run) != run["folder"]) + [place(run).resolve().with_name(init.name)]
-            there = [pretrained.get(path) or next(iter(read_runs(path) if path.exists() else []), {}) for path in paths]
+            there = (pretrained.get(path) or next(iter(read_runs(path) if path.exists() else []), {}) for path in paths)
             first = next((one for one in there if one and len(
                 {run.get("pretrained"), one.get("best.pt")} - {None}) < 2), None)
             if first is None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from files import ROOT, UserError, locked, read_json, reading, sha256_of, write_atomically, write_json
+from files import (ROOT, UserError, locked, read_json, reading, sha256_of, without_comments, write_atomically,
+                   write_json)
 
 
 class Folder:
@@ -151,9 +152,9 @@ def code_of(*files):
     found, files = {}, [*files]
     for file in files:                         # grows
         if file not in found and (ROOT / file).is_file():
-            tree = ast.parse((ROOT / file).read_bytes())
-            found[file] = hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:8]
-            for node in ast.walk(tree):
+            source = (ROOT / file).read_text(encoding="utf-8")
+            found[file] = hashlib.sha256(without_comments(source).encode()).hexdigest()[:8]
+            for node in ast.walk(ast.parse(source)):
                 names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
                 for name in names if isinstance(node, ast.Import) else [f"{node.module}.{name}" for name in names]:
                     *rooms, last = parts = name.split(".")

@@ -37,7 +37,8 @@ def learning_rate(step, steps, args):
 
 def code_of_run(args):
     """Return `code_of` the stage, model and task of a run; without the files of other models and tasks."""
-    homes = zoo.homes.get(args.model, ROOT), tasks.homes.get(args.task, ROOT)
+    own = ROOT / "tasks" / "own.py"
+    homes = filter(None, (zoo.homes.get(args.model), tasks.homes.get(args.task, own)))
     return code_of("pretrain.py" if args.start == "pretrain" else "finetune.py",
                    *(f"{home.parent.name}/{home.name}" for home in homes))
 

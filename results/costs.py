@@ -129,7 +129,7 @@ def without_values():
 
 def check_countable(c):
     """SizeError for a model whose loop over positions one cuDNN call runs, and which would be counted step by step."""
-    if c.model in ("lstm", "gru"):
+    if getattr(MODELS[c.model].mixer, "sequential", False):
         raise SizeError("runs position by position in one call, which is not counted here")
 
 

@@ -28,7 +28,7 @@ from types import ModuleType
 import numpy as np
 from tqdm import tqdm
 
-from files import UserError, fetch, reading, sha256_of, write_atomically
+from files import UserError, fetch, reading, sha256_of, without_comments, write_atomically
 from tasks import EOS, SPLITS, Source, Task
 
 CHUNK = 500                          # examples per chunk
@@ -194,7 +194,7 @@ def content_of(path, there):
     """Return a stamp of the names, sizes and times of a folder's files, or of one file, and a checksum of what they
     hold. If the stamp is that in meta.json, nothing is read again."""
     with reading(f"{path} cannot be read", "restore it"):
-        paths = sorted(filter(Path.is_file, Path(path).rglob("*"))) or [Path(path)]
+        paths = sorted(one for one in Path(path).rglob("[!.]*") if one.is_file()) or [Path(path)]
         stats = [(str(one.relative_to(path)), one.stat().st_size, one.stat().st_mtime_ns) for one in paths]
         stamp = zlib.crc32(repr(stats).encode())
         if there.get("stamps", {}).get(path) == stamp:
@@ -206,21 +206,27 @@ def content_of(path, there):
         return stamp, digest.hexdigest()
 
 
-def code_of(task):
+def plain(value):
+    """Return what JSON can write of a set or function, the same in every process."""
+    return sorted(map(str, value)) if isinstance(value, (set, frozenset)) else getattr(value, "__qualname__", None)
+
+
+def generator_code(task):
     """Return a checksum of the code that makes a task's sets, without comments and docstrings: its `prepare`, the class
     of `make`, and what they name, in their file and in other files of tasks/. (Tests record what making.py draws.)"""
     todo, texts = [getattr(task.prepare, "func", task.prepare), type(task.make)], []          # func: of a partial
     for one in todo:                                                                          # grows
         with contextlib.suppress(OSError, TypeError):     # no source, as a built-in type has none
-            text = re.sub(r'#.*|^\s*"""[\s\S]*?"""$', "", inspect.getsource(one), flags=re.M)
-            texts.append("\n".join(filter(None, map(str.rstrip, text.split("\n")))))
+            text = without_comments(inspect.getsource(one))
+            text = re.sub(r'^\s*"""[\s\S]*?"""$\n?', "", text, flags=re.M)
+            texts.append(text)
             known = vars(sys.modules[one.__module__])
-            for name in sorted({*re.findall(r"\w+", text)} & known.keys()):
+            for name in sorted({*re.findall(r"\w+", text)} & known.keys() - {"TASKS", "OWN"}):     # grow with each task
                 value, home = known[name], getattr(known[name], "__module__", None) or ""
                 if home == one.__module__ or home.startswith("tasks.") and home != __name__:
                     todo += [value] * (value not in todo)
                 elif not home and not isinstance(value, ModuleType):                          # a constant
-                    texts.append(f"{name} {json.dumps(value, default=lambda _: None, skipkeys=True)}")
+                    texts.append(f"{name} {json.dumps(value, default=plain, skipkeys=True)}")
     return zlib.crc32("\n".join(sorted(texts)).encode())
 
 

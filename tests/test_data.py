@@ -436,7 +436,7 @@ def test_a_set_is_known_by_the_code_that_made_it(generated, tmp_path, monkeypatc
 def test_half_a_set_of_another_generator_is_not_finished(monkeypatch, tmp_path):
     names = []
     for code in 1, 2:
-        monkeypatch.setattr(data, "code_of", lambda task: code)
+        monkeypatch.setattr(data, "generator_code", lambda task: code)
         monkeypatch.setattr(data, "_make", lambda request, *_: names.append(request.part(0, 5).name) or 1 / 0)
         with pytest.raises(ZeroDivisionError):
             data.prepare("listops_demo", tmp_path)

@@ -30,7 +30,8 @@ WORDS = {
     r"\bso many\b|\bsome (two|three|half|\d)": "about, the number"}
 # Where another meaning of a word, or a kept name, is meant.
 EXCEPTIONS = {
-    "results/findings.md": r"(?<!denoising )\bskill\b|today's passes\*|[\"*][^\"*\n]{,60}[\"*]",      # defined; figures' words
+    "results/findings.md": r"(?<!denoising )\bskill\b|today's passes\*|(?<!\w)\*\w[^*\n]{,60}\w\*(?!\w)|"
+                           r"\"[^\"\n]{,60}\"",                  # defined there; words of kept figures
     "tasks/speech.py": r"\bbed\b",                               # a word to recognise
     "experiments/running.py": r"--arms|\bprobe\b",               # older commands
     "experiments/entries.py": r"\bprobe\b",                      # in names of runs

@@ -25,7 +25,7 @@ from engine.flags import defining
 from engine.folder import Folder, code_of
 from engine.processes import guarded
 from experiments import commands, running, sweep
-from files import UserError, locked, sha256_of
+from files import UserError, locked, sha256_of, without_comments
 from models import S4, SizeError
 from test_analyze import finetuned, put, run
 from test_compare import told
@@ -345,3 +345,9 @@ def test_a_micro_batch_alone_is_the_recipe():
     for model, changed in (("rotary", {}), ("s4", {"micro_batch": 2})):
         args = pretrain.parse_args(["--task", "pathx", "--model", model, "--micro-batch", "2"])
         assert args.changed == changed and args.micro_batch == 2
+
+
+def test_a_checksum_of_code_is_that_of_every_python():
+    """Comments do not count, and # inside a string does; ast.unparse would write the f-string otherwise in 3.12."""
+    source = 'def f(x):  # why\n    # more\n\n    return f"{x!r:>{3}} # {\'a\'}"\n'
+    assert without_comments(source) == 'def f(x):\n    return f"{x!r:>{3}} # {\'a\'}"'
