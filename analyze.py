@@ -11,9 +11,9 @@ results/PRESET/runs.jsonl and kernels.npz, which `keep` makes from them.
     python analyze.py own runs/own      your data: SPT and joint training against scratch (run_all.sh own)
     python analyze.py status runs/demo  which runs are done, running (with the time left), stopped or failed
 
-A cell is the mean ± standard deviation over seeds of the test accuracy at the checkpoint that validation chose. In the
-paper's tables, gains are paired by seed (with and without self-pretraining), with 95 % intervals by Student's t. For
-the intervals of `compare`, `demo` and `own` see compare/statistics.py.
+A cell is the mean ± standard deviation over seeds of the test accuracy at the checkpoint that validation chose. Gains
+have 95 % intervals over seeds and test examples (compare/statistics.py). Differences of averages over tasks are paired
+by seed, with Student's t.
 """
 from files import ROOT, Parser, UserError, exit_code, reading  # first: no traceback if Ctrl-C comes while importing
 
@@ -33,7 +33,7 @@ from compare.drawing import OTHER, SCRATCH, SPT, bars, draw, markdown, replace_b
 from compare.reading import (evaluations, hours, identity, provenance, read_runs, scores, values_of, variants_of)
 from compare.report import report
 from compare.settings import compare
-from compare.statistics import half_width_of, mean_std, minus, signed
+from compare.statistics import gain, half_width, mean_std, minus, signed
 from engine.folder import newest
 from experiments import entries
 from experiments.commands import record, trained
@@ -213,8 +213,9 @@ def table(cells, number, mini=False):
             digits = 3 if printed.startswith("0.") else 2                                     # R2 is printed with 3
             mean, count = mean_std(found, digits), f" ({len(runs)})" if runs else ""
             main[-1].append(f"{printed} / {mean}{count}" + ("" if is_full(runs) else "†"))
-            points = signed(minus(found, scores(cells.get(base, {}))), digits)
-            gains[-1].append(points + ("" if is_full(runs, cells.get(base, {})) else "†"))
+            over = gain(runs, cells.get(base, {}))
+            gains[-1].append(signed(over.points, digits, over.half) +
+                             ("" if is_full(runs, cells.get(base, {})) else "†"))
             details.append([approach, column, printed, mean, *detail(cells, cell)])
         if cell.start != "spt":
             gains.pop()
@@ -226,7 +227,7 @@ def table(cells, number, mini=False):
              f"Each cell: paper / {'mini' if mini else 'ours'}, mean ± standard deviation (seeds). x: chance level, "
              "or too long to train. †: some runs shortened or changed.", markdown(["approach", *names], main),
              markdown(["approach", "average in the paper", "ours"], averages),
-             markdown(["gain of SPT, paired by seed [95 % interval] (seeds)", *row], gains),
+             markdown(["gain of SPT [95 % interval] (seeds)", *row], gains),
              markdown(["approach", "column", "paper", "ours", "seeds", "steps", "device hours", "device", "commit",
                        "status"], details)]
     return "\n\n".join(part for part in parts if part)
@@ -388,7 +389,7 @@ def figure3(plt, cells):
         for axis, found, style, label in ((axes[0], scratch, "--", f"{task}, from scratch"),
                                           (axes[0], spt, "-", f"{task}, SPT"), (axes[1], gains, "-", "")):
             values = [list(seeds.values()) for seeds in found.values()]
-            axis.errorbar(list(found), list(map(statistics.mean, values)), list(map(half_width_of, values)),
+            axis.errorbar(list(found), list(map(statistics.mean, values)), list(map(half_width, values)),
                           color=colour, linestyle=style, marker="o", markersize=3, capsize=2, label=label)
     for axis, label in zip(axes, ("test accuracy, %", "relative gain of SPT, %")):
         axis.set(xscale="log", xlabel="share of the training examples, %", ylabel=label)

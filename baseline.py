@@ -29,7 +29,7 @@ from sklearn.preprocessing import StandardScaler
 
 from data import open_task
 from engine.flags import between
-from engine.folder import environment
+from engine.folder import Folder, environment
 from engine.processes import guarded
 from tasks import SPECIAL
 from tasks.own import UNEQUAL
@@ -146,12 +146,6 @@ def score(task, y, guess):
     return float(np.mean(guess == y)) if task.classes else float(r2_score(y, guess)) if len(set(y)) > 1 else 0.0
 
 
-def counts(task, y, guess):
-    """Return counts as `evaluate` in finetune.py does."""
-    some = dict(labels=y, predicted=guess, right=y[guess == y])
-    return {name: np.bincount(each, minlength=task.classes).tolist() for name, each in some.items()}
-
-
 def main(argv=None):
     parser = Parser(examples=True, description=__doc__.split("\n\n")[0], allow_abbrev=False)
     parser.add_argument("--task", required=True, help="task, as for finetune.py")
@@ -186,8 +180,8 @@ def main(argv=None):
         args.out.mkdir(parents=True, exist_ok=True)
         write_json(args.out / "result.json", found | identity | dict(
             regularisation=strength, objective="none", start="baseline", seed=0, steps=0,
-            train_examples=len(train), test_examples=len(test),
-            seconds=round(seconds, 1), counts=counts(task, test.y, guess) if task.classes else None,
+            train_examples=len(train), seconds=round(seconds, 1), **Folder(args.out, True).predictions(
+                task.classes, test.y, guess),
             **environment(torch.device("cpu"))))
 
 

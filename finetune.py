@@ -46,21 +46,19 @@ def r2(squared_error, y):
 
 @torch.no_grad()
 def evaluate(model, task, split, run):
-    """Return loss, score (accuracy, or R2 for regression) and counts over a whole split, each sequence once. counts:
-    for each class the number of labels, predictions and correct predictions."""
+    """Return loss, score (accuracy, or R2 for regression) and predictions (n,) over a whole split, each sequence once.
+    predictions: classes or numbers, float64 like the numbers that processes add up."""
     model.eval()
     loss = torch.zeros((), dtype=torch.float64, device=run.device)
-    counts = torch.zeros(3, task.classes or 0, dtype=torch.int64, device=run.device)
-    for _, _, batch in run.batches(split, split.lengths(), independent=True):             # this process's batches
+    found = torch.zeros(len(split), dtype=torch.float64, device=run.device)
+    for _, rows, batch in run.batches(split, split.lengths(), independent=True):          # this process's batches
         with run.autocast():
             outputs = model(model.backbone.inputs(batch), batch.lengths).double()             # (b, classes or 1)
         loss += supervised_loss(task, outputs, batch.y)
-        if task.classes:
-            label, guess = (F.one_hot(one, task.classes) for one in (batch.y, outputs.argmax(-1)))       # (b, classes)
-            counts += torch.stack((label, guess, label * guess)).sum(1)
+        found[rows] = outputs.argmax(-1).double() if task.classes else outputs[:, 0]
     model.train()
-    loss, counts = run.total(loss).item(), dict(zip(("labels", "predicted", "right"), run.total(counts).tolist()))
-    return loss / len(split), sum(counts["right"]) / len(split) if task.classes else r2(loss, split.y), counts
+    loss, found = run.total(loss).item(), run.total(found).cpu().numpy()
+    return loss / len(split), float(np.mean(found == split.y)) if task.classes else r2(loss, split.y), found
 
 
 # ---- Where the weights come from -------------------------------------------------------------------------------------
@@ -165,11 +163,11 @@ def main(argv=None):
 
     # ---- the test split, once, with the checkpoint that validation chose ---------------------------------------
     run.load_best()                               # best.pt into the model
-    test_loss, test_score, counts = evaluate(model, task, test, run)
-    # result.json, and a last line with the scores
+    test_loss, test_score, found = evaluate(model, task, test, run)
+    # predictions.npz, result.json, and a last line with the scores
     run.finish(**{f"val_{score_name}": run.state["best"], f"test_{score_name}": test_score}, test_loss=test_loss,
-               start=args.start, init=str(args.init) if args.init else None, test_examples=len(test),
-               counts=counts if task.classes else None)
+               start=args.start, init=str(args.init) if args.init else None,
+               **run.folder.predictions(task.classes, test.y, found))
 
 
 # ---- Joint training --------------------------------------------------------------------------------------------------

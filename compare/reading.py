@@ -3,15 +3,18 @@
 result.json defines a run: task, model, objective, how it started, seed, and everything that differs from the recipe in
 either stage. Names of folders do not matter.
 """
+import base64
 import json
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from compare.drawing import LOOKS
 from engine.folder import read_log
-from files import UserError
+from files import UserError, reading
 from pretrain import OBJECTIVES
 from recipes import settings
 
@@ -47,6 +50,33 @@ def evaluations(run):
     if "evals" not in run:
         run["evals"] = [record for record in read_log(run["folder"]) if record.get("kind") == "eval"]
     return run["evals"]
+
+
+def examples(run):
+    """Return what each test example adds to a run's score: a list of arrays, one per class if the score is balanced
+    accuracy (`balanced`), else one array. Examples are sorted by label, so that they are the same in all runs on a test
+    set; without kept predictions only how many are right is known, by class. None if nothing is known."""
+    n, counts, path = run.get("test_examples"), run.get("counts"), run["folder"] / "predictions.npz"
+    if "test_r2" in run:
+        if not path.exists():
+            return None
+        with reading(f"{path} is damaged", "make the run again"), np.load(path) as kept:
+            y, found = kept["y"], kept["prediction"]
+        return [1 - np.square(found - y) / y.var()] if y.min() < y.max() else None
+    if not n:
+        return None
+    counts = counts or dict(labels=[n], right=[round(run["test_accuracy"] * n)])
+    labels, right = counts["labels"], counts["right"]
+    if run.get("right"):
+        found = np.unpackbits(np.frombuffer(base64.b64decode(run["right"]), np.uint8), count=n)
+    else:
+        found = np.concatenate([np.arange(size) < some for size, some in zip(labels, right)])
+    return np.split(found, np.cumsum([size for size in labels if size])[:-1]) if run.get("balanced") else [found]
+
+
+def validation(run):
+    """Return the score by which a run's checkpoint was chosen: accuracy (a share) or R2."""
+    return run.get("val_accuracy", run.get("val_r2"))
 
 
 def home(run):

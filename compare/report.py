@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
 from compare.drawing import LOOKS, dots, draw, markdown, replace_block, wrapped
-from compare.reading import identity, provenance, read_runs, variants_of, with_pretraining
+from compare.reading import (identity, provenance, read_runs, scores, validation, variants_of,
+                             with_pretraining)
 from compare.settings import shown
-from compare.statistics import estimates, gain, half_width, how_sure, mean_std, signed
+from compare.statistics import (gain, half_width, half_width_of_test, how_sure, mean_std, minus, signed,
+                                t_interval)
 from experiments import entries
 from experiments.commands import record, trained
 from files import UserError
@@ -107,42 +108,30 @@ def measured(lines, linear):
     if not (ratio > UNEQUAL and len(counts) == len(runs)):
         return Comparison(lines, linear, "accuracy", ratio)
     for run in runs:
-        run["accuracy"], run["score"] = run["score"], 100 * float(recalls([run])[0].mean())
+        run["accuracy"], run["score"], run["balanced"] = run["score"], 100 * float(recalls(run)[0].mean()), True
     return Comparison(lines, linear, "balanced accuracy", ratio)
 
 
-def recalls(runs):
-    """Return the recall of each class in the test split, mean over runs, and its size: (classes,) both."""
-    labels, right = (np.array([run["counts"][name] for run in runs]).mean(0) for name in ("labels", "right"))
+def recalls(run):
+    """Return the recall of each class in the test split, and its size: (classes,) both."""
+    labels, right = (np.array(run["counts"][name]) for name in ("labels", "right"))
     return right[labels > 0] / labels[labels > 0], labels[labels > 0]
-
-
-def size_error(compared, runs):
-    """Return the standard error of a score that is due to the test set's size, in points; 0 for R2 (unknown)."""
-    if compared.r2:
-        return 0.0
-    share, n = np.array([statistics.mean(run["test_accuracy"] for run in runs)]), np.array([runs[0]["test_examples"]])
-    if compared.balanced:
-        share, n = recalls(runs)
-    return 100 * math.sqrt((share * (1 - share) / n).sum()) / len(share)
 
 
 def worth(compared, n):
     """Return what one of n test examples is worth in points, least and most: balanced accuracy weights rare classes."""
-    sizes = recalls(runs_of(compared.lines)[:1])[1] if compared.balanced else np.array([n])
+    sizes = recalls(runs_of(compared.lines)[0])[1] if compared.balanced else np.array([n])
     return 100 / len(sizes) / sizes.max(), 100 / len(sizes) / sizes.min()
 
 
 def runs_by_variant(compared):
-    """Return {(line, start): [run]}."""
-    return {(line, start): [*seeds.values()]
-            for line, starts in compared.lines.items() for start, seeds in starts.items()}
+    """Return {(line, start): {seed: run}}."""
+    return {(line, start): seeds for line, starts in compared.lines.items() for start, seeds in starts.items()}
 
 
-def scored(compared):
-    """Return {(line, start): {seed: score}}, and the `estimates` of these."""
-    each = {variant: {run["seed"]: run["score"] for run in runs} for variant, runs in runs_by_variant(compared).items()}
-    return each, estimates(each)
+def mean_of(runs):
+    """Return the mean score of {seed: run}."""
+    return statistics.mean(scores(runs).values())
 
 
 def called(variant):
@@ -154,16 +143,14 @@ def called(variant):
 
 def verdict(compared):
     """Return what the table shows, one sentence per line."""
-    each, sure = scored(compared)
-    n = runs_of(compared.lines)[0]["test_examples"]
-    means = {variant: statistics.mean(scores.values())
-             for variant, scores in each.items() if variant[1] != "linear_probe"}
+    n, said = runs_of(compared.lines)[0]["test_examples"], []
+    means = {variant: mean_of(seeds)
+             for variant, seeds in runs_by_variant(compared).items() if variant[1] != "linear_probe"}
     top = math.inf if compared.r2 else max(98, 100 - 200 / n)             # above it there is nothing to gain
-    said = []
     if means and min(means.values()) > top:
         said.append(f"**Everything is at the ceiling** ({min(means.values()):.1f} to {max(means.values()):.1f} %): "
                     "this set is too easy to compare models.")
-    outcomes = {line: {start: outcome(compared, each, sure, line, start, top)
+    outcomes = {line: {start: outcome(compared, line, start, top)
                        for start in ("spt", "joint") if {start, "scratch"} <= starts.keys()}
                 for line, starts in compared.lines.items()}
     if len(outcomes) > SORTED:
@@ -173,10 +160,11 @@ def verdict(compared):
                  if text and (start == "spt" or "by joint" in text or "spt" not in words)]
     if not any("scratch" in starts for starts in compared.lines.values()):
         said.append("Nothing was trained from scratch, so there are no gains.")
-    for variant, runs in runs_by_variant(compared).items():
-        if single := sum(len([*filter(None, run["counts"]["predicted"])]) == 1 for run in runs if run.get("counts")):
-            said.append(f"**{called(variant)} predicts only one class** in {single} of {len(runs)} seeds.")
-    return said + (beside_linear(compared, means, sure) if compared.linear and means else [])
+    for variant, seeds in runs_by_variant(compared).items():
+        predicted = [[*filter(None, run["counts"]["predicted"])] for run in seeds.values() if run.get("counts")]
+        if single := sum(len(classes) == 1 for classes in predicted):
+            said.append(f"**{called(variant)} predicts only one class** in {single} of {len(seeds)} seeds.")
+    return said + (beside_linear(compared, means) if compared.linear and means else [])
 
 
 def of_many(means, outcomes):
@@ -196,63 +184,52 @@ def of_many(means, outcomes):
     return said
 
 
-def outcome(compared, each, sure, line, start, top):
-    """Return what SPT or joint training changed for a model; None if no seed has both. each, sure: from `scored`; top:
-    the score above which a model is at the ceiling."""
-    ours, scratch = (line, start), (line, "scratch")
-    points, half = gain(each, ours, scratch, sure)
-    if not points:
+def outcome(compared, line, start, top):
+    """Return what SPT or joint training changed for a model; None if no seed has both. top: the score above which a
+    model is at the ceiling."""
+    ours, scratch = compared.lines[line][start], compared.lines[line]["scratch"]
+    found, by = gain(ours, scratch), {"spt": "SPT", "joint": "joint training"}[start]
+    if not found.points:
         return None
-    runs, by = runs_by_variant(compared), {"spt": "SPT", "joint": "joint training"}[start]
-    size = 1.96 * math.hypot(*(size_error(compared, runs[variant]) for variant in (ours, scratch)))
-    mean, n, seeds = statistics.mean(points.values()), runs[ours][0]["test_examples"], len(points)
-    change, _, interval = signed(points, compared.digits, half).rsplit(" (", 1)[0].partition(" ")
-    name = line if start == "spt" else f"{line}, joint training"
+    mean, seeds = statistics.mean(found.points.values()), len(found.points)
+    n = runs_of(compared.lines)[0]["test_examples"]
+    change, _, interval = signed(found.points, compared.digits, found.half).rsplit(" (", 1)[0].partition(" ")
+    name, ceiling = line if start == "spt" else f"{line}, joint training", mean_of(scratch) > top
     if seeds == 1:
         return f"**{name}: one seed** ({change} {compared.unit}), so significance is unknown."
     text = f"{' '.join(filter(None, (change, compared.unit, interval)))}, {seeds} seeds"
-    if abs(mean) > math.hypot(half, size) and (mean < 0 or not at_ceiling(each[scratch], top)):
+    if 0 < found.half < abs(mean) and (mean < 0 or not ceiling):
         return f"**{line} {'gains' if mean > 0 else 'loses'} by {by}**: {text}."
+    variances = [statistics.variance(scores(runs).values()) for runs in (ours, scratch)]
     return f"**{name}: no significant difference**: {text}; " + (
-        "from scratch it is already at the ceiling." if at_ceiling(each[scratch], top) else
-        "the scores are equal." if not mean else
-        f"noise from {n:,} test examples reaches ±{size:.1f} points, so more seeds would not settle it."
-        if abs(mean) <= size else
-        f"if the difference stays, {enough(mean, size, sure[ours].variance + sure[scratch].variance, seeds)} seeds "
-        "would settle it.")
+        "from scratch it is already at the ceiling." if ceiling else "the scores are equal." if not mean else
+        f"noise from {n:,} test examples reaches ±{found.test:.{compared.digits}f} {compared.unit}, so more seeds would "
+        "not settle it." if abs(mean) <= found.test else
+        f"if the difference stays, {enough(mean, found.test, variances, seeds)} seeds would settle it.")
 
 
-def at_ceiling(scores, top):
-    return statistics.mean(scores.values()) > top
-
-
-def enough(mean, size, variance, seeds):
-    """Return how many seeds make a difference of this mean and variance significant. size: half of the 95 % interval
-    due to the test set's size."""
+def enough(mean, test, variances, seeds):
+    """Return how many seeds make a difference of this mean significant. test: half of the 95 % interval due to the test
+    set; variances: of both variants over seeds."""
     return next((k for k in range(seeds + 1, MOST + 1)
-                 if math.hypot(stdtrit(2 * k - 2, 0.975) * math.sqrt(variance / k), size) < abs(mean)),
+                 if math.hypot(t_interval(*((variance / k, k - 1) for variance in variances)), test) < abs(mean)),
                 f"more than {MOST}")
 
 
-def beside_linear(compared, means, sure):
+def beside_linear(compared, means):
     """Return how the networks compare with the trivial and linear baselines."""
     linear, runs, constant = compared.linear, runs_by_variant(compared), constant_of(compared)
-    halves = {variant: math.hypot(1.96 * size_error(compared, runs[variant]),
-                                  half_width((sure[variant], len(runs[variant]))))
-              for variant in means}                              # of the 95 % intervals of the means
-    own = 1.96 * size_error(compared, [linear])
 
     def beside(variant):
-        apart = means[variant] - linear["score"]
-        if abs(apart) <= math.hypot(own, halves[variant]):
+        ours, apart = [*runs[variant].values()], means[variant] - linear["score"]
+        if len(ours) == 1:
+            return None
+        if abs(apart) <= math.hypot(half_width([run["score"] for run in ours]), half_width_of_test(ours, [linear])):
             return "not significantly different from"
         return "ahead of" if apart > 0 else "behind"
 
-    def validation(variant):
-        return statistics.mean(run.get("val_accuracy", run.get("val_r2")) for run in runs[variant])
-
-    best, said = max(means, key=validation), []
-    behind = [called(variant) for variant in means if variant != best and beside(variant) == "behind"]
+    best = max(means, key=lambda variant: statistics.mean(map(validation, runs[variant].values())))
+    behind, said = [called(variant) for variant in means if variant != best and beside(variant) == "behind"], []
 
     def text(score):
         return f"{score:.{compared.digits}f}{compared.percent}"
@@ -263,12 +240,14 @@ def beside_linear(compared, means, sure):
         said.append(f"**The linear model is ahead of every network**: it scores {text(linear['score'])}, and "
                     f"{called(most)} {text(means[most])}.")
     else:
+        relation = (f", **{beside(best)}** the linear model ({text(linear['score'])})." if beside(best) else
+                    f", the linear model {text(linear['score'])}; one seed does not show which is better.")
         said.append(f"Validation {'R2' if compared.r2 else 'accuracy'} chooses {called(best)}. It scores "
-                    f"{text(means[best])} on test, **{beside(best)}** the linear model ({text(linear['score'])})."
+                    f"{text(means[best])} on test{relation}"
                     + (f" Also behind the linear model: {names}." if behind and beside(best) == "behind" else
                        f" Behind the linear model: {names}." if behind else ""))
     none = [called(variant) for variant in means if all(
-        run["score"] <= constant + 1.96 * size_error(compared, [run]) for run in runs[variant])]
+        run["score"] <= constant + half_width_of_test([run]) for run in runs[variant].values())]
     if none:
         said.append(f"Not significantly better than the {trivial(compared)} ({text(constant)}): {', '.join(none)}.")
     return said
@@ -283,7 +262,7 @@ def constant_of(compared):
     """Return the score of always predicting the majority class, or the mean, by baseline.py."""
     if compared.r2:
         return compared.linear["constant_r2"]
-    return 100 / len(recalls([compared.linear])[0]) if compared.balanced else 100 * compared.linear["constant_accuracy"]
+    return 100 / len(recalls(compared.linear)[0]) if compared.balanced else 100 * compared.linear["constant_accuracy"]
 
 
 # ---- Table, caption, figure ------------------------------------------------------------------------------------------
@@ -302,10 +281,9 @@ def hidden_accuracy(compared):
 
 def in_order(compared):
     """Return the lines; many models are sorted by their gain from SPT, largest first."""
-    each, sure = scored(compared)
-
     def points(line):
-        return statistics.mean([*gain(each, (line, "spt"), (line, "scratch"), sure)[0].values()] or [-math.inf])
+        spt, scratch = (scores(compared.lines[line].get(start, {})) for start in ("spt", "scratch"))
+        return statistics.mean(minus(spt, scratch).values() or [-math.inf])
 
     return sorted(compared.lines, key=points, reverse=True) if len(compared.lines) > SORTED else [*compared.lines]
 
@@ -316,7 +294,7 @@ DIFFERENCES = {"SPT - scratch": ("spt", "scratch"), "joint - scratch": ("joint",
 
 def table(compared):
     """Return the table: trivial and linear baselines, one row per model; if sorted by gain, with hidden accuracy."""
-    runs, (each, sure) = runs_by_variant(compared), scored(compared)
+    runs = runs_by_variant(compared)
     there = {start for starts in compared.lines.values() for start in starts}
     starts = [start for start in entries.STARTS if start in there]
     pairs = {name: pair for name, pair in DIFFERENCES.items() if there.issuperset(pair)}
@@ -337,20 +315,21 @@ def table(compared):
                   *nothing, f"{one['seconds']:.0f} s"]]
     for line in in_order(compared):
         ours = [(line, start) for start in starts]
-        minutes = [f"{statistics.mean(run['minutes'] for run in runs[variant]):.1f}" if variant in runs else "–"
+        some = {variant: [*runs[variant].values()] for variant in ours if variant in runs}
+        minutes = [f"{statistics.mean(run['minutes'] for run in some[variant]):.1f}" if variant in some else "–"
                    for variant in ours]
-        differences = [gain(each, (line, one), (line, other), sure) for one, other in pairs.values()]
-        rows.append([line, *(cell(mean_std(each[variant], compared.digits),
-                                  [run.get("accuracy", 0) for run in runs[variant]]) if variant in each else "–"
+        gains = [gain(*(runs.get((line, start), {}) for start in pair)) for pair in pairs.values()]
+        rows.append([line, *(cell(mean_std(scores(runs[variant]), compared.digits),
+                                  [run.get("accuracy", 0) for run in some[variant]]) if variant in some else "–"
                              for variant in ours),
-                     *(signed(found, compared.digits, half) for found, half in differences),
+                     *(signed(found.points, compared.digits, found.half) for found in gains),
                      *[mean_std(hidden.get(line, {}))] * any(hidden.values()), " / ".join(minutes)])
     return markdown(head, rows)
 
 
 def caption(key, compared):
     """Return two paragraphs: what the scores are; how sure they are and where they come from."""
-    runs, (each, sure) = runs_of(compared.lines), scored(compared)
+    runs = runs_of(compared.lines)
     n, passes = runs[0]["test_examples"], [{run["passes"] for run in runs_of({line: starts})}
                                            for line, starts in compared.lines.items()]
     equal = f"{min(passes[0]):,} passes per run" if len(set.union(*passes)) == 1 else (
@@ -366,23 +345,21 @@ def caption(key, compared):
         text.append(f"Classes are unequal, {compared.ratio:.0f}:1" + (
             ", so the score is balanced accuracy." if compared.balanced else
             "; older runs did not store per-class counts, so the score is accuracy."))
-    if compared.r2:
-        text.append("The standard error from the test set's size is unknown for R2.")
-    else:
-        error = statistics.mean(size_error(compared, [run]) for run in runs)
-        deviations = sorted(math.sqrt(estimate.variance) for estimate in sure.values() if estimate.freedom)
-        seeds, points = (" to ".join(dict.fromkeys(texts)) for texts in (
-            [f"{one:.1f}" for one in deviations[::max(1, len(deviations) - 1)]],
-            [f"{one:.2g}" for one in worth(compared, n)]))
-        text.append(f"One test example is worth {points} points. Standard error: {error:.1f} points from the test "
-                    f"set's size{f', {seeds} from the seed' if seeds else ''}.")
+    size, digits = statistics.mean(half_width_of_test([run]) for run in runs), compared.digits
+    deviations = sorted(statistics.stdev(scores(seeds).values())
+                        for seeds in runs_by_variant(compared).values() if len(seeds) > 1)
+    least_most = dict.fromkeys(f"{one:.{digits}f}" for one in deviations[::max(1, len(deviations) - 1)])
+    each = " to ".join(dict.fromkeys(f"{one:.2g}" for one in worth(compared, n)))
+    text += [f"One test example is worth {each} points."] * (not compared.r2)
+    text += [f"On other test examples a score may differ by ±{size:.{digits}f}"
+             f"{'' if compared.r2 else ' points'} (95 %)."] * (size > 0)
+    text += [f"Standard deviation over seeds: {' to '.join(least_most)}."] * bool(deviations)
     made = runs + [run["first"] for run in runs if run["init"]] + [compared.linear] * bool(compared.linear)
     notes = ["joint training uses only the labelled inputs"] * bool(joint)
     notes += [f"only SPT used the {bare:,} sequences without a label"] * bool(bare) + [equal, provenance(made)]
     notes = "; ".join(notes)
     small = "" if declared(key.task).own else " Small models on a small or shortened set: not the paper's task."
-    size = "" if compared.r2 else " The sentences below also include the test set's error."
-    source = f"{how_sure(each, sure, compared.digits)}{size} {notes[0].upper()}{notes[1:]}.{small}"
+    source = f"{how_sure(runs)} {notes[0].upper()}{notes[1:]}.{small}"
     return f"{' '.join(text)}\n\n{source}"
 
 
@@ -407,7 +384,7 @@ def report(args):
     for compared in found.values():
         there = [run for run in runs_of(compared.lines) if (run["folder"] / "best.pt").exists()]
         if there:
-            best = max(there, key=lambda run: run.get("val_accuracy", run.get("val_r2")))["folder"]
+            best = max(there, key=validation)["folder"]
             print(f"To label new sequences, use the best run on validation: python predict.py {best} --input FILE\n")
     draw(lambda plt: figure(plt, found), args.figure)
     if args.readme:
@@ -423,14 +400,14 @@ def figure(plt, found):
     picture, axes = plt.subplots(len(found), 2, figsize=(9, 1.2 + sum(heights)), squeeze=False, height_ratios=heights)
     widest = {}
     for (left, right), (key, compared) in zip(axes, found.items()):
-        (each, sure), lines = scored(compared), in_order(compared)
+        lines = in_order(compared)
         for y, line in enumerate(lines):
             for height, start in ((y - 0.1, "spt"), (y + 0.1, "joint")):
-                points, half = gain(each, (line, start), (line, "scratch"), sure)
-                if points:
-                    mean = statistics.mean(points.values())
-                    right.errorbar(mean, height, xerr=half or None, color=LOOKS[start][1], marker="o", capsize=3)
-                    widest[compared.r2] = max(widest.get(compared.r2, 0), abs(mean) + half)
+                gained = gain(*(compared.lines[line].get(each, {}) for each in (start, "scratch")))
+                if gained.points:
+                    mean = statistics.mean(gained.points.values())
+                    right.errorbar(mean, height, xerr=gained.half or None, color=LOOKS[start][1], marker="o", capsize=3)
+                    widest[compared.r2] = max(widest.get(compared.r2, 0), abs(mean) + gained.half)
         dots(left, {line: {start: [*seeds.values()] for start, seeds in compared.lines[line].items()}
                     for line in lines})
         if compared.linear:
@@ -441,7 +418,7 @@ def figure(plt, found):
             left.set_xlim(right=101)
         right.axvline(0, color="black", linestyle=":")
         right.set_yticks(range(len(lines)), lines)
-        right.set(xlabel="gain over scratch, 95 % interval over seeds", ylim=(len(lines) - 0.5, -0.5))
+        right.set(xlabel="gain over scratch, 95 % interval", ylim=(len(lines) - 0.5, -0.5))
         left.set_title(name_of(key), loc="left")
     for (_, right), compared in zip(axes, found.values()):
         limit = 1.05 * widest.get(compared.r2, 1) or 1

@@ -6,8 +6,8 @@ from collections import defaultdict, namedtuple
 from pathlib import Path
 
 from compare.drawing import LOOKS, dots, draw, markdown
-from compare.reading import home, provenance, read_runs, scores, variants_of, with_pretraining
-from compare.statistics import estimates, gain, half_width, how_sure, mean_std, signed
+from compare.reading import home, provenance, read_runs, scores, validation, variants_of, with_pretraining
+from compare.statistics import gain, half_width_of_mean, how_sure, mean_std, signed
 from experiments.sweep import DENOISING
 from files import UserError, read_json
 from recipes import number, settings
@@ -110,14 +110,12 @@ def shown(value):
 def chosen_by_validation(rows):
     """Return the best row per task, model, objective and start (with and without --freeze): among the rows with the
     most seeds, the one with the highest mean validation score."""
-    def validation(row):
-        return statistics.mean(run.get("val_accuracy", run.get("val_r2")) for run in row.runs.values())
-
     groups = defaultdict(list)
     for row in rows:
         key = *(row.values[name] for name in ("task", "model", "objective", "start")), "freeze" in row.own
         groups[key].append(row)
-    return [max(group, key=lambda row: (len(row.runs), validation(row))) for group in groups.values()]
+    return [max(group, key=lambda row: (
+        len(row.runs), statistics.mean(map(validation, row.runs.values())))) for group in groups.values()]
 
 
 def chosen_scratch(row, chosen):
@@ -180,27 +178,27 @@ def table(columns, rows, wanted, select):
     tasks, lonely = dict.fromkeys(row.values["task"] for row in rows), False
     for task in tasks:
         some = [row for row in rows if row.values["task"] == task]
-        each = {i: scores(row.runs) for i, row in enumerate(some)}
-        found = estimates(each)
-        for name, row in enumerate(some):
+        for row in some:
             runs = [*row.runs.values()]
             digits, factor = (3, 1) if "test_r2" in runs[0] else (1, 100)
-            mean, half = statistics.mean(each[name].values()), half_width((found[name], len(runs)))
+            points = scores(row.runs)
+            mean, half = statistics.mean(points.values()), half_width_of_mean(runs)
             over = baseline(row, some, wanted) if not select else chosen_scratch(row, chosen)
             interval = f"[{mean - half:.{digits}f}, {mean + half:.{digits}f}]" if half else "–"
-            test = [mean_std(each[name], digits), interval, "–"]
+            test = [mean_std(points, digits), interval, "–"]
             if over:
-                differences, half = gain(each, name, next(i for i, row in enumerate(some) if row is over), found)
-                test[2] = noted(signed(differences, digits, half), row, over)
+                found = gain(row.runs, over.runs)
+                test[2] = noted(signed(found.points, digits, found.half), row, over)
             lonely = lonely or not over and row.values["start"] != "scratch"
             if select:
-                score = {seed: run.get("val_accuracy", run.get("val_r2")) * factor for seed, run in row.runs.items()}
+                score = {seed: factor * validation(run) for seed, run in row.runs.items()}
                 test = [mean_std(score, digits), *(test if row in chosen else [""] * 3)]
                 test[0] += " *" if row in chosen else ""
             lines.append([*(shown(row.values[name]) for name in columns), *test, str(len(runs)), passes(row),
                           f"{statistics.mean(run['minutes'] for run in runs):.1f}"])
             every += [*runs, *(run["first"] for run in runs if "changed" in run["first"])]
-        notes.append(how_sure(each, found, digits, f" of {task}" if len(tasks) > 1 else ""))
+        notes.append(how_sure([run for row in some for run in row.runs.values()],
+                              f" of {task}" if len(tasks) > 1 else ""))
         r2.add(digits == 3)
     over = ", ".join(f"{title(name)}={value}" for name, value in wanted.items()) or "scratch"
     unit = "accuracy, % (or R2)" if len(r2) > 1 else "R2" if True in r2 else "accuracy, %"
@@ -227,8 +225,7 @@ def figure_of_settings(plt, columns, rows):
     for axis, task in zip(axes[:, 0], tasks):
         some = [row for row in rows if row.values["task"] == task]
         named = [name for name in columns if name != "task"]
-        found = estimates({i: scores(row.runs) for i, row in enumerate(some)})
-        halves = {label(named, row): half_width((found[i], len(row.runs))) for i, row in enumerate(some)}
+        halves = {label(named, row): half_width_of_mean([*row.runs.values()]) for row in some}
         dots(axis, {label(named, row): {row.values["start"]: [*row.runs.values()]} for row in some}, halves)
         axis.set_xlabel("R2" if "test_r2" in next(iter(some[0].runs.values())) else "accuracy, %")
         axis.set_title(task, loc="left")

@@ -1,5 +1,6 @@
-"""The run directory: config.json, log.jsonl, best.pt, last.pt and, if the run is finished, result.json."""
+"""The run directory: config.json, log.jsonl, best.pt, last.pt; of a finished run predictions.npz and result.json."""
 import ast
+import base64
 import contextlib
 import functools
 import hashlib
@@ -10,10 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from files import (ROOT, UserError, locked, read_json, reading, sha256_of, without_comments, write_atomically,
                    write_json)
+
+BITS = 100_000                             # larger test sets have no `right` in result.json: it would be too long
 
 
 class Folder:
@@ -103,10 +107,30 @@ class Folder:
         last = self.path / "last.pt"
         return f"the last good checkpoint is {last}" if last.exists() else "nothing was saved yet"
 
+    def predictions(self, classes, y, found):
+        """Write predictions.npz, each test example's label and prediction. Return what result.json says of them."""
+        if self.main:
+            write_atomically(self.path / "predictions.npz", lambda file: np.savez(file, y=y, prediction=found))
+        return summary(classes, y, found)
+
     def finish(self, record):
         """Write result.json. It is written last, so its presence means that the run is complete."""
         if self.main:
             write_json(self.path / "result.json", record | {"best.pt": sha256_of(self.path / "best.pt")})
+
+
+def summary(classes, y, found):
+    """Return what result.json says of a test split's labels and predictions (n,): test_examples; counts, for each class
+    its labels, predictions and correct predictions; right, one bit per example, sorted by label, in base64. Two runs on
+    one test set can then be compared example by example. Regression (classes None) has only test_examples."""
+    if not classes:
+        return dict(test_examples=len(y), counts=None)
+    y, found = np.asarray(y), np.asarray(found).astype(int)
+    right = found == y
+    some = dict(labels=y, predicted=found, right=y[right])
+    bits = np.packbits(right[np.argsort(y, kind="stable")]) if len(y) <= BITS else None
+    return dict(test_examples=len(y), right=None if bits is None else base64.b64encode(bits.tobytes()).decode(),
+                counts={name: np.bincount(each, minlength=classes).tolist() for name, each in some.items()})
 
 
 def read_checkpoint(path):

@@ -99,7 +99,7 @@ def test_paired_gains_against_the_formula():
     before, after = {0: 50.0, 1: 60.0, 2: 55.0, 3: 70.0, 9: 0.0}, {0: 53.0, 1: 61.0, 2: 60.0, 3: 71.0, 8: 0.0}
     gains = analyze.minus(after, before)
     assert list(gains.values()) == [3.0, 1.0, 5.0, 1.0] and analyze.signed(gains) == "+2.5 [-0.5, +5.5] (4)"
-    assert analyze.half_width_of([3.0, 1.0, 5.0, 1.0]) == pytest.approx(3.1824 * np.std([3, 1, 5, 1], ddof=1) / 2, 1e-4)
+    assert analyze.half_width([3.0, 1.0, 5.0, 1.0]) == pytest.approx(3.1824 * np.std([3, 1, 5, 1], ddof=1) / 2, 1e-4)
 
 
 def test_table_2_by_hand(tmp_path):
@@ -116,8 +116,8 @@ def test_table_2_by_hand(tmp_path):
     text = analyze.table(cells_in(tmp_path), 2)
     assert "| S4 | 59.60 / – | 86.82 / – | 90.90 / – | 88.65 / 82.00 ± 2.00 (3) |" in text
     assert "| 79.08 / 50.00 (1)† |" in text and "| 89.36 / 92.00 ± 2.65 (3) |" in text
-    # differences 10, 9, 11: mean 10, standard deviation 1, half-width 4.303 / sqrt(3) = 2.48
-    assert "| S4 + SPT | – | – | – | +10.00 [+7.52, +12.48] (3) |" in text
+    # standard deviations 2 and 2.65: 3.3167 / sqrt(3) = 1.915, t of 11^2 / (16 + 49) 2 = 3.72 degrees of freedom 2.860
+    assert "| S4 + SPT | – | – | – | +10.00 [+4.52, +15.48] (3) |" in text
     assert "| S4 + SPT | 86.75 | 92.00 over 1 of 6 tasks |" in text
     assert "| Transformer + Rotary | 74.28 | – |" in text              # a shortened run counts in no average
     assert "| 92.00 ± 2.65 | 3 | 1000 + 1000 | 3.00 | made | abc | full |" in text          # hours: 3 seeds x 2 x 0.5

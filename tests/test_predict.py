@@ -1,4 +1,5 @@
 """predict.py: a checkpoint stands alone, and says of a sequence what its own training run said."""
+import base64
 import csv
 import json
 import shutil
@@ -88,11 +89,18 @@ def test_predictions_are_the_runs_own_with_its_data_and_without(kind, start, obj
         kind == "numbers" and np.allclose([float(line["label"]) for line in own], y[rows]))
     if kind == "numbers":
         guess = np.array([float(line["prediction"]) for line in own])
+        with np.load(out / "predictions.npz") as kept:                 # both in the unit of the loss
+            assert np.corrcoef(kept["prediction"], guess)[0, 1] > 1 - 1e-9 < np.corrcoef(kept["y"], y[rows])[0, 1]
         r2 = 1 - np.square(guess - y[rows]).sum() / np.square(y[rows] - y[rows].mean()).sum()
         assert r2 == pytest.approx(result["test_r2"], abs=1e-6)
     else:
         assert sum(line["label"] == line["prediction"] for line in own) / len(own) == result["test_accuracy"]
         pairs = [(line["label"], line["prediction"]) for line in own]
+        with np.load(out / "predictions.npz") as kept:
+            named = (["no", "yes"][int(c)] for name in ("y", "prediction") for c in kept[name])
+            assert [*named] == [one for side in zip(*pairs) for one in side]
+        bits = [label == guess for label, guess in sorted(pairs, key=lambda pair: pair[0])]
+        assert result["right"] == base64.b64encode(np.packbits(bits)).decode()
         assert result["counts"] == {name: [*map(count, ("no", "yes"))] for name, count in (
             ("labels", lambda one: sum(label == one for label, _ in pairs)),
             ("predicted", lambda one: sum(guess == one for _, guess in pairs)),

@@ -1,0 +1,196 @@
+"""compare/statistics.py against simulation: how often an interval holds the truth, and how often a difference is claimed
+that is not there, or is there. `python -m tests.test_statistics` prints the whole table (ten minutes)."""
+import base64
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+from scipy.special import ndtr, stdtrit
+
+from compare import statistics as stats
+from engine.folder import summary
+
+# Standard deviations of a table's variants over seeds. The fourth from the end is that of a demo.
+TABLES = [[1.0] * 2, [1.0] * 4, [1.0] * 12, [1.0] * 11 + [30.0], [0.0, 1.0, 1.0, 1.0], [0.0, 6.7, 0.8, 1.3],
+          [1.0, 1.0, 1.0, 5.0], [1.0, 1.0, 1.0, 3.0], [0.3, 0.3, 1.0, 1.0]]
+# Test sets: examples of each class. With more than one class the score is balanced accuracy.
+SETS = {"60": [60], "200": [200], "2,000": [2000], "100 and 10": [100, 10], "500 and 2": [500, 2],
+        "300, 30, 3": [300, 30, 3], "35 classes of 20": [20] * 35}
+# Of the variance of an example's difficulty: the share that both variants have in common, and the share that every seed
+# draws anew; a seed's standard deviation besides.
+KINDS = [(0.7, 0.2, 0.0), (0.7, 0.3, 0.1), (0.9, 0.7, 0.0), (0.5, 0.2, 0.3)]
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 10])
+@pytest.mark.parametrize("deviations", TABLES, ids=str)
+def test_intervals_hold_the_truth(deviations, seeds):
+    """In at least 93 of 100 tables, for the worst pair of variants, however differently they vary."""
+    random, hits, n = np.random.default_rng(0), np.zeros(len(deviations)), 1000
+    for _ in range(n):
+        scores = np.array(deviations)[:, None] * random.normal(size=(len(deviations), seeds))
+        for i in range(1, len(deviations)):
+            hits[i] += abs(scores[i].mean() - scores[0].mean()) <= stats.half_width(scores[i], scores[0])
+    assert hits[1:].min() / n > 0.93 - 2 * math.sqrt(0.05 * 0.95 / n)
+
+
+def test_half_of_an_interval_by_hand():
+    """Equal variances: t of 4 degrees of freedom, 2.776, times sqrt(1/3 + 1/3). (Once they counted as one estimate with
+    2.) If one variance is 0: t of 2 degrees of freedom, 4.303."""
+    assert stats.half_width([1, 2, 3], [5, 6, 7]) == pytest.approx(2.776 * (2 / 3) ** 0.5, 1e-3)
+    assert stats.half_width([1, 2, 3], [5, 5, 5]) == pytest.approx(4.303 / 3 ** 0.5, 1e-3) == stats.half_width([1, 2, 3])
+    assert stats.half_width([1], [5, 6]) == 0 == stats.half_width([5, 5], [6, 6])
+
+
+# ---- the test set ----------------------------------------------------------------------------------------------------
+
+def made(right, sizes, seed, r2=None):
+    """A run that predicted these examples rightly, (n,), sorted by class."""
+    if r2 is not None:
+        return dict(seed=seed, test_r2=r2.mean(), score=r2.mean(), made=[r2], folder=Path("none"))
+    y = np.repeat(np.arange(len(sizes)), sizes)
+    run = summary(len(sizes) + 1, y, np.where(right, y, (y + 1) % (len(sizes) + 1)))
+    each = [part.mean() for part in np.split(right, np.cumsum(sizes)[:-1])]
+    return run | dict(seed=seed, score=100 * np.mean(each), test_accuracy=right.mean(), balanced=len(sizes) > 1,
+                      folder=Path("none"))
+
+
+def drawn(random, sizes, seeds, mean, shift, kind):
+    """Two variants {seed: run}; what decides whether an example is right is a normal variable of this mean."""
+    common, anew, between = kind
+    shared, n = random.normal(size=sum(sizes)), sum(sizes)
+    variants = []
+    for more in (shift, 0):
+        own = math.sqrt(common) * shared + math.sqrt(1 - common) * random.normal(size=n)
+        latent = math.sqrt(1 - anew) * own + math.sqrt(anew) * random.normal(size=(seeds, n))
+        latent += between * random.normal(size=(seeds, 1)) + mean + more
+        variants.append({seed: made(line > 0, sizes, seed) for seed, line in enumerate(latent)})
+    return variants
+
+
+def before(after, scratch, found):
+    """The rule that this one replaced: a pooled standard deviation, and both test errors as if independent."""
+    variance = np.mean([np.var([run["score"] for run in side.values()], ddof=1) for side in (after, scratch)])
+    seeds, test = len(after), 0
+    for side in (after, scratch):
+        for group in zip(*(run["counts"]["right"] for run in side.values()), (run := side[0])["counts"]["labels"]):
+            if group[-1]:
+                share = np.mean(group[:-1]) / group[-1]
+                test += share * (1 - share) / group[-1]
+        k = sum(n > 0 for n in run["counts"]["labels"])
+    return math.hypot(stdtrit(2 * seeds - 2, 0.975) * math.sqrt(2 * variance / seeds), 196 * math.sqrt(test) / k)
+
+
+def claims(sizes, seeds, errors, kind, tables, mean=1.3, rules=(before, lambda after, scratch, found: found.half)):
+    """Share of tables in which each rule claims a difference. errors: the true difference, in standard errors of a
+    score that are due to the test set. mean 1.3: about 90 % are right."""
+    random, hits = np.random.default_rng(0), np.zeros(len(rules))
+    spread = math.sqrt(1 + kind[2] ** 2)                         # of the latent variable over everything
+    share = ndtr(mean / spread)
+    wanted = share - errors * math.sqrt(sum(share * (1 - share) / n for n in sizes)) / len(sizes)
+    shift = brentq(lambda x: ndtr((mean + x) / spread) - wanted, -20, 0) if errors else 0
+    for _ in range(tables):
+        after, scratch = drawn(random, sizes, seeds, mean, shift, kind)
+        found = stats.gain(after, scratch)
+        hits += [abs(np.mean([*found.points.values()])) > rule(after, scratch, found) for rule in rules]
+    return hits / tables
+
+
+@pytest.mark.parametrize("sizes", ["60", "200", "100 and 10", "500 and 2"])
+@pytest.mark.parametrize("seeds", [2, 3, 10])
+def test_equal_variants_rarely_differ(sizes, seeds):
+    """In at most 5 of 100 tables, whatever the seeds and the examples have in common."""
+    n = 200
+    found = [claims(SETS[sizes], seeds, 0, kind, n)[1] for kind in KINDS]
+    assert max(found) < 0.05 + 2.5 * math.sqrt(0.05 * 0.95 / n) and np.mean(found) < 0.05
+
+
+def test_a_true_difference_is_found_more_often_than_before():
+    """Of two standard errors: examples that both variants get wrong do not count any more."""
+    old, new = claims([200], 5, 2, KINDS[0], 200)
+    assert new > 0.5 > old
+
+
+def squared(random, n, seeds, kind):
+    """Two variants of regression with errors of a heavy tail."""
+    common, anew, between = kind
+    y, shared = random.normal(size=n), random.standard_t(4, n)
+    variants = []
+    for _ in range(2):
+        own = math.sqrt(common) * shared + math.sqrt(1 - common) * random.standard_t(4, n)
+        errors = 0.6 * (math.sqrt(1 - anew) * own + math.sqrt(anew) * random.normal(size=(seeds, n)))
+        errors = errors * (1 + between * random.normal(size=(seeds, 1)))
+        variants.append({i: made(None, None, i, 1 - line ** 2 / y.var()) for i, line in enumerate(errors)})
+    return variants
+
+
+@pytest.mark.parametrize("n, seeds", [(59, 3), (59, 10), (400, 3), (400, 10)])
+def test_r2_rarely_differs_between_equal_variants(n, seeds, monkeypatch):
+    """And often, by the seeds alone: the test set decides."""
+    monkeypatch.setattr(stats, "examples", lambda run: run["made"])
+    random, tables, false, alone = np.random.default_rng(0), 300, [], []
+    for kind in KINDS:
+        gains = [stats.gain(*squared(random, n, seeds, kind)) for _ in range(tables)]
+        false.append(np.mean([abs(np.mean([*one.points.values()])) > one.half for one in gains]))
+        alone.append(np.mean([abs(np.mean([*one.points.values()])) > one.seeds for one in gains]))
+    assert max(false) < 0.05 + 2.5 * math.sqrt(0.05 * 0.95 / tables) and max(alone) > 0.15
+
+
+def test_two_examples_of_a_class_decide_nothing():
+    """Right in all three seeds and wrong in all three: +50 points of balanced accuracy."""
+    some = np.repeat([True, False], [100, 2])
+    scratch, after = ({seed: made(right, [100, 2], seed) for seed in range(3)} for right in (some, np.ones(102, bool)))
+    found = stats.gain(after, scratch)
+    assert found.points == {0: 50.0, 1: 50.0, 2: 50.0} and found.seeds == 0 and found.half > 50
+
+
+def test_the_formula_of_a_class_by_hand():
+    """Of ten examples one run gets 8 right, another 5 of these: three only one. (3 + 1) / 12 - (3 / 12)^2, over 10."""
+    one, other = (np.array([np.arange(10) < n], float) for n in (8, 5))
+    assert stats.of_class(one, other) == pytest.approx(((4 / 12 - (3 / 12) ** 2) / 10, 11))
+    assert stats.of_class(one, []) == pytest.approx((9 / 12 * 3 / 12 / 10, 11))                # (right + 1) / (n + 2)
+    assert stats.of_class(one, one)[0] == pytest.approx(1 / 12 / 10)
+    two = np.array([np.arange(10) < 8, np.arange(10) < 6], float)                              # two examples vary
+    d, within = two.mean(0), (2 * 0.5 / 10) / 2
+    assert stats.of_class(two, [])[0] == pytest.approx(
+        ((np.square(d).sum() + 1) / 12 - ((d.sum() + 1) / 12) ** 2 - within) / 10)
+
+
+def test_runs_without_predictions_are_compared_as_if_independent():
+    """And wider, when they err on the same examples."""
+    right = np.arange(200) < 180
+    kept = [made(right, [200], 0), made(right, [200], 1)]
+    lost = [{name: value for name, value in run.items() if name not in ("right", "counts")} for run in kept]
+    share = 181 / 202
+    wide = 100 * float(stdtrit(402, 0.975)) * math.sqrt(2 * share * (1 - share) / 200)
+    assert stats.half_width_of_test(lost[:1], lost[1:]) == pytest.approx(wide)
+    assert stats.half_width_of_test(kept[:1], kept[1:]) < wide / 3
+    assert stats.half_width_of_test([{"folder": Path("none"), "score": 1}]) == 0
+
+
+def test_kept_bits_are_those_of_the_examples():
+    random = np.random.default_rng(0)
+    y, found = random.integers(0, 3, 50), random.integers(0, 3, 50)
+    run = summary(3, y, found.astype(float)) | dict(folder=Path("none"), balanced=True)
+    assert [part.tolist() for part in stats.examples(run)] == [
+        [int(guess == c) for label, guess in zip(y, found) if label == c] for c in range(3)]
+    assert len(base64.b64decode(run["right"])) == 7 and "right" not in summary(None, y, found)
+    assert summary(2, np.zeros(100_001, int), np.zeros(100_001))["right"] is None
+
+
+def main():
+    tables = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    print("Share of tables with a claim, %: before / now. Mean over four kinds of variants, and the largest.\n\n"
+          "| test set | seeds | false | largest | one standard error | two |\n|---|---|---|---|---|---|")
+    for name, sizes in SETS.items():
+        for seeds in (2, 3, 5, 10):
+            found = np.array([[claims(sizes, seeds, errors, kind, tables) for kind in KINDS] for errors in (0, 1, 2)])
+            cells = [" / ".join(f"{100 * one:.1f}" for one in pair)
+                     for pair in (found[0].mean(0), found[0].max(0), found[1].mean(0), found[2].mean(0))]
+            print(f"| {name} | {seeds} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
