@@ -203,8 +203,8 @@ def outcome(compared, line, start, top):
     variances = [statistics.variance(scores(runs).values()) for runs in (ours, scratch)]
     return f"**{name}: no significant difference**: {text}; " + (
         "from scratch it is already at the ceiling." if ceiling else "the scores are equal." if not mean else
-        f"noise from {n:,} test examples reaches ±{found.test:.{compared.digits}f} {compared.unit}, so more seeds would "
-        "not settle it." if abs(mean) <= found.test else
+        f"noise from {n:,} test examples reaches ±{found.test:.{compared.digits}f} {compared.unit}, so more seeds "
+        "would not settle it." if abs(mean) <= found.test else
         f"if the difference stays, {enough(mean, found.test, variances, seeds)} seeds would settle it.")
 
 

@@ -3,7 +3,8 @@
 Intervals are 95 %. They answer two questions, whose halves are added in quadrature:
 
 - Would other seeds agree? Welch's t interval: each variant has its own standard deviation, so one that varies more does
-  not spoil the others. With three seeds it is 1.2 to 1.4 times as wide as with one standard deviation for a whole table.
+  not spoil the others. With three seeds the interval is 1.2 to 1.4 times as wide as with a standard deviation that a
+  whole table shares.
 - Would other test examples agree? Both variants were tested on the same examples, so only those count on which they
   differ (paired): the variance over examples of the difference of both means over seeds, less what the seeds explain.
   Half an example is added for each of the four outcomes, both right, one right, the other, both wrong (Agresti and Min

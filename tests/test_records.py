@@ -1,4 +1,5 @@
 """Records that cannot lie: what a user asks for is what is trained, and a run is known by all that made it."""
+import dataclasses
 import itertools
 import json
 import os
@@ -19,9 +20,10 @@ import pretrain
 import tasks
 from compare import reading
 from conftest import ROOT, call, scripts
+from engine import flags as flags_py
 from engine import folder as folder_py
 from engine.feed import Feed
-from engine.flags import defining
+from engine.flags import MACHINE_FLAGS, defining
 from engine.folder import Folder, code_of
 from engine.processes import guarded
 from experiments import commands, running, sweep
@@ -82,6 +84,33 @@ def test_every_value_of_every_flag_arrives(task, model, monkeypatch, tmp_path):
             assert all(arrived) and (arrived or flag in MEANINGLESS[start]), (start, flag, value)
 
 
+# ---- what a set is ---------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("other", [dict(seed=1), dict(regression=True), dict(kind="symbols"), dict(group="other.txt"),
+                                   "mine.csv", "group.txt"], ids=str)
+def test_any_other_input_is_another_set(other, monkeypatch, tmp_path):
+    """A flag, or the content of a file that it was made from; the same flags, or none, open it."""
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{i % 2},{i % 5},{i % 7},{i % 3}" for i in range(60)]
+    for name, content in (("mine.csv", lines), ("group.txt", range(60)), ("other.txt", range(60))):
+        (tmp_path / name).write_text("\n".join(map(str, content)))
+    flags = dict(seed=0, group="group.txt", kind="samples", regression=False)
+    folder = data.prepare("file:mine.csv", "data", **flags)
+    assert data.prepare("file:mine.csv", "data") == folder == data.prepare("file:mine.csv", "data", **flags)
+    if isinstance(other, str):
+        (tmp_path / other).write_text((tmp_path / other).read_text().replace("5", "6"))
+    for given in (flags, {}) if isinstance(other, str) else (flags | other, other):
+        with pytest.raises(UserError, match="was made by another version or with other "):
+            data.prepare("file:mine.csv", "data", **given)
+
+
+def test_every_field_of_a_task_that_shapes_its_arrays_identifies_its_set():
+    row, apart = tasks.TASKS["pathfinder_demo"], ("sizes", "mask", "source", "names", "subset")
+    for one in dataclasses.fields(tasks.Task):
+        other = dataclasses.replace(row, **{one.name: "other"})
+        assert (tasks.identifying(other) == tasks.identifying(row)) == (not one.repr or one.name in apart), one.name
+
+
 # ---- what a run is ---------------------------------------------------------------------------------------------------
 
 def another(folder):
@@ -109,6 +138,49 @@ def test_a_replaced_pretraining_is_noticed(mistake, monkeypatch, tmp_path):  # n
     (tmp_path / "half" / "config.json").write_text(json.dumps(config))
     finetune.main(flags("half", None, None, init="pt", resume=True))
     assert result_of(tmp_path / "half")["pretrained"] is result_of(tmp_path / "half")["code"] is None
+
+
+@pytest.mark.parametrize("stage, words", [
+    ("pretrain", []), ("finetune", []), ("finetune", ["--joint", "1"]), ("finetune", ["--init", "first"])])
+def test_any_other_flag_is_another_run(stage, words, monkeypatch, tmp_path):
+    """Every flag but those of the machine, one at a time: --resume refuses it, and compare keeps both runs apart."""
+    monkeypatch.chdir(tmp_path)
+    parse, base = PARSE[f"{stage}.py"], ["--task", "text_demo", "--model", "s4", *words]
+    if "--init" in words:                                              # task, model and more are the pretraining's
+        for name, more in (("first", []), ("second", ["--lr", "0.02"])):
+            args = PARSE["pretrain.py"](["--task", "text_demo", "--model", "s4", *more])
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "config.json").write_text(json.dumps(defining(args) | dict(data={"sizes": [9]})))
+            torch.save(dict(config=defining(args), model={}), tmp_path / name / "best.pt")
+        base = base[4:]
+
+    def made(more):
+        args = parse([*base, *more])
+        return defining(args) | dict(data={"labels": 1}), vars(args)
+
+    config, args = made([])
+    (tmp_path / "run").mkdir()
+    for name, content in (("config", config), ("result", dict(task=0, seed=0))):
+        (tmp_path / "run" / f"{name}.json").write_text(json.dumps(content))
+    others = {flag: str(value) for flag, value in OTHERS.items() if "." not in flag} | dict(
+        task="listops_demo", model="rotary", seed="3", arch="layers=2", freeze="", init="second", pool="mean" if config.get("pool") == "max" else "max")
+    without = {"mask", "loss"} if args["start"] in ("scratch", "spt") else {"loss"}         # symbols have one loss
+    without |= {"freeze"} if args["start"] == "joint" else {"joint"} if args["start"] == "spt" else set()
+    without |= {"task", "model", "objective", "train_fraction", "arch"} if args["start"] == "spt" else {"init"}
+    flags_here = vars(flags_py.flags(stage, pretrain.OBJECTIVES).parse_args([])).keys() - MACHINE_FLAGS
+    for flag in flags_here - without:
+        word = [f"--{flag.replace('_', '-')}", others[flag]][:1 + (flag != "freeze")]
+        other, found = made(word)
+        with pytest.raises(UserError, match="was started with|started from another"):
+            Folder("run", True).look(other, True)
+        if flag not in ("seed", "micro_batch"):
+            one, two = (reading.identity(dict(task=some["task"], model=some["model"], objective=some["objective"],
+                                              start=some["start"], changed=some["changed"], joint=some.get("joint")))
+                        for some in (args, found))
+            assert one != two, flag
+    with pytest.raises(UserError, match="was started with data"):
+        Folder("run", True).look(config | dict(data={"labels": 2}), True)
+    assert Folder("run", True).look(made(["--log-every", "7", "--device", "cpu"])[0], True)
 
 
 def test_what_was_recorded_at_the_start_stays(monkeypatch, tmp_path):

@@ -658,8 +658,8 @@ def test_both_stages_from_end_to_end(task, model, more, objective, begun, monkey
     # ---- logs and results
     score = "r2" if task.startswith("bidmc") else "accuracy"
     assert first.keys() == RESULT | {"val_score", "score_is"}
-    assert second.keys() == RESULT | {f"val_{score}", f"test_{score}", "test_loss", "test_examples", "counts", *["right"] * (score == "accuracy"), "start", "init",
-                                      "label_fraction", "joint", "pretrained"}
+    assert second.keys() == RESULT | {f"val_{score}", f"test_{score}", *["right"] * (score == "accuracy"), *"""test_loss
+        test_examples counts start init label_fraction joint pretrained""".split()}
     sizes = {key: value for key, value in overrides(SIZES[model] + more).items() if arch(task, model).get(key) != value}
     batch_norm = load(pt / "best.pt")["config"]["arch"].get("norm") == "batch"
     assert first["changed"] == dict(arch=sizes, train_fraction=0.5, sizes=[24, 9, 7]) | {
@@ -707,6 +707,12 @@ def test_both_stages_from_end_to_end(task, model, more, objective, begun, monkey
             exact = 1 - loss / (y - y.double().mean()).square().mean()
         assert second[f"{name}_{score}"] == pytest.approx(exact.item(), abs=1e-5)
     assert second["test_loss"] == pytest.approx(loss.item(), rel=1e-5) and second["test_examples"] == 7
+
+    # ---- its predictions, as kept and as predict.py makes them
+    exact = outputs.argmax(-1) if score == "accuracy" else outputs[:, 0]
+    with np.load(ft / "predictions.npz") as kept:
+        assert np.array_equal(kept["y"], y) and np.allclose(kept["prediction"], exact, atol=1e-5)
+    assert np.allclose(predict.load(ft).outputs(split), outputs, atol=1e-5)
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "finetune"])
