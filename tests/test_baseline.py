@@ -131,6 +131,36 @@ def test_a_share_of_the_labels_is_that_of_finetuning(tmp_path):
     assert len(baseline.fit(task, train, val, test)[1]) == len(test)
 
 
+class Always:
+    """A fitted model with these predictions of validation, then of the test split."""
+
+    def __init__(self, *found):
+        self.found = [*found]
+
+    def fit(self, x, y):
+        pass
+
+    def predict(self, x):
+        return self.found.pop(0)
+
+
+@pytest.mark.parametrize("share, wanted", [(5, "careful"), (2, "bold")])
+def test_unequal_classes_choose_by_balanced_accuracy(share, wanted, monkeypatch, tmp_path):
+    """4:1, where "careful" finds half of the smaller class at the cost of more mistakes; 1:1 by accuracy. The majority
+    class is that of training."""
+    y = np.where(np.arange(400) % share == 0, 0, 1)
+    task, *splits = prepared(tmp_path, x=np.random.default_rng(0).standard_normal((400, 9)), y=y)
+    val = splits[1].y
+    half = np.flatnonzero(val == 0)[::2]
+    careful = np.ones_like(val)
+    careful[[*half, *np.flatnonzero(val == 1)[:len(half) + 2]]] = 0
+    test = np.zeros(len(splits[2]), int)
+    monkeypatch.setattr(baseline, "linear_models", lambda task: {
+        "bold": Always(np.ones_like(val), test), "careful": Always(careful, test)})
+    _, _, constant, strength = baseline.fit(task, *splits)
+    assert strength == wanted and (share == 2 or set(constant) == {1})
+
+
 def test_finished_is_only_what_has_the_same_flags(tmp_path, capsys):
     """Another share of the labels, another task with the same data, and back again."""
     arrays = kinds(np.random.default_rng(0))["samples"]

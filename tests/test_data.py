@@ -224,6 +224,8 @@ def test_fraction_takes_nested_training_examples_only(generated):
     shuffled = np.random.RandomState(42).permutation(1100)
     assert (tenth[1].chosen == shuffled[:110]).all() and (half[1].chosen == shuffled[:550]).all()
     assert (tenth[1].batch([7]).symbols == whole[1].batch([shuffled[7]]).symbols).all()
+    for split in whole[1], tenth[1]:           # parts of a batch are cut to these
+        assert np.array_equal(split.lengths(), split.batch(np.arange(len(split))).lengths)
 
 
 def test_order_is_a_pure_function():

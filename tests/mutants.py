@@ -1,0 +1,138 @@
+"""Faults that the tests must catch: one line of the code is changed, and the named test files run until one fails.
+
+    python tests/mutants.py              all, two at a time: half an hour
+    python tests/mutants.py predict      those whose file has this in its name
+
+pytest does not collect this file. A mutant that survives is a test that is missing.
+"""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# file: [(line as it is, as it is changed, test files that must catch it)]. The first occurrence is changed.
+MUTANTS = {
+    "baseline.py": [
+        ("range(len(split)) if split.chosen is None else split.chosen", "range(len(split))", "baseline"),
+        ("if identity.items() <= there.items():", "if there:", "baseline"),
+        ("constant = sizes.argmax()", "constant = sizes.argmin()", "baseline"),
+        ("and sizes.max() > UNEQUAL *", "and sizes.max() < UNEQUAL *", "baseline"),
+        ("some += [y.amax(-1),", "some += [y.mean(-1),", "baseline")],
+    "data.py": [
+        ("known[:max(task.classes, 1, int(labelled * n))]", "known[:max(1, int(labelled * n))]", "own data"),
+        ('{file, own_data.get("group") or there.get("group"), *there', "{file, *there", "own records"),
+        ("longest if self.chosen is None else longest[self.chosen]", "longest", "own data"),
+        ('{"code": generator_code(task)}', '{"code": 0}', "data"),
+        ("np.random.RandomState(42).permutation(len(train))", "np.arange(len(train))", "data"),
+        ("identity |= {\"inputs\": meta[\"inputs\"]} if", "identity |= {} if", "own"),
+        ("for path in map(os.path.abspath, request.read or", "for path in map(os.path.abspath, [] or", "sources")],
+    "engine/feed.py": [
+        ("self.positions // (width * documents)", "self.positions // width", "runs"),
+        ("order(self.examples, args.seed, epoch)", "order(self.examples, args.seed, 0)", "runs"),
+        ("size = most // 2 ", "size = most ", "records")],
+    "engine/run.py": [
+        ("[args.seed, step, self.processes.rank]", "[args.seed, step]", "runs"),
+        ("if few and examples < args.batch:", "if False:", "own runs"),
+        ("vars(args).update(self.folder.began)", "pass", "records"),
+        ('if score > self.state["best"]:', 'if score >= self.state["best"]:', "runs"),
+        ("(loss * self.processes.world).backward()", "loss.backward()", "runs"),
+        ("seconds=round(self.seconds(), 1)", "seconds=round(time.perf_counter() - self.clock, 1)", "runs")],
+    "engine/folder.py": [
+        ("if before != now and before and now:", "if False:", "records"),
+        ("for key in sorted((saved.keys() | config.keys()) - {*self.RECORDS}):", "for key in ():", "records"),
+        ("without_comments(source).encode()", "source.encode()", "records"),
+        ('right[np.argsort(y, kind="stable")]', "right", "statistics predict")],
+    "predict.py": [
+        ("x = nn.functional.pad(x, (0, 1)) if self.pad else x", "x = x", "predict"),
+        ('if task.data != trained.saved["data"]:', "if False:", "predict"),
+        ("recall_score(y, guess, labels=here,", "recall_score(y, guess, labels=names,", "predict"),
+        ("f1_score(y, guess, labels=here,", "f1_score(y, guess, labels=names,", "predict"),
+        ('enabled=self.dtype == "bfloat16"', "enabled=False", "predict"),
+        (" if numbers.count(number) == 1}", "}", "predict"),
+        ("low + (outputs.double() + 1) / 2", "low + (outputs + 1) / 2", "predict"),
+        ("np.argsort(order)]", "order]", "predict")],
+    "compare/reading.py": [
+        ('run["start"] == "joint" and objective and objective.hides', 'run["start"] == "joint"', "records analyze"),
+        ('paths = [init.resolve()] * (home(run) != run["folder"]) + ', "paths = ", "records compare"),
+        ("if not any_code:", "if False:", "records"),
+        ('if run.get("balanced") else [found]', "if False else [found]", "statistics"),
+        ('hash(identity(run)), {**', 'hash(run["task"]), {**', "analyze")],
+    "compare/statistics.py": [
+        ("len(sample), len(sample) - 1)", "len(sample), len(sample))", "statistics"),
+        ("(np.square(difference).sum() + unit)", "np.square(difference).sum()", "statistics"),
+        ("variance -= sum(side.var(0, ddof=1)", "variance -= 0 * sum(side.var(0, ddof=1)", "statistics"),
+        ("paired = \"test_r2\" in runs[0], all(", "paired = \"test_r2\" in runs[0], any(", "statistics"),
+        ("if len(self.points) > 1 else 0.0", "", "compare baseline")],
+    "compare/settings.py": [
+        ("(False,) if wanted else (True, False)", "(False,)", "compare"),
+        ("* (row.runs.keys() != other.runs.keys())", "* 0", "records"),
+        ("key=lambda row: (\n        len(row.runs), ", "key=lambda row: (\n        ", "compare"),
+        ('not other.own.get("freeze")', "True", "compare")],
+    "compare/report.py": [
+        ("if len(ours) == 1:", "if not ours:", "baseline"),
+        ("if 0 < found.half < abs(mean) and", "if found.seeds < abs(mean) and", "baseline own"),
+        ("max(98, 100 - 200 / n)", "98", "baseline"),
+        ("constant + half_width_of_test([run])", "constant", "baseline"),
+        ("if not (ratio > UNEQUAL and len(counts) == len(runs)):", "if not ratio > UNEQUAL:", "baseline")],
+    "experiments/running.py": [
+        ("[names[int(number)] for number in", "[str(number) for number in", "records"),
+        ("or len(gpus) or cores), gpus", "or cores), gpus", "records"),
+        ('"--task", task, *raw, *reading_flags(args)]', '"--task", task, *raw]', "experiments own"),
+        ('(["--label-fraction", fraction] if fraction else [])', "[]", "experiments baseline")],
+    "experiments/commands.py": [
+        ("recipe |= dict(epochs=None, eval_every=None) if declared(task).own", "recipe |= {} if True", "records")],
+    "experiments/sweep.py": [
+        ('asked = {"train_fraction"} if only else set()', "asked = set()", "experiments")],
+}
+
+
+def survives(copy, file, old, new, tests):
+    """Return whether these tests pass in a copy of the repository with a changed line."""
+    path = copy / file
+    source = path.read_text()
+    path.write_text(source.replace(old, new, 1))
+    words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    done = subprocess.run([*words, *(f"tests/test_{name}.py" for name in tests.split())], cwd=copy, capture_output=True,
+                          text=True, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"})
+    path.write_text(source)
+    return done.returncode == 0, next((line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))),
+                                      done.stdout.strip()[-200:])
+
+
+def main():
+    chosen = [(file, *mutant) for file, mutants in MUTANTS.items() for mutant in mutants
+              if not sys.argv[1:] or sys.argv[1] in file]
+    for file, old, *_ in chosen:
+        assert old in (ROOT / file).read_text(), f"{file} has no {old!r} any more: write the mutant anew"
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as threads:
+        free = []
+        for i in range(os.cpu_count()):
+            for name in files:
+                (Path(folder, str(i), name).parent).mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, Path(folder, str(i), name))
+            free.append(Path(folder, str(i)))
+
+        def run(mutant):
+            copy = free.pop()
+            try:
+                return survives(copy, *mutant)
+            finally:
+                free.append(copy)
+
+        survived = 0
+        for (file, old, new, _), (alive, by) in zip(chosen, threads.map(run, chosen)):
+            survived += alive
+            print(f"{'SURVIVES' if alive else 'caught'}  {file}: {old.strip()}  ->  {new.strip() or 'nothing'}"
+                  f"{'' if alive else f'  ({by})'}", flush=True)
+    print(f"{len(chosen) - survived} of {len(chosen)} mutants are caught")
+    raise SystemExit(survived > 0)
+
+
+if __name__ == "__main__":
+    main()
