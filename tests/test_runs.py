@@ -2,6 +2,7 @@
 import contextlib
 import copy
 import datetime
+import itertools
 import json
 import math
 import multiprocessing.forkserver
@@ -917,23 +918,36 @@ def test_parts_of_like_length_do_not_change_the_step(stage, task, model, documen
         assert (ours - theirs).norm() <= 1e-3 * ours.norm() + 1e-6, i
 
 
+def test_each_process_and_each_step_drops_other_channels():
+    """Else all processes would drop the same channels of their examples."""
+    def seeded(seed, step, rank):
+        found = []
+        run = SimpleNamespace(args=SimpleNamespace(seed=seed, arch={}), steps=9, processes=SimpleNamespace(
+            rank=rank, seed=found.append), feed=SimpleNamespace(take=lambda *_: None))
+        Run.begin(run, step, None)
+        return found[0]
+    keys = list(itertools.product(range(3), repeat=3))
+    assert len({seeded(*key) for key in keys}) == len(keys) and seeded(1, 2, 1) == seeded(1, 2, 1)
+
+
 def test_wide_parts_have_few_widths_and_all_processes_as_many(monkeypatch):
     """At the lengths of film reviews: above 512 multiples of 128, cut to what there is; each example once."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(50, 4000, 64)
-    for world in (1, 3):
+    for world, documents in ((1, 1), (3, 1), (1, 2), (3, 2)):          # both documents as long
         seen, counts = [], set()
         for rank in range(world):
             args = SimpleNamespace(batch=64, micro_batch=None, seed=0)
             feed = Feed(args, SimpleNamespace(world=world, rank=rank, device=None), None, 64, lengths, False, False)
             rows, mine = feed.rows(0)
-            l = lengths[rows[mine]].max()
-            x = torch.from_numpy((np.arange(l) < lengths[rows[mine]][:, None]).astype(np.int64))
-            found = feed.parts(pretrain.Denoising(x, torch.from_numpy(lengths[rows[mine]]), x, x), rows, mine)
+            here = lengths[rows[mine]].repeat(documents)
+            l = here.max()
+            x = torch.from_numpy((np.arange(l) < here[:, None]).astype(np.int64))
+            found = feed.parts(pretrain.Denoising(x, torch.from_numpy(here), x, x), rows, mine, documents)
             counts.add(len(found))
             widths = {part.inputs.shape[1] for part in found}
             assert all(width <= 512 or width % 128 == 0 or width == l for width in widths)
-            seen += [int(n) for part in found for n in part.lengths]
+            seen += [int(n) for part in found for n in part.lengths[::documents]]
             for part in found:
                 assert part.inputs.sum() == part.lengths.sum() and part.inputs.numel() <= 2 * Feed.POSITIONS
         assert len(counts) == 1 and sorted(seen) == sorted(lengths)
