@@ -918,6 +918,16 @@ def test_parts_of_like_length_do_not_change_the_step(stage, task, model, documen
         assert (ours - theirs).norm() <= 1e-3 * ours.norm() + 1e-6, i
 
 
+def test_few_labels_shrink_the_batch(tmp_path):
+    """To all of them, which is recorded as a change; with enough of them, and where all have labels, it stays."""
+    for fraction, wanted in ((0.2, 4), (0.5, 8)):
+        finetune.main(flags("few", label_fraction=fraction))
+        record = result_of(tmp_path / "few")
+        assert record["train_examples"] == 24 * fraction // 1 and record["changed"].get("batch") == wanted
+        assert load(tmp_path / "few" / "best.pt")["config"]["batch"] == wanted
+        shutil.rmtree("few")
+
+
 def test_each_process_and_each_step_drops_other_channels():
     """Else all processes would drop the same channels of their examples."""
     def seeded(seed, step, rank):
