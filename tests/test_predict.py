@@ -287,6 +287,16 @@ def test_guesses_are_drawn_where_the_objective_says(kind, trained, monkeypatch):
                 assert np.array_equal(wrong, hidden & ~right) and guess[hidden].any() and not guess[~hidden].any()
 
 
+def test_the_test_split_is_that_of_the_run_or_none(trained, tmp_path):
+    """Another seed draws another split, in which examples of the run's training may be tested."""
+    folder, _, train = trained
+    out = train("texts", "scratch")
+    data.prepare(f"file:{folder / 'texts'}.npz", tmp_path, seed=1)
+    with pytest.raises(UserError, match="was trained on .*'seed': 0.* holds .*'seed': 1"):
+        predict.main([str(out), "--data-dir", str(tmp_path), "--out", str(tmp_path / "p.csv")])
+    assert not (tmp_path / "p.csv").exists()
+
+
 def test_channels_come_last(trained):
     _, found, train = trained
     model = predict.load(train("ragged", "scratch"))
