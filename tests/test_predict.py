@@ -361,6 +361,9 @@ def test_metrics_are_those_of_their_definitions():
     first, *_, last = predict.judged(y, guess, np.array(["a", "b"]))
     assert first == "8 labels: accuracy 0.8750, balanced accuracy 0.5000, macro F1 0.4667"
     assert balanced_accuracy_score(y, guess) == 0.5 and last.startswith("every prediction is a")
+    # c has no example: recalls 1/2 and 1, F1 2/3 and 1, mean over a and b.
+    first, *_ = predict.judged(np.array([*"aabb"]), np.array([*"acbb"]), np.array([*"abc"]))
+    assert first == "4 labels: accuracy 0.7500, balanced accuracy 0.7500, macro F1 0.8333"
     line, = predict.judged(np.array([1.0, 3.0, np.nan]), np.array([1.0, 2.0, 9.0]), np.array([]))
     assert line == "2 labels: R2 0.5000, root mean squared error 0.7071"
 

@@ -195,6 +195,15 @@ def test_what_was_recorded_at_the_start_stays(monkeypatch, tmp_path):
     assert record["changed"]["pretraining"]["unfinished"] is True and record["init"] == "pt"
 
 
+def test_the_time_of_a_run_counts_from_its_first_start(monkeypatch, tmp_path):
+    stop_in(5, monkeypatch, "pretrain", flags("pt"))
+    saved = torch.load(tmp_path / "pt" / "last.pt", weights_only=True)
+    saved["state"]["seconds"] = 5000.0
+    torch.save(saved, tmp_path / "pt" / "last.pt")
+    pretrain.main(flags("pt", resume=True))
+    assert 5000 < result_of(tmp_path / "pt")["seconds"] < 5600
+
+
 def test_a_run_resumes_in_the_process_that_was_told_to_stop(monkeypatch, tmp_path):
     monkeypatch.setattr(folder_py, "locked", locked)
     stepped = pretrain.Run.stepped
@@ -287,6 +296,13 @@ def test_a_sweep_pools_any_code_if_asked(here, tmp_path):  # noqa: F811
 
 def passes_of(root):
     return [run["passes"] for run in reading.with_pretraining(reading.read_runs(root))]
+
+
+def test_joint_training_takes_two_passes_where_it_hides(tmp_path):
+    """A causal objective reads the batch once for both losses."""
+    for objective in "masked", "causal":
+        finetuned(tmp_path, objective, 0.5, start="joint", objective=objective, joint=1.0, steps=30)
+    assert sorted(passes_of(tmp_path)) == [30, 60]
 
 
 def test_a_pretraining_is_found_by_its_path_before_its_name(tmp_path, monkeypatch, capsys):
