@@ -82,12 +82,12 @@ MUTANTS = {
     "experiments/running.py": [
         ("[names[int(number)] for number in", "[str(number) for number in", "records"),
         ("or len(gpus) or cores), gpus", "or cores), gpus", "records"),
-        ('"--task", task, *raw, *reading_flags(args)]', '"--task", task, *raw]', "experiments own"),
-        ('(["--label-fraction", fraction] if fraction else [])', "[]", "experiments baseline")],
+        ('"--task", task, *raw, *reading_flags(args)]', '"--task", task, *raw]', "records"),
+        ('(["--label-fraction", fraction] if fraction else [])', "[]", "records")],
     "experiments/commands.py": [
         ("recipe |= dict(epochs=None, eval_every=None) if declared(task).own", "recipe |= {} if True", "records")],
     "experiments/sweep.py": [
-        ('asked = {"train_fraction"} if only else set()', "asked = set()", "experiments")],
+        ('asked = {"train_fraction"} if only else set()', "asked = set()", "records")],
 }
 
 

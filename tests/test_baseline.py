@@ -309,10 +309,29 @@ def test_few_examples_make_no_ceiling(tmp_path):
     assert "ceiling" not in (text := shown(tmp_path)) and "+0.0 points [-37.9, +37.9], 2 seeds; the scores are equal." in text
 
 
+def test_everything_is_learned_where_two_examples_are_left(tmp_path):
+    """Of 10,000 examples 150 are left to gain; of 9, two."""
+    for start, score in (("scratch", 0.985), ("spt", 0.998)):
+        trained(tmp_path, "s4", start, [score - 0.0002, score, score + 0.0002], test_examples=10_000)
+    assert "**s4 gains by SPT**" in (text := shown(tmp_path)) and "at the ceiling" not in text
+
+
+def test_a_score_within_the_noise_of_the_test_set_is_no_better_than_the_majority(tmp_path):
+    """Of 1,000 examples 3.1 points are noise."""
+    linear(tmp_path, 0.7, 0.5)
+    trained(tmp_path, "s4", "scratch", [0.51, 0.52])
+    trained(tmp_path, "rotary", "scratch", [0.51, 0.54])
+    assert "Not significantly better than the majority class (50.0 %): s4 from scratch." in shown(tmp_path)
+
+
 def test_one_seed_decides_nothing(tmp_path):
+    linear(tmp_path, 0.6, 0.5)
     trained(tmp_path, "s4", "scratch", [0.5])
     trained(tmp_path, "s4", "spt", [0.9])
-    assert "- **s4: one seed** (+40.0 points), so significance is unknown." in shown(tmp_path)
+    text = shown(tmp_path)
+    assert "- **s4: one seed** (+40.0 points), so significance is unknown." in text
+    assert "It scores 90.0 % on test, the linear model 60.0 %; one seed does not show which is better." in text
+    assert "ahead" not in text and "behind" not in text.lower()
 
 
 @pytest.mark.parametrize("mean, deviation", [(1.0, 2.0), (0.4, 0.5), (3.0, 1.0)])

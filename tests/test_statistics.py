@@ -166,6 +166,7 @@ def test_runs_without_predictions_are_compared_as_if_independent():
     share = 181 / 202
     wide = 100 * float(stdtrit(402, 0.975)) * math.sqrt(2 * share * (1 - share) / 200)
     assert stats.half_width_of_test(lost[:1], lost[1:]) == pytest.approx(wide)
+    assert stats.half_width_of_test(kept[:1], lost[1:]) == pytest.approx(wide)                 # one kept its own
     assert stats.half_width_of_test(kept[:1], kept[1:]) < wide / 3
     assert stats.half_width_of_test([{"folder": Path("none"), "score": 1}]) == 0
 
