@@ -23,7 +23,7 @@ def differing(flags, task, model, objective, start, defaults=None):
     sizes = {} if declared(task).own else arch(task, model)
     flags = {name: {key: value[key] for key in sorted(value) if sizes.get(key) != value[key]} if name == "arch" else
              value for name, value in sorted(flags.items())}
-    same = {"micro_batch"} if arch(task, model).get("norm") != "batch" else {}         # the gradient is the whole batch's
+    same = {"micro_batch"} if arch(task, model).get("norm") != "batch" else {}               # the gradient is the same
     return {name: value for name, value in flags.items() if value not in ({}, recipe.get(name)) and name not in same}
 
 
