@@ -6,6 +6,7 @@
 pytest does not collect this file. A mutant that survives is a test that is missing.
 """
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -91,17 +92,25 @@ MUTANTS = {
 }
 
 
+def tested(copy, *words):
+    """Run tests in a copy -> whether they pass, and the name of the first that fails."""
+    words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-rfE", *words]
+    done = subprocess.run(words, cwd=copy, capture_output=True, text=True, env=os.environ | {
+        "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"})
+    failed = re.search(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", done.stdout, re.M)
+    return done.returncode == 0, failed[1] if failed else done.stdout[-500:]
+
+
 def survives(copy, file, old, new, tests):
-    """Return whether these tests pass in a copy of the repository with a changed line."""
+    """Return whether these tests pass in a copy of the repository with a changed line, and the test that fails."""
     path = copy / file
     source = path.read_text()
     path.write_text(source.replace(old, new, 1))
-    words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    done = subprocess.run([*words, *(f"tests/test_{name}.py" for name in tests.split())], cwd=copy, capture_output=True,
-                          text=True, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"})
+    alive, by = tested(copy, *(f"tests/test_{name}.py" for name in tests.split()))
     path.write_text(source)
-    return done.returncode == 0, next((line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))),
-                                      done.stdout.strip()[-200:])
+    if not alive and not tested(copy, by)[0]:
+        raise SystemExit(f"{by} fails without a mutant, too")
+    return alive, by
 
 
 def main():
