@@ -12,8 +12,8 @@ results/PRESET/runs.jsonl and kernels.npz, which `keep` makes from them.
     python analyze.py status runs/demo  which runs are done, running (with the time left), stopped or failed
 
 A cell is the mean ± standard deviation over seeds of the test accuracy at the checkpoint that validation chose. Gains
-have 95 % intervals over seeds and test examples (compare/statistics.py). Differences of averages over tasks are paired
-by seed, with Student's t.
+have 95 % intervals over seeds and test examples (compare/statistics.py). The paper's claims and figure 3 show seeds
+only: Student's t, and differences paired by seed.
 """
 from files import ROOT, Parser, UserError, exit_code, reading  # first: no traceback if Ctrl-C comes while importing
 

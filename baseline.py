@@ -8,7 +8,7 @@ seconds. A network that does not beat them has learned little.
 Symbols: logistic regression on the n-grams of 1 to 5 symbols that occur, weighted by naive Bayes (Wang and Manning
 2012). --words uses a text's words and pairs of words instead. Samples: ridge regression on random convolutions (ROCKET,
 Dempster et al. 2020). Splits are those of finetune.py. Validation chooses the strength of regularisation; the test
-split is evaluated once. --out DIR writes result.json as finetune.py does, with start "baseline".
+split is evaluated once. --out DIR writes result.json and predictions.npz as finetune.py does, with start "baseline".
 """
 # First, so that there is no traceback if Ctrl-C comes while the rest is imported.
 from files import Parser, UserError, read_json, write_json

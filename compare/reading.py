@@ -14,7 +14,7 @@ import numpy as np
 
 from compare.drawing import LOOKS
 from engine.folder import read_log
-from files import UserError, reading
+from files import UserError
 from pretrain import OBJECTIVES
 from recipes import settings
 
@@ -34,7 +34,7 @@ def read_runs(source, strict=False):
                 # Raises if a field that is used later is missing or of the wrong type.
                 if "start" in run:
                     run["score"] = float(run["test_r2"] if "test_r2" in run else 100 * run["test_accuracy"])
-                    LOOKS[run["start"]], Path(run.get("init") or "")
+                    LOOKS[run["start"]], Path(run.get("init") or ""), examples(run | {"folder": path.parent})
                 hash(identity(run)), {**(run.get("data") or {}), **(run.get("code") or {})}
                 numbers = dict(seed=int(run["seed"]), steps=int(run["steps"]), seconds=float(run["seconds"]))
                 runs.append(run | numbers | {"folder": path.parent})
@@ -52,24 +52,41 @@ def evaluations(run):
     return run["evals"]
 
 
+def predicted(run):
+    """Return what each test example adds to a run's score, from its kept predictions: right or not, sorted by label; in
+    regression a share of R2. None if they were not kept."""
+    n, path = run.get("test_examples"), run["folder"] / "predictions.npz"
+    if run.get("right"):
+        bits = np.unpackbits(np.frombuffer(base64.b64decode(run["right"], validate=True), np.uint8))
+        if not n <= len(bits) < n + 8:
+            raise ValueError(f"{len(bits)} bits for {n} examples")
+        return bits[:n]
+    if path.exists():
+        with np.load(path) as kept:
+            y, found = kept["y"], kept["prediction"]
+    elif run.get("values"):
+        y, found = np.frombuffer(base64.b64decode(run["values"]), np.float16).reshape(2, n).astype(np.float64)
+    else:
+        return None
+    if "test_r2" not in run:
+        return (found == y)[np.argsort(y, kind="stable")]
+    if y.min() == y.max():
+        return None
+    error, around = np.square(found - y), np.square(y - y.mean())
+    share = error.mean() / around.mean()                         # 1 - R2, a ratio of two means that both vary
+    return 1 - share - (error - share * around) / around.mean()
+
+
 def examples(run):
     """Return what each test example adds to a run's score: a list of arrays, one per class if the score is balanced
-    accuracy (`balanced`), else one array. Examples are sorted by label, so that they are the same in all runs on a test
-    set; without kept predictions only how many are right is known, by class. None if nothing is known."""
-    n, counts, path = run.get("test_examples"), run.get("counts"), run["folder"] / "predictions.npz"
-    if "test_r2" in run:
-        if not path.exists():
-            return None
-        with reading(f"{path} is damaged", "make the run again"), np.load(path) as kept:
-            y, found = kept["y"], kept["prediction"]
-        return [1 - np.square(found - y) / y.var()] if y.min() < y.max() else None
-    if not n:
-        return None
+    accuracy (`balanced`), else one array. Without kept predictions only how many are right is known, by class. None if
+    nothing is known."""
+    n, counts, found = run.get("test_examples"), run.get("counts"), predicted(run)
+    if "test_r2" in run or not n:
+        return None if found is None else [found]
     counts = counts or dict(labels=[n], right=[round(run["test_accuracy"] * n)])
     labels, right = counts["labels"], counts["right"]
-    if run.get("right"):
-        found = np.unpackbits(np.frombuffer(base64.b64decode(run["right"]), np.uint8), count=n)
-    else:
+    if found is None:
         found = np.concatenate([np.arange(size) < some for size, some in zip(labels, right)])
     return np.split(found, np.cumsum([size for size in labels if size])[:-1]) if run.get("balanced") else [found]
 

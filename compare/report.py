@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from compare.drawing import LOOKS, dots, draw, markdown, replace_block, wrapped
-from compare.reading import (identity, provenance, read_runs, scores, validation, variants_of,
+from compare.reading import (identity, predicted, provenance, read_runs, scores, validation, variants_of,
                              with_pretraining)
 from compare.settings import shown
 from compare.statistics import (gain, half_width, half_width_of_test, how_sure, mean_std, minus, signed,
@@ -197,14 +197,17 @@ def outcome(compared, line, start, top):
     name, ceiling = line if start == "spt" else f"{line}, joint training", mean_of(scratch) > top
     if seeds == 1:
         return f"**{name}: one seed** ({change} {compared.unit}), so significance is unknown."
+    if not found.test:
+        return f"**{name}: predictions were not kept** ({change} {compared.unit}), so significance is unknown."
     text = f"{' '.join(filter(None, (change, compared.unit, interval)))}, {seeds} seeds"
     if 0 < found.half < abs(mean) and (mean < 0 or not ceiling):
         return f"**{line} {'gains' if mean > 0 else 'loses'} by {by}**: {text}."
+    kept = all(predicted(run) is not None for runs in (ours, scratch) for run in runs.values())
     variances = [statistics.variance(scores(runs).values()) for runs in (ours, scratch)]
     return f"**{name}: no significant difference**: {text}; " + (
         "from scratch it is already at the ceiling." if ceiling else "the scores are equal." if not mean else
         f"noise from {n:,} test examples reaches ±{found.test:.{compared.digits}f} {compared.unit}, so more seeds "
-        "would not settle it." if abs(mean) <= found.test else
+        f"would not settle it{'' if kept else ', unless predictions are kept'}." if abs(mean) <= found.test else
         f"if the difference stays, {enough(mean, found.test, variances, seeds)} seeds would settle it.")
 
 
@@ -222,9 +225,10 @@ def beside_linear(compared, means):
 
     def beside(variant):
         ours, apart = [*runs[variant].values()], means[variant] - linear["score"]
-        if len(ours) == 1:
+        test = half_width_of_test(ours, [linear])
+        if len(ours) == 1 or not test:
             return None
-        if abs(apart) <= math.hypot(half_width([run["score"] for run in ours]), half_width_of_test(ours, [linear])):
+        if abs(apart) <= math.hypot(half_width([run["score"] for run in ours]), test):
             return "not significantly different from"
         return "ahead of" if apart > 0 else "behind"
 
@@ -240,8 +244,9 @@ def beside_linear(compared, means):
         said.append(f"**The linear model is ahead of every network**: it scores {text(linear['score'])}, and "
                     f"{called(most)} {text(means[most])}.")
     else:
+        why = "one seed does" if len(runs[best]) == 1 else "runs without kept predictions do"
         relation = (f", **{beside(best)}** the linear model ({text(linear['score'])})." if beside(best) else
-                    f", the linear model {text(linear['score'])}; one seed does not show which is better.")
+                    f", the linear model {text(linear['score'])}; {why} not show which is better.")
         said.append(f"Validation {'R2' if compared.r2 else 'accuracy'} chooses {called(best)}. It scores "
                     f"{text(means[best])} on test{relation}"
                     + (f" Also behind the linear model: {names}." if behind and beside(best) == "behind" else
@@ -345,21 +350,21 @@ def caption(key, compared):
         text.append(f"Classes are unequal, {compared.ratio:.0f}:1" + (
             ", so the score is balanced accuracy." if compared.balanced else
             "; older runs did not store per-class counts, so the score is accuracy."))
-    size, digits = statistics.mean(half_width_of_test([run]) for run in runs), compared.digits
+    sizes, digits = [*filter(None, (half_width_of_test([run]) for run in runs))], compared.digits
     deviations = sorted(statistics.stdev(scores(seeds).values())
                         for seeds in runs_by_variant(compared).values() if len(seeds) > 1)
     least_most = dict.fromkeys(f"{one:.{digits}f}" for one in deviations[::max(1, len(deviations) - 1)])
     each = " to ".join(dict.fromkeys(f"{one:.2g}" for one in worth(compared, n)))
     text += [f"One test example is worth {each} points."] * (not compared.r2)
-    text += [f"On other test examples a score may differ by ±{size:.{digits}f}"
-             f"{'' if compared.r2 else ' points'} (95 %)."] * (size > 0)
+    text += [f"The choice of test examples moves a score by up to {statistics.mean(sizes):.{digits}f} {compared.unit} "
+             "(95 %)."] if sizes else []
     text += [f"Standard deviation over seeds: {' to '.join(least_most)}."] * bool(deviations)
     made = runs + [run["first"] for run in runs if run["init"]] + [compared.linear] * bool(compared.linear)
     notes = ["joint training uses only the labelled inputs"] * bool(joint)
     notes += [f"only SPT used the {bare:,} sequences without a label"] * bool(bare) + [equal, provenance(made)]
     notes = "; ".join(notes)
     small = "" if declared(key.task).own else " Small models on a small or shortened set: not the paper's task."
-    source = f"{how_sure(runs)} {notes[0].upper()}{notes[1:]}.{small}"
+    source = f"{how_sure([*runs_by_variant(compared).values()])} {notes[0].upper()}{notes[1:]}.{small}"
     return f"{' '.join(text)}\n\n{source}"
 
 

@@ -197,8 +197,7 @@ def table(columns, rows, wanted, select):
             lines.append([*(shown(row.values[name]) for name in columns), *test, str(len(runs)), passes(row),
                           f"{statistics.mean(run['minutes'] for run in runs):.1f}"])
             every += [*runs, *(run["first"] for run in runs if "changed" in run["first"])]
-        notes.append(how_sure([run for row in some for run in row.runs.values()],
-                              f" of {task}" if len(tasks) > 1 else ""))
+        notes.append(how_sure([row.runs for row in some], f" of {task}" if len(tasks) > 1 else ""))
         r2.add(digits == 3)
     over = ", ".join(f"{title(name)}={value}" for name, value in wanted.items()) or "scratch"
     unit = "accuracy, % (or R2)" if len(r2) > 1 else "R2" if True in r2 else "accuracy, %"

@@ -3,8 +3,8 @@
 Intervals are 95 %. They answer two questions, whose halves are added in quadrature:
 
 - Would other seeds agree? Welch's t interval: each variant has its own standard deviation, so one that varies more does
-  not spoil the others. With three seeds the interval is 1.2 to 1.4 times as wide as with a standard deviation that a
-  whole table shares.
+  not spoil the others. Beside a standard deviation that a whole table shares, the interval is 1.2 to 1.5 times as wide
+  with three seeds, 1.8 to 3.4 times with two, and less than 1.2 times with five or more.
 - Would other test examples agree? Both variants were tested on the same examples, so only those count on which they
   differ (paired): the variance over examples of the difference of both means over seeds, less what the seeds explain.
   Half an example is added for each of the four outcomes, both right, one right, the other, both wrong (Agresti and Min
@@ -12,7 +12,7 @@ Intervals are 95 %. They answer two questions, whose halves are added in quadrat
   are compared as if they erred independently, which is wider; their R2 has no such part.
 
 By simulation (tests/test_statistics.py): two variants that are equally good differ significantly in at most 5 of 100
-tables, with 2 to 10 seeds, with rare classes, and in R2.
+tables, with 2 to 10 seeds and with rare classes; in R2, if their errors have similar tails.
 """
 import math
 import statistics
@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from compare.reading import examples
+from compare.reading import examples, predicted
 
 
 class Gain(NamedTuple):
@@ -59,6 +59,7 @@ def of_class(after, before, unit=1):
     difference = after.mean(0) - (before.mean(0) if len(before) else 0)
     mean = (difference.sum() + (0 if len(before) else unit)) / (n + more)
     variance = (np.square(difference).sum() + unit) / (n + more) - mean ** 2
+    variance *= (n + more) / (n + more - 1)
     variance -= sum(side.var(0, ddof=1).mean() / len(side) for side in (after, before) if len(side) > 1)
     return max(variance, unit / (n + more)) / n, n + more - 1
 
@@ -70,7 +71,8 @@ def half_width_of_test(after, before=()):
     known = [examples(run) for run in runs]                      # per run: a list of arrays, one per class
     if None in known:
         return 0.0
-    r2, paired = "test_r2" in runs[0], all("test_r2" in run or run.get("right") for run in runs)
+    r2, paired = "test_r2" in runs[0], len({len(one) for some in known for one in some[:1]}) == 1 and all(
+        predicted(run) is not None for run in runs)
     for some in zip(*known):
         if paired:
             one, other = some[:len(after)], some[len(after):]
@@ -120,12 +122,14 @@ def signed(found, digits=1, half=None):
     return f"{mean:+.{digits}f} [{mean - half:+.{digits}f}, {mean + half:+.{digits}f}] ({len(found)})"
 
 
-def how_sure(runs, of=""):
-    """Return the sentence about the intervals of a table of these runs. of: " of TASK" if a page has several."""
-    seeds = [run["seed"] for run in runs]
-    if len({*seeds}) == 1:
+def how_sure(variants, of=""):
+    """Return the sentence about the intervals of a table of these [{seed: run}]. of: " of TASK", if there are more."""
+    runs = [run for seeds in variants for run in seeds.values()]
+    if max(map(len, variants)) < 2:
         return f"One seed{of} has no interval."
-    kept = sum(bool(run.get("right") or "test_r2" in run and examples(run)) for run in runs)
-    test = (" and test examples (paired)" if kept == len(runs) else ", on one test set" if "test_r2" in runs[0] else
-            " and test examples (as if errors were independent: not all runs kept their predictions)")
+    kept, known = (sum(what(run) is not None for run in runs) for what in (predicted, examples))
+    how = ("paired" if kept == len(runs) else "as if errors were independent: predictions were not kept" if not kept
+           else "paired where both kept their predictions, else as if errors were independent")
+    test = f" and test examples ({how})" if known == len(runs) else ", on one test set" if not known else (
+        f" and, where they are known, test examples ({how})")
     return f"Intervals{of}: 95 %, over seeds (Welch){test}."

@@ -1,4 +1,4 @@
-"""The run directory: config.json, log.jsonl, best.pt, last.pt; of a finished run predictions.npz and result.json."""
+"""The run directory: config.json, log.jsonl, best.pt, last.pt; at the end predictions.npz (finetuning), result.json."""
 import ast
 import base64
 import contextlib
@@ -120,12 +120,15 @@ class Folder:
 
 
 def summary(classes, y, found):
-    """Return what result.json says of a test split's labels and predictions (n,): test_examples; counts, for each class
-    its labels, predictions and correct predictions; right, one bit per example, sorted by label, in base64. Two runs on
-    one test set can then be compared example by example. Regression (classes None) has only test_examples."""
+    """Return what result.json says of a test split's labels and predictions (n,), so that two runs can be compared
+    example by example: test_examples; counts, for each class its labels, predictions and correct predictions; right,
+    one bit per example, sorted by label, in base64. Regression (classes None) has values instead, labels and
+    predictions as float16."""
+    y, found = np.asarray(y), np.asarray(found)
     if not classes:
-        return dict(test_examples=len(y), counts=None)
-    y, found = np.asarray(y), np.asarray(found).astype(int)
+        values = base64.b64encode(np.array([y, found], np.float16).tobytes()).decode() if len(y) <= BITS // 16 else None
+        return dict(test_examples=len(y), values=values, counts=None)
+    found = found.astype(int)
     right = found == y
     some = dict(labels=y, predicted=found, right=y[right])
     bits = np.packbits(right[np.argsort(y, kind="stable")]) if len(y) <= BITS else None

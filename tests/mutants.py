@@ -1,6 +1,6 @@
 """Faults that the tests must catch: one line of the code is changed, and the named test files run until one fails.
 
-    python tests/mutants.py              all, two at a time: half an hour
+    python tests/mutants.py              all, one on each core: half an hour on two
     python tests/mutants.py predict      those whose file has this in its name
 
 pytest does not collect this file. A mutant that survives is a test that is missing.
@@ -62,12 +62,14 @@ MUTANTS = {
         ('paths = [init.resolve()] * (home(run) != run["folder"]) + ', "paths = ", "records compare"),
         ("if not any_code:", "if False:", "records"),
         ('if run.get("balanced") else [found]', "if False else [found]", "statistics"),
+        ("(error - share * around) / around.mean()", "error - share * around", "statistics"),
         ('hash(identity(run)), {**', 'hash(run["task"]), {**', "analyze")],
     "compare/statistics.py": [
         ("len(sample), len(sample) - 1)", "len(sample), len(sample))", "statistics"),
         ("(np.square(difference).sum() + unit)", "np.square(difference).sum()", "statistics"),
         ("variance -= sum(side.var(0, ddof=1)", "variance -= 0 * sum(side.var(0, ddof=1)", "statistics"),
         ("paired = \"test_r2\" in runs[0], all(", "paired = \"test_r2\" in runs[0], any(", "statistics"),
+        ("return math.hypot(seeds, half_width_of_test(runs))", "return seeds", "statistics"),
         ("if len(self.points) > 1 else 0.0", "", "compare baseline")],
     "compare/settings.py": [
         ("(False,) if wanted else (True, False)", "(False,)", "compare"),
@@ -98,7 +100,9 @@ def tested(copy, *words):
     done = subprocess.run(words, cwd=copy, capture_output=True, text=True, env=os.environ | {
         "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"})
     failed = re.search(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", done.stdout, re.M)
-    return done.returncode == 0, failed[1] if failed else done.stdout[-500:]
+    if done.returncode and not failed:
+        raise SystemExit(f"pytest fails: {done.stdout[-500:]}{done.stderr[-500:]}")
+    return done.returncode == 0, failed and failed[1]
 
 
 def survives(copy, file, old, new, tests):

@@ -19,6 +19,7 @@ import finetune
 import pretrain
 import tasks
 from conftest import ROOT, call
+from engine.folder import summary
 from models import MODELS, Backbone, Classifier, config
 from tasks import making
 from test_sources import server  # noqa: F401, a fixture
@@ -580,13 +581,24 @@ def test_the_page_is_that_of_the_kept_runs(tmp_path):
     assert page.count("\n|") > 12 and (tmp_path / "own.md").read_text() == page
 
 
-def test_numbers_have_r2(tmp_path):
+@pytest.mark.parametrize("kept", [False, True])
+def test_numbers_have_r2(kept, tmp_path):
+    """Their significance needs the predictions, which `keep` keeps."""
+    y, noise = np.random.default_rng(0).normal(size=(2, 200))
+
+    def values(scale):
+        return dict(test_r2=1 - scale ** 2) | (summary(None, y / 4, (y + scale * noise) / 4) if kept else {})
     for seed in range(2):
-        finished(tmp_path, "scratch", "s4", seed, dict(test_r2=0.5 + seed / 10), 250, 90)
+        finished(tmp_path, "scratch", "s4", seed, values(0.7 - seed / 100), 250, 90)
         first = finished(tmp_path, "pretrain", "s4", seed, dict(val_score=1), 100, 60)
-        finished(tmp_path, "spt", "s4", seed, dict(test_r2=0.75 + seed / 10), 150, 90, init=first)
-    assert ("- **s4: no significant difference**: +0.250 R2 [-0.054, +0.554], 2 seeds; if the difference stays, 3 seeds "
-            "would settle it." in shown(tmp_path))
+        finished(tmp_path, "spt", "s4", seed, values(0.4 - seed / 100), 150, 90, init=first)
+    text = shown(tmp_path)
+    assert ("- **s4 gains by SPT**: +0.327 R2 [+0.2" if kept else
+            "- **s4: predictions were not kept** (+0.327 R2), so significance is unknown.") in text
+    if kept:
+        call("analyze.py", "keep", "--runs", tmp_path, "--out", tmp_path / "kept")
+        done = call("analyze.py", "own", "--runs", tmp_path / "kept" / "runs.jsonl", "--figure", tmp_path / "own.png")
+        assert done.stdout.split("- **")[1] == text.split("- **")[1]
 
 
 def test_from_a_file_to_the_table(tmp_path):
