@@ -659,7 +659,7 @@ def test_both_stages_from_end_to_end(task, model, more, objective, begun, monkey
     # ---- logs and results
     score = "r2" if task.startswith("bidmc") else "accuracy"
     assert first.keys() == RESULT | {"val_score", "score_is"}
-    assert second.keys() == RESULT | {f"val_{score}", f"test_{score}", *["right"] * (score == "accuracy"), *"""test_loss
+    assert second.keys() == RESULT | {f"val_{score}", f"test_{score}", "right" if score == "accuracy" else "values", *"""test_loss
         test_examples counts start init label_fraction joint pretrained""".split()}
     sizes = {key: value for key, value in overrides(SIZES[model] + more).items() if arch(task, model).get(key) != value}
     batch_norm = load(pt / "best.pt")["config"]["arch"].get("norm") == "batch"
