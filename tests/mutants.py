@@ -77,7 +77,7 @@ MUTANTS = {
         ("key=lambda row: (\n        len(row.runs), ", "key=lambda row: (\n        ", "compare"),
         ('not other.own.get("freeze")', "True", "compare")],
     "compare/report.py": [
-        ("if len(ours) == 1:", "if not ours:", "baseline"),
+        ("if len(ours) == 1 or not test:", "if not test:", "baseline"),
         ("if 0 < found.half < abs(mean) and", "if found.seeds < abs(mean) and", "baseline own"),
         ("max(98, 100 - 200 / n)", "98", "baseline"),
         ("constant + half_width_of_test([run])", "constant", "baseline"),
