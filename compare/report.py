@@ -161,8 +161,8 @@ def verdict(compared):
     if not any("scratch" in starts for starts in compared.lines.values()):
         said.append("Nothing was trained from scratch, so there are no gains.")
     for variant, seeds in runs_by_variant(compared).items():
-        predicted = [[*filter(None, run["counts"]["predicted"])] for run in seeds.values() if run.get("counts")]
-        if single := sum(len(classes) == 1 for classes in predicted):
+        classes = [[*filter(None, run["counts"]["predicted"])] for run in seeds.values() if run.get("counts")]
+        if single := sum(len(one) == 1 for one in classes):
             said.append(f"**{called(variant)} predicts only one class** in {single} of {len(seeds)} seeds.")
     return said + (beside_linear(compared, means) if compared.linear and means else [])
 
@@ -405,11 +405,12 @@ def figure(plt, found):
     picture, axes = plt.subplots(len(found), 2, figsize=(9, 1.2 + sum(heights)), squeeze=False, height_ratios=heights)
     widest = {}
     for (left, right), (key, compared) in zip(axes, found.items()):
-        lines = in_order(compared)
+        lines, over = in_order(compared), ""
         for y, line in enumerate(lines):
             for height, start in ((y - 0.1, "spt"), (y + 0.1, "joint")):
                 gained = gain(*(compared.lines[line].get(each, {}) for each in (start, "scratch")))
                 if gained.points:
+                    over = over or " over seeds" * (gained.test == 0)              # nothing is known of test examples
                     mean = statistics.mean(gained.points.values())
                     right.errorbar(mean, height, xerr=gained.half or None, color=LOOKS[start][1], marker="o", capsize=3)
                     widest[compared.r2] = max(widest.get(compared.r2, 0), abs(mean) + gained.half)
@@ -423,7 +424,7 @@ def figure(plt, found):
             left.set_xlim(right=101)
         right.axvline(0, color="black", linestyle=":")
         right.set_yticks(range(len(lines)), lines)
-        right.set(xlabel="gain over scratch, 95 % interval", ylim=(len(lines) - 0.5, -0.5))
+        right.set(xlabel=f"gain over scratch, 95 % interval{over}", ylim=(len(lines) - 0.5, -0.5))
         left.set_title(name_of(key), loc="left")
     for (_, right), compared in zip(axes, found.values()):
         limit = 1.05 * widest.get(compared.r2, 1) or 1

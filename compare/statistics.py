@@ -71,14 +71,14 @@ def half_width_of_test(after, before=()):
     known = [examples(run) for run in runs]                      # per run: a list of arrays, one per class
     if None in known:
         return 0.0
-    r2, paired = "test_r2" in runs[0], len({len(one) for some in known for one in some[:1]}) == 1 and all(
-        predicted(run) is not None for run in runs)
+    r2, alike = "test_r2" in runs[0], len({tuple(map(len, each)) for each in known}) == 1
+    unit, paired = 0 if r2 else 1, alike and all(predicted(run) is not None for run in runs)
     for some in zip(*known):
         if paired:
             one, other = some[:len(after)], some[len(after):]
-            parts.append(of_class(np.array(one, float), np.array(other, float), 0 if r2 else 1))
+            parts.append(of_class(np.array(one, float), np.array(other, float), unit))
         else:                                                    # as if they erred independently
-            each_run = [of_class(np.array([each], float), []) for each in some]
+            each_run = [of_class(np.array([each], float), [], unit) for each in some]
             parts += [np.mean(side, 0) for side in (each_run[:len(after)], each_run[len(after):]) if side]
     return (1 if r2 else 100) / len(known[0]) * t_interval(*parts)
 

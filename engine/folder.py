@@ -17,7 +17,7 @@ import torch
 from files import (ROOT, UserError, locked, read_json, reading, sha256_of, without_comments, write_atomically,
                    write_json)
 
-BITS = 100_000                             # larger test sets have no `right` in result.json: it would be too long
+BITS = 100_000                             # bits of predictions in result.json, at most: it must stay readable
 
 
 class Folder:

@@ -20,10 +20,10 @@ def differing(flags, task, model, objective, start, defaults=None):
         recipe = (halved(recipe) if OBJECTIVES[usual].hides else recipe) | {"joint": 1}
     recipe = (defaults or {}) | recipe | {"objective": recipe_line(task, declared(task), model, None, start)[1]}
     recipe |= dict(epochs=None, eval_every=None) if declared(task).own else {}
-    sizes = {} if declared(task).own else arch(task, model)
+    sizes, whole = {} if declared(task).own else arch(task, model), arch(task, model) | flags.get("arch", {})
     flags = {name: {key: value[key] for key in sorted(value) if sizes.get(key) != value[key]} if name == "arch" else
              value for name, value in sorted(flags.items())}
-    same = {"micro_batch"} if arch(task, model).get("norm") != "batch" else {}               # the gradient is the same
+    same = {"micro_batch"} if whole.get("norm") != "batch" else {}         # the gradient is that of the whole batch
     return {name: value for name, value in flags.items() if value not in ({}, recipe.get(name)) and name not in same}
 
 

@@ -68,7 +68,7 @@ MUTANTS = {
         ("len(sample), len(sample) - 1)", "len(sample), len(sample))", "statistics"),
         ("(np.square(difference).sum() + unit)", "np.square(difference).sum()", "statistics"),
         ("variance -= sum(side.var(0, ddof=1)", "variance -= 0 * sum(side.var(0, ddof=1)", "statistics"),
-        ("== 1 and all(", "== 1 and any(", "statistics"),
+        ("alike and all(", "alike and any(", "statistics"),
         ("return math.hypot(seeds, half_width_of_test(runs))", "return seeds", "statistics"),
         ("if len(self.points) > 1 else 0.0", "", "compare baseline")],
     "compare/settings.py": [

@@ -452,10 +452,15 @@ def test_gpus_that_are_not_visible_are_one_line(here, monkeypatch, tmp_path):  #
 
 
 def test_a_micro_batch_alone_is_the_recipe():
-    """Not with BatchNorm, which takes its statistics over it."""
-    for model, changed in (("rotary", {}), ("s4", {"micro_batch": 2})):
-        args = pretrain.parse_args(["--task", "pathx", "--model", model, "--micro-batch", "2"])
-        assert args.changed == changed and args.micro_batch == 2
+    """Not with BatchNorm, which takes its statistics over it. A sweep says the same of a run before it is made."""
+    for model, asked, changed in (("rotary", {}, {}), ("s4", {}, {"micro_batch": 2}), ("s4", {"norm": "layer"}, {}),
+                                  ("rotary", {"norm": "batch"}, {"micro_batch": 2})):
+        words = [f"--arch={name}={value}" for name, value in asked.items()]
+        args = pretrain.parse_args(["--task", "pathx", "--model", model, "--micro-batch", "2", *words])
+        wanted = changed | ({"arch": asked} if asked else {})
+        assert args.changed == wanted and args.micro_batch == 2
+        given = {"micro_batch": 2} | ({"arch": asked} if asked else {})
+        assert commands.differing(given, "pathx", model, "masked", "pretrain") == wanted
 
 
 def test_a_checksum_of_code_is_that_of_every_python():
