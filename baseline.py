@@ -32,7 +32,7 @@ from engine.flags import between
 from engine.folder import Folder, environment
 from engine.processes import guarded
 from tasks import SPECIAL
-from tasks.own import UNEQUAL
+from tasks.split import unequal
 
 LONGEST = 5                                    # symbols of the longest n-gram
 WORD = r"\w+|[^\w\s]"                          # with --words: a word, or a punctuation mark
@@ -97,7 +97,7 @@ def convolved(task, split, count=KERNELS):
         batch = split.batch(part)
         x = torch.zeros(len(part), task.length, task.channels)                                # same length in each part
         for one, series, length in zip(x, batch.samples, batch.lengths if task.ragged else [task.length] * len(part)):
-            one[:length] = series[:length]
+            one[:length] = series[:length].nan_to_num()                # missing: the mean
         some = []
         for weights, biases, dilation, padding in convolutions:
             y = torch.nn.functional.conv1d(x.transpose(1, 2), weights, biases, 1, padding, dilation)     # (b, c, l)
@@ -129,15 +129,14 @@ def fit(task, train, val, test, words=False):
     if not task.channels:
         some = np.flatnonzero(x.getnnz(0) > 1)                         # n-grams in at least two training examples
         x, x_val, x_test = x[:, some], x_val[:, some], x_test[:, some]
-    y, fitted = np.asarray(train.y if train.chosen is None else train.y[train.chosen]), []
+    y, fitted = train.labels(), []
     for strength, model in linear_models(task).items():
         model.fit(x, y)
         fitted.append((model, model.predict(x_val), strength))
-    sizes = np.bincount(y) if task.classes else np.zeros(0)            # examples per class
-    unequal = task.classes and sizes.max() > UNEQUAL * sizes[sizes > 0].min()
-    model, guess, strength = max(fitted, key=lambda one: balanced_accuracy_score(val.y, one[1]) if unequal else
+    balanced = task.classes and unequal(y)
+    model, guess, strength = max(fitted, key=lambda one: balanced_accuracy_score(val.y, one[1]) if balanced else
                                  score(task, val.y, one[1]))           # the first of equal ones
-    constant = sizes.argmax() if task.classes else y.mean()
+    constant = np.bincount(y).argmax() if task.classes else y.mean()
     return score(task, val.y, guess), model.predict(x_test), np.full(len(test), constant), strength
 
 

@@ -76,7 +76,7 @@ class SSM(nn.Module):
         # would cast b expanded copies.
         lower = torch.get_autocast_dtype(y.device.type) if torch.is_autocast_enabled(y.device.type) else y.dtype
         weight, bias = self.out.weight.to(lower), self.out.bias.to(lower)
-        y = torch.baddbmm(bias[:, None], weight.expand(len(y), -1, -1), y.to(lower))          # (b, 2 d, l)
+        y = torch.baddbmm(bias[:, None], weight.expand(y.shape[0], -1, -1), y.to(lower))          # (b, 2 d, l)
         return F.glu(y, dim=1).transpose(1, 2)                                                # (b, l, d)
 
 
@@ -342,7 +342,8 @@ class SSMBlock(nn.Module):
 # ---- The backbone ----------------------------------------------------------------------------------------------------
 
 class Backbone(nn.Module):
-    """Symbols (b, l) or samples (b, l, channels) -> features (b, l, d): what pretraining hands on to finetuning."""
+    """Symbols (b, l) or samples (b, l, channels), NaN where hidden or missing -> features (b, l, d): what pretraining
+    hands on to finetuning."""
 
     keys = dict(layers=Key(int), d=Key(int), norm=Key(NORMS, "layer"))
 
@@ -364,14 +365,16 @@ class Backbone(nn.Module):
 
     def inputs(self, batch):
         """Return what this backbone reads of a batch, with nothing hidden."""
-        x = batch.symbols if self.reads_symbols else batch.samples
-        return F.pad(x, (0, 1)) if self.mask_channel else x
+        return batch.symbols if self.reads_symbols else batch.samples
 
     def forward(self, x, lengths=None):
         return self.body(x, lengths, self.kernels(x.shape[1]))
 
     def body(self, x, lengths, kernels):
         """Run everything but the making of kernels. --compile compiles this method."""
+        if self.mask_channel:
+            gone = x.isnan()                           # hidden or missing: 0 and a mark, since 0 is a valid value, too
+            x = torch.cat((x.nan_to_num(), gone.float().mean(-1, keepdim=True)), -1)          # (b, l, channels + 1)
         # Input and residual stream stay float32 under autocast: bfloat16 would keep 8 bits of a sample.
         with torch.autocast(x.device.type, enabled=False):
             x = self.encoder(x)                                                               # (b, l, d)
@@ -555,7 +558,8 @@ def keys_of(model, ffn="dense"):
 
 def config(sizes, task, causal=False, mask_channel=False):
     """Return the object `c` that all classes here take. sizes: from `arch` in recipes.py. mask_channel: add an input
-    channel that is 1 where the sample is hidden (only in masked pretraining on samples)."""
+    channel, the share of channels that are hidden at a position (in masked pretraining on samples; where samples are
+    missing, in both stages)."""
     model, keys = MODELS[sizes["model"]], keys_of(sizes["model"], sizes.get("ffn", "dense"))
     defaults = {name: key.default for name, key in keys.items() if key.default is not ...}
     reads_symbols = task.channels is None or model.symbols

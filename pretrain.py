@@ -27,6 +27,8 @@ from files import UserError  # first: no traceback if Ctrl-C comes while the res
 from collections import namedtuple
 from typing import NamedTuple
 
+import math
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -52,18 +54,17 @@ def hide(shape, ratio, *key):
 def corrupt(batch, hidden, loss):
     """Hide positions (b, l) of a batch -> inputs, targets, hidden (without padding). This is the masked objective.
 
-    A hidden symbol becomes <mask>. A hidden sample becomes 0 in all its channels, after normalisation; one more channel
-    marks it, because 0 is also a valid value. Unlike BERT, no chosen position is kept or replaced at random. Padding is
-    never hidden; <eos> may be. Gray images have both forms: `samples`, which are read, and with loss ce the gray levels
-    in `symbols`, which are predicted.
+    A hidden symbol becomes <mask>. A hidden sample becomes NaN in all its channels, as a missing one is; the backbone
+    reads both as 0 and a mark. What is missing is never predicted. Unlike BERT, no chosen position is kept or replaced
+    at random. Padding is never hidden; <eos> may be. Gray images have both forms: `samples`, which are read, and with
+    loss ce the gray levels in `symbols`, which are predicted.
     """
     if batch.lengths is not None:
         hidden = hidden & inside(batch.lengths, hidden.shape[1])
     if batch.samples is None:
         return batch.symbols.masked_fill(hidden, MASK), batch.symbols, hidden                 # (b, l) all three
-    covered = hidden[..., None].float()                                                       # (b, l, 1)
-    inputs = torch.cat((batch.samples * (1 - covered), covered), -1)                          # (b, l, channels + 1)
-    return inputs, batch.symbols if loss == "ce" else batch.samples, hidden
+    inputs = batch.samples.masked_fill(hidden[..., None], math.nan)                           # (b, l, channels)
+    return inputs, batch.symbols if loss == "ce" else batch.samples, hidden & ~batch.samples.isnan().all(-1)
 
 
 def shift(batch, loss):
@@ -72,7 +73,8 @@ def shift(batch, loss):
     x = batch.symbols if batch.samples is None else batch.samples                             # (b, l), (b, l, channels)
     targets = torch.roll(batch.symbols if loss == "ce" else x, -1, dims=1)
     b, l = x.shape[:2]
-    return x, targets, inside(true_lengths(batch.lengths, b, l, x.device) - 1, l)             # (b, l)
+    there = inside(true_lengths(batch.lengths, b, l, x.device) - 1, l)                        # (b, l)
+    return x, targets, there if batch.samples is None or loss == "ce" else there & ~targets.isnan().all(-1)
 
 
 def masked(args, batch, draw):
@@ -99,6 +101,7 @@ def spt_loss(prediction, targets, hidden, loss):
 
     ce: cross-entropy over symbols or gray levels 0..255; score: number of correct predictions.
     l1: absolute error of the normalised sample, mean over channels; score: negative squared error, mean over channels.
+    A missing channel has no error; those that are there count more.
     Sums, because micro-batches and processes hold different numbers of hidden positions; the caller divides by the
     number in the whole batch. An index below 0 in `hidden` is filling, because CUDA graphs need a fixed number.
     """
@@ -107,8 +110,10 @@ def spt_loss(prediction, targets, hidden, loss):
     if loss == "ce":
         targets = targets.masked_fill(none, -100)                  # cross_entropy ignores -100
         return F.cross_entropy(prediction.float(), targets, reduction="sum"), (prediction.argmax(-1) == targets).sum()
-    error = (prediction.float() - targets).masked_fill(none[:, None], 0.0)
-    return error.abs().mean(-1).sum(), -error.square().mean(-1).sum()
+    there = ~targets.isnan() & ~none[:, None]                                                 # (m, channels)
+    error = (prediction.float() - targets.nan_to_num()).masked_fill(~there, 0.0)
+    weight = there.shape[1] / there.sum(-1).clamp(min=1)                                      # 1 if none is missing
+    return (weight * error.abs().mean(-1)).sum(), -(weight * error.square().mean(-1)).sum()
 
 
 # ---- Validation and training -----------------------------------------------------------------------------------------
@@ -156,7 +161,7 @@ def main(argv=None):
 
     # ---- model and optimiser: every process builds the same --------------------------------------------------
     torch.manual_seed(args.seed)
-    mask_channel = objective.hides and task.channels is not None
+    mask_channel = task.gaps or objective.hides and task.channels is not None
     backbone = Backbone(config(args.arch, task, causal=objective.causal, mask_channel=mask_channel))
     model = Denoiser(backbone, task.vocab if args.loss == "ce" else task.channels).to(run.device)
     kernels_before = kernel_maxima(backbone, task.length)

@@ -5,8 +5,8 @@ For a first reading this file and listops.py are enough.
 
 A file opens with one worked example and describes what is read or generated. `prepare(task, request)` saves the splits;
 the last lines add rows to TASKS. Prepared data is reused only while its code is the same. `making.py` holds
-functions that several tasks use, `picture.py` draws examples, `snakes.py` is Pathfinder's generator. This file defines
-what a task is and how tasks are named.
+functions that several tasks use, `picture.py` draws examples, `snakes.py` is Pathfinder's generator, `table.py` and
+`split.py` serve own.py. This file defines what a task is and how tasks are named.
 """
 import hashlib
 import os
@@ -62,6 +62,8 @@ class Task:
     # repr=False: it does not identify a prepared set (see `identifying`). Labelled training examples come first.
     labelled: int | None = field(default=None, repr=False)     # filled in: labelled training examples (None: all)
     ragged: bool = field(default=False, repr=False)            # filled in: samples have unequal lengths
+    gaps: bool = field(default=False, repr=False)              # filled in: samples are missing within sequences
+    layout: dict | None = field(default=None, repr=False)      # filled in: a table.Layout, by which new files are read
     prepare: object = field(default=None, repr=False)     # function(task, request): read or generate, save all splits
     # Tables of sizes and of recipes, as in recipes.py but without the column `task`. If they are empty, the lines of
     # recipes.py with task * apply.
