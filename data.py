@@ -17,10 +17,13 @@ and `_offsets.npy`) and `meta.json`. `meta.json` is written last, so a folder th
 from files import Parser, UserError, exit_code, locked, read_json, reading, sha256_of, write_atomically, write_json
 
 import argparse
+import contextlib
+import filecmp
 import os
 import shlex
 import shutil
 import sys
+import tempfile
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +34,7 @@ import numpy as np
 from tasks import PAD, SPLITS, TASKS, Task, declared, folder_name, full_name, identifying, tuples
 from tasks.making import Request, content_of, generator_code, stratified
 from tasks.picture import draw_example, height, picture
+from tasks.table import add_layout, given
 
 # torch and matplotlib are imported where they are used: preparing data starts faster without them.
 
@@ -40,7 +44,7 @@ class Batch(NamedTuple):
     """A batch of b sequences, as torch tensors. Gray images have both views. In a task with two documents per example,
     those of example i are sequences 2i and 2i + 1."""
     symbols: "torch.Tensor | None"      # int64 (b, l), padded with PAD; a sequence of characters ends with EOS
-    samples: "torch.Tensor | None"      # float32 (b, l, channels), normalised
+    samples: "torch.Tensor | None"      # float32 (b, l, channels), normalised; NaN: missing
     lengths: "torch.Tensor | None"      # int64 (b,), EOS counted; None: no padding
     y: "torch.Tensor"                   # int64 (examples,), or float32 for regression
 
@@ -57,6 +61,10 @@ class Split:
 
     def __len__(self):
         return len(self.y if self.chosen is None else self.chosen)
+
+    def labels(self):
+        """Return the targets of the examples that are used (n,)."""
+        return np.asarray(self.y if self.chosen is None else self.y[self.chosen])
 
     def lengths(self):
         """Return the length of the longest document of each example (n,), or None if all have the same length."""
@@ -150,7 +158,7 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
     those of an existing folder, else the task's sizes and seed 0.
     raw: folder of the official files, which are read instead of downloading or generating.
     workers: processes of a generator; None: one per core. The result does not depend on it.
-    own_data: regression, kind and group, as in `Request`; None: those of an existing folder.
+    own_data: regression, kind, group and layout, as in `Request`; None: those of an existing folder.
     UserError if the folder holds another set (nothing is ever overwritten), or if files are damaged or unavailable.
     Another set: other flags, other content of a file it was made from, other code that made it. Content of a folder is
     checked only if `raw` is given. An older set accepts what its meta.json does not know.
@@ -166,8 +174,8 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
     if seed is not None and source != "generated" and not own:
         raise UserError(f"--seed {seed} is for generated sets; the official splits of {name} are fixed; leave it out")
     if not own and any(value is not None for value in own_data.values()):
-        raise UserError(f"--regression, --symbols, --samples and --group are for your data, and {name} is fixed; leave "
-                        "them out")
+        raise UserError(f"--regression, --symbols, --samples, --group and flags of columns are for your data, and "
+                        f"{name} is fixed; leave them out")
     parameters, there = zlib.crc32(identifying(task).encode()), _meta(folder)
     asked = own_data | dict(parameters=parameters, sizes=sizes and list(sizes), seed=seed, source=raw and source)
     contents, stamps = {"code": generator_code(task)}, {}
@@ -190,12 +198,28 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
         except OSError as error:
             raise UserError(f"{folder}: {error}; restore that file, make room, or choose another --data-dir") from None
     there = contents | _meta(folder)
-    other = [f"{key} ({there.get(key)}, not {value})" for key, value in (asked | contents).items()       # None: any
-             if value is not None and there.get(key) != value]
-    if other:
-        raise UserError(f"{folder} was made by another version or with other {', '.join(other)}; "
+    other = {key: f"{key} ({there.get(key)}, not {value})" for key, value in (asked | contents).items()  # None: any
+             if value is not None and there.get(key) != value}
+    if [*other] == ["code"] and not task.make and _reads_the_same(name, folder, there):
+        write_json(folder / "meta.json", _meta(folder) | contents)
+    elif other:
+        raise UserError(f"{folder} was made by another version or with other {', '.join(other.values())}; "
                         f"{_again(name, folder)}")
     return folder
+
+
+def _reads_the_same(name, folder, there):
+    """Read a set again, because its reader has changed, and return whether its arrays stay the same."""
+    print(f"{folder} was read by an older version; reading it again, to compare")
+    own = declared(name).own
+    flags = {flag: there.get(flag) for flag in ("regression", "kind", "group", "layout") if own}
+    raw = there["source"].removeprefix("files in ") if there["source"].startswith("files in ") else (
+        folder.parent / "downloads" if there["source"] == "downloaded" else None)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as place, contextlib.suppress(UserError, OSError):
+        again = prepare(name, place, there["sizes"], there["seed"] if own else None, raw, **flags)
+        names = sorted(path.name for path in again.glob("*_[xyo]*.npy"))
+        return filecmp.cmpfiles(folder, again, names, shallow=False)[0] == names
+    return False
 
 
 def _make(request, lock, meta):
@@ -290,8 +314,8 @@ def main(argv=None):
 def command(argv):
     parser = Parser(examples=True, prog="data.py", description=__doc__, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", help="one of: " + " ".join(TASKS) + " or your data: file:PATH (.npz, .csv, .tsv, "
-                        ".ts), ucr:NAME")
+    parser.add_argument("--task", help="one of: " + " ".join(TASKS) + " or your data: file:PATH (a table, .npz, "
+                        ".ts, .txt), ucr:NAME")
     parser.add_argument("--data-dir", default="data", help="folder of prepared tasks and of downloads (default: data)")
     for split in SPLITS:
         parser.add_argument(f"--{split}", type=int, metavar="N", help=f"{split} examples (default: the task's number)")
@@ -304,6 +328,7 @@ def command(argv):
                         "(e.g. a person) per line, one line per example; no group is in two splits")
     parser.add_argument("--regression", action="store_true", default=None, help="for your data: labels are numbers to "
                         "predict, not classes")
+    add_layout(parser)
     parser.add_argument("--seed", type=int, help="seed of the generator, or of the split of your data (default: 0)")
     parser.add_argument("--workers", type=int, metavar="K", help="processes of the generator (default: one per core)")
     parser.add_argument("--show", metavar="FILE", help="prepare the task, then draw examples before and after masking")
@@ -324,7 +349,7 @@ def _prepare_and_show(args):
         raise UserError("--train, --val and --test do not apply to your data, which is used in full; leave them out")
     sizes = [size or default for size, default in zip(sizes, task.sizes)] if any(sizes) else None
     folder = prepare(args.task, args.data_dir, sizes, args.seed, args.raw, args.workers,
-                     **{name: getattr(args, name) for name in ("regression", "kind", "group")})
+                     **{name: getattr(args, name) for name in ("regression", "kind", "group")}, layout=given(args))
     task, *splits = open_task(args.task, args.data_dir)
     counts = ", ".join(f"{name} {len(split):,}" + (f" (official: {full:,})" if len(split) != full else "")
                        for name, split, full in zip(SPLITS, splits, task.sizes))

@@ -49,10 +49,11 @@ class Request:
     raw: Path | None                # folder of the official files; None: generate or download
     workers: int | None             # processes of the generator; None: one per core
     # For your data. regression: labels are numbers to predict. kind: "symbols" or "samples", if numbers could be
-    # either. group: path of a file with one line per example, its group.
+    # either. group: path of a file with one line per example, its group. layout: given fields of a table.Layout.
     regression: bool | None = None
     kind: str | None = None
     group: str | None = None
+    layout: dict | None = None
     read: list = field(default_factory=list)       # official files and folders that `find` has found
 
     def take(self, split, available, place):

@@ -74,7 +74,7 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("predict pt --input own/whole.npz", "samples, but the model reads symbols"),
     ("predict pt --input own/text.csv", "pt is a pretraining run and predicts no labels; train a classifier from it: python"),
     ("predict ft --input none.csv", "none.csv is not a file, or not there"), ("predict ft --input own", "is not a file"),
-    ("predict ft --input own/text.pdf", "text.pdf must end in one of .npz .csv .tsv .ts .txt"),
+    ("predict ft --input own/text.pdf", "text.pdf must end in one of .npz .csv .tsv .ts .txt .jsonl .parquet .xlsx"),
     ("predict ft --input own/nothing.csv", "own/nothing.csv holds no sequence"),
     ("predict ft --input own/empty.npz", "samples, but the model reads symbols"),
     ("predict ft --input own/text.csv --out nowhere/p.csv", "cannot write nowhere/p.csv"),
@@ -102,28 +102,27 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("data --task retrieval", "new_aan_pairs.train.tsv cannot be"), ("data --task listops --data-dir afile", "afile"),
     ("data --task text --regression", "are for your data, and text is fixed; leave them out"),
     ("data --task file:own/whole.npz --train 5", "do not apply to your data, which is used in full"),
-    ("data --task file:own/text.pdf", "text.pdf must end in one of .npz .csv .tsv .ts .txt"),
+    ("data --task file:own/text.pdf", "text.pdf must end in one of .npz .csv .tsv .ts .txt .jsonl .parquet .xlsx"),
     ("data --task file:own/whole.npz --raw own", "--raw own has no meaning for file:"),
     ("data --task file:own/whole.npz --regression", "not every label is a number (could not convert"),
     ("data --task file:own/damaged.npz", "damaged.npz: "),
-    ("data --task file:own/pickled.npz", "Object arrays cannot be loaded"),
+    ("data --task file:own/pickled.npz", "pickled.npz: it holds Python objects (set); save texts or numbers"),
     ("data --task file:own/flat.npz", "it must hold numbers x (n, l) or (n, l, channels)"),
     ("data --task file:own/rows.npz", "shapes [(40, 6), (39,)] do not fit"),
     ("data --task file:own/splits.npz", "example 5 (counted from 0): its split is none of train, val and test"),
     ("data --task file:own/untrained.npz", "example 38 (counted from 0): no training example has its label"),
     ("data --task file:own/spanned.npz --regression", "example 0 (counted from 0): its label is infinite"),
     ("data --task file:own/endless.npz", "example 3 (counted from 0): its label is infinite"),
-    ("data --task file:own/gap.npz", "example 2: the value at position 4, channel 1 is missing or infinite"),
-    ("data --task file:own/infinite.npz", "example 9: the value at position 0, channel 0 is missing or infinite"),
-    ("data --task file:own/constant.npz", "channel 1 (counted from 0) never changes"),
+    ("data --task file:own/infinite.npz", "example 9: the value at position 0, channel 0 is infinite"),
+    ("data --task file:own/constant.npz", "constant.npz: no channel changes in the training examples"),
     ("data --task file:own/empty.npz", "example 1 (counted from 0): it is empty"),
-    ("data --task file:own/negative.npz", "example 4 (counted from 0): a negative symbol"),
+    ("data --task file:own/negative.npz", "example 4 (counted from 0): a negative or missing symbol"),
     ("data --task file:own/oneclass.npz", "1 different labels, but there must be 2 to 256 classes"),
     ("data --task file:own/many.npz", "300 different labels, but there must be 2 to 256 classes"),
-    ("data --task file:own/few.npz --regression", "2 / 1 / 0 examples to train, validate and test; every split"),
+    ("data --task file:own/few.npz --regression", "1 / 1 / 1 examples to train, validate and test; every split"),
     ("data --task file:own/numbers.npz", "70,000 different symbols are too many; save numbers as floats"),
-    ("data --task file:own/header.csv", "if it has a comma), and there must be no header; the first line here: 'y,x1,x2'"),
-    ("data --task file:own/last.csv", "the first line here: '0.5,1.5,yes'"),
+    ("data --task file:own/header.csv", "header.csv: 1 different labels, but there must be 2 to 256 classes (labels are those of column y;"),
+    ("data --task file:own/last.csv", "looks like the label ('yes'), the first does not ('0.5'); give --label -1, or --label 0"),
     ("data --task file:own/counts.npz", "different integers; are they symbols or samples? Say so with --symbols"),
     ("data --task file:own/whole.npz --symbols", "example 0 (counted from 0): not whole numbers in one channel"),
     ("data --task file:own/whole.npz --group own/nothing.csv", "has 1 lines, but "),
@@ -132,9 +131,9 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("data --task file:own/imaginary.npz --regression", "labels are complex128; they must be numbers or names"),
     ("pretrain " + BASE + "--arch d=64,d=32", "must have each key only once, got d=64,d=32"),
     ("finetune flip:best.pt " + INIT, "wrong checksum"), ("predict flip:best.pt pt --features f.npy", "wrong checksum"),
-    ("data --task file:own/mixed.csv", "mixed.csv: could not convert string to float"),
-    ("data --task file:own/colons.ts", "colons.ts, line 3: not channels numbers and a target"),
-    ("data --task ucr:Mine --raw own", "own must hold one Mine_TRAIN and one Mine_TEST, as .ts or .tsv"),
+    ("data --task file:own/mixed.csv", "mixed.csv, line 2, column 1: 'some text' is no number; correct it, or leave it empty if it is missing"),
+    ("data --task file:own/colons.ts", "colons.ts, line 3: it must hold the numbers of each channel and a target"),
+    ("data --task ucr:Mine --raw own", "own must hold one Mine_TRAIN and one Mine_TEST, as .ts, .tsv or .txt"),
     ("analyze table 4", "table 4: choose from 1, 2, 3, 7, 8, 9"), ("analyze demo --runs pt", "run_all.sh demo"),
     ("analyze figure 1 --runs nowhere", "no runs in nowhere"), ("analyze own --runs pt", "run_all.sh own"),
     ("analyze table 2 --perset mini", "unrecognized arguments: --perset mini"),
@@ -145,11 +144,11 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("run_all own --tasks my.npz", "no task 'my.npz'; the tasks are"),
     ("run_all own --tasks ucr:FordA --label-fraction 5", "--label-fraction: must be between 0 and 1, got '5'"),
     ("run_all own --tasks file:none.npz", "none.npz is not a file, or not there"),
-    ("run_all own --tasks file:own/gap.npz", "example 2: the value at position 4, channel 1 is missing"),
+    ("run_all own --tasks file:own/infinite.npz", "example 9: the value at position 0, channel 0 is infinite"),
     ("run_all own --tasks file:own/whole.npz --models s4,s5x", "own has no model 's5x'"),
     ("run_all own --tasks file:own/whole.npz --models pythia", "own has no model 'pythia'"),
     ("data --task own/whole.npz", "did you mean file:own/whole.npz?"),
-    ("data --task file:own/latin.csv", "latin.csv is not UTF-8"),
+    ("data --task file:own/latin.csv", "latin.csv: 1 different labels"),
     ("data --task file:own/complex.npz", "x is complex128; it must hold numbers"),
     ("run_all table2 --regression", "--regression is for: run_all.sh own"),
     *((f"run_all sweep --tasks text_demo --models s4 {words}", wanted) for words, wanted in (
@@ -214,8 +213,8 @@ def own_files(folder):
     """Files of 40 labelled series that have one thing wrong each."""
     folder.mkdir()
     x, y = np.random.default_rng(0).normal(size=(40, 6, 2)), np.arange(40) % 2
-    gap, infinite, constant, empty, negative = x.copy(), x.copy(), x.copy(), x.copy(), np.tile(np.arange(6), (40, 1))
-    gap[2, 4, 1], infinite[9, 0, 0], constant[:, :, 1], empty[1], negative[4, 2] = np.nan, np.inf, 3, np.nan, -1
+    infinite, constant, empty, negative = x.copy(), x.copy(), x.copy(), np.tile(np.arange(6), (40, 1))
+    infinite[9, 0, 0], constant[:], empty[1], negative[4, 2] = np.inf, 3, np.nan, -1
     label = y.astype("U9")
     once, untrained, endless = label.copy(), label.copy(), y.astype(float)
     once[3], untrained[[38, 39]], endless[3] = "c", ["d", "d"], np.inf
@@ -224,10 +223,10 @@ def own_files(folder):
     wrong[5] = "?"
     for name, arrays in dict(
             whole=dict(x=x, y=np.where(y, "b", "a")), other=dict(x=x), flat=dict(x=x[:, 0, 0], y=y),
-            pickled=dict(x=np.array([[1], [1, 2]], object), y=y[:2]), rows=dict(x=x[:, :, 0], y=y[:39]),
+            pickled=dict(x=np.array([{1}, {2}]), y=y[:2]), rows=dict(x=x[:, :, 0], y=y[:39]),
             splits=dict(x=x, y=y, split=wrong), untrained=dict(x=x, y=untrained, split=splits), once=dict(x=x, y=once),
             imaginary=dict(x=x, y=y * 1j), counts=dict(x=np.arange(1500).reshape(500, 3), y=np.arange(500) % 2),
-            endless=dict(x=x, y=endless), spanned=dict(x=x, y=np.where(y, 1e308, -1e308)), gap=dict(x=gap, y=y), infinite=dict(x=infinite, y=y),
+            endless=dict(x=x, y=endless), spanned=dict(x=x, y=np.where(y, 1e308, -1e308)), infinite=dict(x=infinite, y=y),
             constant=dict(x=constant, y=y), empty=dict(x=empty, y=y), negative=dict(x=negative, y=y),
             complex=dict(x=x[:, :, 0] + 1j, y=y), oneclass=dict(x=x, y=y * 0),
             many=dict(x=np.random.rand(900, 2), y=np.arange(900) // 3),

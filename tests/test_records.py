@@ -62,7 +62,7 @@ def test_every_value_of_every_flag_arrives(task, model, monkeypatch, tmp_path):
     if own := tasks.declared(task).own:
         data.prepare(task, "data")
     assert known["pretrain"].keys() | known["finetune"].keys() == OTHERS.keys() - {"arch.d", "arch.layers"} | {
-        "arch", "freeze"}
+        "arch", "freeze", "class_weights"}
     recipe = vars(pretrain.parse_args(["--task", task, "--model", model])) | (dict(epochs=10) if own else {})
     for start, flag in itertools.product(MEANINGLESS, OTHERS):
         name, _, key = flag.partition(".")
@@ -100,8 +100,9 @@ def test_flags_that_say_how_to_read_your_data_reach_data_and_baseline(here, tmp_
     (tmp_path / "groups.txt").write_text("\n".join(map(str, range(60))))
     stand_in_for_python(tmp_path, f'[ "$1" = data.py ] && echo "$*" >> {tmp_path}/data.txt')
     here("own", "--tasks", f"file:{path}", "--models", "rotary", "--seeds", "0", "--group", tmp_path / "groups.txt",
-         "--samples", "--label-fraction", "0.5")
-    assert (tmp_path / "data.txt").read_text().split("\n")[0].endswith(f"--samples --group {tmp_path}/groups.txt")
+         "--samples", "--label-fraction", "0.5", "--label", "-1", "--no-header")
+    assert (tmp_path / "data.txt").read_text().split("\n")[0].endswith(
+        f"--samples --no-header --group={tmp_path}/groups.txt --label=-1")
     baseline, = (line for line in (tmp_path / "calls.txt").read_text().splitlines() if "baseline.py" in line)
     assert "--label-fraction 0.5" in baseline
 
@@ -185,13 +186,13 @@ def test_any_other_flag_is_another_run(stage, words, monkeypatch, tmp_path):
     for name, content in (("config", config), ("result", dict(task=0, seed=0))):
         (tmp_path / "run" / f"{name}.json").write_text(json.dumps(content))
     others = {flag: str(value) for flag, value in OTHERS.items() if "." not in flag} | dict(
-        task="listops_demo", model="rotary", seed="3", arch="layers=2", freeze="", init="second", pool="mean" if config.get("pool") == "max" else "max")
+        task="listops_demo", model="rotary", seed="3", arch="layers=2", freeze="", class_weights="", init="second", pool="mean" if config.get("pool") == "max" else "max")
     without = {"mask", "loss"} if args["start"] in ("scratch", "spt") else {"loss"}         # symbols have one loss
     without |= {"freeze"} if args["start"] == "joint" else {"joint"} if args["start"] == "spt" else set()
     without |= {"task", "model", "objective", "train_fraction", "arch"} if args["start"] == "spt" else {"init"}
     flags_here = vars(flags_py.flags(stage, pretrain.OBJECTIVES).parse_args([])).keys() - MACHINE_FLAGS
     for flag in flags_here - without:
-        word = [f"--{flag.replace('_', '-')}", others[flag]][:1 + (flag != "freeze")]
+        word = [f"--{flag.replace('_', '-')}", others[flag]][:1 + (flag not in ("freeze", "class_weights"))]
         other, found = made(word)
         with pytest.raises(UserError, match="was started with|started from another"):
             Folder("run", True).look(other, True)
@@ -412,7 +413,7 @@ def test_an_s4_layer_makes_no_longer_kernel_than_it_was_made_for():
 
 def test_a_causal_objective_wants_two_positions(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    task = own_file(tmp_path, (60, 1, 3))
+    task = own_file(tmp_path, (60, 1, 1))
     words = ["--task", task, "--model", "rotary", "--objective", "causal"]
     for parse, more in ((pretrain.parse_args, []), (finetune.parse_args, ["--joint", "1"])):
         with pytest.raises(UserError, match="--objective causal predicts the next position.*use --objective masked"):

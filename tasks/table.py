@@ -1,0 +1,380 @@
+"""Read tables as people have them, through pandas: .csv, .tsv, .jsonl, .parquet, .xlsx, compressed or not.
+
+    label;t0;t1      a line of my.csv    ->    label "walk", 2 positions of 1 channel
+    walk;0,5;0,7
+
+Delimiter, encoding, header and decimal comma are recognised. Which column holds what is said by a `Layout` where the
+file does not say it: with a header, the label is the column called label, target, class or y; without one, the first.
+"""
+import contextlib
+import csv
+import io
+import re
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from files import UserError, reading
+
+TABLES = ".csv", ".tsv", ".jsonl", ".parquet", ".xlsx"
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
+LABELS = "label", "target", "class", "y"       # names of a label's column
+TEXTS = "text", "review", "sentence"           # of a text's, by which a header is recognised
+MISSING = {"", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?"}                       # in lower case
+COMMA = r"[+-]?\d*,\d+(e[+-]?\d+)?"            # a number with a decimal comma
+THOUSANDS = r"[+-]?[1-9]\d{0,2}(,\d{3})+"      # one that may have commas between thousands
+
+
+class Layout(NamedTuple):
+    """Which column holds what: a name, or a number from 0, or from -1 at the end; and the order of an array's axes. The
+    flags of data.py and predict.py have these names. The last three are what training data had: the names of the
+    columns that were read, if there was a header; their number, 0 if it differed; and the column of the label."""
+    label: str | None = None                   # "none": the file has no label
+    text: str | None = None                    # the only column that is read
+    id: str | None = None                      # in a long table, a row per position: which sequence it belongs to
+    time: str | None = None                    # and its place there
+    no_header: bool = False
+    channels_first: bool | None = None         # x is (n, channels, l)
+    columns: tuple = ()
+    width: int | None = None                   # None: these are training data
+    of: str = "none"
+
+
+def add_layout(parser, of="your data"):
+    """Add the flags of a Layout to a parser."""
+    group = parser.add_argument_group(f"columns of {of}, if it is a table (a name, or a number from 0; -1: the last)")
+    group.add_argument("--label", metavar="COLUMN", help="the label (default: the column called label, target, class "
+                       "or y; without a header, the first); none: there is no label")
+    group.add_argument("--text", metavar="COLUMN", help="the text, if there are further columns")
+    group.add_argument("--id", metavar="COLUMN", help="in a table with a row per position: the sequence of the row")
+    group.add_argument("--time", metavar="COLUMN", help="with --id: the order of the positions")
+    group.add_argument("--no-header", action="store_true", default=None, help="the first line is data")
+    parser.add_argument("--channels-first", action="store_const", const=True, help=f"{of}: arrays are (n, channels, l)")
+    parser.add_argument("--channels-last", dest="channels_first", action="store_const", const=False,
+                        help="they are (n, l, channels)")
+
+
+def given(args):
+    """Return the given flags of a Layout as a dict, or None."""
+    return {name: value for name in Layout._fields if (value := getattr(args, name, None)) is not None} or None
+
+
+def decoded(path, raw):
+    """Return the text in the bytes of a file: UTF-8, UTF-16, or else Windows' Latin-1."""
+    with contextlib.suppress(UnicodeDecodeError):
+        return raw.decode("utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-16-le" if raw[1:2] == b"\0" else
+                          "utf-8-sig")
+    if b"\0" in raw[:10_000]:
+        raise UserError(f"{path} is no text file; save it as UTF-8")
+    print(f"{path}: not UTF-8, read as Latin-1")
+    return raw.decode("cp1252", "replace")
+
+
+def value(cell):
+    """Return a field as a float, NaN if it says that it is missing. ValueError if it is no number."""
+    text = str(cell).strip().lower()
+    return float("nan" if text in MISSING else text.replace(",", ".") if re.fullmatch(COMMA, text) else text)
+
+
+def number(cell):
+    """Return whether a field is a number or says that one is missing."""
+    try:
+        return value(cell) is not None
+    except ValueError:
+        return False
+
+
+def rows_of(text, delimiter, n=50):
+    """Return the first lines as lists of fields, without blank lines."""
+    lines = (line for line in io.StringIO(text, newline=None) if line.strip())
+    if delimiter == " ":
+        return [line.split() for line in islice(lines, n)]
+    try:
+        return [*islice(filter(None, csv.reader(lines, delimiter=delimiter, skipinitialspace=True)), n)]
+    except csv.Error:                          # of a longest field
+        return []
+
+
+def delimiter_of(text, usual):
+    """Return the delimiter that all of the first lines share, or None: the one that makes most fields numbers, else the
+    usual one."""
+    found = {}
+    for delimiter in sorted(DELIMITERS, key=lambda one: (one == " ", one != usual)):
+        rows = rows_of(text, delimiter)
+        if rows and min(map(len, rows)) > 1 and (delimiter != " " or not found):
+            cells = [number(cell) for row in rows[1:] or rows for cell in row]
+            share = sum(cells) / len(cells)
+            found[delimiter] = share if share > 0.5 else 0
+    if not found or [*found] == [" "] and not found[" "]:              # the blanks of texts
+        return None
+    return max(found, key=found.get)           # the first of equal ones
+
+
+def frame_of(path, kind, raw, layout):
+    """Read a file of a kind of TABLES -> DataFrame, and whether it has a header. Columns are its names, or numbers; the
+    index is the line, counted from 0 below the header."""
+    import pandas as pd                        # here, because every script imports this file
+
+    if not kind.endswith("sv"):
+        advice = {".jsonl": "each line must be a JSON object", ".parquet": "it needs pip install pyarrow",
+                  ".xlsx": "it needs pip install openpyxl"}[kind]
+        with reading(f"{path} cannot be read", f"{advice}; or save it as .csv"):
+            file = io.BytesIO(raw)
+            if kind != ".xlsx":
+                frame = pd.read_parquet(file) if kind == ".parquet" else pd.read_json(file, lines=True, dtype=False)
+                return frame.rename(columns=str).reset_index(drop=True), True
+            frame, above = pd.read_excel(file, header=None, dtype=str, keep_default_na=False), 0
+    else:
+        text = re.sub(r"^sep=.\r?\n", "\n", decoded(path, raw))                                # Excel's
+        usual, head = "\t" if kind == ".tsv" else ",", re.match(r"(#.*\n)*", text)[0]
+        rest, above = text[len(head):], head.count("\n")
+        some = rows_of(rest, delimiter_of(rest, usual) or usual, 2)
+        if above and any(number(cell) for row in some for cell in row):                       # comments above numbers
+            print(f"{path}: the first {above} lines, which begin with #, are left out")
+            text = "\n" * above + rest
+        else:
+            above = 0
+        delimiter = delimiter_of(text, usual)
+        wide = 1 + max((line.count(delimiter) for line in text.split("\n")), default=0) if delimiter else 1
+        mark = delimiter or "\x1f"
+        how = dict(sep=r"\s+") if delimiter == " " else dict(
+            sep=mark, skipinitialspace=re.search(f'{re.escape(mark)} +"', text) is not None)
+        frame = pd.read_csv(io.StringIO(text), header=None, names=range(wide), dtype=str, keep_default_na=False,
+                            skip_blank_lines=False, **how, **quotes_of(path, text, mark))
+    filled = frame.ne("").to_numpy() & frame.notna().to_numpy()
+    if not filled.any():
+        return frame[:0], False
+    last = 1 + np.flatnonzero(filled.any(0))[-1]
+    if layout.width and last == layout.width < frame.shape[1] and layout.label is None:
+        raise UserError(f"{path}: the last column is empty; is the first the label? Give --label 0, or --label none")
+    frame = frame.loc[filled.any(1), :frame.columns[last - 1]]
+    names = [str(name).strip() for name in frame.iloc[0].fillna("")]
+    flags = {flag for flag in layout[:4] if flag and not re.fullmatch(r"-?\d+", flag)}
+    if layout.no_header or not (headed(frame) or flags & {*names} or layout.columns and {*layout.columns} <= {*names}):
+        return frame, False
+    if names == [*map(str, range(len(names)))]:                        # an array's, which says nothing
+        return frame.iloc[1:].set_axis(frame.index[1:] - 1), False
+    frame = frame.iloc[1:].set_axis(names, axis=1)
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{path}: {len(twice)} columns are called {twice[0]!r}; rename them, or give --no-header")
+    first = frame.iloc[:, 0]
+    if names[0] in ("", "Unnamed: 0") and len(names) > 2 and first.str.fullmatch(r"\d+").all() and first.is_unique:
+        print(f"{path}: the first column has no name and no number twice; it is left out, as an index")
+        frame = frame.iloc[:, 1:]
+    return frame.set_axis(frame.index - above - 1), True
+
+
+def quotes_of(path, text, delimiter):
+    """Return how quotes in a text file are meant: around a field and doubled in it, with a backslash, or, in a .tsv, as
+    letters."""
+    csv.field_size_limit(1 << 30)
+    for how in {}, dict(escapechar="\\"):
+        try:
+            reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True,
+                                skipinitialspace=re.search(f'{re.escape(delimiter)} +"', text) is not None, **how)
+            fields = [field for row in reader for field in row if "\n" in field]
+            if delimiter != "\t" or not any("\t" in field for field in fields):              # rows within quotes
+                return how
+        except csv.Error as error:
+            problem = f"{path}, line {reader.line_num}: {error}; double the quotes within a text in quotes"
+    if delimiter != "\t":
+        raise UserError(problem)
+    return dict(quoting=csv.QUOTE_NONE)
+
+
+def headed(frame):
+    """Return whether the first row names the columns: one is called like a label, or none of its fields is a number
+    where all below it are; or it counts the columns, as pandas does, or only the first has no name."""
+    first, body = [str(cell).strip() for cell in frame.iloc[0].fillna("")], frame.iloc[1:50].fillna("")
+    if any(name.lower() in LABELS + TEXTS and name not in set(body[i]) for i, name in zip(frame.columns, first)):
+        return True
+    if len(first) > 2 and (first == [*map(str, range(len(first)))] or not first[0] and all(first[1:]) and (
+            first[1:] == [*map(str, range(len(first) - 1))] or not any(map(number, first[1:])))):
+        return True
+    below = [name for i, name in zip(frame.columns, first) if len(body) and body[i].map(number).all()]
+    return bool(below) and not any(map(number, below))
+
+
+def column_of(path, frame, flag, wanted):
+    """Return the column that a flag names."""
+    if wanted in frame.columns:
+        return wanted
+    if re.fullmatch(r"-?\d+", wanted) and -frame.shape[1] <= int(wanted) < frame.shape[1]:
+        return frame.columns[int(wanted)]
+    raise UserError(f"{path} has no column {wanted!r} for --{flag}; its columns are: {listing(frame)}")
+
+
+def listing(frame):
+    names = [repr(name) if name == "" else str(name) for name in frame.columns]
+    return ", ".join(names if len(names) < 12 else [*names[:8], "...", *names[-2:]])
+
+
+def place(path, row, header):
+    """Return the words for a row of a table: its line in the file."""
+    return f"{path}, line {row + 1 + (header and not path.lower().endswith('.jsonl'))}"
+
+
+def numbers(path, frame, header):
+    """Convert the fields of a frame to float64 (n, columns); fields that say so are missing. Also return the rows that
+    hold something else, {row: UserError}."""
+    cells, wrong = frame.astype(object).where(frame.notna(), "nan").to_numpy(), {}
+    try:
+        return np.where(cells == "", "nan", cells).astype(np.float64), wrong
+    except (ValueError, TypeError):
+        pass
+    commas = [cell for cell in cells.flat if "," in str(cell)]
+    if commas and (all(re.fullmatch(THOUSANDS, str(cell).strip()) for cell in commas)
+                   or any("." in str(cell) and number(cell) for cell in cells.flat)):
+        raise UserError(f"{path}: does the comma in {commas[0]!r} mark thousands or decimals? Write 1234 for "
+                        "thousands, 1.234 for decimals")
+    values = np.full(cells.shape, np.nan)
+    for i, line in enumerate(cells):
+        for j, cell in enumerate(line):
+            try:
+                values[i, j] = value(cell)
+            except ValueError:
+                column = frame.columns[j]
+                hint = "correct it, or leave it empty if it is missing"
+                if not any(map(number, cells[:50, j])):
+                    hint = f"if that column is the text, give --text {column}, else leave the column out"
+                wrong.setdefault(i, UserError(f"{place(path, frame.index[i], header)}, column {column}: "
+                                              f"{str(cell)[:40]!r} is no number; {hint}"))
+    return values, wrong
+
+
+def labelled(column):
+    """Return whether a column looks like classes: names or whole numbers, most of them more than once."""
+    known = column[~column.str.strip().str.lower().isin(MISSING)]
+    whole = not known.map(number).any() or known.str.fullmatch(r"\s*[+-]?\d+(\.0*)?\s*").all()
+    return bool(whole) and 1 < known.nunique() <= max(2, len(known) / 3)
+
+
+def label_of(path, frame, header, layout, documents, regression):
+    """Return the column of the labels, or None if there is none."""
+    columns, new = frame.columns, layout.width is not None
+    if layout.label is not None:
+        return None if layout.label == "none" else column_of(path, frame, "label", layout.label)
+    if new and not header and (len(columns) == layout.width or layout.of == "none"):
+        return None
+    if new and not header and layout.of.isdigit():
+        return column_of(path, frame, "label", layout.of)
+    if header:
+        named = [name for name in columns if name == layout.of] or [name for name in columns if name.lower() in LABELS]
+        if len(named) == 1 or new:
+            return named[0] if named else None
+        raise UserError(f"{path}: {'several columns are' if named else 'no column is'} called {', '.join(LABELS)}; its "
+                        f"columns are: {listing(frame)}; say which is the label with --label NAME, or --label none")
+    if len(columns) <= documents:
+        return None
+    first, last = (frame[i].fillna("") for i in (columns[0], columns[-1]))
+    if len(columns) != documents + 1 and not last.map(number).all() or (
+            documents == 1 and not regression and not labelled(first) and labelled(last)):
+        raise UserError(f"{path}: the last column looks like the label ({last.iloc[0]!r}), the first does not "
+                        f"({first.iloc[0][:40]!r}); give --label -1, or --label 0")
+    return columns[0]
+
+
+def from_frame(path, frame, header, layout, documents=1, regression=False):
+    """Turn a DataFrame into series, labels or None, the row of each, and the Layout by which new data are read. Instead
+    of a series that cannot be read there is a UserError."""
+    if frame.empty:
+        return [], None, np.arange(0), layout
+    if (layout.id is None) != (layout.time is None):
+        raise UserError(f"{path}: a table with a row per position needs both --id COLUMN and --time COLUMN")
+    one, two = [*frame.columns, None][:2]
+    if layout.id is None and layout.label not in ("0", str(one)) and looks_long(frame):
+        raise UserError(f"{path} looks like a long table, a row per position; give --id {one} --time {two} and --label "
+                        f"COLUMN, or --label none; if {one} is the label: --label {one}")
+    if layout.columns and not header and frame.shape[1] != len(layout.columns):
+        raise UserError(f"{path} has no header, but the training data had one: {', '.join(layout.columns[:9])}")
+    label = label_of(path, frame, header, layout, documents, regression)
+    apart = [] if layout.id is None else [
+        column_of(path, frame, flag, getattr(layout, flag)) for flag in ("id", "time")]
+    rest = [name for name in frame.columns if name not in (label, *apart)]
+    if layout.text is not None and frame.shape[1] > 1:
+        rest = [column_of(path, frame, "text", layout.text)]
+    elif layout.columns and header:
+        if lacking := [name for name in layout.columns if name not in frame]:
+            raise UserError(f"{path} has no column {lacking[0]!r}, which training had; its columns are: "
+                            f"{listing(frame)}")
+        rest = [*layout.columns]
+    if not rest or rest == [label]:
+        raise UserError(f"{path} has only the column {label}, besides those of flags; give --label and --text")
+    labels = None if label is None else frame[label].astype(object).where(frame[label].notna(), "")
+    rows, width = frame.index.to_numpy(), len(rest)
+    if layout.id is not None:
+        series, rows, labels = long(path, frame, header, apart, label, rest)
+    elif len(rest) == 1 and isinstance(frame[rest[0]].iloc[0], (list, np.ndarray)):
+        series = [listed(place(path, row, header), cell) for row, cell in frame[rest[0]].items()]
+        series = oriented(path, series, layout)
+    elif len(rest) == documents:
+        cells = frame[rest].astype(object).where(frame[rest].notna(), "").astype(str)
+        series = cells[rest[0]].tolist() if documents == 1 else [*cells.itertuples(index=False, name=None)]
+        for i in np.flatnonzero(cells.eq("").any(axis=1)):
+            series[i] = UserError(f"{place(path, rows[i], header)}: the text is empty; remove that line")
+    else:
+        values, wrong = numbers(path, frame[rest], header)
+        series = [wrong.get(i, row[:, None]) for i, row in enumerate(values)]
+        width *= not np.isnan(values[:, -1]).any()
+    found = layout if layout.width is not None else layout._replace(
+        label=None, text=None if header else layout.text, columns=tuple(rest) if header else (), width=width)
+    return series, labels, rows, found._replace(of="none" if label is None else str(label))
+
+
+def listed(where, cell):
+    """Return a list of a .jsonl or .parquet file, of numbers or of lists of numbers, as float64 (l, channels)."""
+    try:
+        return np.array([*cell], np.float64).reshape(len(cell), -1)
+    except (ValueError, TypeError):
+        return UserError(f"{where}: {str(cell)[:40]!r} is no list of numbers, or of lists of equally many numbers")
+
+
+def oriented(path, series, layout):
+    """Return series (l, channels), of which --channels-first says that they are (channels, l)."""
+    shape = next((one.shape for one in series if not isinstance(one, UserError)), (1, 1))
+    if shape[1] > shape[0] and layout.channels_first is None:
+        raise UserError(f"{path}: a sequence has the shape {shape}; is the last axis the positions (--channels-first), "
+                        f"or are there {shape[1]} channels (--channels-last)?")
+    return [one.T for one in series] if layout.channels_first else series
+
+
+def looks_long(frame):
+    """Return whether the first column has runs of equal names, within which the second rises."""
+    if not 2 < frame.shape[1] <= 9 or not frame.iloc[:, 1].map(number).all():
+        return False
+    names, order = frame.iloc[:, 0].astype(str).to_numpy(), frame.iloc[:, 1].map(value).to_numpy()
+    same, runs = names[1:] == names[:-1], len({*names})
+    return 1 < runs < len(names) / 2 and (~same).sum() == runs - 1 and bool((np.diff(order)[same] > 0).all())
+
+
+def long(path, frame, header, apart, label, rest):
+    """Turn a table with a row per position into series (l, channels), in the order in which they appear, and return the
+    first row of each and its label, too. apart: the columns that name a sequence and order its positions."""
+    import pandas as pd
+
+    name, time = apart
+    (values, wrong), order, found, steps = numbers(path, frame[rest], header), frame[time], [], set()
+    if order.map(number).all():
+        order = order.map(value).to_numpy()
+    else:
+        try:
+            order = pd.to_datetime(order, format="ISO8601").to_numpy()
+        except ValueError:
+            raise UserError(f"{path}: column {time} holds {order.iloc[0]!r}, which is neither a number nor a date as "
+                            "2024-01-31 23:59:00") from None
+    if pd.isna(order).any():
+        raise UserError(f"{place(path, frame.index[pd.isna(order).argmax()], header)}: no {time}")
+    for key, places in frame.groupby(name, sort=False).indices.items():
+        first, places = places.min(), places[np.argsort(order[places], kind="stable")]
+        labels = [] if label is None else [one for one in frame[label].iloc[places].dropna().unique() if one != ""]
+        steps |= {*np.diff(order[places]).tolist()}
+        for problem, there in (f"two rows of one {time}", 0 in steps), (f"several labels in {label}", len(labels) > 1):
+            if there:
+                raise UserError(f"{path}: {name} {key} has {problem}")
+        found.append((next((wrong[place] for place in places if place in wrong), values[places]), frame.index[first],
+                      labels[0] if labels else ""))
+    if len(steps) > 1:
+        print(f"note: {time} has steps of several sizes, but each row is one position; where rows lack, add empty ones")
+    series, rows, labels = zip(*found)
+    return [*series], np.array(rows), None if label is None else [*labels]
