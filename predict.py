@@ -3,11 +3,11 @@
     python predict.py RUN --input new.csv         finetuned run: a label for each sequence of a file, in predictions.csv
     python predict.py RUN                         the same for the test split
     python predict.py RUN --features out.npy      (n, d), the input of the head; pretrained run: the mean over positions
-    python predict.py RUN --export model.pt2      torch.export, for programs without this repository
+    python predict.py RUN --export model.pt2      torch.export, for programs without this repository; or model.onnx
     python predict.py RUN --show sheet.png        pretrained run: sequences, with hidden positions, and filled in
     python predict.py RUN --prompt "[MAX 3"       causally pretrained run: continue symbols, or images in sample.png
 
-A file is .npz, .csv, .tsv, .ts or .txt, as for `--task file:`; labels may be missing. In Python:
+A file is a table, .npz, .ts or .txt, as for `--task file:` (results/own.md); labels may be missing. In Python:
 
     from predict import load
     model = load("runs/text_demo-s4-masked-scratch-s0")
@@ -23,7 +23,6 @@ import io
 import json
 import math
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,11 +36,14 @@ from engine.feed import drawing
 from engine.flags import between
 from engine.folder import newest, read_checkpoint
 from engine.processes import guarded
+from kernels import inside
 from models import MODELS, Backbone, Classifier, Denoiser, Joint, config
 from pretrain import OBJECTIVES
 from tasks import EOS, MASK, PAD, UNK, folder_name, full_name, restored
-from tasks.own import OWN_FILES, as_stored, check_each, encode, read_file
+from tasks.own import OWN_FILES, as_stored, encode, read_file
 from tasks.picture import draw_example, height, picture
+from tasks.split import as_numbers, check_each
+from tasks.table import Layout, add_layout, from_frame, given
 
 # ---- A trained run ---------------------------------------------------------------------------------------------------
 
@@ -74,7 +76,7 @@ class Trained:
         if len(self.names) != task.classes:
             raise ValueError(f"{len(self.names)} names for {task.classes} classes")
         self.pretrained, joint = saved["start"] == "pretrain", saved["start"] == "joint"
-        hidden = (self.pretrained or joint) and objective.hides and task.channels is not None
+        hidden = task.gaps or (self.pretrained or joint) and objective.hides and task.channels is not None
         backbone = Backbone(config(saved["arch"], task, causal=objective.causal, mask_channel=hidden))
         predicted = task.vocab if saved["loss"] == "ce" else task.channels
         if self.pretrained:
@@ -97,19 +99,30 @@ class Trained:
     def autocast(self):
         return torch.autocast(self.device, torch.bfloat16, enabled=self.dtype == "bfloat16")
 
-    def encoded(self, x, place="x"):
-        """Turn raw sequences into a Split without targets. x: an array as in a file, (n, l) or (n, l, channels), or a
-        list of n arrays or texts (pairs of texts, if an example has two documents)."""
-        task, x = self.task, list(x) if np.iterable(x) else [x]
+    def encoded(self, x, place="x", bad=None):
+        """Turn raw sequences into a Split without targets. x: an array as in a file, (n, l) or (n, l, channels), a
+        DataFrame with the columns of the training data, or a list of n arrays or texts (pairs of texts, if an example
+        has two documents). bad: see `encode`."""
+        task = self.task
+        layout = Layout(**task.layout or {})
+        if hasattr(x, "columns"):
+            named = not all(str(name).isdigit() for name in x.columns) or bool(layout.columns)
+            x = x.to_numpy() if layout.width is None else from_frame(
+                place, x.rename(columns=str).reset_index(drop=True), named, layout, task.documents)[0]
+        x = list(x) if np.iterable(x) else [x]
+        if layout.channels_first and place == "x":
+            x = [np.transpose(one) if np.ndim(one) == 2 else one for one in x]
         if not x:
             raise UserError(f"{place} holds no sequence")
         if task.documents > 1:
+            x = [[one] * task.documents if isinstance(one, UserError) else one for one in x]
             check_each(place, [np.iterable(one) and not isinstance(one, str) and len(one) == task.documents
                                for one in x], "it is no pair; give a list of pairs, [(first, second)] for one")
             x = [one for pair in x for one in pair]
         with reading(f"{place} cannot be read", "give a list of texts or of arrays of numbers"):
-            x = [one if isinstance(one, str) else np.asarray(one) for one in x]
-        arrays, unknown, longer = encode(task, place, x)
+            x = [one if isinstance(one, (str, UserError)) else np.asarray(one) for one in x]
+            x = [one.astype(float) if getattr(one, "dtype", None) == object else one for one in x]
+        arrays, unknown, longer = encode(task, place, x, bad)
         if unknown:
             some = ", ".join(f"{name!r} ({n:,})" for name, n in unknown.most_common(5))
             print(f"note: {sum(unknown.values()):,} of {sum(len(one) - 1 for one in arrays):,} positions hold one of "
@@ -152,8 +165,12 @@ class Trained:
         return low + (outputs[:, 0] + 1) / 2 * (high - low), None
 
     def __call__(self, x):
-        """Return `answers` for raw sequences, as in `encoded`, or for one text or one series (l,)."""
-        single = isinstance(x, str) or isinstance(x, np.ndarray) and x.ndim == 1 and x.dtype.kind in "biuf"
+        """Return `answers` for raw sequences, as in `encoded`, or for one text or series, (l,) or (l, channels)."""
+        x = x if hasattr(x, "__len__") or not np.iterable(x) else [*x]
+        first = None if hasattr(x, "columns") or not np.iterable(x) else next(iter(x), None)
+        if (self.task.channels or 1) > 1 and np.iterable(first):       # then one series has two axes
+            first = next(iter(first), None)
+        single = isinstance(x, str) or isinstance(first, (int, float, np.number))
         return self.answers(self.outputs(self.encoded([x] if single else x)))
 
 
@@ -185,27 +202,37 @@ def held_out(trained):
     return test, rows, trained.names[test.y] if task.classes else trained.answers(test.y[:, None].astype(np.float64))[0]
 
 
-def new_split(trained, path):
+def new_split(trained, path, flags=None, bad=None):
     """Return a file's examples, encoded; the row of each; and its label, "" (NaN in regression) if it has none. None
-    instead of labels if the file has none."""
-    own = read_file(str(path), trained.task.documents)
+    instead of labels if the file has none. A table is read as that of the training data, or as flags (`given`) say.
+    bad: see `encode`."""
+    layout = Layout(**trained.task.layout or {})
+    layout = layout._replace(**{"channels_first": bool(layout.channels_first)} | (flags or {}))
+    own = read_file(str(path), layout, trained.task.documents, not trained.task.classes)
     if not len(own.series):
         raise UserError(f"{path} holds no sequence")
-    split, rows = trained.encoded(own.series, path), np.arange(len(own.series))
+    split = trained.encoded(own.series, path, bad)
+    if bad and len(bad) == len(own.series):
+        raise bad[0]
+    rows = np.arange(len(own.series)) if own.rows is None else own.rows
     if trained.pretrained or own.labels is None or not own.known.any():
         return split, rows, None
-    if path.suffix.lower() in (".csv", ".tsv"):
-        print("the first field of each line is read as its label")
+    if own.layout and own.layout.of != "none":
+        print(f"labels are read from column {own.layout.of}; --label COLUMN names another; none: there is no label")
     if trained.task.classes:
         # The exact name, or else the only one of this number: 1, "1" and 1.0 are the same class, "01" and "1" are two.
         numbers = [as_number(name) for name in trained.names]
         same = {number: name for number, name in zip(numbers, trained.names) if numbers.count(number) == 1}
         pairs = zip(own.labels.tolist(), own.labels.astype(str).tolist())
         named = [text if text in trained.names else same.get(as_number(label), text) for label, text in pairs]
+        sure = trained.task.channels and own.layout and own.layout.width                      # by the number of columns
+        if own.layout and trained.task.own and not sure and not {*named} & {*trained.names}:
+            raise UserError(f"{path}: column {own.layout.of} holds no class of {trained.run}, e.g. {trained.names[0]}; "
+                            "--label COLUMN names the label; if there is none: --label none --text COLUMN")
         return split, rows, np.where(own.known, named, "")
     values = np.full(len(rows), np.nan)
     try:
-        values[own.known] = own.labels[own.known].astype(np.float64)
+        values[own.known] = as_numbers(own.labels[own.known])
     except (ValueError, TypeError) as error:
         raise UserError(f"{path}: not every label is a number ({error}), but {trained.run} predicts numbers") from None
     return split, rows, values
@@ -219,8 +246,9 @@ def as_number(label):
         return str(label)
 
 
-def write_table(path, rows, labels, answers, names):
-    """Write one line per example: its row, from 0; its label, if there are labels; the prediction; probabilities."""
+def write_table(path, rows, labels, answers, names, bad=()):
+    """Write one line per example: its row, from 0; its label, if there are labels; the prediction; probabilities.
+    bad: examples without a prediction."""
     predicted, probabilities = answers
     head = ["row", *([] if labels is None else ["label"]), "prediction", *(f"p({name})" for name in names)]
     text = io.StringIO()
@@ -229,7 +257,7 @@ def write_table(path, rows, labels, answers, names):
     for i, row in enumerate(rows):
         label = [] if labels is None else [labels[i]]
         more = [] if probabilities is None else [f"{p:.6f}" for p in probabilities[i]]
-        writer.writerow([row, *label, predicted[i], *more])
+        writer.writerow([row, *label, *([""] * (1 + len(more)) if i in bad else [predicted[i], *more])])
     write_atomically(path, lambda file: file.write(text.getvalue().encode(errors="replace")))
 
 
@@ -267,23 +295,30 @@ def judged(labels, predicted, names):
 
 def label(trained, args):
     trained.to(args.device)
-    split, rows, labels = new_split(trained, args.input) if args.input else held_out(trained)
+    bad = {}
+    split, rows, labels = new_split(trained, args.input, given(args), bad) if args.input else held_out(trained)
+    good = np.setdiff1d(np.arange(len(rows)), [*bad])
     if args.features:
         features = trained.outputs(split, features=True)
+        features[[*bad]] = np.nan
         write_atomically(args.features, lambda file: np.save(file, features))
         print(f"wrote {args.features}: {features.shape}, {features.dtype}, one line per example")
-        return
-    answers = trained.answers(trained.outputs(split))
-    write_table(args.out, rows, labels, answers, trained.names)
-    print(f"wrote {args.out}: {len(rows):,} examples of {args.input or 'the test split'}; rows are counted from 0"
-          + ("" if trained.dtype == "float32" else f"; computed in {trained.dtype}, as in training"))
-    if trained.task.classes:
-        counts = Counter(answers[0].tolist())
-        print("predicted: " + ", ".join(f"{name} {counts[name]:,}" for name in trained.names if counts[name]))
-    for line in [] if labels is None else judged(labels, answers[0], trained.names):
-        print(line)
+    else:
+        answers = trained.answers(trained.outputs(split))
+        write_table(args.out, rows, labels, answers, trained.names, bad)
+        print(f"wrote {args.out}: {len(rows):,} examples of {args.input or 'the test split'}; rows are counted from 0"
+              + ("" if trained.dtype == "float32" else f"; computed in {trained.dtype}, as in training"))
+        if trained.task.classes:
+            counts = Counter(answers[0][good].tolist())
+            print("predicted: " + ", ".join(f"{name} {counts[name]:,}" for name in trained.names if counts[name]))
+        for line in [] if labels is None else judged(labels[good], answers[0][good], trained.names):
+            print(line)
     if args.input and trained.saved["task"] == full_name(f"file:{args.input}"):
         print("note: the run was trained on this file; without --input only its test split is used")
+    if bad:
+        first = min(bad)
+        raise UserError(f"{len(bad):,} of {len(rows):,} examples could not be read; their lines are empty. Row "
+                        f"{rows[first]}: {bad[first]}")
 
 
 # ---- What a pretrained run fills in ----------------------------------------------------------------------------------
@@ -351,13 +386,14 @@ def show(trained, split, path):
 
 class Exported(nn.Module):
     """A finetuned model for export. Normalisation, and kernels at the task's length, are constants. Raw samples
-    (1, l, channels) or ids (1, l), and true lengths (1,) if they differ -> probabilities (1, classes), or values in
-    the unit of the labels (1, 1), float64 because a unit may be fine (seconds since 1970, for example)."""
+    (b, l, channels) or ids (b, l), padded with anything, and true lengths (b,) if they differ -> probabilities
+    (b, classes), or values in the unit of the labels (b, 1), float64 because a unit may be fine (seconds since 1970).
+    An example of two documents has two rows of x."""
 
     def __init__(self, trained):
         super().__init__()
         task, self.model, self.classes = trained.task, trained.model, trained.task.classes
-        self.samples, self.pad = not trained.model.backbone.reads_symbols, trained.model.backbone.mask_channel
+        self.samples = not trained.model.backbone.reads_symbols
         kind = torch.from_numpy(as_stored(task, np.zeros(1))).dtype    # float64 if float32 would lose too much
         self.register_buffer("mean", torch.tensor(task.mean, dtype=kind))
         self.register_buffer("std", torch.tensor(task.std, dtype=kind))
@@ -366,48 +402,92 @@ class Exported(nn.Module):
         self.kernels = [kernels and (kernels[0].detach(),) for kernels in trained.model.backbone.kernels(task.length)]
 
     def forward(self, x, lengths=None):
+        if lengths is not None:
+            padding = ~inside(lengths, x.shape[1])
+            x = x.masked_fill(padding[..., None] if self.samples else padding, PAD)
         if self.samples:
             x = ((x / self.scale - self.mean) / self.std).float()      # as Split.batch does
-            x = nn.functional.pad(x, (0, 1)) if self.pad else x
         outputs = self.model.classify(self.model.backbone.body(x, lengths, self.kernels), lengths)
         low, high = self.ends
         return outputs.softmax(-1) if self.classes else low + (outputs.double() + 1) / 2 * (high - low)
 
 
+def described(task, names, dtype):
+    """Return what a program needs besides an exported model, for JSON: the names of the classes in the order of the
+    probabilities; length, channels and dtype of the input, and whether it wants `lengths`; the id of each symbol, and
+    those of the end, of padding and of an unknown symbol. between: what separates symbols in a text."""
+    return dict(names=names.tolist(), length=task.length, channels=task.channels,
+                dtype=str(dtype).removeprefix("torch."), lengths=task.ragged or not task.channels,
+                ids={symbol: i for i, symbol in enumerate(task.symbols) if i > EOS}, end=EOS, pad=PAD, unknown=UNK,
+                between=task.between)
+
+
+def as_pt2(program, text):
+    """Return the bytes of an exported program, with a text inside, and a function that runs them."""
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files={"task.json": text})
+    return buffer.getvalue(), torch.export.load(io.BytesIO(buffer.getvalue())).module()
+
+
+def as_onnx(program, text):
+    """Return the same for ONNX, which lacks some operations of lru, mamba, s5 and spade."""
+    with reading("--export .onnx is not possible here", "pip install onnx onnxscript onnxruntime"):
+        import onnxruntime
+        import onnxscript                      # noqa: F401, for torch.onnx
+    try:
+        made = torch.onnx.export(program, verbose=False)
+    except torch.onnx.OnnxExporterError:
+        raise UserError("ONNX lacks an operation of this model; give --export a name that ends in .pt2") from None
+    made.model.metadata_props["task.json"] = text
+    raw = made.model_proto.SerializeToString()
+    session = onnxruntime.InferenceSession(raw)
+    names = [one.name for one in session.get_inputs()]
+    return raw, lambda *inputs: torch.from_numpy(session.run(None, dict(zip(names, map(np.asarray, inputs))))[0])
+
+
 @torch.no_grad()
 def export(trained, path):
-    """Export the model at a static shape, one example of the task's length, and check the export before writing."""
-    task, b = trained.task, trained.task.documents
+    """Export the model for batches of any size, all of the task's length. Check the export before writing it."""
+    task, k = trained.task, trained.task.documents
+    if path.suffix not in (".pt2", ".onnx"):
+        raise UserError(f"--export {path}: give a name that ends in .pt2 or .onnx")
     if trained.pretrained:
         raise UserError(f"--export needs a finetuned run, but {trained.run} is a pretraining run")
     exported = Exported(trained).eval()
-    if exported.samples:
-        noise = torch.randn(b, task.length, task.channels, dtype=exported.mean.dtype)
-        x = (noise * exported.std + exported.mean) * task.scale
-    else:
-        x = torch.randint(0 if task.channels else EOS + 1, task.vocab, (b, task.length))
     ragged = task.ragged or not task.channels
-    lengths, stored = (torch.full((b,), task.length),) if ragged else (), x.numpy()
-    stored = stored if x.ndim == 3 or ragged else stored[..., None]                           # gray levels
-    split = Split(task, stored.reshape(-1, *stored.shape[2:]) if ragged else stored, np.zeros(1),
-                  np.arange(b + 1) * task.length)
+
+    def drawn(b):
+        """Draw b examples -> x (k b, l[, channels]) and, if they differ, lengths (k b,)."""
+        if exported.samples:
+            noise = torch.randn(k * b, task.length, task.channels, dtype=exported.mean.dtype)
+            x = (noise * exported.std + exported.mean) * task.scale
+        else:
+            x = torch.randint(0 if task.channels else EOS + 1, task.vocab, (k * b, task.length))
+        lengths = torch.cat((torch.tensor([task.length]), torch.randint(1, task.length + 1, (k * b - 1,))))
+        return x, *[lengths] * ragged
+
+    x, *lengths = drawn(3)
+    stored = x.numpy() if x.ndim == 3 or ragged else x.numpy()[..., None]                     # gray levels
+    if ragged:
+        stored = np.concatenate([one[:length] for one, length in zip(stored, lengths[0])])
+    split = Split(task, stored, np.zeros(3), np.cumsum([0, *lengths[0].tolist()]) if ragged else None)
     # Compute this before tracing: cached functions must not keep tensors of the trace.
     dtype, trained.dtype, (low, high) = trained.dtype, "float32", exported.ends                # of the export
-    answer, probabilities = trained.answers(trained.outputs(replace(split, offsets=split.offsets if ragged else None)))
+    answer, probabilities = trained.answers(trained.outputs(split))
     trained.dtype = dtype
-    ours = torch.from_numpy(answer[:, None] if probabilities is None else probabilities)      # (1, classes or 1)
-    names = dict(names=trained.names.tolist(), symbols=task.symbols, length=task.length)
-    buffer = io.BytesIO()
-    program = torch.export.export(exported, (x, *lengths))
-    torch.export.save(program, buffer, extra_files={"task.json": json.dumps(names)})
-    written = torch.export.load(io.BytesIO(buffer.getvalue())).module()
+    ours = torch.from_numpy(answer[:, None] if probabilities is None else probabilities)      # (3, classes or 1)
+    batch = torch.export.Dim("batch", min=1)
+    program = torch.export.export(exported, drawn(2), dynamic_shapes=[{0: k * batch}] * (1 + len(lengths)))
+    text = json.dumps(described(task, trained.names, x.dtype))
+    raw, written = (as_onnx if path.suffix == ".onnx" else as_pt2)(program, text)
     error = (written(x, *lengths) - ours).abs().max().item()
     if not error < 1e-5 * max(high - low, (ours - low).abs().max().item()) + math.ulp(ours.abs().max().item()):
         raise UserError(f"the export of {trained.run} differs from the model by {error:.1g}; nothing was written")
-    write_atomically(path, lambda file: file.write(buffer.getvalue()))
-    inputs = ", ".join(f"{tuple(one.shape)} {str(one.dtype).removeprefix('torch.')}" for one in (x, *lengths))
+    write_atomically(path, lambda file: file.write(raw))
+    inputs = ", ".join(f"({'2 b' if k > 1 else 'b'}{''.join(f', {n}' for n in one.shape[1:])}) "
+                       f"{str(one.dtype).removeprefix('torch.')}" for one in (x, *lengths))
     more = "" if dtype == "float32" else f"; it computes in float32, but the run in {dtype}"
-    print(f"wrote {path}: {inputs} -> {tuple(ours.shape)}; it differs from the model by {error:.1g}{more}")
+    print(f"wrote {path}: {inputs} -> (b, {ours.shape[1]}); it differs from the model by {error:.1g}{more}")
 
 
 # ---- Continue sequences with a causally pretrained run ---------------------------------------------------------------
@@ -483,17 +563,18 @@ def generate(trained, args):
 def main(argv=None):
     parser = Parser(examples=True, description="Predictions of a trained run.", allow_abbrev=False)
     parser.add_argument("run", type=Path, metavar="RUN", help="directory of a run")
-    parser.add_argument("--input", type=Path, metavar="FILE", help="new sequences: .npz, .csv, .tsv, .ts, or .txt "
+    parser.add_argument("--input", type=Path, metavar="FILE", help="new sequences: a table, .npz, .ts, or .txt "
                         "with one text per line (default: the test split)")
     parser.add_argument("--out", type=Path, default=Path("predictions.csv"), metavar="FILE",
                         help="where to write predictions (default: predictions.csv)")
     parser.add_argument("--features", type=Path, metavar="FILE", help="write features (n, d), not predictions")
-    parser.add_argument("--export", type=Path, metavar="FILE", help="write the model with torch.export (.pt2)")
+    parser.add_argument("--export", type=Path, metavar="FILE", help="write the model for other programs (.pt2, .onnx)")
     parser.add_argument("--show", type=Path, metavar="FILE", help="draw what a pretrained run fills in (.png, .pdf)")
     parser.add_argument("--prompt", help="beginning of the sequence (default: taken from the validation split)")
     parser.add_argument("--seed", type=between(int, 0, 2**63 - 1), default=0, help="seed of the drawn symbols")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="device for predictions and features")
     parser.add_argument("--data-dir", default="data", help="where prepared data sets live")
+    add_layout(parser, "--input")
     args = parser.parse_args(argv)
     trained = load(args.run, args.data_dir)
     here = Path(args.data_dir, folder_name(trained.saved["task"]), "meta.json").exists()
@@ -505,7 +586,8 @@ def main(argv=None):
     if args.export:
         export(trained, args.export)
     elif args.show:
-        split = new_split(trained, args.input)[0] if args.input else open_task(trained.saved["task"], args.data_dir)[2]
+        split = (new_split(trained, args.input, given(args))[0] if args.input else
+                 open_task(trained.saved["task"], args.data_dir)[2])
         show(trained, split, args.show)
     elif args.prompt is not None or trained.pretrained and not (args.features or args.input):
         generate(trained, args)

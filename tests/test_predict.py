@@ -2,7 +2,10 @@
 import base64
 import csv
 import json
+import re
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,12 +17,14 @@ import data
 import finetune
 import predict
 import pretrain
+from conftest import ROOT
 from files import UserError
+from kernels import inside
 from models import MODELS, Backbone, Classifier, config
 from recipes import arch
 from tasks import SPECIAL, TASKS
 from tasks.cifar import GREY
-from tasks.own import FILE, encode, read_own
+from tasks.own import FILE, encode, ended, read_own
 from tasks.picture import draw_example
 
 N = 60
@@ -138,7 +143,7 @@ def test_labels_of_a_file_are_those_of_the_run_however_they_are_written(trained,
         capsys.readouterr()
         predict.main(["run", "--input", name])
         text = capsys.readouterr().out
-        assert ("the first field of each line is read as its label" in text) == name.endswith("csv")
+        assert ("labels are read from column 0" in text) == name.endswith("csv")
         lines.append([line for line in text.splitlines() if "labels: accuracy" in line])
         assert "the run was trained on this file" not in text
     assert lines[0] == lines[1] == lines[2] and len(lines[0]) == 1
@@ -217,9 +222,25 @@ def test_what_is_no_sequence_is_one_line(trained):
     _, found, train = trained
     for kind in "texts", "ragged", "fixed", "integers":
         model = predict.load(train(kind, "scratch"))
-        for x in ([1], 5, [1.5, 2.5], None, [None], [b"ab"], [[[1], 2]], [{"a": 1}], np.array(["2020"], "M8[D]")):
+        for x in (5, None, [None], [b"ab"], [[[1], 2]], [{"a": 1}], np.array(["2020"], "M8[D]")):
             with pytest.raises(UserError, match="neither a text nor an array of numbers|cannot be read|samples"):
                 model(x)
+
+
+@pytest.mark.parametrize("kind", ["texts", "integers", "ragged", "fixed", "numbers"])
+def test_one_sequence_or_many_in_what_people_hold(kind, trained):
+    """A list, an array, an iterator; one of them."""
+    _, found, train = trained
+    model, x = predict.load(train(kind, "scratch")), found[kind][0][:3]
+
+    def first(answer):
+        names, probabilities = answer
+        return names if probabilities is None else probabilities
+    wanted = first(model(x))
+    for many in ([*x], iter(x), (one for one in x), np.array(x, object) if kind in ("fixed", "numbers") else x):
+        assert np.allclose(first(model(many)), wanted, rtol=1e-9)
+    for one in (x[0], x[0] if kind == "texts" else x[0].tolist()):
+        assert np.allclose(first(model(one)), wanted[:1], rtol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -403,7 +424,7 @@ def test_images_are_drawn_as_images(tmp_path):
 
 def test_pairs_of_texts_are_two_sequences_of_an_example():
     task = data.replace(TASKS["retrieval"], length=6, vocab=7, symbols=(*SPECIAL, *"abc"))
-    own = read_own("pairs.tsv", b"related\tab\tc\nunrelated\tb\tcabcabc\n", 2)
+    own = read_own("pairs.tsv", b"related\tab\tc\nunrelated\tb\tcabcabc\n", documents=2)
     arrays, unknown, longer = encode(task, "", [one for pair in own.series for one in pair])
     assert [array.tolist() for array in arrays] == [[4, 5, 3], [6, 3], [5, 3], [6, 4, 5, 6, 4, 3]]
     assert (dict(unknown), longer, [*own.labels]) == ({}, 1, ["related", "unrelated"])
@@ -419,7 +440,41 @@ def test_every_model_exports(name, tmp_path):
                          model=Classifier(backbone, 3, "mean").eval())
     predict.export(trained, tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2").module()
-    x, lengths = torch.randint(4, 9, (1, 12)), torch.tensor([7])
-    with torch.no_grad():
-        ours = trained.model(x, lengths).softmax(-1)                 # shorter than that of the export
-    assert torch.allclose(program(x, lengths), ours, atol=1e-5)
+    for b in (1, 5):                                                 # any number, and anything in the padding
+        x, lengths = torch.randint(4, 9, (b, 12)), torch.randint(1, 13, (b,))
+        with torch.no_grad():
+            ours = trained.model(x, lengths).softmax(-1)
+        assert torch.allclose(program(x, lengths), ours, atol=1e-5)
+        x = x.where(inside(lengths, 12), 0)
+        assert torch.allclose(program(x, lengths), ours, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["texts", "ragged", "fixed"])
+def test_an_export_is_run_as_the_page_says_in_a_program_without_this_repository(kind, trained, tmp_path):
+    """The page's lines, on the test split's first examples, beside predict.load; class names and ids come from the file."""
+    _, found, train = trained
+    model, x = predict.load(train(kind, "scratch")), found[kind][0][:5]
+    predict.export(model, tmp_path / "model.pt2")
+    page = (ROOT / "results" / "own.md").read_text()
+    code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "model.pt2" in block)
+    given = [*map(str, x)] if kind == "texts" else [ended(np.reshape(one, (-1, model.task.channels))).tolist() for one in x]
+    (tmp_path / "given.json").write_text(json.dumps(given))
+    (tmp_path / "use.py").write_text(f"{code}answer = of_{'texts' if kind == 'texts' else 'series'}(json.load(open("
+                                     "'given.json')))\njson.dump([task['names'], answer.tolist()], open('answer.json', 'w'))\n")
+    done = subprocess.run([sys.executable, "-I", "use.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    names, theirs = json.loads((tmp_path / "answer.json").read_text())
+    assert names == model.names.tolist() and np.allclose(theirs, model(x)[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["texts", "ragged", "fixed"])
+def test_onnx_gives_the_same_where_it_is_installed(kind, trained, tmp_path):
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    import onnxruntime
+    _, found, train = trained
+    model = predict.load(train(kind, "scratch"))
+    predict.export(model, tmp_path / "model.onnx")                   # compares before it writes
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    assert json.loads(session.get_modelmeta().custom_metadata_map["task.json"])["names"] == model.names.tolist()
+    assert session.get_inputs()[0].shape[1:] == ([model.task.length] if kind == "texts" else [model.task.length, model.task.channels])

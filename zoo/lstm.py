@@ -35,13 +35,13 @@ def reversal(lengths, l):
 
 def reverse(x, lengths):
     """Reverse each sequence of x (b, l, d). Reversing twice restores x."""
-    return x.flip(1) if lengths is None else x.take_along_dim(reversal(lengths, x.shape[1])[..., None], 1)
+    return x.flip(1) if lengths is None else x.gather(1, reversal(lengths, x.shape[1])[..., None].expand_as(x))
 
 
 def run_cell(cell, x):
     """Run an LSTM or GRU cell over x (b, l, d) and return its hidden states (b, l, n). nn.LSTM and nn.GRU call the same
     functions (cuDNN on a GPU); torch.compile takes the calls, but not the modules."""
-    h, gru = x.new_zeros(1, len(x), cell.hidden_size), isinstance(cell, nn.GRUCell)
+    h, gru = x.new_zeros(1, x.shape[0], cell.hidden_size), isinstance(cell, nn.GRUCell)
     # with biases, one layer, no dropout, training (else cuDNN has no backward pass), one direction, batch first
     flags = True, 1, 0.0, True, False, True
     return (torch.gru if gru else torch.lstm)(x, h if gru else (h, h), [*cell.parameters()], *flags)[0]

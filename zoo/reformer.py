@@ -64,7 +64,7 @@ def lsh_attention(q, v, rotations, chunk, lengths=None):
     position = order % size
 
     def sort(x):
-        x = x.take_along_dim(position[..., None], 2)                                     # (b, h, r size, e)
+        x = x.gather(2, position[..., None].expand(-1, -1, -1, x.shape[-1]))              # (b, h, r size, e)
         return x.unflatten(2, (-1, chunk))                                               # (b, h, chunks, chunk, e)
 
     def with_previous(x):
@@ -77,8 +77,9 @@ def lsh_attention(q, v, rotations, chunk, lengths=None):
     logits = logits.masked_fill(j[..., None, :] >= ends.view(b, 1, 1, 1, 1), -1e9)
     share = logits.logsumexp(-1, keepdim=True)                                           # (b, h, chunks, chunk, 1)
     y = (logits - share).exp() @ with_previous(sort(v))                                  # (b, h, chunks, chunk, e)
-    back = order.argsort(-1)[..., None]
-    y, share = (x.flatten(2, 3).take_along_dim(back, 2).unflatten(2, (rounds, size)) for x in (y, share))
+    back = order.argsort(-1)[..., None]                                                  # (b, h, r size, 1)
+    y, share = (x.gather(2, back.expand_as(x)).unflatten(2, (rounds, size))
+                for x in (y.flatten(2, 3), share.flatten(2, 3)))
     return (y * share.softmax(2)).sum(2)[:, :, :l]                                       # (b, h, l, e)
 
 
