@@ -7,9 +7,10 @@
     python finetune.py --freeze --init runs/pathfinder_demo-transformer-masked-pretrain-s0   a linear probe
 
 Three things differ from pretrain.py: a new head on the pooled sequence, the labels, and where the weights come from
-(`load_backbone`). The score is accuracy, or R2 for regression. Validation chooses the checkpoint; the test split is
-evaluated once, at the end, with that checkpoint and without dropping an incomplete batch. Loop, run directory,
---resume and torchrun are as in stage 1. Joint training, which has no stage 1, stands at the end.
+(`load_backbone`). The score is accuracy, or R2 for regression. Validation chooses the checkpoint (in your data, by
+balanced accuracy if classes are unequal). The test split is evaluated once, at the end, with that checkpoint and
+without dropping an incomplete batch. Loop, run directory, --resume and torchrun are as in stage 1. Joint training,
+which has no stage 1, stands at the end.
 """
 from files import UserError  # first: no traceback if Ctrl-C comes while the rest is imported
 
@@ -27,14 +28,23 @@ from engine.processes import guarded
 from engine.run import Run, learning_rate
 from models import HELPERS, MODELS, Backbone, Classifier, Joint, config, make_optimizer
 from pretrain import OBJECTIVES, spt_loss
+from tasks.split import balanced_accuracy, unequal
 
 # ---- Loss and score --------------------------------------------------------------------------------------------------
 
-def supervised_loss(task, outputs, y):
-    """Return the summed loss: cross-entropy of outputs (b, classes) and y (b,); regression: squared error of (b, 1)."""
+def supervised_loss(task, outputs, y, weights=None):
+    """Return the summed loss: cross-entropy of outputs (b, classes) and y (b,), with weights (classes,) if they are
+    given; regression: squared error of (b, 1)."""
     if task.classes:
-        return F.cross_entropy(outputs, y, reduction="sum")
+        return F.cross_entropy(outputs, y, weights, reduction="sum")
     return (outputs[:, 0] - y).square().sum()
+
+
+def class_weights(task, train):
+    """Return a weight for each class, float32 (classes,): inversely proportional to its number of training examples, 1
+    on average over these."""
+    sizes = np.bincount(train.labels(), minlength=task.classes).clip(1)
+    return torch.from_numpy(len(train) / (task.classes * sizes)).float()
 
 
 def r2(squared_error, y):
@@ -67,7 +77,7 @@ def load_backbone(model, args, say):
     """Load the pretrained backbone into a Classifier and print what was loaded.
 
     Everything but the head transfers. Only the input layer of a task with samples may differ in shape: its column for
-    the mask channel is dropped, because nothing is hidden now. Any other difference is an error.
+    the mask channel is dropped if nothing is hidden or missing now. Any other difference is an error.
     """
     directory = args.init
     checkpoint = read_checkpoint(directory / "best.pt")
@@ -102,7 +112,7 @@ def make_model(args, task, run):
         raise UserError(f"{args.init} was pretrained on {args.pretraining['data']}, and {args.task} in {args.data_dir} "
                         f"holds {task.data}; its test split may hold what was pretrained on")
     objective = OBJECTIVES[args.objective]
-    mask_channel = args.start == "joint" and objective.hides and task.channels is not None
+    mask_channel = task.gaps or args.start == "joint" and objective.hides and task.channels is not None
     sizes = config(args.arch, task, causal=objective.causal, mask_channel=mask_channel)
     backbone, outputs = Backbone(sizes), task.classes or 1
     if args.start == "joint":
@@ -125,6 +135,8 @@ def main(argv=None):
     run.open(task, train)                         # sets the number of steps; checks the run directory
     torch.manual_seed(args.seed)
     model = make_model(args, task, run).to(run.device)
+    balanced = task.own and task.classes and unequal(train.labels())
+    weights = class_weights(task, train).to(run.device) if args.class_weights else None
     optimizer = make_optimizer(model, args.lr, args.wd)
     forward = run.start(model, optimizer)         # restores a stopped run; returns the model to call (compiled, DDP)
     inputs = model.backbone.inputs                # symbols or samples of a batch, whichever the backbone reads
@@ -140,19 +152,25 @@ def main(argv=None):
         for part in run.exchange(parts):          # each part; in the last, processes add up their gradients
             with run.autocast():                  # bfloat16 on a GPU
                 outputs = forward(inputs(part), part.lengths)                                 # (b, classes or 1)
-            run.backward(supervised_loss(task, outputs.float(), part.y) / args.batch)
+            run.backward(supervised_loss(task, outputs.float(), part.y, weights) / args.batch)
         optimizer.step()
+
+    def scored(split, name):
+        """Return loss, scores and predictions over a split; the last score is the one by which validation chooses."""
+        loss, score, found = evaluate(model, task, split, run)
+        more = {f"{name}_balanced_accuracy": balanced_accuracy(split.y, found)} if balanced else {}
+        return loss, {f"{name}_{score_name}": score} | more, found
 
     plain = prepare, learn                        # --joint adds pretraining's loss: see the end of this file
     make_batch, update = plain if args.joint is None else joint_training(
-        args, task, train, run, model, forward, optimizer)
+        args, task, train, run, model, forward, optimizer, weights)
     update = run.measured(update)                 # records loss and gradient norm; with --compile a CUDA graph
 
     # ---- training: evaluate, save, stop?, step, log -----------------------------------------------------------
     for step in range(run.step, run.steps + 1):   # run.step: 0, or where a stopped run continues
         if run.evaluates(step):                   # every --eval-every steps and at the end
-            loss, score, _ = evaluate(model, task, val, run)
-            run.evaluated(step, score, **{"val_loss": loss, f"val_{score_name}": score})      # logs; best.pt, last.pt
+            loss, scores, _ = scored(val, "val")
+            run.evaluated(step, [*scores.values()][-1], val_loss=loss, **scores)              # logs; best.pt, last.pt
         if step == run.steps:
             break
 
@@ -163,11 +181,12 @@ def main(argv=None):
 
     # ---- the test split, once, with the checkpoint that validation chose ---------------------------------------
     run.load_best()                               # best.pt into the model
-    test_loss, test_score, found = evaluate(model, task, test, run)
+    test_loss, test_scores, found = scored(test, "test")
+    val_scores = scored(val, "val")[1] if balanced else {f"val_{score_name}": run.state["best"]}
     # predictions.npz, result.json, and a last line with the scores
-    run.finish(**{f"val_{score_name}": run.state["best"], f"test_{score_name}": test_score}, test_loss=test_loss,
-               start=args.start, init=str(args.init) if args.init else None,
-               **run.folder.predictions(task.classes, test.y, found))
+    kept = run.folder.predictions(task.classes, test.y, found, task.names)
+    run.finish(**val_scores, **test_scores, **kept, test_loss=test_loss, start=args.start,
+               init=str(args.init) if args.init else None)
 
 
 # ---- Joint training --------------------------------------------------------------------------------------------------
@@ -183,7 +202,7 @@ class Labelled(NamedTuple):
     targets: torch.Tensor
 
 
-def joint_training(args, task, train, run, model, forward, optimizer):
+def joint_training(args, task, train, run, model, forward, optimizer, weights):
     """Return prepare and learn of joint training: the loss on labels plus --joint times pretraining's loss on the same
     examples. Without a first stage, it shows what the second loss by itself is worth."""
     objective, inputs = OBJECTIVES[args.objective], model.backbone.inputs
@@ -204,7 +223,8 @@ def joint_training(args, task, train, run, model, forward, optimizer):
             with run.autocast():
                 outputs, prediction = forward(inputs(part), part.lengths, part.corrupted, part.hidden)
             loss, _ = spt_loss(prediction, part.targets, part.hidden, args.loss)
-            run.backward(supervised_loss(task, outputs.float(), part.y) / args.batch + args.joint * loss / n)
+            loss = supervised_loss(task, outputs.float(), part.y, weights) / args.batch + args.joint * loss / n
+            run.backward(loss)
         optimizer.step()
 
     return prepare, learn

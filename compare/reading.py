@@ -92,8 +92,8 @@ def examples(run):
 
 
 def validation(run):
-    """Return the score by which a run's checkpoint was chosen: accuracy (a share) or R2."""
-    return run.get("val_accuracy", run.get("val_r2"))
+    """Return the score by which a run's checkpoint was chosen: balanced accuracy or accuracy (a share), or R2."""
+    return next((run[name] for name in ("val_balanced_accuracy", "val_accuracy", "val_r2") if name in run), None)
 
 
 def home(run):

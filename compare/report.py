@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from compare.drawing import LOOKS, dots, draw, markdown, replace_block, wrapped
-from compare.reading import (identity, predicted, provenance, read_runs, scores, validation, variants_of,
+from compare.reading import (examples, identity, predicted, provenance, read_runs, scores, validation, variants_of,
                              with_pretraining)
 from compare.settings import shown
 from compare.statistics import (gain, half_width, half_width_of_test, how_sure, mean_std, minus, signed,
@@ -25,7 +25,7 @@ from experiments.commands import record, trained
 from files import UserError
 from models import MODELS
 from tasks import declared
-from tasks.own import UNEQUAL
+from tasks.split import UNEQUAL
 
 MOST = 100                                     # larger numbers of seeds are not printed
 SORTED = 6                                     # tables with more models are sorted by gain
@@ -79,8 +79,9 @@ def comparisons(runs, entry=()):
         steps = [own.pop(name, None) for name in ("steps", "pretraining.steps")]
         if start == "spt" and own.pop("freeze", False):
             start = "linear_probe"
+        words = ((name.replace("arch.", "").replace(".", " "), value) for name, value in own.items())
         line = ", ".join([run["model"], *([run["objective"]] if run["objective"] != "masked" else []), *(
-            f"{name.replace('arch.', '').replace('.', ' ')}={shown(value)}" for name, value in own.items())])
+            name.replace("_", " ") if value is True else f"{name}={shown(value)}" for name, value in words)])
         if start in entries.STARTS:
             key = Key(run["task"], share, run["passes"] if any(steps) else None)
             line += ", recipe" * (line in renamed)         # the entry has a variant of this name
@@ -103,6 +104,9 @@ def measured(lines, linear):
     if "test_r2" in runs[0]:
         return Comparison(lines, linear, "R2", 1)
     counts = [run["counts"]["labels"] for run in runs if run.get("counts")]
+    for run in runs:
+        if declared(run["task"]).own and run.get("counts"):
+            run["f1"] = macro_f1(run["counts"])
     there = [n for n in counts[0] if n] if counts else [1]
     ratio = max(there) / min(there)
     if not (ratio > UNEQUAL and len(counts) == len(runs)):
@@ -116,6 +120,12 @@ def recalls(run):
     """Return the recall of each class in the test split, and its size: (classes,) both."""
     labels, right = (np.array(run["counts"][name]) for name in ("labels", "right"))
     return right[labels > 0] / labels[labels > 0], labels[labels > 0]
+
+
+def macro_f1(counts):
+    """Return the mean over classes of F1, the harmonic mean of recall and precision, in percent."""
+    labels, predicted, right = (np.array(counts[name]) for name in ("labels", "predicted", "right"))
+    return 100 * float(np.mean((2 * right / np.maximum(labels + predicted, 1))[labels > 0]))
 
 
 def worth(compared, n):
@@ -197,12 +207,13 @@ def outcome(compared, line, start, top):
     name, ceiling = line if start == "spt" else f"{line}, joint training", mean_of(scratch) > top
     if seeds == 1:
         return f"**{name}: one seed** ({change} {compared.unit}), so significance is unknown."
-    if not found.test:
+    every = [run for runs in (ours, scratch) for run in runs.values()]
+    if None in map(examples, every):
         return f"**{name}: predictions were not kept** ({change} {compared.unit}), so significance is unknown."
     text = f"{' '.join(filter(None, (change, compared.unit, interval)))}, {seeds} seeds"
     if 0 < found.half < abs(mean) and (mean < 0 or not ceiling):
         return f"**{line} {'gains' if mean > 0 else 'loses'} by {by}**: {text}."
-    kept = all(predicted(run) is not None for runs in (ours, scratch) for run in runs.values())
+    kept = all(predicted(run) is not None for run in every)
     variances = [statistics.variance(scores(runs).values()) for runs in (ours, scratch)]
     return f"**{name}: no significant difference**: {text}; " + (
         "from scratch it is already at the ceiling." if ceiling else "the scores are equal." if not mean else
@@ -226,7 +237,7 @@ def beside_linear(compared, means):
     def beside(variant):
         ours, apart = [*runs[variant].values()], means[variant] - linear["score"]
         test = half_width_of_test(ours, [linear])
-        if len(ours) == 1 or not test:
+        if len(ours) == 1 or None in map(examples, [*ours, linear]):
             return None
         if abs(apart) <= math.hypot(half_width([run["score"] for run in ours]), test):
             return "not significantly different from"
@@ -247,10 +258,14 @@ def beside_linear(compared, means):
         why = "one seed does" if len(runs[best]) == 1 else "runs without kept predictions do"
         relation = (f", **{beside(best)}** the linear model ({text(linear['score'])})." if beside(best) else
                     f", the linear model {text(linear['score'])}; {why} not show which is better.")
-        said.append(f"Validation {'R2' if compared.r2 else 'accuracy'} chooses {called(best)}. It scores "
+        score = compared.score if compared.r2 or "val_balanced_accuracy" in runs_of(compared.lines)[0] else "accuracy"
+        said.append(f"Validation {score} chooses {called(best)}. It scores "
                     f"{text(means[best])} on test{relation}"
                     + (f" Also behind the linear model: {names}." if behind and beside(best) == "behind" else
                        f" Behind the linear model: {names}." if behind else ""))
+    worse = [called(variant) for variant in means if means[variant] < 0] + ["the linear model"] * (linear["score"] < 0)
+    if compared.r2 and worse:
+        said.append(f"**Worse than always predicting the mean label** (R2 below 0): {', '.join(worse)}.")
     none = [called(variant) for variant in means if all(
         run["score"] <= constant + half_width_of_test([run]) for run in runs[variant].values())]
     if none:
@@ -261,6 +276,19 @@ def beside_linear(compared, means):
 def trivial(compared):
     """Return what the trivial baseline predicts."""
     return "mean label" if compared.r2 else "majority class"
+
+
+def further(compared):
+    """Return the scores that all runs of a table have besides the one that decides it: accuracy, macro F1."""
+    runs = runs_of(compared.lines) + [compared.linear] * bool(compared.linear)
+    return [name for name in ("accuracy", "f1") if not compared.r2 and all(name in run for run in runs)]
+
+
+def constant_run(compared):
+    """Return the scores of always predicting the majority class, as `further` names them."""
+    share, classes = compared.linear.get("constant_accuracy", 0), len(recalls(compared.linear)[0]) if (
+        compared.linear.get("counts")) else 1
+    return dict(accuracy=100 * share, f1=200 * share / (1 + share) / classes)
 
 
 def constant_of(compared):
@@ -308,15 +336,16 @@ def table(compared):
         f"{name} [95 % interval] (seeds)" if i == 0 else name for i, name in enumerate(pairs)),
         *["hidden"] * any(hidden.values()), "minutes per run"]
 
-    def cell(score, accuracy):
-        return f"{score} ({statistics.mean(accuracy):.1f})" if compared.balanced else score
+    def cell(score, runs):
+        means = [f"{statistics.mean(run[name] for run in runs):.1f}" for name in further(compared)]
+        return f"{score} ({', '.join(means)})" if means else score
 
     rows = []
     if one := compared.linear:
         nothing = [""] * (len(head) - 3)
         constant = f"{constant_of(compared):.{compared.digits}f}"
-        rows += [[f"*{trivial(compared)}*", cell(constant, [100 * one.get("constant_accuracy", 0)]), *nothing, ""],
-                 [f"*linear: {one['model']}*", cell(f"{one['score']:.{compared.digits}f}", [one.get("accuracy", 0)]),
+        rows += [[f"*{trivial(compared)}*", cell(constant, [constant_run(compared)]), *nothing, ""],
+                 [f"*linear: {one['model']}*", cell(f"{one['score']:.{compared.digits}f}", [one]),
                   *nothing, f"{one['seconds']:.0f} s"]]
     for line in in_order(compared):
         ours = [(line, start) for start in starts]
@@ -325,7 +354,7 @@ def table(compared):
                    for variant in ours]
         gains = [gain(*(runs.get((line, start), {}) for start in pair)) for pair in pairs.values()]
         rows.append([line, *(cell(mean_std(scores(runs[variant]), compared.digits),
-                                  [run.get("accuracy", 0) for run in some[variant]]) if variant in some else "–"
+                                  some[variant]) if variant in some else "–"
                              for variant in ours),
                      *(signed(found.points, compared.digits, found.half) for found in gains),
                      *[mean_std(hidden.get(line, {}))] * any(hidden.values()), " / ".join(minutes)])
@@ -342,8 +371,12 @@ def caption(key, compared):
     some = [run["data"] for run in runs if "labelled" in run.get("data", {})]
     bare = some[0]["sizes"][0] - some[0]["labelled"] if some else 0
     joint = any("joint" in starts for starts in compared.lines.values()) and (key.share < 1 or bare)
-    percent, accuracy = "" if compared.r2 else " in percent", "; accuracy in parentheses" if compared.balanced else ""
-    text = [f"Test {compared.score}{percent} on {n:,} examples, mean ± standard deviation over seeds{accuracy}."]
+    percent, words = "" if compared.r2 else " in percent", " and ".join(
+        {"accuracy": "accuracy", "f1": "macro F1"}[name] for name in further(compared))
+    text = [f"Test {compared.score}{percent} on {n:,} examples, mean ± standard deviation over seeds"
+            f"{f'; {words} in parentheses' if words else ''}."]
+    if untested := runs[0].get("untested"):
+        text.append(f"Nothing is known of classes without a test example: {', '.join(untested)}.")
     if len(compared.lines) > SORTED and any(hidden_accuracy(compared).values()):
         text.append("Hidden: percent of hidden symbols that the pretrained model predicts correctly.")
     if compared.ratio > UNEQUAL:

@@ -66,6 +66,7 @@ def flags(stage, objectives):
         add("--joint", type=between(float, 1e-9), metavar="W", help="joint training from scratch: add W times the "
             "pretraining loss on the same batch; masked: half the recipe's steps, as a step needs two passes")
         add("--freeze", action="store_true", help="linear probe: train only the head, on the frozen backbone")
+        add("--class-weights", action="store_true", help="weigh the loss of each class by how rare it is in training")
         add("--label-fraction", type=between(float, 1e-9, 1), help="share of all training examples to finetune on "
             "(pretraining may use more); keeps class proportions; a smaller share is a subset of a larger one")
     add = parser.add_argument_group("recipe (your flags override it)").add_argument
@@ -236,6 +237,8 @@ def check(args, task, hides):
     if not hides and denoises and task.length == 1:
         raise UserError(f"--objective {args.objective} predicts the next position, but sequences of {args.task} have "
                         f"only one; use --objective masked")
+    if args.start != "pretrain" and args.class_weights and not task.classes:
+        raise UserError(f"--class-weights: {args.task} has no classes")
     if args.start == "joint" and args.freeze:
         raise UserError("--freeze has no meaning with --joint, which trains the backbone")
     if denoises and args.loss == "l1" and task.channels is None:

@@ -107,11 +107,13 @@ class Folder:
         last = self.path / "last.pt"
         return f"the last good checkpoint is {last}" if last.exists() else "nothing was saved yet"
 
-    def predictions(self, classes, y, found):
-        """Write predictions.npz, each test example's label and prediction. Return what result.json says of them."""
+    def predictions(self, classes, y, found, names=()):
+        """Write predictions.npz, each test example's label and prediction. Return what result.json says of them, and
+        the classes without a test example, by their names."""
         if self.main:
             write_atomically(self.path / "predictions.npz", lambda file: np.savez(file, y=y, prediction=found))
-        return summary(classes, y, found)
+        untested = [name for label, name in enumerate(names) if not (np.asarray(y) == label).any()]
+        return summary(classes, y, found) | ({"untested": untested} if untested else {})
 
     def finish(self, record):
         """Write result.json. It is written last, so its presence means that the run is complete."""

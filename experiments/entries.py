@@ -149,16 +149,16 @@ def demo(target, models=""):
 STARTS = "scratch", "spt", "joint", "linear_probe"               # linear_probe: SPT, then train only the head
 
 
-def own(task, models="", share="", starts=STARTS[:3], passes=None):
+def own(task, models="", share="", starts=STARTS[:3], passes=None, weights=False):
     """Return rows for your data: from scratch, SPT and joint training at equal passes, an even number (default: the
-    recipe's). share: of the labels; pretraining does not depend on it."""
-    labels, few = (f"--label-fraction {share}", f"l{share}") if share else ("", "")
+    recipe's). share: of the labels; weights: --class-weights. Pretraining depends on neither."""
     whole, half, short = (f"--steps {passes}", f"--steps {passes // 2}", f"p{passes}") if passes else ("", "", "")
 
     def join(mark, *words):
         return mark.join(filter(None, words))
 
-    word = join("-", few, short)
+    labels = join(" ", share and f"--label-fraction {share}", weights and "--class-weights")
+    word = join("-", share and f"l{share}", weights and "weighted", short)
     variants = dict(scratch=scratch(word, join(" ", labels, whole)),
                     spt=spt(word, half, join(" ", labels, half), of=short),
                     joint=joint(word, join(" ", "--joint 1", labels, half)),

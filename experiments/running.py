@@ -8,7 +8,8 @@
         All five also show the majority class and a linear model that takes seconds (baseline.py)
     bash run_all.sh own --tasks file:my.npz      your data (or ucr:NAME): {rotary Transformer, S4} x {scratch, SPT,
         joint training} at equal passes, beside a linear model. Also: --label-fraction 0.05, --regression, --models
-        s4,mega, --starts spt,linear_probe, --passes 600 (shortens)
+        s4,mega, --starts spt,linear_probe, --passes 600 (shortens), --class-weights (rare classes weigh more); how to
+        read the file: flags of data.py
     bash run_all.sh sweep --tasks text_demo --models rotary --vary lr=1e-3,3e-3 --vary arch.d=32,64  every combination,
         from scratch and self-pretrained, as one table. Also: --starts scratch,spt,joint,linear_probe; --select val:
         show test scores only of the settings that validation chose; --any-code: pool seeds trained by different code.
@@ -51,6 +52,7 @@ from experiments.commands import chains
 from experiments.sweep import words
 from models import MODELS
 from recipes import recipe_line
+from data import look_up
 from tasks import TASKS, declared, folder_name, full_name
 
 # ---- Which runs ------------------------------------------------------------------------------------------------------
@@ -59,6 +61,11 @@ def numbers(text):
     if not re.fullmatch(r"\d{1,18}(,\d{1,18})*", text, re.ASCII):              # a seed has 63 bits
         raise argparse.ArgumentTypeError(f"must be numbers of at most 18 digits, got {text!r}")
     return text.split(",")
+
+
+def paths(text):
+    """Split names of tasks at commas; those of your data only before file: and ucr:, as a path may have commas."""
+    return re.split(",(?=file:|ucr:)", text) if re.match("file:|ucr:", text) else words(text)
 
 
 def share(text):
@@ -73,9 +80,12 @@ def even(text):
     return int(text)
 
 
-OWN_FLAGS = "regression", "symbols", "samples", "group"          # flags of data.py: how to read your data
-OF_TARGETS = dict.fromkeys((*OWN_FLAGS, "starts"), ["own", "sweep"]) | {
-    "label_fraction": ["own"], "passes": ["own"], "vary": ["sweep"], "select": ["sweep"], "any_code": ["sweep"]}
+# Flags of data.py that say how to read your data, without and with a value.
+OWN_FLAGS = "regression", "symbols", "samples", "no_header", "channels_first", "channels_last"
+OWN_VALUES = "group", "label", "text", "id", "time"
+OF_TARGETS = dict.fromkeys((*OWN_FLAGS, *OWN_VALUES, "starts"), ["own", "sweep"]) | {
+    "label_fraction": ["own"], "passes": ["own"], "class_weights": ["own"], "vary": ["sweep"], "select": ["sweep"],
+    "any_code": ["sweep"]}
 
 
 def parse_args(argv):
@@ -85,12 +95,13 @@ def parse_args(argv):
     add = parser.add_argument
     add("target", nargs="?", default="")
     add("--help", "-h", action="store_true")
-    for name in ("list", "any-code", *OWN_FLAGS[:3]):
-        add(f"--{name}", action="store_true")
-    add("--group", type=Path)
+    for name in ("list", "any-code", "class-weights", *OWN_FLAGS):
+        add(f"--{name.replace('_', '-')}", action="store_true")
+    for name in OWN_VALUES:
+        add(f"--{name}", type=Path if name == "group" else str)
     add("--preset", default="paper")
     add("--raw", type=Path)
-    for name, kind in (("seeds", numbers), ("gpus", numbers), ("tasks", words), ("models", words),
+    for name, kind in (("seeds", numbers), ("gpus", numbers), ("tasks", paths), ("models", words),
                        ("label-fraction", share), ("passes", even)):
         add(f"--{name}", type=kind)
     add("--vary", action="append", default=[])
@@ -137,7 +148,8 @@ def plan(args):
     if unknown := [start for start in starts or () if start not in entries.STARTS]:
         raise UserError(f"--starts {unknown[0]}: choose from {' '.join(entries.STARTS)}")
     if target == "own":
-        entry = entries.own(tasks[0], models, args.label_fraction, starts or entries.STARTS[:3], args.passes)
+        entry = entries.own(tasks[0], models, args.label_fraction, starts or entries.STARTS[:3], args.passes,
+                            args.class_weights)
         return entry, seeds, f"own/{folder_name(tasks[0])}"
     if target == "sweep":
         entry = sweep.sweep(tasks, models.split(), sweep.combinations(args.vary), starts or ["scratch", "spt"],
@@ -235,8 +247,8 @@ def outs_of(chain):
 
 def reading_flags(args):
     """Return the flags of data.py that say how to read your data."""
-    flags = [f"--{name}" for name in OWN_FLAGS[:3] if getattr(args, name)]
-    return flags + (["--group", str(args.group)] if args.group else [])
+    flags = [f"--{name.replace('_', '-')}" for name in OWN_FLAGS if getattr(args, name)]
+    return flags + [f"--{name}={value}" for name in OWN_VALUES if (value := getattr(args, name)) is not None]
 
 
 def prepare_data(task, args, quiet=False):
@@ -273,8 +285,11 @@ def train(args, entry, seeds, folder):
     often, started, failed, lacking = args.target in (*entries.DEMOS, "own", "sweep"), time.time(), False, set()
     tasks, gpus = sorted({row.task for row in entry}), visible(args.gpus)
     for task in tasks:                         # your data first: a mistake there shows before the folder is made
-        if declared(task).own and (code := prepare_data(task, args)):
-            return code
+        if declared(task).own:
+            if code := prepare_data(task, args):
+                return code
+            if args.target == "own" and look_up(task, "data").labelled == 0:
+                raise UserError(f"{task} has no labels; pretrain.py can use it, and own compares classifiers")
     lock = taken(folder)                       # held until the end
     for task in tasks:
         if not declared(task).own and (code := prepare_data(task, args, quiet=args.target == "demo")):

@@ -18,11 +18,24 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # file: [(line as it is, as it is changed, test files that must catch it)]. The first occurrence is changed.
 MUTANTS = {
+    "tasks/split.py": [
+        ("if (counts[where[g]] > has)[has > 0].all():", "if True:", "splits"),
+        ("if len(where[keys[i]]) > 1", "if len(where[keys[i]]) > 2", "splits"),
+        ("len(np.unique(end)) > 4", "len(np.unique(end)) > 0", "splits")],
+    "tasks/table.py": [
+        ("if names == [*map(str, range(len(names)))]:", "if False:", "table"),
+        ("same, runs = names[1:] == names[:-1]", "same, runs = names[1:] != names[:-1]", "table"),
+        ("order[places], kind=\"stable\"", "places, kind=\"stable\"", "table")],
+    "pretrain.py": [
+        ("hidden & ~batch.samples.isnan().all(-1)", "hidden", "gaps"),
+        ("weight = there.shape[1] / there.sum(-1).clamp(min=1)", "weight = there.sum(-1) * 0 + 1", "gaps")],
+    "finetune.py": [
+        ("(len(train) / (task.classes * sizes))", "(len(train) / sizes)", "splits")],
     "baseline.py": [
         ("range(len(split)) if split.chosen is None else split.chosen", "range(len(split))", "baseline"),
         ("if identity.items() <= there.items():", "if there:", "baseline"),
-        ("constant = sizes.argmax()", "constant = sizes.argmin()", "baseline"),
-        ("and sizes.max() > UNEQUAL *", "and sizes.max() < UNEQUAL *", "baseline"),
+        ("constant = np.bincount(y).argmax()", "constant = np.bincount(y).argmin()", "baseline"),
+        ("task.classes and unequal(y)", "task.classes and not unequal(y)", "baseline"),
         ("some += [y.amax(-1),", "some += [y.mean(-1),", "baseline")],
     "data.py": [
         ("known[:max(task.classes, 1, int(labelled * n))]", "known[:max(1, int(labelled * n))]", "own data"),
@@ -49,7 +62,8 @@ MUTANTS = {
         ("without_comments(source).encode()", "source.encode()", "records"),
         ('right[np.argsort(y, kind="stable")]', "right", "statistics predict")],
     "predict.py": [
-        ("x = nn.functional.pad(x, (0, 1)) if self.pad else x", "x = x", "predict"),
+        ("x = x.masked_fill(padding[..., None] if self.samples else padding, PAD)", "pass", "predict"),
+        ("[row, *label, *([\"\"] * (1 + len(more)) if i in bad", "[row, *label, *([\"\"] * len(more) if i in bad", "splits"),
         ('if task.data != trained.saved["data"]:', "if False:", "predict"),
         ("recall_score(y, guess, labels=here,", "recall_score(y, guess, labels=names,", "predict"),
         ("f1_score(y, guess, labels=here,", "f1_score(y, guess, labels=names,", "predict"),
@@ -77,7 +91,7 @@ MUTANTS = {
         ("key=lambda row: (\n        len(row.runs), ", "key=lambda row: (\n        ", "compare"),
         ('not other.own.get("freeze")', "True", "compare")],
     "compare/report.py": [
-        ("if len(ours) == 1 or not test:", "if not test:", "baseline"),
+        ("if len(ours) == 1 or None in map", "if None in map", "baseline"),
         ("if 0 < found.half < abs(mean) and", "if found.seeds < abs(mean) and", "baseline own"),
         ("max(98, 100 - 200 / n)", "98", "baseline"),
         ("constant + half_width_of_test([run])", "constant", "baseline"),
