@@ -184,7 +184,7 @@ def main(argv=None):
     test_loss, test_scores, found = scored(test, "test")
     val_scores = scored(val, "val")[1] if balanced else {f"val_{score_name}": run.state["best"]}
     # predictions.npz, result.json, and a last line with the scores
-    kept = run.folder.predictions(task.classes, test.y, found, task.names)
+    kept = run.folder.predictions(task.classes, test.y, found, task.names if task.own else ())
     run.finish(**val_scores, **test_scores, **kept, test_loss=test_loss, start=args.start,
                init=str(args.init) if args.init else None)
 

@@ -38,7 +38,7 @@ def draw_example(axis, task, batch, i, hidden, guess=None, wrong=None):
         axis.imshow(np.where(marked[:, None], colour, pixels).reshape(task.side, task.side, 3))
     elif task.channels:                                   # 400 positions around the largest value
         series = batch.samples[i, :None if batch.lengths is None else batch.lengths[i]]
-        start = max(min(int(series.abs().sum(1).argmax()) - 200, len(series) - 400), 0)
+        start = max(min(int(series.nan_to_num().abs().sum(1).argmax()) - 200, len(series) - 400), 0)
         some, hidden = slice(start, start + 400), hidden[:len(series), None]
         if filled:
             axis.plot(series[some], "-", color="0.8")

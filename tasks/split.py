@@ -84,9 +84,8 @@ def draw(classes, group, seed, shares):
     have examples of one group (n,); None: every example is a group."""
     order = stratified(classes, seed)
     if group is None:
-        parts = np.split(order, [round(share * len(classes)) for share in np.cumsum(shares[:-1])])
         where, group = np.empty(len(classes), int), np.arange(len(classes))
-        for k, part in enumerate(parts):
+        for k, part in enumerate(np.split(order, [round(share * len(classes)) for share in np.cumsum(shares[:-1])])):
             where[part] = k
     else:
         names, group = np.unique(group, return_inverse=True)
