@@ -315,6 +315,8 @@ def from_frame(path, frame, header, layout, documents=1, regression=False):
             series[i] = UserError(f"{place(path, rows[i], header)}: the text is empty; remove that line")
     else:
         values, wrong = numbers(path, frame[rest], header)
+        if header and layout.width is None and len(values) > 9 and set(np.diff(values[:, 0])) == {1}:
+            print(f"note: column {rest[0]} numbers the rows, but is read as a position; if it is none, leave it out")
         series = [wrong.get(i, row[:, None]) for i, row in enumerate(values)]
         width *= not np.isnan(values[:, -1]).any()
     found = layout if layout.width is not None else layout._replace(

@@ -115,6 +115,12 @@ def test_a_row_per_position():
                      Layout(id="case", time="when"))
 
 
+def test_a_column_that_numbers_the_rows_is_pointed_out(capsys):
+    for first, said in ((range(12), True), (np.random.default_rng(0).permutation(12), False)):
+        own = read_own("a.csv", lines([[i, *row] for i, row in zip(first, FIRST)], ",", ["sample", "label", *NAMES]).encode())
+        assert ("note: column sample numbers the rows" in capsys.readouterr().out) == said and own.series[0].shape == (6, 1)
+
+
 TEXTS = [[y, f'said "{i}", then left'] for i, y in enumerate(Y)]
 
 
