@@ -22,7 +22,7 @@ from scipy import sparse
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier
-from sklearn.metrics import balanced_accuracy_score, r2_score
+from sklearn.metrics import r2_score
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -32,7 +32,7 @@ from engine.flags import between
 from engine.folder import Folder, environment
 from engine.processes import guarded
 from tasks import SPECIAL
-from tasks.split import unequal
+from tasks.split import balanced_accuracy, unequal
 
 LONGEST = 5                                    # symbols of the longest n-gram
 WORD = r"\w+|[^\w\s]"                          # with --words: a word, or a punctuation mark
@@ -134,7 +134,7 @@ def fit(task, train, val, test, words=False):
         model.fit(x, y)
         fitted.append((model, model.predict(x_val), strength))
     balanced = task.classes and unequal(y)
-    model, guess, strength = max(fitted, key=lambda one: balanced_accuracy_score(val.y, one[1]) if balanced else
+    model, guess, strength = max(fitted, key=lambda one: balanced_accuracy(val.y, one[1]) if balanced else
                                  score(task, val.y, one[1]))           # the first of equal ones
     constant = np.bincount(y).argmax() if task.classes else y.mean()
     return score(task, val.y, guess), model.predict(x_test), np.full(len(test), constant), strength

@@ -19,6 +19,7 @@ from files import Parser, UserError, exit_code, locked, read_json, reading, sha2
 import argparse
 import contextlib
 import filecmp
+import io
 import os
 import shlex
 import shutil
@@ -215,7 +216,8 @@ def _reads_the_same(name, folder, there):
     flags = {flag: there.get(flag) for flag in ("regression", "kind", "group", "layout") if own}
     raw = there["source"].removeprefix("files in ") if there["source"].startswith("files in ") else (
         folder.parent / "downloads" if there["source"] == "downloaded" else None)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as place, contextlib.suppress(UserError, OSError):
+    quiet = contextlib.redirect_stdout(io.StringIO())     # it would name the temporary folder
+    with tempfile.TemporaryDirectory(dir=folder.parent) as place, contextlib.suppress(UserError, OSError), quiet:
         again = prepare(name, place, there["sizes"], there["seed"] if own else None, raw, **flags)
         names = sorted(path.name for path in again.glob("*_[xyo]*.npy"))
         return filecmp.cmpfiles(folder, again, names, shallow=False)[0] == names

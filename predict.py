@@ -217,8 +217,9 @@ def new_split(trained, path, flags=None, bad=None):
     rows = np.arange(len(own.series)) if own.rows is None else own.rows
     if trained.pretrained or own.labels is None or not own.known.any():
         return split, rows, None
-    if own.layout and own.layout.of != "none":
-        print(f"labels are read from column {own.layout.of}; --label COLUMN names another; none: there is no label")
+    if own.layout and own.layout.label_column != "none":
+        print(f"labels are read from column {own.layout.label_column}; --label COLUMN names another; none: "
+              "there is no label")
     if trained.task.classes:
         # The exact name, or else the only one of this number: 1, "1" and 1.0 are the same class, "01" and "1" are two.
         numbers = [as_number(name) for name in trained.names]
@@ -227,8 +228,9 @@ def new_split(trained, path, flags=None, bad=None):
         named = [text if text in trained.names else same.get(as_number(label), text) for label, text in pairs]
         sure = trained.task.channels and own.layout and own.layout.width                      # by the number of columns
         if own.layout and trained.task.own and not sure and not {*named} & {*trained.names}:
-            raise UserError(f"{path}: column {own.layout.of} holds no class of {trained.run}, e.g. {trained.names[0]}; "
-                            "--label COLUMN names the label; if there is none: --label none --text COLUMN")
+            raise UserError(f"{path}: column {own.layout.label_column} holds no class of {trained.run}, e.g. "
+                            f"{trained.names[0]}; --label COLUMN names the label; if there is none, give --label none "
+                            "--text COLUMN")
         return split, rows, np.where(own.known, named, "")
     values = np.full(len(rows), np.nan)
     try:

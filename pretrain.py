@@ -24,10 +24,9 @@ in engine/.
 """
 from files import UserError  # first: no traceback if Ctrl-C comes while the rest is imported
 
+import math
 from collections import namedtuple
 from typing import NamedTuple
-
-import math
 
 import numpy as np
 import torch

@@ -441,9 +441,11 @@ def figure(plt, found):
         lines, over = in_order(compared), ""
         for y, line in enumerate(lines):
             for height, start in ((y - 0.1, "spt"), (y + 0.1, "joint")):
-                gained = gain(*(compared.lines[line].get(each, {}) for each in (start, "scratch")))
+                pair = [compared.lines[line].get(each, {}) for each in (start, "scratch")]
+                gained = gain(*pair)
                 if gained.points:
-                    over = over or " over seeds" * (gained.test == 0)              # nothing is known of test examples
+                    unknown = None in map(examples, [run for runs in pair for run in runs.values()])
+                    over = over or " over seeds" * unknown                         # nothing is known of test examples
                     mean = statistics.mean(gained.points.values())
                     right.errorbar(mean, height, xerr=gained.half or None, color=LOOKS[start][1], marker="o", capsize=3)
                     widest[compared.r2] = max(widest.get(compared.r2, 0), abs(mean) + gained.half)

@@ -26,7 +26,7 @@ import numpy as np
 from files import UserError, reading, write_atomically
 from tasks import EOS, OWN, SPECIAL, SPLITS, UNK, Source, Task
 from tasks.making import find, members, save_split
-from tasks.split import NAMES, check_each, leaks, split_own
+from tasks.split import SPLIT_NAMES, check_each, leaks, split_own
 from tasks.table import (DELIMITERS, MISSING, TABLES, Layout, decoded, delimiter_of, frame_of, from_frame, number,
                          oriented, rows_of)
 
@@ -115,7 +115,7 @@ def read_npz(path, raw, layout, documents):
         with np.load(io.BytesIO(raw)) as file:
             names, found = {name.lower(): name for name in file.files}, {}
             for key, part in product(CALLED, ("", *SPLITS)):
-                ends = ["", *(f"_{name}" for name in (part, *NAMES) if NAMES.get(name, name) == part)][part != "":]
+                ends = [f"_{name}" for name, split in SPLIT_NAMES.items() if split == part] or [""]
                 called = [word + end for word in CALLED[key] for end in ends if word + end in names]
                 if called:
                     found[key, part] = array_of(file, names.pop(called[0]))
@@ -414,7 +414,7 @@ def save_own(request, place, own):
             f"{found['vocab'] - len(SPECIAL)} symbols (if these are measurements, save them as floats)")
     how = "drawn at random, stratified by class" if own.split is None else "as given"
     how += f", seed {request.seed}" if own.split is None else ""
-    kind += f", labels in column {own.layout.of}" if own.layout and own.layout.of != "none" else ""
+    kind += f", labels in column {own.layout.label_column}" if own.layout and own.layout.label_column != "none" else ""
     print(f"{request.folder}: {len(y):,} examples, at most {found['length']:,} positions of {kind}, "
           f"{found['classes'] or 'no'} classes; splits {how}: {' / '.join(map(str, found['sizes']))}")
     if "labelled" in found:

@@ -16,7 +16,8 @@ from tasks.making import stratified
 from tasks.table import MISSING, value
 
 UNEQUAL = 3                                    # balanced accuracy decides if class sizes differ by more than this ratio
-NAMES = dict(validation="val", valid="val", dev="val", training="train", testing="test")       # other names of splits
+SPLIT_NAMES = dict(train="train", training="train", val="val", validation="val", valid="val", dev="val", test="test",
+                   testing="test")
 
 
 def balanced_accuracy(y, found):
@@ -64,7 +65,8 @@ def targets_own(request, place, labels, known, layout=None):
             print(f"note: {size:,} examples are of the class {name!r}; if they have no label, leave it empty (in an "
                   f".npz: missing={name!r})")
     hint = "" if layout is None else (
-        f"labels are those of column {layout.of}; --label COLUMN names another, -1 the last, none: there is none; ")
+        f"labels are those of column {layout.label_column}; --label COLUMN names another, --label -1 the last, --label "
+        "none: there is none; ")
     hint = f" ({hint}if labels are numbers to predict, use --regression of data.py or run_all.sh own)"
     if not 1 < len(names) <= 256:
         raise UserError(f"{place}: {len(names)} different labels, but there must be 2 to 256 classes{hint}")
@@ -124,7 +126,7 @@ def split_own(request, place, own):
     Unlabelled training examples come after the labelled ones; val and test leave unlabelled ones out."""
     n, split, group = len(own.series), *(part if part is None else np.asarray(part) for part in own[3:5])
     if split is not None:
-        split = np.array([NAMES.get(name, name) for name in np.char.lower(split.astype(str)).tolist()])
+        split = np.array([SPLIT_NAMES.get(name, name) for name in np.char.lower(split.astype(str)).tolist()])
     known = np.full(n, own.labels is not None) if own.known is None else np.asarray(own.known)
     y, names = np.zeros(n), ()
     if known.any():
@@ -184,10 +186,10 @@ def leaks(series, parts):
     same = {i for i in held if len(where[keys[i]]) > 1}
     pairs = [(i, i + 1) for i in range(len(series) - 1) if {i, i + 1} <= split.keys() and split[i] != split[i + 1]]
     beside = {*np.ravel([pair for pair in pairs if overlap(*(series[i] for i in pair))]).tolist()} & {*held} - same
-    words = "overlap the row before or after them, which is in another split; give --group, a group per recording"
+    words = "overlap the row beside them, which is in another split (give --group, one group per recording)"
     for some, words in (same, "are in another split, too"), (beside, words):
         if some:
-            print(f"note: {len(some):,} of {len(held):,} sequences of val and test {words}: scores are too good")
+            print(f"note: {len(some):,} of {len(held):,} sequences of val and test {words}; scores may be too good")
 
 
 def overlap(one, two):

@@ -10,6 +10,7 @@ import contextlib
 import csv
 import io
 import re
+import shlex
 from itertools import islice
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ THOUSANDS = r"[+-]?[1-9]\d{0,2}(,\d{3})+"      # one that may have commas betwee
 class Layout(NamedTuple):
     """Which column holds what: a name, or a number from 0, or from -1 at the end; and the order of an array's axes. The
     flags of data.py and predict.py have these names. The last three are what training data had: the names of the
-    columns that were read, if there was a header; their number, 0 if it differed; and the column of the label."""
+    columns that were read, if there was a header; their number, 0 if it differed; and the label's."""
     label: str | None = None                   # "none": the file has no label
     text: str | None = None                    # the only column that is read
     id: str | None = None                      # in a long table, a row per position: which sequence it belongs to
@@ -38,7 +39,7 @@ class Layout(NamedTuple):
     channels_first: bool | None = None         # x is (n, channels, l)
     columns: tuple = ()
     width: int | None = None                   # None: these are training data
-    of: str = "none"
+    label_column: str = "none"
 
 
 def add_layout(parser, of="your data"):
@@ -61,13 +62,13 @@ def given(args):
 
 
 def decoded(path, raw):
-    """Return the text in the bytes of a file: UTF-8, UTF-16, or else Windows' Latin-1."""
+    """Return the text in the bytes of a file: UTF-8, UTF-16, or else Windows-1252, which extends Latin-1."""
     with contextlib.suppress(UnicodeDecodeError):
         return raw.decode("utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-16-le" if raw[1:2] == b"\0" else
                           "utf-8-sig")
     if b"\0" in raw[:10_000]:
         raise UserError(f"{path} is no text file; save it as UTF-8")
-    print(f"{path}: not UTF-8, read as Latin-1")
+    print(f"{path}: not UTF-8, read as Windows-1252")
     return raw.decode("cp1252", "replace")
 
 
@@ -137,11 +138,10 @@ def frame_of(path, kind, raw, layout):
             above = 0
         delimiter = delimiter_of(text, usual)
         wide = 1 + max((line.count(delimiter) for line in text.split("\n")), default=0) if delimiter else 1
-        mark = delimiter or "\x1f"
-        how = dict(sep=r"\s+") if delimiter == " " else dict(
-            sep=mark, skipinitialspace=re.search(f'{re.escape(mark)} +"', text) is not None)
+        separator = delimiter or "\x1f"                                # one that no text has
         frame = pd.read_csv(io.StringIO(text), header=None, names=range(wide), dtype=str, keep_default_na=False,
-                            skip_blank_lines=False, **how, **quotes_of(path, text, mark))
+                            skip_blank_lines=False, sep=r"\s+" if delimiter == " " else separator,
+                            **quotes_of(path, text, separator))
     filled = frame.ne("").to_numpy() & frame.notna().to_numpy()
     if not filled.any():
         return frame[:0], False
@@ -167,12 +167,12 @@ def frame_of(path, kind, raw, layout):
 
 def quotes_of(path, text, delimiter):
     """Return how quotes in a text file are meant: around a field and doubled in it, with a backslash, or, in a .tsv, as
-    letters."""
+    letters. Blanks before a quote do not belong to the field."""
     csv.field_size_limit(1 << 30)
-    for how in {}, dict(escapechar="\\"):
+    blanks = dict(skipinitialspace=re.search(f'{re.escape(delimiter)} +"', text) is not None)
+    for how in blanks, blanks | dict(escapechar="\\"):
         try:
-            reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True,
-                                skipinitialspace=re.search(f'{re.escape(delimiter)} +"', text) is not None, **how)
+            reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True, **how)
             fields = [field for row in reader for field in row if "\n" in field]
             if delimiter != "\t" or not any("\t" in field for field in fields):              # rows within quotes
                 return how
@@ -180,7 +180,7 @@ def quotes_of(path, text, delimiter):
             problem = f"{path}, line {reader.line_num}: {error}; double the quotes within a text in quotes"
     if delimiter != "\t":
         raise UserError(problem)
-    return dict(quoting=csv.QUOTE_NONE)
+    return blanks | dict(quoting=csv.QUOTE_NONE)
 
 
 def headed(frame):
@@ -237,7 +237,7 @@ def numbers(path, frame, header):
                 column = frame.columns[j]
                 hint = "correct it, or leave it empty if it is missing"
                 if not any(map(number, cells[:50, j])):
-                    hint = f"if that column is the text, give --text {column}, else leave the column out"
+                    hint = f"if it is the text, give --text {shlex.quote(str(column))}, else leave the column out"
                 wrong.setdefault(i, UserError(f"{place(path, frame.index[i], header)}, column {column}: "
                                               f"{str(cell)[:40]!r} is no number; {hint}"))
     return values, wrong
@@ -255,12 +255,14 @@ def label_of(path, frame, header, layout, documents, regression):
     columns, new = frame.columns, layout.width is not None
     if layout.label is not None:
         return None if layout.label == "none" else column_of(path, frame, "label", layout.label)
-    if new and not header and (len(columns) == layout.width or layout.of == "none"):
+    if new and not header and (len(columns) == layout.width or layout.label_column == "none"):
         return None
-    if new and not header and layout.of.isdigit():
-        return column_of(path, frame, "label", layout.of)
+    if new and not header and layout.label_column.isdigit():
+        return column_of(path, frame, "label", layout.label_column)
     if header:
-        named = [name for name in columns if name == layout.of] or [name for name in columns if name.lower() in LABELS]
+        same, usual = [layout.label_column] if layout.label_column in columns else [], [
+            name for name in columns if name.lower() in LABELS]
+        named = same or usual
         if len(named) == 1 or new:
             return named[0] if named else None
         raise UserError(f"{path}: {'several columns are' if named else 'no column is'} called {', '.join(LABELS)}; its "
@@ -321,7 +323,7 @@ def from_frame(path, frame, header, layout, documents=1, regression=False):
         width *= not np.isnan(values[:, -1]).any()
     found = layout if layout.width is not None else layout._replace(
         label=None, text=None if header else layout.text, columns=tuple(rest) if header else (), width=width)
-    return series, labels, rows, found._replace(of="none" if label is None else str(label))
+    return series, labels, rows, found._replace(label_column="none" if label is None else str(label))
 
 
 def listed(where, cell):

@@ -215,11 +215,11 @@ READ = """csv_NA.csv csv_age_regression.csv csv_comment_lines.csv csv_label_1_an
     ts_labelled3.ts ts_missing_inside.ts ts_nan_strings.ts ts_unlabelled1.ts ts_unlabelled3.ts tsv_commas.tsv
     """.split()
 REFUSED = {
-    "csv_300_classes.csv": "300 different labels", "csv_counts_label_last.csv": "--label COLUMN names another, -1 the last",
+    "csv_300_classes.csv": "300 different labels", "csv_counts_label_last.csv": "--label COLUMN names another, --label -1 the last",
     "csv_datetime_first.csv": "give --label -1", "csv_label_last.csv": "give --label -1", "csv_label_last_int.csv":
     "give --label -1", "csv_long.csv": "give --id id --time time", "csv_long_multi.csv": "give --id case --time time",
-    "csv_long_noheader.csv": "give --id 0 --time 1", "csv_nolabel.csv": "none: there is none", "csv_pandas_index.csv":
-    "say which is the label with --label NAME, or --label none", "csv_ragged_nolabel.csv": "none: there is none",
+    "csv_long_noheader.csv": "give --id 0 --time 1", "csv_nolabel.csv": "--label none: there is none", "csv_pandas_index.csv":
+    "say which is the label with --label NAME, or --label none", "csv_ragged_nolabel.csv": "--label none: there is none",
     "csv_spaces.txt": "holds numbers separated by spaces", "npz_complex.npz": "x is complex128", "npz_few.npz":
     "every split needs an example", "npz_group_one.npz": "of 1 groups", "npz_images_nchw.npz": "(40, 3, 8, 8)", "npz_inf.npz":
     "example 9: the value at position 0, channel 0 is infinite", "npz_int16.npz": "save measurements as floats",
@@ -232,12 +232,19 @@ REFUSED = {
     ("arff_uni.arff", "dna.fasta", "plain.npy", "plain.pkl"), "must end in one of")
 
 
-def test_every_file_after_a_bug_report_is_read_or_refused_in_one_line(tmp_path, capsys):
+@pytest.fixture
+def cases(tmp_path, monkeypatch):
+    """A folder with the files of shared/cases, in which the test runs."""
     if not CASES.exists():
         pytest.skip("no shared/cases")
     for name in "make.py", "snippets.py":
         (tmp_path / name).write_bytes((CASES / name).read_bytes())
     subprocess.run([sys.executable, "make.py"], cwd=tmp_path, check=True, capture_output=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_file_after_a_bug_report_is_read_or_refused_in_one_line(cases, tmp_path, capsys):
     there = {path.name for path in tmp_path.iterdir() if path.is_file() and path.suffix != ".py"
              and not path.name.startswith("new_")}
     assert there == {"csv_plain.csv", *PLAIN, *READ, *REFUSED}
@@ -280,14 +287,8 @@ NEW = {"new_blank.csv": ("csv_plain.csv", "holds no sequence"), "new_empty.csv":
        "new_unknown_labels.csv": ("csv_plain.csv", "3 labels belong to no class of the model: Walk, RUN, swim")}
 
 
-def test_new_files_after_a_bug_report(tmp_path, monkeypatch, capsys):
-    if not CASES.exists():
-        pytest.skip("no shared/cases")
+def test_new_files_after_a_bug_report(cases, tmp_path, capsys):
     import finetune
-    for name in "make.py", "snippets.py":
-        (tmp_path / name).write_bytes((CASES / name).read_bytes())
-    subprocess.run([sys.executable, "make.py"], cwd=tmp_path, check=True, capture_output=True)
-    monkeypatch.chdir(tmp_path)
     assert {path.name for path in tmp_path.glob("new_*")} == NEW.keys()
     for run in {run for run, _ in NEW.values()}:
         finetune.main(["--task", f"file:{run}", "--model", "s4", "--arch", "d=8,layers=1", "--steps", "2", "--warmup", "1",
@@ -303,13 +304,7 @@ def test_new_files_after_a_bug_report(tmp_path, monkeypatch, capsys):
         assert words in said, name
 
 
-def test_the_reshapes_of_the_page_run(tmp_path, monkeypatch, capsys):
-    if not CASES.exists():
-        pytest.skip("no shared/cases")
-    for name in "make.py", "snippets.py":
-        (tmp_path / name).write_bytes((CASES / name).read_bytes())
-    subprocess.run([sys.executable, "make.py"], cwd=tmp_path, check=True, capture_output=True)
-    monkeypatch.chdir(tmp_path)
+def test_the_reshapes_of_the_page_run(cases, tmp_path, capsys):
     page = (ROOT / "results" / "own.md").read_text()
     code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "# 10 " in block)
     exec(code, {"labels": np.arange(40) % 2})
