@@ -9,6 +9,7 @@ results/PRESET/runs.jsonl and kernels.npz, which `keep` makes from them.
     python analyze.py compare runs/a runs/b     any runs: one row per setting, with gains and intervals; a figure
     python analyze.py demo              the demo's table (Markdown) and figure, from runs/demo
     python analyze.py own runs/own      your data: SPT and joint training against scratch (run_all.sh own)
+    python analyze.py curves RUN...     loss, score, learning rate over steps and minutes: curves.png
     python analyze.py status runs/demo  which runs are done, running (with the time left), stopped or failed
 
 A cell is the mean ± standard deviation over seeds of the test accuracy at the checkpoint that validation chose. Gains
@@ -29,6 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
+from compare.curves import curves
 from compare.drawing import OTHER, SCRATCH, SPT, bars, draw, markdown, replace_block, wrapped, write
 from compare.reading import (evaluations, hours, identity, provenance, read_runs, scores, values_of, variants_of)
 from compare.report import report
@@ -566,7 +568,7 @@ def state_of(folder):
 
 FIGURES = {1: figure1, 2: figure2, 3: figure3, 4: figure4, 5: figure5}
 COMMANDS = {"table": one, "figure": one, "all": everything, "keep": keep, "readme": readme,
-            "compare": compare, "demo": report, "own": report, "status": status}
+            "compare": compare, "curves": curves, "demo": report, "own": report, "status": status}
 
 
 def main(argv=None):
@@ -578,8 +580,8 @@ def command(argv):
     parser = Parser(examples=True, description=__doc__, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=COMMANDS)
-    parser.add_argument("what", nargs="*", help="number of the table or figure; compare, own, status: folders; demo: "
-                        "a demo of run_all.sh")
+    parser.add_argument("what", nargs="*", help="number of the table or figure; compare, curves, own, status: folders; "
+                        "demo: a demo of run_all.sh")
     parser.add_argument("--preset", choices=("paper", "mini"), default="paper", help="see run_all.sh")
     parser.add_argument("--runs", type=Path, help="folder of runs or runs.jsonl (default: runs/PRESET, else kept runs)")
     parser.add_argument("--out", type=Path, help="folder for the output (default: results/PRESET)")
@@ -587,12 +589,14 @@ def command(argv):
     parser.add_argument("--baseline", metavar="NAME=VALUE,...", help="compare: what gains are over (default: scratch)")
     parser.add_argument("--select", choices=["val"], help="compare: test scores only of settings that validation chose")
     parser.add_argument("--any-code", action="store_true", help="compare: pool seeds trained by different code")
-    parser.add_argument("--figure", type=Path, help="demo, own, compare: where the figure goes (default: "
+    parser.add_argument("--seeds", type=lambda text: {*map(int, text.split(","))}, metavar="0,1,...",
+                        help="demo, own: only the runs of these seeds")
+    parser.add_argument("--figure", type=Path, help="demo, own, compare, curves: where the figure goes (default: "
                         "in the folder of the runs)")
     parser.add_argument("--readme", type=Path, help="demo, own: write tables between their markers in this file")
     args = parser.parse_args(argv)
-    of_users = args.command in ("compare", "demo", "own")
-    if args.command in ("compare", "own") and args.what:
+    of_users = args.command in ("compare", "curves", "demo", "own")
+    if args.command in ("compare", "curves", "own") and args.what:
         args.runs = Path(args.what[0])
     default = Path("runs", (args.what or ["demo"])[0] if args.command == "demo" else args.command if of_users
                    else args.preset)

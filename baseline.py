@@ -7,8 +7,9 @@ seconds. A network that does not beat them has learned little.
 
 Symbols: logistic regression on the n-grams of 1 to 5 symbols that occur, weighted by naive Bayes (Wang and Manning
 2012). --words uses a text's words and pairs of words instead. Samples: ridge regression on random convolutions (ROCKET,
-Dempster et al. 2020). Splits are those of finetune.py. Validation chooses the strength of regularisation; the test
-split is evaluated once. --out DIR writes result.json and predictions.npz as finetune.py does, with start "baseline".
+Dempster et al. 2020). A label per position: ridge regression on the symbols or samples around it. Splits are those of
+finetune.py. Validation chooses the strength of regularisation; the test split is evaluated once. --out DIR writes
+result.json and predictions.npz as finetune.py does, with start "baseline".
 """
 # First, so that there is no traceback if Ctrl-C comes while the rest is imported.
 from files import Parser, UserError, read_json, write_json
@@ -22,7 +23,6 @@ from scipy import sparse
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier
-from sklearn.metrics import r2_score
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -31,7 +31,8 @@ from data import open_task
 from engine.flags import between
 from engine.folder import Folder, environment
 from engine.processes import guarded
-from tasks import SPECIAL
+from engine.targets import KINDS
+from tasks import IGNORE, SPECIAL
 from tasks.split import balanced_accuracy, unequal
 
 LONGEST = 5                                    # symbols of the longest n-gram
@@ -106,10 +107,33 @@ def convolved(task, split, count=KERNELS):
     return torch.cat(found).numpy()
 
 
+# ---- A label per position --------------------------------------------------------------------------------------------
+
+def neighbours(task, split, width=8):
+    """Return what lies around every labelled position, up to `width` to each side: symbols, one-hot and sparse, or
+    samples, (positions, features)."""
+    found = []
+    for part in np.array_split(np.arange(len(split)), -(-len(split) // 500)):
+        batch = split.batch(part)
+        x = batch.symbols[..., None] if batch.samples is None else batch.samples.nan_to_num()                # (b, l, c)
+        rows, places = np.nonzero(batch.y.numpy() != IGNORE)
+        around = np.pad(x.numpy(), ((0, 0), (width, width), (0, 0)))
+        found.append(np.stack([around[rows, places + i] for i in range(2 * width + 1)], 1).reshape(len(rows), -1))
+    found = np.concatenate(found)                                      # (m, (2 width + 1) c)
+    if batch.samples is not None:
+        return found
+    columns = found + task.vocab * np.arange(2 * width + 1)            # (m, 2 width + 1)
+    lines = np.repeat(np.arange(len(found)), found.shape[1])
+    return sparse.csr_matrix((np.ones(columns.size, np.float32), (lines, columns.ravel())),
+                             (len(found), task.vocab * (2 * width + 1)))
+
+
 # ---- Fitting ---------------------------------------------------------------------------------------------------------
 
 def linear_models(task):
     """Return {strength of regularisation: linear model of a task's features}, the strongest first."""
+    if task.kind == "positions":
+        return {f"alpha {a:g}": RidgeClassifier(a) for a in (1e4, 1e2, 1)}
     if task.channels:
         kind = RidgeClassifier if task.classes else Ridge
         return {f"alpha {a:g}": make_pipeline(StandardScaler(), kind(a)) for a in (1e5, 1e4, 1e3, 1e2, 1e1)}
@@ -122,27 +146,41 @@ def linear_models(task):
 def fit(task, train, val, test, words=False):
     """Return the validation score, the test split's predictions (n,), those of the majority class or the mean, and the
     chosen regularisation."""
-    splits = train, val, test
+    splits, positions = (train, val, test), task.kind == "positions"
     count = KERNELS * POSITIONS // max(POSITIONS, task.length * sum(map(len, splits)))
-    x, x_val, x_test = (convolved(task, split, max(count, KERNELS // 10)) if task.channels else
+    x, x_val, x_test = (neighbours(task, split) if positions else
+                        convolved(task, split, max(count, KERNELS // 10)) if task.channels else
                         ngrams(task, split, words) for split in splits)
-    if not task.channels:
+    if not task.channels and not positions:
         some = np.flatnonzero(x.getnnz(0) > 1)                         # n-grams in at least two training examples
         x, x_val, x_test = x[:, some], x_val[:, some], x_test[:, some]
     y, fitted = train.labels(), []
+    y = y[y != IGNORE] if positions else y.astype(int) if task.kind == "labels" else y
+
+    def whole(found, split):
+        """Give predictions the shape of the targets."""
+        if not positions:
+            return found
+        placed = np.full(split.y.shape, IGNORE)
+        placed[split.y != IGNORE] = found
+        return placed
+
     for strength, model in linear_models(task).items():
         model.fit(x, y)
-        fitted.append((model, model.predict(x_val), strength))
-    balanced = task.classes and unequal(y)
+        fitted.append((model, whole(model.predict(x_val), val), strength))
+    balanced = task.kind == "class" and unequal(y)
     model, guess, strength = max(fitted, key=lambda one: balanced_accuracy(val.y, one[1]) if balanced else
                                  score(task, val.y, one[1]))           # the first of equal ones
-    constant = np.bincount(y).argmax() if task.classes else y.mean()
-    return score(task, val.y, guess), model.predict(x_test), np.full(len(test), constant), strength
+    constant = np.bincount(y).argmax() if y.ndim == 1 and task.classes else y.mean(0)
+    constant = constant > 0.5 if task.kind == "labels" else constant
+    every = np.broadcast_to(constant, test.y.shape)
+    return score(task, val.y, guess), whole(model.predict(x_test), test), every, strength
 
 
 def score(task, y, guess):
-    """Return the accuracy, or R2 for regression."""
-    return float(np.mean(guess == y)) if task.classes else float(r2_score(y, guess)) if len(set(y)) > 1 else 0.0
+    """Return the score of the task's kind of targets."""
+    kind, error = KINDS[task.kind], np.square(np.float64(guess) - y).sum() if task.kind == "number" else None
+    return kind.scores(y, guess, error, False)[kind.score]
 
 
 def main(argv=None):
@@ -154,7 +192,8 @@ def main(argv=None):
     parser.add_argument("--out", type=Path, metavar="DIR", help="write DIR/result.json")
     args, start = parser.parse_args(argv), time.perf_counter()
     task, train, val, test = open_task(args.task, args.data_dir, None, args.label_fraction, labels=True)
-    name = "random convolutions" if task.channels else f"n-grams of 1 to {LONGEST}"
+    name = "neighbours" if task.kind == "positions" else (
+        "random convolutions" if task.channels else f"n-grams of 1 to {LONGEST}")
     if args.words:
         name = "words and pairs of words"
         if task.channels or task.between:
@@ -166,11 +205,12 @@ def main(argv=None):
         print(f"{args.out} is finished; nothing to do")
         return
     val_score, guess, constant, strength = fit(task, train, val, test, args.words)
-    field, seconds = "accuracy" if task.classes else "r2", time.perf_counter() - start
+    field, seconds = KINDS[task.kind].score, time.perf_counter() - start
     found = {f"val_{field}": val_score, f"test_{field}": score(task, test.y, guess),
              f"constant_{field}": score(task, test.y, constant)}
     names = task.names or range(task.classes)
-    always = f"majority class ({names[int(constant[0])]})" if task.classes else "mean label"
+    always = {"number": "mean label", "labels": "each label's majority"}.get(task.kind) or (
+        f"majority class ({names[int(constant.flat[0])]})")
     print(f"{args.task}, {len(train):,} training and {len(test):,} test examples, test {field}\n"
           f"{always}: {found[f'constant_{field}']:.4f}\n"
           f"linear model of {name}: {found[f'test_{field}']:.4f} (validation {val_score:.4f}, {strength}), "
@@ -180,7 +220,7 @@ def main(argv=None):
         write_json(args.out / "result.json", found | identity | dict(
             regularisation=strength, objective="none", start="baseline", seed=0, steps=0,
             train_examples=len(train), seconds=round(seconds, 1), **Folder(args.out, True).predictions(
-                task.classes, test.y, guess),
+                task, test.y, guess),
             **environment(torch.device("cpu"))))
 
 

@@ -47,7 +47,7 @@ class Batch(NamedTuple):
     symbols: "torch.Tensor | None"      # int64 (b, l), padded with PAD; a sequence of characters ends with EOS
     samples: "torch.Tensor | None"      # float32 (b, l, channels), normalised; NaN: missing
     lengths: "torch.Tensor | None"      # int64 (b,), EOS counted; None: no padding
-    y: "torch.Tensor"                   # int64 (examples,), or float32 for regression
+    y: "torch.Tensor"                   # int64 (examples,), or float32 for regression; see Task.target for others
 
 
 @dataclass
@@ -59,6 +59,7 @@ class Split:
     offsets: np.ndarray | None = None      # symbols: sequence i is x[offsets[i]:offsets[i + 1]], EOS included
     chosen: np.ndarray | None = None       # indices of the examples that are used; None: all
     rows: np.ndarray | None = None         # (n,) your data: the index of each example in your file, from 0
+    fresh: int | None = None               # a seed: example i is drawn from it, whatever i, and not read
 
     def __len__(self):
         return len(self.y if self.chosen is None else self.chosen)
@@ -69,7 +70,7 @@ class Split:
 
     def lengths(self):
         """Return the length of the longest document of each example (n,), or None if all have the same length."""
-        if self.offsets is None:
+        if self.offsets is None or self.fresh is not None:
             return None
         longest = np.diff(self.offsets).reshape(-1, self.task.documents).max(1)
         return longest if self.chosen is None else longest[self.chosen]
@@ -78,8 +79,14 @@ class Split:
         """Return the examples `indices` (examples,) as a Batch. Reads only their part of the files."""
         import torch
         task, indices = self.task, np.asarray(indices, dtype=np.int64)
+        if self.fresh is not None:                        # 8181 separates these draws from those of prepared splits
+            x, y = zip(*(task.draw(task, np.random.default_rng([8181, self.fresh, i])) for i in indices))
+            offsets = np.cumsum([0, *map(len, x)]) if self.offsets is not None else None
+            x = np.stack(x) if offsets is None else np.concatenate(x)
+            return Split(task, x, np.array(y), offsets).batch(np.arange(len(y)), device)
         indices = indices if self.chosen is None else self.chosen[indices]
-        y = torch.from_numpy(self.y[indices].astype(np.int64 if task.classes else np.float32)).to(device)
+        whole = task.kind in ("class", "positions")
+        y = torch.from_numpy(self.y[indices].astype(np.int64 if whole else np.float32)).to(device)
         if self.offsets is None:
             x, lengths = torch.from_numpy(self.x[indices]).to(device), None               # (b, l, channels)
         else:
@@ -88,6 +95,8 @@ class Split:
             sequences = [torch.from_numpy(self.x[place].astype(kind)) for place in places]
             lengths = torch.tensor([len(sequence) for sequence in sequences]).to(device)  # (b,)
             x = torch.nn.utils.rnn.pad_sequence(sequences, True, PAD).to(device)          # (b, longest[, channels])
+        if task.kind == "positions" and y.ndim == 2:      # new data have no targets
+            y = y[:, :x.shape[1]]                                                         # (b, l)
         if not task.channels:
             return Batch(x, None, lengths, y)
         symbols = x[:, :, 0].long() if task.vocab else None                               # (b, l)
@@ -109,13 +118,14 @@ def look_up(name, data_dir="data"):
     return task if task.length else open_task(name, data_dir)[0]
 
 
-def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False):
+def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False, fresh=None):
     """Return a task and its splits: Task, train, val, test. Prepares the task on first use; UserError as in `prepare`.
 
     fraction: keep the first `fraction * n` training examples of one fixed shuffle (seed 42, paper's appendix C.1.4 and
     its official configuration). Smaller subsets lie within larger ones, and both stages see the same examples.
     labelled: instead of `fraction`, a share of all training examples that keeps the class proportions, again nested.
     labels: leave out training examples without a label; UserError if no example has one.
+    fresh: a seed. Training examples are drawn from it by the task's `draw`, each as often as its index comes up.
     """
     folder = prepare(name, data_dir)
     with reading(f"{folder} is damaged", _again(name, folder)):
@@ -139,7 +149,7 @@ def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False)
     if labels and n == 0:
         raise UserError(f"{name} has no labels; only pretrain.py can use it")
     if labelled is not None:
-        known = stratified(train.y[:n] if task.classes else np.zeros(n), 42)
+        known = stratified(train.y[:n] if task.kind == "class" else np.zeros(n), 42)
         train.chosen = known[:max(task.classes, 1, int(labelled * n))]
     elif fraction is not None:
         train.chosen = np.random.RandomState(42).permutation(len(train))[:max(1, int(fraction * len(train)))]
@@ -147,6 +157,10 @@ def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False)
         train.chosen = np.arange(n) if train.chosen is None else train.chosen[train.chosen < n]
         if not len(train):
             raise UserError(f"--train-fraction {fraction} keeps no training example with a label; use a larger one")
+    if fresh is not None and (task.draw is None or labelled or fraction):
+        raise UserError("--fresh draws all examples; leave out the share of them" if task.draw else
+                        f"--fresh: the file of {name} in tasks/ has no function that draws one example")
+    train.fresh = fresh
     return task, train, val, test
 
 
@@ -295,10 +309,16 @@ def show(name, data_dir, path):
     hidden = np.random.default_rng(0).random((len(batch.y), task.length)) < task.mask
     figure = Figure((12, height(task) * len(hidden)), layout="constrained")
     for i, pair in enumerate(figure.subplots(len(hidden), 2, squeeze=False)):
-        value = batch.y[i].item()
-        if task.ends:                                     # convert back to the unit of the targets
-            value = task.ends[0] + (value + 1) / 2 * (task.ends[1] - task.ends[0])
-        pair[0].set_title(task.names[value] if task.names else f"{value:.3g}", loc="left", parse_math=False)
+        title = "a label per position"
+        if task.target == "labels":
+            names = task.names or map(str, range(task.classes))
+            title = ", ".join(name for name, there in zip(names, batch.y[i]) if there)
+        elif not task.target:
+            value = batch.y[i].item()
+            if task.ends:                                 # convert back to the unit of the targets
+                value = task.ends[0] + (value + 1) / 2 * (task.ends[1] - task.ends[0])
+            title = task.names[value] if task.names else f"{value:.3g}"
+        pair[0].set_title(title, loc="left", parse_math=False)
         pair[1].set_title(f"{task.mask:.0%} hidden", loc="left")
         for axis, gone in zip(pair, (np.zeros_like(hidden[i]), hidden[i])):
             draw_example(axis, task, batch, i, gone)

@@ -422,7 +422,7 @@ class Denoiser(nn.Module):
 class Classifier(nn.Module):
     """Stage 2: predict one label per example. outputs: the number of classes, or 1 for regression.
 
-    pool: mean, max or last, over a sequence's true length.
+    pool: mean, max or last, over a sequence's true length; none: predict a label for every position.
     head: linear; mlp (one hidden layer); pair (on both documents of an example, their difference and product).
     """
 
@@ -449,11 +449,13 @@ class Classifier(nn.Module):
         return self
 
     def forward(self, x, lengths=None):
-        """x as in Backbone -> (b, outputs); with the head `pair`, x holds 2 b documents."""
+        """x as in Backbone -> (b[, l], outputs); with the head `pair`, x holds 2 b documents."""
         return self.classify(self.backbone(x, lengths), lengths)
 
     def classify(self, x, lengths):
         """Pool the backbone's features (b, l, d) and apply the head -> (b, outputs)."""
+        if self.pool == "none":
+            return exactly(self.head, x)                                                      # (b, l, outputs)
         lengths = true_lengths(lengths, *x.shape[:2], x.device)                               # (b,)
         real = inside(lengths, x.shape[1])[..., None]                                         # (b, l, 1)
         if self.pool == "mean":
@@ -600,7 +602,7 @@ class Joint(Classifier):
         super().__init__(backbone, outputs, pool, head)
         self.predict = backbone.init_head(nn.Linear(backbone.d, predicted))
 
-    def forward(self, x, lengths=None, corrupted=None, hidden=None):
+    def forward(self, x, lengths=None, hidden=None, corrupted=None, corrupted_lengths=None):
         """x as in Backbone -> (b, outputs). With hidden as in `at`, also predictions (m, predicted): from the corrupted
         inputs, or, if there are none (causal), from the same pass."""
         features = self.backbone(x, lengths)                                                  # (b, l, d)
@@ -609,7 +611,7 @@ class Joint(Classifier):
             return outputs
         if corrupted is not None:
             with averages_kept(self.backbone):       # BatchNorm evaluates on inputs that are not corrupted
-                features = self.backbone(corrupted, lengths)
+                features = self.backbone(corrupted, corrupted_lengths)
         return outputs, exactly(self.predict, at(features, hidden))
 
 

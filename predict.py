@@ -36,10 +36,11 @@ from engine.feed import drawing
 from engine.flags import between
 from engine.folder import newest, read_checkpoint
 from engine.processes import guarded
+from engine.targets import KINDS
 from kernels import inside
-from models import MODELS, Backbone, Classifier, Denoiser, Joint, config
-from pretrain import OBJECTIVES
-from tasks import EOS, MASK, PAD, UNK, folder_name, full_name, restored
+from models import MODELS, Classifier, Denoiser, Joint
+from pretrain import OBJECTIVES, denoising, make_backbone
+from tasks import EOS, IGNORE, MASK, PAD, UNK, folder_name, full_name, restored
 from tasks.own import OWN_FILES, as_stored, encode, read_file
 from tasks.picture import draw_example, height, picture
 from tasks.split import as_numbers, check_each
@@ -65,24 +66,23 @@ class Trained:
     def build(self, checkpoint):
         """Build the model of a checkpoint and load its weights."""
         run, saved = self.run, checkpoint["config"]
-        self.saved = saved
+        self.saved, self.args = saved, SimpleNamespace(**saved)
         if saved["model"] not in MODELS:
             raise UserError(f"{run} was trained with --model {saved['model']}, which is no longer in zoo/")
         if saved["objective"] not in OBJECTIVES:
             raise UserError(f"{run} was trained with --objective {saved['objective']}, which pretrain.py does not have")
         self.task = restored(checkpoint["task"])
-        task, objective = self.task, OBJECTIVES[saved["objective"]]
+        task = self.task
         self.names = np.array(task.names or [str(i) for i in range(task.classes)])
         if len(self.names) != task.classes:
             raise ValueError(f"{len(self.names)} names for {task.classes} classes")
         self.pretrained, joint = saved["start"] == "pretrain", saved["start"] == "joint"
-        hidden = task.gaps or (self.pretrained or joint) and objective.hides and task.channels is not None
-        backbone = Backbone(config(saved["arch"], task, causal=objective.causal, mask_channel=hidden))
-        predicted = task.vocab if saved["loss"] == "ce" else task.channels
+        backbone = make_backbone(self.args, task)
+        predicted = OBJECTIVES[saved["objective"]].outputs
         if self.pretrained:
-            self.model = Denoiser(backbone, predicted)
+            self.model = Denoiser(backbone, predicted(self.args, task))
         elif joint:
-            self.model = Joint(backbone, task.classes or 1, saved["pool"], saved["head"], predicted)
+            self.model = Joint(backbone, task.classes or 1, saved["pool"], saved["head"], predicted(self.args, task))
         else:
             self.model = Classifier(backbone, task.classes or 1, saved["pool"], saved["head"])
         self.model.load_state_dict(checkpoint["model"])
@@ -138,7 +138,8 @@ class Trained:
     @torch.no_grad()
     def outputs(self, split, features=False):
         """Return outputs for every example of a split, (n, classes or 1) float64; with features, inputs of the head,
-        (n, d) float32 (pretrained: documents side by side). Batches and number format are those of an evaluation."""
+        (n, d) float32 (pretrained: documents side by side). With a label per position: (n, length, classes or d), 0
+        past the end. Batches and number format are those of an evaluation."""
         size, found = self.saved.get("micro_batch") or self.saved["batch"], []
         model = Classifier(self.model.backbone, 1, "mean").to(self.device).eval() if self.pretrained else self.model
         if features:
@@ -154,13 +155,29 @@ class Trained:
             found += [] if features else [outputs.double().cpu()]
         if features:
             hook.remove()
+        if found[0].ndim == 3:
+            whole = [nn.functional.pad(some, (0, 0, 0, self.task.length - some.shape[1])) for some in found]
+            return torch.cat(whole).numpy()[np.argsort(order)]
         return torch.cat(found).numpy().reshape(len(split), -1)[np.argsort(order)]
 
-    def answers(self, outputs):
-        """Turn outputs into the predicted classes' names (n,) and all probabilities (n, classes); in regression, into
-        values in the unit of the labels (n,) and None."""
+    def named(self, y):
+        """Turn targets (n,), (n, classes) or (n, length) into names (n,) or (n, length), "" for none; in regression,
+        into values in the unit of the labels. Several labels are one text."""
+        if self.task.kind == "labels":
+            return np.array([";".join(self.names[np.asarray(row, bool)]) for row in y])
         if self.task.classes:
-            return self.names[outputs.argmax(-1)], torch.from_numpy(outputs).softmax(-1).numpy()
+            return np.where(np.asarray(y) == IGNORE, "", self.names[np.maximum(y, 0)])
+        low, high = self.task.ends
+        return low + (np.asarray(y, np.float64) + 1) / 2 * (high - low)
+
+    def answers(self, outputs):
+        """Turn outputs into predictions, as in `named`, and the probability of each class (n[, length], classes); in
+        regression None."""
+        probabilities = torch.from_numpy(outputs)
+        if self.task.kind == "labels":
+            return self.named(outputs > 0), probabilities.sigmoid().numpy()
+        if self.task.classes:
+            return self.named(outputs.argmax(-1)), probabilities.softmax(-1).numpy()
         low, high = self.task.ends
         return low + (outputs[:, 0] + 1) / 2 * (high - low), None
 
@@ -199,7 +216,7 @@ def held_out(trained):
     rows = np.arange(len(test)) if test.rows is None else test.rows
     if trained.pretrained:
         return test, rows, None
-    return test, rows, trained.names[test.y] if task.classes else trained.answers(test.y[:, None].astype(np.float64))[0]
+    return test, rows, trained.named(test.y)
 
 
 def new_split(trained, path, flags=None, bad=None):
@@ -220,6 +237,10 @@ def new_split(trained, path, flags=None, bad=None):
     if own.layout and own.layout.label_column != "none":
         print(f"labels are read from column {own.layout.label_column}; --label COLUMN names another; none: "
               "there is no label")
+    if trained.task.target:
+        if np.ndim(own.labels) < 2:
+            raise UserError(f"{path} has one label per example; {trained.run} predicts {trained.task.target}")
+        return split, rows, trained.named(own.labels) if trained.task.target == "labels" else own.labels
     if trained.task.classes:
         # The exact name, or else the only one of this number: 1, "1" and 1.0 are the same class, "01" and "1" are two.
         numbers = [as_number(name) for name in trained.names]
@@ -248,25 +269,44 @@ def as_number(label):
         return str(label)
 
 
+def by_position(split, rows, labels, answers, bad):
+    """Turn examples with a label per position into lines of their own, of all positions (m,): places, (row, position);
+    labels; answers; and the lines without a prediction."""
+    lengths = np.full(len(rows), split.task.length) if split.lengths() is None else split.lengths()
+    lengths = lengths - (not split.task.channels)                      # <eos> is no position of the user's
+    i, position = np.nonzero(np.arange(split.task.length) < lengths[:, None])
+    labels = None if labels is None else np.pad(labels, ((0, 0), (0, split.task.length)))[i, position]
+    return [*zip(rows[i], position)], labels, [part[i, position] for part in answers], np.flatnonzero(np.isin(i, bad))
+
+
 def write_table(path, rows, labels, answers, names, bad=()):
-    """Write one line per example: its row, from 0; its label, if there are labels; the prediction; probabilities.
-    bad: examples without a prediction."""
+    """Write one line per example: its row, from 0 (or row and position); its label, if there are labels; the
+    prediction; probabilities. bad: examples without a prediction."""
     predicted, probabilities = answers
-    head = ["row", *([] if labels is None else ["label"]), "prediction", *(f"p({name})" for name in names)]
+    rows = [np.atleast_1d(row).tolist() for row in rows]
+    head = [*("row", "position")[:len(rows[0])], *([] if labels is None else ["label"]), "prediction",
+            *(f"p({name})" for name in names)]
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(head)
     for i, row in enumerate(rows):
         label = [] if labels is None else [labels[i]]
         more = [] if probabilities is None else [f"{p:.6f}" for p in probabilities[i]]
-        writer.writerow([row, *label, *([""] * (1 + len(more)) if i in bad else [predicted[i], *more])])
+        writer.writerow([*row, *label, *([""] * (1 + len(more)) if i in bad else [predicted[i], *more])])
     write_atomically(path, lambda file: file.write(text.getvalue().encode(errors="replace")))
 
 
-def judged(labels, predicted, names):
-    """Yield lines that compare predictions with labels. names: names of the classes, empty for regression."""
+def judged(labels, predicted, names, several=False):
+    """Yield lines that compare predictions with labels. names: names of the classes, empty for regression. several: a
+    prediction is a text of several names."""
     from sklearn import metrics
 
+    if several:
+        y, guess = (np.array([np.isin(names, text.split(";")) for text in some]) for some in (labels, predicted))
+        found = ", ".join(f"{name.replace('_f1', ' F1')} {value:.4f}" for name, value in
+                          KINDS["labels"].scores(y, guess, None, False).items())
+        yield f"{len(y):,} examples: {found}; all labels right in {np.mean((y == guess).all(1)):.1%}"
+        return
     known = np.isin(labels, names) if len(names) else np.isfinite(labels)
     strange = Counter(label for label in labels[~known] if label not in ("", "nan")) if len(names) else {}
     if strange:
@@ -306,14 +346,18 @@ def label(trained, args):
         write_atomically(args.features, lambda file: np.save(file, features))
         print(f"wrote {args.features}: {features.shape}, {features.dtype}, one line per example")
     else:
-        answers = trained.answers(trained.outputs(split))
-        write_table(args.out, rows, labels, answers, trained.names, bad)
-        print(f"wrote {args.out}: {len(rows):,} examples of {args.input or 'the test split'}; rows are counted from 0"
+        answers, several, n = trained.answers(trained.outputs(split)), trained.task.kind == "labels", len(rows)
+        places, lacking = rows, [*bad]
+        if trained.task.kind == "positions":
+            places, labels, answers, lacking = by_position(split, rows, labels, answers, lacking)
+            good = np.setdiff1d(np.arange(len(places)), lacking)
+        write_table(args.out, places, labels, answers, trained.names, lacking)
+        print(f"wrote {args.out}: {n:,} examples of {args.input or 'the test split'}; rows are counted from 0"
               + ("" if trained.dtype == "float32" else f"; computed in {trained.dtype}, as in training"))
         if trained.task.classes:
-            counts = Counter(answers[0][good].tolist())
+            counts = Counter((";" if several else "\n").join(answers[0][good]).split(";" if several else "\n"))
             print("predicted: " + ", ".join(f"{name} {counts[name]:,}" for name in trained.names if counts[name]))
-        for line in [] if labels is None else judged(labels[good], answers[0][good], trained.names):
+        for line in [] if labels is None else judged(labels[good], answers[0][good], trained.names, several):
             print(line)
     if args.input and trained.saved["task"] == full_name(f"file:{args.input}"):
         print("note: the run was trained on this file; without --input only its test split is used")
@@ -329,23 +373,30 @@ def label(trained, args):
 def filled_in(trained, batch):
     """Return which positions of a batch were hidden (b, l); the predictions for them, ids (b, l) or samples
     (b, l, channels); and which predictions are wrong (b, l): another symbol, or off by half a standard deviation."""
-    saved, task, objective = trained.saved, trained.task, OBJECTIVES[trained.saved["objective"]]
-    rows = np.arange(len(batch.y))
-    draw = drawing(task, batch, rows, slice(0, len(rows)), saved["seed"], 1 << 41)
-    inputs, targets, hidden = objective.pretext(SimpleNamespace(**saved), batch, draw)
+    args, task, objective = trained.args, trained.task, OBJECTIVES[trained.saved["objective"]]
+    rows, shape = np.arange(len(batch.y)), (batch.symbols if batch.samples is None else batch.samples).shape[:2]
+    draw = drawing(task, batch, rows, slice(0, len(rows)), args.seed, 1 << 41)
+    inputs, lengths, hidden, targets = denoising(args, batch, draw)
     with trained.autocast():
-        said = trained.model(inputs, batch.lengths, hidden)                                   # (m, outputs)
-    said = said.argmax(-1) if saved["loss"] == "ce" else said
-    guess = said.new_zeros(*hidden.shape, *said.shape[1:])
-    guess[hidden] = said
-    wrong = guess != targets if saved["loss"] == "ce" else (guess - targets).abs().amax(-1) > 0.5
-    # Which position does each prediction stand for? The same pretext says so of a batch that holds positions.
-    numbers = torch.arange(hidden.shape[1]).expand(hidden.shape)
+        said = trained.model(inputs, lengths, hidden)                                         # (m, outputs)
+    # Which position does each prediction stand for? The same pretext says so of a batch that holds positions, which
+    # begin at 2^20, above all symbols.
+    numbers = (2**20 + torch.arange(shape[1])).expand(shape)
     numbered = batch._replace(symbols=numbers, samples=batch.samples if batch.samples is None else
                               numbers[..., None].expand_as(batch.samples).float())
-    where = objective.pretext(SimpleNamespace(**saved), numbered, draw)[1].reshape(*hidden.shape, -1)[..., 0].long()
-    here, there = hidden.nonzero()[:, 0], where[hidden]
-    return [torch.zeros_like(one).index_put((here, there), one[hidden]).numpy() for one in (hidden, guess, wrong)]
+    where = denoising(args, numbered, draw).targets[hidden].reshape(len(said), -1)[:, 0].long() - 2**20       # (m,)
+    real, targets = (0 <= where) & (where < shape[1]), targets[hidden]                        # (m,), (m, ...)
+    if len(hidden) != shape[0] or not real.any():
+        raise UserError(f"--show: the predictions of --objective {args.objective} are not positions of a sequence")
+    if args.loss == "ce":                      # of several predictions, e.g. of the next positions, the first
+        vocab = objective.reads(task).vocab
+        guess = said.unflatten(-1, (-1, vocab)).argmax(-1)[:, 0]
+        wrong = guess != targets.reshape(len(said), -1)[:, 0]
+        guess = guess.where(guess < task.vocab, UNK)
+    else:
+        guess, wrong = said, (said - targets).abs().amax(-1) > 0.5
+    place = hidden.nonzero()[real, 0], where[real]
+    return [one.new_zeros(*shape, *one.shape[1:]).index_put(place, one[real]).numpy() for one in (real, guess, wrong)]
 
 
 def draw_filled_in(places, task, batch, hidden, guess, wrong, hides=True):
@@ -389,8 +440,8 @@ def show(trained, split, path):
 class Exported(nn.Module):
     """A finetuned model for export. Normalisation, and kernels at the task's length, are constants. Raw samples
     (b, l, channels) or ids (b, l), padded with anything, and true lengths (b,) if they differ -> probabilities
-    (b, classes), or values in the unit of the labels (b, 1), float64 because a unit may be fine (seconds since 1970).
-    An example of two documents has two rows of x."""
+    (b, classes), with a label per position (b, l, classes), or values in the unit of the labels (b, 1), float64 because
+    a unit may be fine (seconds since 1970). An example of two documents has two rows of x."""
 
     def __init__(self, trained):
         super().__init__()
@@ -400,7 +451,7 @@ class Exported(nn.Module):
         self.register_buffer("mean", torch.tensor(task.mean, dtype=kind))
         self.register_buffer("std", torch.tensor(task.std, dtype=kind))
         self.scale = task.scale
-        self.ends = task.ends or (0.0, 1.0)
+        self.ends, self.several = task.ends or (0.0, 1.0), task.kind == "labels"
         self.kernels = [kernels and (kernels[0].detach(),) for kernels in trained.model.backbone.kernels(task.length)]
 
     def forward(self, x, lengths=None):
@@ -411,6 +462,8 @@ class Exported(nn.Module):
             x = ((x / self.scale - self.mean) / self.std).float()      # as Split.batch does
         outputs = self.model.classify(self.model.backbone.body(x, lengths, self.kernels), lengths)
         low, high = self.ends
+        if self.several:
+            return outputs.sigmoid()
         return outputs.softmax(-1) if self.classes else low + (outputs.double() + 1) / 2 * (high - low)
 
 
@@ -418,7 +471,7 @@ def described(task, names, dtype):
     """Return what a program needs besides an exported model, for JSON: the names of the classes in the order of the
     probabilities; length, channels and dtype of the input, and whether it wants `lengths`; the id of each symbol, and
     those of the end, of padding and of an unknown symbol. between: what separates symbols in a text."""
-    return dict(names=names.tolist(), length=task.length, channels=task.channels,
+    return dict(target=task.kind, names=names.tolist(), length=task.length, channels=task.channels,
                 dtype=str(dtype).removeprefix("torch."), lengths=task.ragged or not task.channels,
                 ids={symbol: i for i, symbol in enumerate(task.symbols) if i > EOS}, end=EOS, pad=PAD, unknown=UNK,
                 between=task.between)
@@ -482,14 +535,18 @@ def export(trained, path):
     program = torch.export.export(exported, drawn(2), dynamic_shapes=[{0: k * batch}] * (1 + len(lengths)))
     text = json.dumps(described(task, trained.names, x.dtype))
     raw, written = (as_onnx if path.suffix == ".onnx" else as_pt2)(program, text)
-    error = (written(x, *lengths) - ours).abs().max().item()
+    difference = (written(x, *lengths) - ours).abs()
+    if ours.ndim == 3 and lengths:             # what is predicted past the end does not count
+        difference = difference[inside(lengths[0], task.length)]
+    error = difference.max().item()
     if not error < 1e-5 * max(high - low, (ours - low).abs().max().item()) + math.ulp(ours.abs().max().item()):
         raise UserError(f"the export of {trained.run} differs from the model by {error:.1g}; nothing was written")
     write_atomically(path, lambda file: file.write(raw))
     inputs = ", ".join(f"({'2 b' if k > 1 else 'b'}{''.join(f', {n}' for n in one.shape[1:])}) "
                        f"{str(one.dtype).removeprefix('torch.')}" for one in (x, *lengths))
     more = "" if dtype == "float32" else f"; it computes in float32, but the run in {dtype}"
-    print(f"wrote {path}: {inputs} -> (b, {ours.shape[1]}); it differs from the model by {error:.1g}{more}")
+    outputs = ", ".join(map(str, ("b", *ours.shape[1:])))
+    print(f"wrote {path}: {inputs} -> ({outputs}); it differs from the model by {error:.1g}{more}")
 
 
 # ---- Continue sequences with a causally pretrained run ---------------------------------------------------------------

@@ -25,8 +25,7 @@ in engine/.
 from files import UserError  # first: no traceback if Ctrl-C comes while the rest is imported
 
 import math
-from collections import namedtuple
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 import numpy as np
 import torch
@@ -36,10 +35,11 @@ from data import open_task
 from engine.feed import drawing
 from engine.flags import arguments
 from engine.processes import guarded
-from engine.run import Run, kernel_maxima, learning_rate
+from engine.run import Run, kernel_maxima
 from kernels import inside, true_lengths
 from models import Backbone, Denoiser, at, config, make_optimizer
-from tasks import MASK
+from recipes import learning_rate
+from tasks import IGNORE, MASK
 
 # ---- The objective ---------------------------------------------------------------------------------------------------
 
@@ -77,7 +77,7 @@ def shift(batch, loss):
 
 
 def masked(args, batch, draw):
-    """A batch -> inputs, targets, hidden. draw(hide, ratio) calls `hide` and returns positions (b, l) of this batch."""
+    """A batch -> inputs, targets, hidden. draw(hide, ratio[, i]) calls `hide` for this batch -> (b, l)."""
     return corrupt(batch, draw(hide, args.mask), args.loss)
 
 
@@ -86,17 +86,14 @@ def causal(args, batch, draw):
     return shift(batch, args.loss)
 
 
-# --objective. pretext(args, batch, draw) -> inputs, targets, hidden; causal: the model sees only earlier positions;
-# hides: inputs are corrupted (adds a mask channel to samples; --mask applies; joint training needs two passes).
-# To add an objective, write a function and a line here.
-Objective = namedtuple("Objective", "pretext causal hides")
-OBJECTIVES = {"masked": Objective(masked, causal=False, hides=True),
-              "causal": Objective(causal, causal=True, hides=False)}
+def predicted(args, task):
+    """Return how many outputs the head has: one per symbol (or gray level), or one per channel."""
+    return task.vocab if args.loss == "ce" else task.channels
 
 
-def spt_loss(prediction, targets, hidden, loss):
+def spt_loss(args, prediction, targets, hidden):
     """Return loss and score, summed over hidden positions: prediction (m, outputs), targets (b, l) or (b, l, channels),
-    hidden as in `at`.
+    hidden as in `at`. args.loss:
 
     ce: cross-entropy over symbols or gray levels 0..255; score: number of correct predictions.
     l1: absolute error of the normalised sample, mean over channels; score: negative squared error, mean over channels.
@@ -106,13 +103,50 @@ def spt_loss(prediction, targets, hidden, loss):
     """
     targets = at(targets, hidden)                                                             # (m,) or (m, channels)
     none = hidden < 0 if hidden.ndim == 1 else targets.new_zeros(len(targets), dtype=torch.bool)
-    if loss == "ce":
-        targets = targets.masked_fill(none, -100)                  # cross_entropy ignores -100
+    if args.loss == "ce":
+        targets = targets.masked_fill(none, IGNORE)                # cross_entropy leaves it out
         return F.cross_entropy(prediction.float(), targets, reduction="sum"), (prediction.argmax(-1) == targets).sum()
     there = ~targets.isnan() & ~none[:, None]                                                 # (m, channels)
     error = (prediction.float() - targets.nan_to_num()).masked_fill(~there, 0.0)
     weight = there.shape[1] / there.sum(-1).clamp(min=1)                                      # 1 if none is missing
     return (weight * error.abs().mean(-1)).sum(), -(weight * error.square().mean(-1)).sum()
+
+
+class Objective(NamedTuple):
+    """A row of OBJECTIVES. To add an objective, write its pretext, perhaps a loss, and a row."""
+    pretext: Callable                   # (args, batch, draw) -> inputs, targets, hidden (b, l); lengths if others
+    causal: bool                        # the model sees only earlier positions
+    hides: bool                         # inputs are corrupted: samples get a mask channel, joint training two passes
+    outputs: Callable = predicted       # (args, task) -> outputs of the head
+    loss: Callable = spt_loss           # (args, prediction, targets, hidden) -> loss and score, summed over hidden
+    reads: Callable = lambda task: task        # the Task that the backbone reads, e.g. one with more symbols
+    whole: bool = False                 # a batch is not cut: rows or lengths change, or the loss compares examples
+    score: str = ""                     # what the score is, in result.json
+
+
+OBJECTIVES = {"masked": Objective(masked, causal=False, hides=True),              # --objective
+              "causal": Objective(causal, causal=True, hides=False)}
+
+
+class Denoising(NamedTuple):
+    """A part of a batch: sequences that pass through the model together."""
+    inputs: torch.Tensor                # (b, l) or (b, l, channels)
+    lengths: "torch.Tensor | None"      # (b,)
+    hidden: torch.Tensor                # positions to predict: a mask (b, l), later flat indices (m,)
+    targets: torch.Tensor               # (b, l) or (b, l, channels)
+
+
+def denoising(args, batch, draw):
+    """Return what the objective makes of a batch."""
+    inputs, targets, hidden, *lengths = OBJECTIVES[args.objective].pretext(args, batch, draw)
+    return Denoising(inputs, lengths[0] if lengths else batch.lengths, hidden, targets)
+
+
+def make_backbone(args, task):
+    """Return the backbone of a run of either stage. It has a mask channel if samples may be hidden or missing."""
+    objective = OBJECTIVES[args.objective]
+    hides = args.start in ("pretrain", "joint") and objective.hides and task.channels is not None
+    return Backbone(config(args.arch, objective.reads(task), objective.causal, mask_channel=task.gaps or hides))
 
 
 # ---- Validation and training -----------------------------------------------------------------------------------------
@@ -127,25 +161,18 @@ def validate(model, task, split, args, run):
     sums = torch.zeros(3, dtype=torch.float64, device=run.device)
     for i, rows, batch in run.batches(split):     # this process's batches of the split
         draw = drawing(task, batch, rows, slice(0, len(rows)), args.seed, EVAL_KEY, i)
-        inputs, targets, hidden = OBJECTIVES[args.objective].pretext(args, batch, draw)
+        inputs, lengths, hidden, targets = denoising(args, batch, draw)
+        hidden = run.numbers(hidden)
         with run.autocast():                      # bfloat16 on a GPU
-            prediction = model(inputs, batch.lengths, hidden)                                 # (m, outputs)
-        loss, score = spt_loss(prediction, targets, hidden, args.loss)
-        sums += torch.stack((loss.double(), score.double(), hidden.sum().double()))
+            prediction = model(inputs, lengths, hidden)                                       # (m, outputs)
+        loss, score = OBJECTIVES[args.objective].loss(args, prediction, targets, hidden)
+        sums += torch.stack((loss.double(), score.double(), (hidden >= 0).sum().double()))
     model.train()
     loss, score, n = run.total(sums).tolist()     # sum over processes
     if n == 0:
         raise UserError("no position of the validation split is predicted; " + (
             "use --objective masked" if args.mask is None else f"give a larger --mask than {args.mask}"))
     return loss / n, score / n
-
-
-class Denoising(NamedTuple):
-    """A part of a batch: sequences that pass through the model together."""
-    inputs: torch.Tensor                # (b, l) or (b, l, channels)
-    lengths: "torch.Tensor | None"      # (b,)
-    hidden: torch.Tensor                # positions to predict: a mask (b, l), later flat indices (m,)
-    targets: torch.Tensor               # (b, l) or (b, l, channels)
 
 
 def parse_args(argv=None):
@@ -155,14 +182,14 @@ def parse_args(argv=None):
 def main(argv=None):
     args = parse_args(argv)
     run, objective = Run(args), OBJECTIVES[args.objective]                                    # device, processes
-    task, train, val, _ = open_task(args.task, args.data_dir, args.train_fraction)
+    task, train, val, _ = open_task(args.task, args.data_dir, args.train_fraction,
+                                    fresh=args.seed if args.fresh else None)
     run.open(task, train)                         # sets the number of steps; checks the run directory
 
     # ---- model and optimiser: every process builds the same --------------------------------------------------
     torch.manual_seed(args.seed)
-    mask_channel = task.gaps or objective.hides and task.channels is not None
-    backbone = Backbone(config(args.arch, task, causal=objective.causal, mask_channel=mask_channel))
-    model = Denoiser(backbone, task.vocab if args.loss == "ce" else task.channels).to(run.device)
+    backbone = make_backbone(args, task)
+    model = Denoiser(backbone, objective.outputs(args, task)).to(run.device)
     kernels_before = kernel_maxima(backbone, task.length)
     optimizer = make_optimizer(model, args.lr, args.wd)
     forward = run.start(model, optimizer)         # restores a stopped run; returns the model to call (compiled, DDP)
@@ -171,10 +198,8 @@ def main(argv=None):
         """Make a step's batch on the CPU, while the step before runs. Return it in parts."""
         rows, mine = run.rows(step)               # examples of the whole batch; which of them are this process's
         batch = train.batch(rows[mine])
-        draw = drawing(task, batch, rows, mine, args.seed, step)
-        inputs, targets, hidden = objective.pretext(args, batch, draw)
-        whole = Denoising(inputs, batch.lengths, hidden, targets)
-        parts = run.parts(whole, rows, mine, task.documents)      # sequences of similar length together
+        whole = denoising(args, batch, drawing(task, batch, rows, mine, args.seed, step))
+        parts = [whole] if objective.whole else run.parts(whole, rows, mine, task.documents)  # of similar lengths
         return [part._replace(hidden=run.numbers(part.hidden)) for part in parts]     # mask (b, l) -> indices (m,)
 
     @run.measured                                 # records loss and gradient norm; with --compile a CUDA graph
@@ -185,14 +210,15 @@ def main(argv=None):
         for part in run.exchange(parts):          # each part; in the last, processes add up their gradients
             with run.autocast():
                 prediction = forward(part.inputs, part.lengths, part.hidden)                  # (m, outputs)
-            loss, _ = spt_loss(prediction, part.targets, part.hidden, args.loss)
+            loss, _ = objective.loss(args, prediction, part.targets, part.hidden)
             run.backward(loss / n)                # loss.backward(), and adds to the logged loss
         optimizer.step()
 
     # ---- training: evaluate, save, stop?, step, log -----------------------------------------------------------
     for step in range(run.step, run.steps + 1):   # run.step: 0, or where a stopped run continues
         if run.evaluates(step):                   # every --eval-every steps and at the end
-            loss, score = validate(model, task, val, args, run)
+            with run.averaged():                  # weights that the optimiser averages over time, if it does
+                loss, score = validate(model, task, val, args, run)
             run.evaluated(step, score, val_loss=loss, val_score=score)     # logs; writes best.pt, last.pt
         if step == run.steps:
             break
@@ -204,7 +230,7 @@ def main(argv=None):
 
     run.keep_kernels(kernels_before, task.length)                      # for figure 4
     # result.json, and a last line with the scores
-    run.finish(val_score=run.state["best"], score_is=(
+    run.finish(val_score=run.state["best"], score_is=objective.score or (
         "accuracy on predicted positions" if args.loss == "ce" else "minus squared error on predicted samples"))
 
 

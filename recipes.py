@@ -13,6 +13,7 @@ import contextlib
 import fnmatch
 import functools
 import itertools
+import math
 import runpy
 from pathlib import Path
 
@@ -291,11 +292,24 @@ def lacking(key, value):
     return " or ".join([f"a number from {least:g} to {key.most:g}", *words])
 
 
-SCHEDULES = dict(const="constant", cos="cosine", step="step")
+# The factor on the learning rate after warm-up, a function of (step, steps, warmup). To add a schedule, add a line.
+SCHEDULES = {"constant": lambda step, steps, warmup: 1.0,
+             "cosine": lambda step, steps, warmup: 0.5 * (1 + math.cos(
+                 math.pi * (step - warmup) / max(1, steps - warmup))),                        # half a cosine, down to 0
+             "step": lambda step, steps, warmup: 0.5 ** (5 * step // steps)}                  # halves after each fifth
+SHORT = dict(const="constant", cos="cosine")                     # in RECIPES
 # Allowed values of the cells of RECIPES. The flags accept the same words.
-WORDS = dict(loss=("ce", "l1"), pool=("mean", "max", "last"), head=("linear", "mlp", "pair"), schedule=(*SCHEDULES,))
+WORDS = dict(loss=("ce", "l1"), pool=("mean", "max", "last", "none"), head=("linear", "mlp", "pair"),
+             schedule=(*SHORT, *(name for name in SCHEDULES if name not in SHORT.values())))
 NUMBERS = dict(lr=(int, float), wd=(int, float), batch=(int,), length=(int,), warmup=(int,), eval=(int,))
 STAGES = dict(pretrain=0, spt=1, corpus=1, scratch=2, joint=2)       # how a run starts: which value of a cell it uses
+
+
+def learning_rate(step, steps, args):
+    """Return the factor on every group's initial learning rate: linear warm-up, then the schedule."""
+    if step < args.warmup:
+        return (step + 1) / args.warmup
+    return SCHEDULES[args.schedule](step, steps, args.warmup)
 
 
 def cell(line, flag, start):
@@ -323,11 +337,12 @@ def recipe_line(name, task, model, objective, start):
     name = "/".join(values.pop(column) for column in ("task", "model", "objective"))
     length, objective = str(values.pop("length")), objective or line["objective"]
     values["epochs" if length.endswith("e") else "steps"] = int(length.removesuffix("e"))
-    values["schedule"] = SCHEDULES[values["schedule"]]
+    values["schedule"] = SHORT.get(values["schedule"], values["schedule"])
     values["eval_every"] = values.pop("eval", None)
     values["mask"] = task.mask
     values.setdefault("loss", "ce" if task.channels is None else "l1")
     values.setdefault("head", "pair" if task.documents == 2 else "linear")
+    values |= {"pool": "none"} if task.kind == "positions" else {}
     return name, objective, values
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from compare.drawing import LOOKS
 from engine.folder import read_log
+from engine.targets import KINDS
 from files import UserError
 from pretrain import OBJECTIVES
 from recipes import settings
@@ -33,7 +34,7 @@ def read_runs(source, strict=False):
                 run = {"run": path.parent.name} | json.loads(record)
                 # Raises if a field that is used later is missing or of the wrong type.
                 if "start" in run:
-                    run["score"] = float(run["test_r2"] if "test_r2" in run else 100 * run["test_accuracy"])
+                    run["score"] = units(run) * float(run[f"test_{KINDS[kind_of(run)].score}"])
                     LOOKS[run["start"]], Path(run.get("init") or ""), examples(run | {"folder": path.parent})
                 hash(identity(run)), {**(run.get("data") or {}), **(run.get("code") or {})}
                 numbers = dict(seed=int(run["seed"]), steps=int(run["steps"]), seconds=float(run["seconds"]))
@@ -52,15 +53,30 @@ def evaluations(run):
     return run["evals"]
 
 
+def kind_of(run):
+    """Return the kind of a finetuning run's targets, a row of KINDS."""
+    return "number" if "test_r2" in run else "labels" if "test_micro_f1" in run else (
+        "positions" if "shares" in run else "class")
+
+
+def units(run):
+    """Return by what a score is multiplied in tables: 1 for R2, 100 for shares, which are printed in percent."""
+    return 1 if kind_of(run) == "number" else 100
+
+
 def predicted(run):
-    """Return what each test example adds to a run's score, from its kept predictions: right or not, sorted by label; in
-    regression a share of R2. None if they were not kept."""
+    """Return what each test example adds to a run's score, from its kept predictions: right or not, sorted by label; a
+    share of R2, F1 or the accuracy over positions, a ratio of two sums that both vary. None if they were not kept."""
     n, path = run.get("test_examples"), run["folder"] / "predictions.npz"
     if run.get("right"):
         bits = np.unpackbits(np.frombuffer(base64.b64decode(run["right"], validate=True), np.uint8))
         if not n <= len(bits) < n + 8:
             raise ValueError(f"{len(bits)} bits for {n} examples")
         return bits[:n]
+    kind = kind_of(run)
+    if run.get("shares"):
+        numerators, denominators = np.frombuffer(base64.b64decode(run["shares"]), np.uint16).reshape(2, n).astype(float)
+        return shared(numerators, denominators)
     if path.exists():
         with np.load(path) as kept:
             y, found = kept["y"], kept["prediction"]
@@ -68,13 +84,15 @@ def predicted(run):
         y, found = np.frombuffer(base64.b64decode(run["values"]), np.float16).reshape(2, n).astype(np.float64)
     else:
         return None
-    if "test_r2" not in run:
+    if kind == "class":
         return (found == y)[np.argsort(y, kind="stable")]
-    if y.min() == y.max():
-        return None
-    error, around = np.square(found - y), np.square(y - y.mean())
-    share = error.mean() / around.mean()                         # 1 - R2, a ratio of two means that both vary
-    return 1 - share - (error - share * around) / around.mean()
+    return None if y.min() == y.max() else shared(*KINDS[kind].shares(y, found))
+
+
+def shared(numerators, denominators):
+    """Return what each example adds to a ratio of two sums, to first order: their mean is the ratio."""
+    ratio = numerators.sum() / max(denominators.sum(), 1e-300)
+    return ratio + (numerators - ratio * denominators) / max(denominators.mean(), 1e-300)
 
 
 def examples(run):
@@ -82,7 +100,7 @@ def examples(run):
     accuracy (`balanced`), else one array. Without kept predictions only how many are right is known, by class. None if
     nothing is known."""
     n, counts, found = run.get("test_examples"), run.get("counts"), predicted(run)
-    if "test_r2" in run or not n:
+    if kind_of(run) != "class" or not n:
         return None if found is None else [found]
     counts = counts or dict(labels=[n], right=[round(run["test_accuracy"] * n)])
     labels, right = counts["labels"], counts["right"]
@@ -93,7 +111,8 @@ def examples(run):
 
 def validation(run):
     """Return the score by which a run's checkpoint was chosen: balanced accuracy or accuracy (a share), or R2."""
-    return next((run[name] for name in ("val_balanced_accuracy", "val_accuracy", "val_r2") if name in run), None)
+    names = "val_balanced_accuracy", f"val_{KINDS[kind_of(run)].score}"
+    return next((run[name] for name in names if name in run), None)
 
 
 def home(run):
@@ -151,7 +170,8 @@ def own(run):
 
 
 # Fields in which two runs of one setting and seed should agree, and fields that may explain why they do not.
-OUTCOME = "val_accuracy", "val_r2", "val_score", "test_accuracy", "test_r2", "test_loss", "steps", "parameters"
+OUTCOME = (*(f"{split}_{name}" for split in ("val", "test") for name in ("accuracy", "r2", "micro_f1")), "val_score",
+           "test_loss", "steps", "parameters")
 CAUSES = "commit", "torch", "device", "processes", "dtype", "init"
 
 

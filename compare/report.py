@@ -15,11 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from compare.drawing import LOOKS, dots, draw, markdown, replace_block, wrapped
-from compare.reading import (examples, identity, predicted, provenance, read_runs, scores, validation, variants_of,
-                             with_pretraining)
+from compare.reading import (examples, identity, kind_of, predicted, provenance, read_runs, scores, units, validation,
+                             variants_of, with_pretraining)
 from compare.settings import shown
 from compare.statistics import (gain, half_width, half_width_of_test, how_sure, mean_std, minus, signed,
                                 t_interval)
+from engine.targets import KINDS
 from experiments import entries
 from experiments.commands import record, trained
 from files import UserError
@@ -37,7 +38,7 @@ class Comparison(NamedTuple):
     """The content of one table: variants on the same data with the same labels."""
     lines: dict                                # {model with what differs from the recipe: {start: {seed: run}}}
     linear: "dict | None"                      # the record of baseline.py, if it was run
-    score: str                                 # R2, accuracy or balanced accuracy
+    score: str                                 # R2, accuracy, balanced accuracy, micro F1 ...
     ratio: float                               # of the largest class to the smallest
 
     @property
@@ -101,8 +102,7 @@ def measured(lines, linear):
     """Return a Comparison. If classes are unequal, scores become balanced accuracies, if all runs have them."""
     linear = linear and dict(linear)           # a copy, because other tables have it, too
     runs = runs_of(lines) + ([linear] if linear else [])
-    if "test_r2" in runs[0]:
-        return Comparison(lines, linear, "R2", 1)
+    title = KINDS[kind_of(runs[0])].title
     counts = [run["counts"]["labels"] for run in runs if run.get("counts")]
     for run in runs:
         if declared(run["task"]).own and run.get("counts"):
@@ -110,7 +110,7 @@ def measured(lines, linear):
     there = [n for n in counts[0] if n] if counts else [1]
     ratio = max(there) / min(there)
     if not (ratio > UNEQUAL and len(counts) == len(runs)):
-        return Comparison(lines, linear, "accuracy", ratio)
+        return Comparison(lines, linear, title, ratio)
     for run in runs:
         run["accuracy"], run["score"], run["balanced"] = run["score"], 100 * float(recalls(run)[0].mean()), True
     return Comparison(lines, linear, "balanced accuracy", ratio)
@@ -258,7 +258,8 @@ def beside_linear(compared, means):
         why = "one seed does" if len(runs[best]) == 1 else "runs without kept predictions do"
         relation = (f", **{beside(best)}** the linear model ({text(linear['score'])})." if beside(best) else
                     f", the linear model {text(linear['score'])}; {why} not show which is better.")
-        score = compared.score if compared.r2 or "val_balanced_accuracy" in runs_of(compared.lines)[0] else "accuracy"
+        older = compared.balanced and "val_balanced_accuracy" not in runs_of(compared.lines)[0]
+        score = "accuracy" if older else compared.score
         said.append(f"Validation {score} chooses {called(best)}. It scores "
                     f"{text(means[best])} on test{relation}"
                     + (f" Also behind the linear model: {names}." if behind and beside(best) == "behind" else
@@ -275,7 +276,7 @@ def beside_linear(compared, means):
 
 def trivial(compared):
     """Return what the trivial baseline predicts."""
-    return "mean label" if compared.r2 else "majority class"
+    return {"R2": "mean label", "micro F1": "each label's majority"}.get(compared.score, "majority class")
 
 
 def further(compared):
@@ -293,9 +294,9 @@ def constant_run(compared):
 
 def constant_of(compared):
     """Return the score of always predicting the majority class, or the mean, by baseline.py."""
-    if compared.r2:
-        return compared.linear["constant_r2"]
-    return 100 / len(recalls(compared.linear)[0]) if compared.balanced else 100 * compared.linear["constant_accuracy"]
+    if compared.balanced:
+        return 100 / len(recalls(compared.linear)[0])
+    return units(compared.linear) * compared.linear[f"constant_{KINDS[kind_of(compared.linear)].score}"]
 
 
 # ---- Table, caption, figure ------------------------------------------------------------------------------------------
@@ -388,7 +389,7 @@ def caption(key, compared):
                         for seeds in runs_by_variant(compared).values() if len(seeds) > 1)
     least_most = dict.fromkeys(f"{one:.{digits}f}" for one in deviations[::max(1, len(deviations) - 1)])
     each = " to ".join(dict.fromkeys(f"{one:.2g}" for one in worth(compared, n)))
-    text += [f"One test example is worth {each} points."] * (not compared.r2)
+    text += [f"One test example is worth {each} points."] * (kind_of(runs[0]) == "class")
     text += [f"The choice of test examples moves a score by up to {statistics.mean(sizes):.{digits}f} {compared.unit} "
              "(95 %)."] if sizes else []
     text += [f"Standard deviation over seeds: {' to '.join(least_most)}."] * bool(deviations)
@@ -404,7 +405,9 @@ def caption(key, compared):
 def report(args):
     """Print a table and a verdict for each data set and share of the labels, and draw a figure: of the finished runs on
     your data or of a demo."""
-    name, entry, runs = args.command, [], read_runs(args.runs)
+    name, entry = args.command, []
+    runs = [run for run in read_runs(args.runs)
+            if args.seeds is None or run["seed"] in args.seeds or run.get("start") == "baseline"]
     if args.command == "demo":
         name = args.what[0] if args.what else args.runs.stem if args.runs.stem in entries.DEMOS else "demo"
         if name not in entries.DEMOS:

@@ -6,8 +6,10 @@ from collections import defaultdict, namedtuple
 from pathlib import Path
 
 from compare.drawing import LOOKS, dots, draw, markdown
-from compare.reading import home, provenance, read_runs, scores, validation, variants_of, with_pretraining
+from compare.reading import (home, kind_of, provenance, read_runs, scores, units, validation, variants_of,
+                             with_pretraining)
 from compare.statistics import gain, half_width_of_mean, how_sure, mean_std, signed
+from engine.targets import KINDS
 from experiments.sweep import DENOISING
 from files import UserError, read_json
 from recipes import number, settings
@@ -160,6 +162,11 @@ def compare(args):
     draw(lambda plt: (figure_of_settings(plt, columns, some), "Test scores: seeds and mean"), args.figure)
 
 
+def titled(run):
+    """Return the title of a run's score."""
+    return KINDS[kind_of(run)].title + ", %" * (units(run) > 1)
+
+
 def title(name):
     """Return the title of a column."""
     return name.replace("arch.", "").replace(".", " ").replace("_", "-")
@@ -174,13 +181,14 @@ def label(columns, row):
 
 def table(columns, rows, wanted, select):
     """Return table and caption. select: show test scores only of the rows that validation chose."""
-    chosen, lines, notes, every, r2 = chosen_by_validation(rows) if select else rows, [], [], [], set()
+    chosen, lines, notes, every, titles = chosen_by_validation(rows) if select else rows, [], [], [], {}
     tasks, lonely = dict.fromkeys(row.values["task"] for row in rows), False
     for task in tasks:
         some = [row for row in rows if row.values["task"] == task]
         for row in some:
             runs = [*row.runs.values()]
-            digits, factor = (3, 1) if "test_r2" in runs[0] else (1, 100)
+            factor = units(runs[0])
+            digits = 1 if factor > 1 else 3
             points = scores(row.runs)
             mean, half = statistics.mean(points.values()), half_width_of_mean(runs)
             over = baseline(row, some, wanted) if not select else chosen_scratch(row, chosen)
@@ -198,10 +206,9 @@ def table(columns, rows, wanted, select):
                           f"{statistics.mean(run['minutes'] for run in runs):.1f}"])
             every += [*runs, *(run["first"] for run in runs if "changed" in run["first"])]
         notes.append(how_sure([row.runs for row in some], f" of {task}" if len(tasks) > 1 else ""))
-        r2.add(digits == 3)
+        titles |= {titled(runs[0]): None}
     over = ", ".join(f"{title(name)}={value}" for name, value in wanted.items()) or "scratch"
-    unit = "accuracy, % (or R2)" if len(r2) > 1 else "R2" if True in r2 else "accuracy, %"
-    head = [*map(title, columns), *["validation"] * bool(select), f"test {unit}", "95 % interval",
+    head = [*map(title, columns), *["validation"] * bool(select), f"test {' or '.join(titles)}", "95 % interval",
             f"gain over {over} [95 % interval]", "seeds", "passes", "minutes"]
     alike = [str(rows[0].values[name]) for name in FIELDS[:3] if name not in columns]
     alike = [name for name in alike if name != "masked"]
@@ -226,6 +233,6 @@ def figure_of_settings(plt, columns, rows):
         named = [name for name in columns if name != "task"]
         halves = {label(named, row): half_width_of_mean([*row.runs.values()]) for row in some}
         dots(axis, {label(named, row): {row.values["start"]: [*row.runs.values()]} for row in some}, halves)
-        axis.set_xlabel("R2" if "test_r2" in next(iter(some[0].runs.values())) else "accuracy, %")
+        axis.set_xlabel(titled(next(iter(some[0].runs.values()))))
         axis.set_title(task, loc="left")
     return figure

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from compare.reading import examples, predicted
+from compare.reading import examples, kind_of, predicted, units
 
 
 class Gain(NamedTuple):
@@ -54,7 +54,7 @@ def half_width(*samples):
 def of_class(after, before, unit=1):
     """Return the variance of a difference of mean scores that is due to which examples of a class are in the test set,
     and its degrees of freedom. after, before: (seeds, n), what each example adds to the score; before may be empty.
-    unit: 1 for right or wrong, with two examples added; 0 for R2, where an example may add anything."""
+    unit: 1 for right or wrong, with two examples added; 0 for R2 and F1, where an example may add anything."""
     n, more = after.shape[1], 2 * unit                           # added to a mean: one right, one wrong
     difference = after.mean(0) - (before.mean(0) if len(before) else 0)
     mean = (difference.sum() + (0 if len(before) else unit)) / (n + more)
@@ -71,8 +71,8 @@ def half_width_of_test(after, before=()):
     known = [examples(run) for run in runs]                      # per run: a list of arrays, one per class
     if None in known:
         return 0.0
-    r2, alike = "test_r2" in runs[0], len({tuple(map(len, each)) for each in known}) == 1
-    unit, paired = 0 if r2 else 1, alike and all(predicted(run) is not None for run in runs)
+    share, alike = kind_of(runs[0]) != "class", len({tuple(map(len, each)) for each in known}) == 1
+    unit, paired = 0 if share else 1, alike and all(predicted(run) is not None for run in runs)
     for some in zip(*known):
         if paired:
             one, other = some[:len(after)], some[len(after):]
@@ -80,7 +80,7 @@ def half_width_of_test(after, before=()):
         else:                                                    # as if they erred independently
             each_run = [of_class(np.array([each], float), [], unit) for each in some]
             parts += [np.mean(side, 0) for side in (each_run[:len(after)], each_run[len(after):]) if side]
-    return (1 if r2 else 100) / len(known[0]) * t_interval(*parts)
+    return units(runs[0]) / len(known[0]) * t_interval(*parts)
 
 
 def half_width_of_mean(runs):

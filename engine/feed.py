@@ -10,11 +10,11 @@ from data import order
 
 
 def drawing(task, batch, rows, mine, *key):
-    """Return a function draw(hide, ratio) -> positions (b, l) of `batch` to hide. rows: the examples of the batch, over
-    all processes. mine: the indices in `rows` of this process's examples. `hide` is called once for the batch of all
-    processes, so the positions do not depend on the number of processes or the order in which they compute."""
-    def draw(hide, ratio):
-        whole = hide((len(rows) * task.documents, task.length), ratio, *key)
+    """Return a function draw(hide, ratio, *more) -> positions (b, l) of `batch` to hide. rows: the examples of the
+    batch, over all processes. mine: the indices in `rows` of this process's examples. `hide` is called once for the
+    whole batch, so the positions do not depend on the number of processes or the order in which they compute."""
+    def draw(hide, ratio, *more):
+        whole = hide((len(rows) * task.documents, task.length), ratio, *key, *more)
         ours = whole.reshape(len(rows), -1, task.length)[mine].reshape(-1, task.length)       # (b, task's length)
         l = (batch.symbols if batch.samples is None else batch.samples).shape[1]
         return torch.from_numpy(ours[:, :l]).to(batch.y.device)                               # (b, l)
@@ -43,6 +43,8 @@ class Feed:
         if getattr(self, "epoch", None) != epoch:                      # shuffle once per epoch: each step would be slow
             self.epoch, self.order = epoch, order(self.examples, args.seed, epoch)
         rows = self.order[i * args.batch:(i + 1) * args.batch]
+        if args.fresh:                                                 # no example comes twice
+            rows = np.arange(step * args.batch, (step + 1) * args.batch)
         if self.lengths is None:
             return rows, np.arange(*(len(rows) * r // self.world for r in (self.rank, self.rank + 1)))
         return rows, np.argsort(-self.lengths[rows], kind="stable")[self.rank::self.world]
@@ -68,12 +70,15 @@ class Feed:
                 bounds.append(bounds[-1] + size)
             bounds[-1] = n
 
-        def cut(view, low, high, width):
+        several = self.task["target"] == "labels"
+
+        def cut(name, view, low, high, width):
             each = 1 if len(view) == n else documents                  # rows per example
             some = view[each * low:each * high]
-            return some[:, :width] if view.ndim > 1 else some
+            return some if view.ndim == 1 or name == "y" and several else some[:, :width]
 
-        return [whole._make(view if view is None else cut(view, *pair, width) for view in whole)
+        return [whole._make(view if view is None else cut(name, view, *pair, width)
+                            for name, view in zip(whole._fields, whole))
                 for pair, width in zip(itertools.pairwise(bounds), widths)]
 
     def numbers(self, hidden):

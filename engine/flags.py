@@ -55,6 +55,8 @@ def flags(stage, objectives):
     add("--arch", type=overrides, metavar="KEY=VALUE,...", help="sizes other than in recipes.py, e.g. d=64,layers=3")
     add("--train-fraction", type=between(float, 1e-9, 1), help="share of the training examples to use; a smaller share "
         "is a subset of a larger one")
+    add("--fresh", action="store_true", help="draw new training examples in every step, none of them twice (tasks "
+        "with a function `draw`)")
     add("--seed", type=natural, default=0, help="seed of weights, data order and hidden positions")
     add("--data-dir", default="data", help="where prepared data sets live")
     add("--out", type=Path, help="run directory (default: runs/TASK-MODEL-OBJECTIVE-STAGE-sSEED, plus all changes to "
@@ -76,15 +78,19 @@ def flags(stage, objectives):
     add("--epochs", type=positive, help="length of the run, in epochs")
     add("--steps", type=positive, help="length of the run, in optimiser steps; overrides --epochs")
     add("--warmup", type=natural, help="steps of linear warm-up")
-    add("--schedule", choices=(*SCHEDULES.values(),), help="learning rate after warm-up: cosine reaches 0 at the "
+    add("--schedule", choices=SCHEDULES, help="learning rate after warm-up: cosine reaches 0 at the "
         "end, step halves the rate after each fifth of the run")
     add("--eval-every", type=positive, help="steps between evaluations (default: an epoch)")
-    add("--mask", type=between(float, 1e-6, 1), help="masking ratio: probability that a position is hidden")
-    add("--loss", choices=WORDS["loss"], help="loss on hidden positions: cross-entropy (symbols, gray levels) or L1")
     if stage == "finetune":
         add("--pool", choices=WORDS["pool"], help="how to pool the sequence into one vector")
         add("--head", choices=WORDS["head"], help="head on that vector; mlp: one hidden layer; pair: for tasks "
             "with two documents per example")
+    # Without effect on training from scratch, so a sweep does not repeat it. An objective's own flags belong here.
+    add = parser.add_argument_group("objective, in pretraining and joint training").add_argument
+    parser.denoising = {one.dest for one in (
+        add("--mask", type=between(float, 1e-6, 1), help="masking ratio: probability that a position is hidden"),
+        add("--loss", choices=WORDS["loss"], help="loss on hidden positions: cross-entropy (symbols, gray levels) or "
+            "L1"))}
     add = parser.add_argument_group("machine").add_argument
     add("--micro-batch", type=positive, help="examples per forward pass; halve it if memory runs out")
     add("--device", default="auto", type=device, choices=("auto", "cpu", "cuda"), help="auto: GPU if there is one")
@@ -134,6 +140,7 @@ def inherit(flags):
 
 MACHINE_FLAGS = {"help", "resume", "device", "dtype", "compile", "log_every", "out", "data_dir",
                  "fitted"}                                             # these do not define the run
+SET_LATER = {"start", "recipe", "fitted", "changed", "pretraining", "pretrained", "data", "code"}  # no flags: a run's
 RECORDED = {"task", "model", "objective", "arch", "seed", "init", "joint"}       # recorded separately, not in `changed`
 
 
@@ -144,28 +151,27 @@ def arguments(stage, argv, objectives):
     parser = flags(stage, objectives)
     args = parser.parse_args(argv)
     named = vars(args).keys() - MACHINE_FLAGS - RECORDED
+    if taken := vars(args).keys() & SET_LATER:
+        raise UserError(f"--{min(taken)}: runs record something else under this name; rename the flag")
     if args.help and None in (args.task, args.model) and not getattr(args, "init", None):
         parser.print_help()
         parser.exit()
     args.task = args.task and full_name(args.task)
     vars(args).update(inherit(args) if stage == "finetune" else {"start": stage})
-    for flag, value, known in (("task", args.task, TASKS), ("model", args.model, MODELS)):
-        if value is None or flag == "model" and value not in known:
-            problem = "is missing" if value is None else f"{value} is unknown"
-            own = " file:PATH ucr:NAME" if flag == "task" else ""
-            raise UserError(f"--{flag} {problem}; one of: {' '.join(known)}{own}")
+    check_names(args)
     task, fitted, args.fitted = look_up(args.task, args.data_dir), {}, None
     args.recipe, args.objective, values = recipe_line(args.task, task, args.model, args.objective, args.start)
     if args.objective not in objectives:
         raise UserError(f"objective {args.objective} is unknown; there is: {' '.join(objectives)}")
-    hides = objectives[args.objective].hides
+    objective = objectives[args.objective]
+    hides = objective.hides
     if args.start == "joint" and hides:
         values = halved(values)
     if task.own:
         first = args.pretraining if args.start == "spt" else vars(args)
         examples = max(1, int(task.sizes[0] * (first["train_fraction"] or 1)))
         fitted, args.fitted = fit(task, examples, values, arch(args.task, args.model))
-    unused = {"mask", "loss"} if args.start not in ("pretrain", "joint") else set() if hides else {"mask"}
+    unused = parser.denoising if args.start not in ("pretrain", "joint") else set() if hides else {"mask"}
     values = {flag: value for flag, value in values.items() if flag in vars(args) and flag not in unused}
     sizes = arch(args.task, args.model, **fitted)
     if sizes is None:
@@ -192,9 +198,18 @@ def arguments(stage, argv, objectives):
     for flag, value in values.items():
         if getattr(args, flag) is None:
             setattr(args, flag, value)
-    check(args, task, hides)
+    check(args, task, objective, parser)
     args.out = args.out or Path("runs") / run_name(args)
     return args
+
+
+def check_names(args):
+    """Raise UserError unless there is a task and a known model."""
+    for flag, value, known in (("task", args.task, TASKS), ("model", args.model, MODELS)):
+        if value is None or flag == "model" and value not in known:
+            problem = "is missing" if value is None else f"{value} is unknown"
+            own = " file:PATH ucr:NAME" if flag == "task" else ""
+            raise UserError(f"--{flag} {problem}; one of: {' '.join(known)}{own}")
 
 
 def print_recipe(parser, args, values):
@@ -226,19 +241,23 @@ def run_name(args):
     return re.sub(r"[^\w.=-]", "_", name)
 
 
-def check(args, task, hides):
+def check(args, task, objective, parser):
     """Raise UserError if flags do not fit each other or the task."""
-    denoises = args.start in ("pretrain", "joint")
-    for flag in ("mask", "loss"):
-        if getattr(args, flag) is not None and not denoises:
-            raise UserError(f"--{flag} {getattr(args, flag)} has no meaning without --joint")
+    hides, denoises = objective.hides, args.start in ("pretrain", "joint")
+    for flag in sorted(parser.denoising) if not denoises else ():
+        if getattr(args, flag) != parser.get_default(flag):
+            raise UserError(f"--{flag.replace('_', '-')} {getattr(args, flag)} has no meaning without --joint")
+    if objective.whole and denoises and args.micro_batch:
+        raise UserError(f"--micro-batch has no meaning with --objective {args.objective}, which keeps a batch whole")
     if not hides and args.mask is not None:
         raise UserError(f"--mask {args.mask} has no meaning with --objective {args.objective}")
     if not hides and denoises and task.length == 1:
         raise UserError(f"--objective {args.objective} predicts the next position, but sequences of {args.task} have "
                         f"only one; use --objective masked")
-    if args.start != "pretrain" and args.class_weights and not task.classes:
-        raise UserError(f"--class-weights: {args.task} has no classes")
+    if args.start != "pretrain" and args.class_weights and task.kind != "class":
+        raise UserError(f"--class-weights: an example of {args.task} is not of one class")
+    if args.start != "pretrain" and (args.pool == "none") != (task.kind == "positions"):
+        raise UserError(f"--pool {args.pool} does not fit {args.task}: none is for a label at every position")
     if args.start == "joint" and args.freeze:
         raise UserError("--freeze has no meaning with --joint, which trains the backbone")
     if denoises and args.loss == "l1" and task.channels is None:

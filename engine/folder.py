@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from engine.targets import KINDS
 from files import (ROOT, UserError, locked, read_json, reading, sha256_of, without_comments, write_atomically,
                    write_json)
 
@@ -49,7 +50,7 @@ class Folder:
                 self.began["code"] = old | {file: was if one in (was := old.get(file, one)) else f"{was}+{one}"
                                             for file, one in config["code"].items()}
             for key in sorted((saved.keys() | config.keys()) - {*self.RECORDS}):
-                if saved.get(key) != config.get(key):
+                if saved.get(key) != config.get(key) and (key in saved or config[key]):       # a newer flag, not given
                     raise UserError(f"--resume: {out} was started with {key} = {saved.get(key)}, now "
                                     f"{config.get(key)}; give the same flags as before, or choose another --out")
         self.resumes = "last.pt" in there
@@ -107,13 +108,14 @@ class Folder:
         last = self.path / "last.pt"
         return f"the last good checkpoint is {last}" if last.exists() else "nothing was saved yet"
 
-    def predictions(self, classes, y, found, names=()):
+    def predictions(self, task, y, found):
         """Write predictions.npz, each test example's label and prediction. Return what result.json says of them, and
         the classes without a test example, by their names."""
         if self.main:
             write_atomically(self.path / "predictions.npz", lambda file: np.savez(file, y=y, prediction=found))
+        names = task.names if task.own and task.kind == "class" else ()
         untested = [name for label, name in enumerate(names) if not (np.asarray(y) == label).any()]
-        return summary(classes, y, found) | ({"untested": untested} if untested else {})
+        return summary(task, y, found) | ({"untested": untested} if untested else {})
 
     def finish(self, record):
         """Write result.json. It is written last, so its presence means that the run is complete."""
@@ -121,21 +123,23 @@ class Folder:
             write_json(self.path / "result.json", record | {"best.pt": sha256_of(self.path / "best.pt")})
 
 
-def summary(classes, y, found):
+def summary(task, y, found):
     """Return what result.json says of a test split's labels and predictions (n,), so that two runs can be compared
     example by example: test_examples; counts, for each class its labels, predictions and correct predictions; right,
-    one bit per example, sorted by label, in base64. Regression (classes None) has values instead, labels and
-    predictions as float16."""
+    one bit per example, sorted by label, in base64. Regression has values instead, labels and predictions as float16;
+    other kinds of targets have shares, numerators and denominators (see engine/targets.py) as uint16."""
     y, found = np.asarray(y), np.asarray(found)
-    if not classes:
-        values = base64.b64encode(np.array([y, found], np.float16).tobytes()).decode() if len(y) <= BITS // 16 else None
-        return dict(test_examples=len(y), values=values, counts=None)
+    if task.kind != "class":
+        name, kept = ("values", np.array([y, found], np.float16)) if task.kind == "number" else (
+            "shares", np.array(KINDS[task.kind].shares(y, found), np.uint16))
+        kept = base64.b64encode(kept.tobytes()).decode() if len(y) <= BITS // 16 else None
+        return {"test_examples": len(y), name: kept, "counts": None}
     found = found.astype(int)
     right = found == y
     some = dict(labels=y, predicted=found, right=y[right])
     bits = np.packbits(right[np.argsort(y, kind="stable")]) if len(y) <= BITS else None
     return dict(test_examples=len(y), right=None if bits is None else base64.b64encode(bits.tobytes()).decode(),
-                counts={name: np.bincount(each, minlength=classes).tolist() for name, each in some.items()})
+                counts={name: np.bincount(each, minlength=task.classes).tolist() for name, each in some.items()})
 
 
 def read_checkpoint(path):

@@ -1,4 +1,4 @@
-"""`Run`: everything that both stages do around their training loops. To follow a loop, read only `learning_rate`."""
+"""`Run`: everything that both stages do around their training loops. A first reading may skip it."""
 import contextlib
 import datetime
 import math
@@ -19,20 +19,9 @@ from engine.graph import Recorded
 from engine.processes import PREEMPTED, Processes
 from files import ROOT, UserError, write_atomically
 from models import count
+from recipes import learning_rate
 from tasks import TASKS, kept
 from zoo.structured import guide
-
-
-def learning_rate(step, steps, args):
-    """Return the factor on every group's initial learning rate: linear warm-up, then the schedule. constant: 1; cosine:
-    half a cosine down to 0; step: halved after each fifth of the run."""
-    if step < args.warmup:
-        return (step + 1) / args.warmup
-    if args.schedule == "constant":
-        return 1.0
-    if args.schedule == "step":
-        return 0.5 ** (5 * step // steps)
-    return 0.5 * (1 + math.cos(math.pi * (step - args.warmup) / max(1, steps - args.warmup)))
 
 
 def code_of_run(args):
@@ -52,7 +41,7 @@ class Run:
     """
 
     SAVE_SECONDS = 600                         # save last.pt between evaluations, about this often
-    EARLY = 1, 2, 5, 10, 20, 50                # steps of this process after which a line is printed but not logged
+    EARLY = {1, 2, 5, 10, 20, 50}              # steps after which a line is printed and logged, too
 
     def __init__(self, args):
         self.args, self.processes = args, Processes(args)
@@ -116,7 +105,7 @@ class Run:
                         and not args.arch.get("guided"))
         self.feed = Feed(args, self.processes, self.task, self.examples, self.lengths, costly, self.records)
         self.rows, self.parts, self.numbers = self.feed.rows, self.feed.parts, self.feed.numbers
-        self.print_plan()
+        print_plan(self)
         self.begin_clock()
         if args.compile:
             # Compile all layers as one graph. Convolution kernels stay outside: complex arithmetic gains nothing.
@@ -125,26 +114,6 @@ class Run:
                 warnings.filterwarnings("ignore", known)               # both are harmless here
         self.forward = self.processes.distributed(model)
         return self.forward
-
-    def print_plan(self):
-        """Print all settings before the first step."""
-        args = self.args
-        self.say(f"{args.task} / {args.model} / {args.objective}: {count(self.model):,} parameters; {self.examples:,} "
-                 f"training examples; recipe {args.recipe}")
-        for group in self.optimizer.param_groups:
-            self.say(f"  {group['name']:5} {sum(p.numel() for p in group['params']):11,} parameters, "
-                     f"lr {group['initial_lr']:g}, weight decay {group['weight_decay']:g}")
-        self.say(f"  {self.steps:,} steps of {args.batch} examples = {self.steps / self.per_epoch:.1f} epochs; "
-                 f"{args.schedule} schedule after {args.warmup:,} warm-up steps; evaluation every {args.eval_every:,}")
-        if args.fitted:
-            self.say(f"  your data: {args.fitted}")
-        self.say(f"  run directory {args.out}; changes to the recipe: {args.changed or 'none'}")
-        if args.recipe.split("/")[1:] != [args.model, args.objective]:
-            self.say(f"  note: this task has no {args.objective} recipe for {args.model}; the settings are our choice")
-        if args.warmup >= self.steps:
-            self.say(f"  note: the run ends before its {args.warmup} warm-up steps do; shorten them with --warmup")
-        if args.micro_batch and args.arch.get("norm") == "batch":
-            self.say("  note: BatchNorm takes its statistics per micro-batch, so --micro-batch changes the results")
 
     # ---- one step --------------------------------------------------------------------------------------------------
 
@@ -161,13 +130,22 @@ class Run:
         if not all(math.isfinite(value) for value in values.values()):
             raise UserError(f"validation at step {step} gave {values}; {self.folder.last_good()}")
         self.evaluation = time.perf_counter() - self.due_at
-        self.folder.log(kind="eval", step=step, **values)
+        self.folder.log(kind="eval", step=step, seconds=round(self.seconds(), 1), **values)
         self.say(f"step {step:>6}/{self.steps}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
         self.state["evaluated"] = step
         if score > self.state["best"]:
             self.state.update(best=score, best_step=step)
-            self.save("best.pt")
+            with self.averaged():
+                self.save("best.pt")
         self.save_last(step)
+
+    @contextlib.contextmanager
+    def averaged(self):
+        """Inside, the model has the weights that the optimiser averages over time. Such an optimiser has two methods,
+        as schedule-free ones do: `eval` puts the averages into the model, `train` the weights that are trained."""
+        getattr(self.optimizer, "eval", lambda: None)()
+        yield
+        getattr(self.optimizer, "train", lambda: None)()
 
     def begin(self, step, prepare):
         """Return the result of `prepare(step)`, a list of tuples of tensors, on the device. Also seed dropout by seed,
@@ -219,8 +197,8 @@ class Run:
 
     def stepped(self, step):
         """Finish a step. Call the model's own `after_step()`, if it has one (to average a teacher, for example). Every
-        --log-every steps write a log line and, if last.pt is ten minutes old, last.pt. Early steps print a line that is
-        not logged. Other steps read nothing from the device."""
+        --log-every steps write a log line and, if last.pt is ten minutes old, last.pt. Early steps write one, too; its
+        loss is the mean since the last multiple of --log-every. Other steps read nothing from the device."""
         getattr(self.model, "after_step", lambda: None)()
         state, groups = self.state, self.optimizer.param_groups
         state["loss_steps"] += 1
@@ -230,7 +208,8 @@ class Run:
         now = time.perf_counter()
         self.times.append(now - self.begun)    # without evaluating and saving
         done = step + 1 - self.first           # steps of this process
-        if logs or done in self.EARLY:         # early lines show how long the run will take
+        early = {step + 1, done} & self.EARLY  # these lines show how long the run will take
+        if logs or early:
             later = self.times if logs else self.times[len(self.times) // 2:]            # the first steps are slow
             pace, lr = sum(later) / len(later), max(group["lr"] for group in groups)
             if not logs:
@@ -240,11 +219,13 @@ class Run:
                      f"time left {self.left(step, pace)}")
             if done == 2:
                 self.warn(step, pace)
+            if logs or step + 1 in self.EARLY:
+                self.folder.log(kind="train", step=step + 1, loss=loss, lr=lr, gradient_norm=self.latest[2].item(),
+                                ms_per_step=round(1000 * pace, 2), seconds=round(self.seconds(), 1))
         if logs:
             self.times = []
             self.loss_sum.zero_()
             state.update(loss_sum=0.0, loss_steps=0)
-            self.folder.log(kind="train", step=step + 1, loss=loss, lr=lr, ms_per_step=round(1000 * pace, 2))
             if now - self.saved_at > self.SAVE_SECONDS:                # all processes have just read the loss
                 self.save_last(step + 1)
         self.step, self.stepping = step + 1, True
@@ -311,6 +292,7 @@ class Run:
 
     def save_last(self, step):
         self.read_loss()
+        getattr(self.optimizer, "train", lambda: None)()               # a signal may stop an evaluation
         self.state.update(step=step, seconds=self.seconds())
         self.save("last.pt", optimizer=self.optimizer.state_dict(), state=self.state)
         self.saved_at = time.perf_counter()
@@ -343,6 +325,27 @@ class Run:
         self.say(f"done in {record['seconds']:.0f} s: best at step {record['best_step']}; {scores}; wrote "
                  f"{args.out / 'result.json'}")
         self.processes.close()
+
+
+def print_plan(run):
+    """Print all settings before the first step."""
+    args = run.args
+    run.say(f"{args.task} / {args.model} / {args.objective}: {count(run.model):,} parameters; {run.examples:,} "
+             f"training examples; recipe {args.recipe}")
+    for group in run.optimizer.param_groups:
+        run.say(f"  {group['name']:5} {sum(p.numel() for p in group['params']):11,} parameters, "
+                 f"lr {group['initial_lr']:g}, weight decay {group['weight_decay']:g}")
+    run.say(f"  {run.steps:,} steps of {args.batch} examples = {run.steps / run.per_epoch:.1f} epochs; "
+             f"{args.schedule} schedule after {args.warmup:,} warm-up steps; evaluation every {args.eval_every:,}")
+    if args.fitted:
+        run.say(f"  your data: {args.fitted}")
+    run.say(f"  run directory {args.out}; changes to the recipe: {args.changed or 'none'}")
+    if args.recipe.split("/")[1:] != [args.model, args.objective]:
+        run.say(f"  note: this task has no {args.objective} recipe for {args.model}; the settings are our choice")
+    if args.warmup >= run.steps:
+        run.say(f"  note: the run ends before its {args.warmup} warm-up steps do; shorten them with --warmup")
+    if args.micro_batch and args.arch.get("norm") == "batch":
+        run.say("  note: BatchNorm takes its statistics per micro-batch, so --micro-batch changes the results")
 
 
 @torch.no_grad()

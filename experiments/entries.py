@@ -126,7 +126,8 @@ def rated(first, after, whole, word="", flags=""):
 
 
 DEMOS = {"demo": ("pathfinder_demo", "transformer s4"), "demo-text": ("text_demo", "rotary s4"),
-         "text256": ("text256", "rotary s4"), "demo-init": ("text_demo", "s4 s4_rand dlr dlr_rand"),
+         "recall": ("recall", "transformer s4 mamba lstm"), "text256": ("text256", "rotary s4"),
+         "demo-init": ("text_demo", "s4 s4_rand dlr dlr_rand"),
          "architectures": ("text_demo", " ".join(RATES))}
 # Structured feed-forward parts of the rotary Transformer (zoo/structured.py), with at most half of the parameters of
 # dense ones. The number of blocks sets the share of a block shuffle.

@@ -5,7 +5,8 @@
     bash run_all.sh text256          the same with 255 characters, all training reviews and three times the steps
     bash run_all.sh demo-init        {S4, DLR} x {own, random initialisation} x {scratch, SPT} on the text of demo-text
     bash run_all.sh architectures    every model x {scratch, SPT} on the text of demo-text
-        All five also show the majority class and a linear model that takes seconds (baseline.py)
+    bash run_all.sh recall           {Transformer, S4, Mamba, LSTM} x {scratch, SPT} on associative recall (MQAR)
+        All six also show the majority class and a linear model that takes seconds (baseline.py)
     bash run_all.sh own --tasks file:my.npz      your data (or ucr:NAME): {rotary Transformer, S4} x {scratch, SPT,
         joint training} at equal passes, beside a linear model. Also: --label-fraction 0.05, --regression, --models
         s4,mega, --starts spt,linear_probe, --passes 600 (shortens), --class-weights (rare classes weigh more); how to
@@ -81,7 +82,8 @@ def even(text):
 
 
 # Flags of data.py that say how to read your data, without and with a value.
-OWN_FLAGS = "regression", "symbols", "samples", "no_header", "channels_first", "channels_last"
+OWN_FLAGS = ("regression", "symbols", "samples", "no_header", "channels_first", "channels_last",
+             "label_per_position")
 OWN_VALUES = "group", "label", "text", "id", "time"
 OF_TARGETS = dict.fromkeys((*OWN_FLAGS, *OWN_VALUES, "starts"), ["own", "sweep"]) | {
     "label_fraction": ["own"], "passes": ["own"], "class_weights": ["own"], "vary": ["sweep"], "select": ["sweep"],
@@ -184,12 +186,16 @@ class Pool:
         for i in range(jobs):
             self.slots.put(os.environ | ours | (dict(CUDA_VISIBLE_DEVICES=gpus[i % len(gpus)]) if gpus else {}))
 
-    def run(self, chains):
-        """Run these chains, and return when all are done."""
+    def run(self, by_seed, complete):
+        """Run the chains of {seed: chains}, those of the first seed first. Call complete(seeds) whenever a seed has no
+        chain left, with all such seeds; return when all are done."""
         with ThreadPoolExecutor(self.jobs) as threads:
-            done = as_completed([threads.submit(self.work, chain) for chain in chains])
-            for _ in tqdm(done, str(self.folder), len(chains), unit="chain"):
-                pass
+            left = {seed: len(chains) for seed, chains in by_seed.items()}
+            futures = {threads.submit(self.work, chain): seed for seed, chains in by_seed.items() for chain in chains}
+            for future in tqdm(as_completed(futures), str(self.folder), len(futures), unit="chain"):
+                left[futures[future]] -= 1
+                if not left[futures[future]] and not self.stopped:
+                    complete([seed for seed, n in left.items() if not n])
 
     def work(self, chain):
         if self.stopped:
@@ -241,8 +247,8 @@ def visible(wanted):
 
 
 def outs_of(chain):
-    """Return the run directories of a chain."""
-    return re.findall(r"--out (\S+)", " ".join(chain))
+    """Return the run directories of a chain's finetunings."""
+    return [shlex.split(command)[-1] for command in chain if command.startswith("python finetune.py")]
 
 
 def reading_flags(args):
@@ -282,7 +288,7 @@ def linear_command(args, entry, folder):
 
 def train(args, entry, seeds, folder):
     """Prepare data, run all chains and show the table (demos, own, sweep: after every seed). Return the exit code."""
-    often, started, failed, lacking = args.target in (*entries.DEMOS, "own", "sweep"), time.time(), False, set()
+    often, started, lacking = args.target in (*entries.DEMOS, "own", "sweep"), time.time(), set()
     tasks, gpus = sorted({row.task for row in entry}), visible(args.gpus)
     for task in tasks:                         # your data first: a mistake there shows before the folder is made
         if declared(task).own:
@@ -315,14 +321,16 @@ def train(args, entry, seeds, folder):
         number = getattr(signal, name, None)
         if number and signal.getsignal(number) != signal.SIG_IGN:          # nohup ignores SIGHUP, and so do we
             signal.signal(number, stop)
-    if often:
-        for seed, some in by_seed.items():
-            pool.run(some)
-            failed |= show(args, folder, by_seed, last=seed == seeds[-1])
-    else:
+    if not often:
         print(f"{pool.jobs} chains run side by side; the output of each goes to {folder}/output/", flush=True)
-        pool.run([*itertools.chain(*by_seed.values())])
-        failed |= show(args, folder, by_seed)
+    shown = []
+
+    def complete(some):
+        if often or len(some) == len(by_seed):
+            shown.append(show(args, folder, {seed: by_seed[seed] for seed in some}, len(some) == len(by_seed)))
+
+    pool.run(by_seed, complete)
+    failed = shown[-1:] == [True]
     del lock
     print(f"{args.target} took {(time.time() - started) // 60:.0f} minutes")
     if failed or lacking or pool.failed:
@@ -331,10 +339,11 @@ def train(args, entry, seeds, folder):
     return 0
 
 
-def show(args, folder, by_seed, last=True):
-    """Print the table or draw the figure of the finished runs, and return whether that failed. With --select, wait for
-    the last seed: validation chooses once, from all runs."""
-    runs, figure, target = ["--runs", folder.as_posix()], ["--figure", str(folder / f"{args.target}.png")], args.target
+def show(args, folder, by_seed, last):
+    """Print the table or draw the figure of the runs of these seeds, and return whether that failed. With --select,
+    wait for the last seed: validation chooses once, from all runs."""
+    target, figure = args.target, ["--figure", str(folder / f"{args.target}.png")]
+    runs = ["--runs", folder.as_posix(), *([] if last else ["--seeds", ",".join(by_seed)])]
     if target in entries.DEMOS:
         command = ["demo", target, *runs, *figure]
     elif target == "own":
@@ -344,7 +353,7 @@ def show(args, folder, by_seed, last=True):
             return False
         select = ["--any-code"] * args.any_code + (["--select", args.select] if args.select else [])
         outs = [out for chains in by_seed.values() for chain in chains for out in outs_of(chain)]
-        done = [out for out in outs if "-pretrain-s" not in out and Path(out, "result.json").exists()]
+        done = [out for out in outs if Path(out, "result.json").exists()]
         command = ["compare", *done, *figure, *select] if done else ["compare", str(folder)]
     else:
         command = [*re.fullmatch(r"([a-z]+)(\d*)", target).groups(), "--preset", args.preset, *runs]

@@ -15,7 +15,8 @@ from pretrain import OBJECTIVES
 from recipes import INHERITED, arch, number
 from tasks import TASKS
 
-DENOISING = {"mask", "loss", "joint"}                            # no effect unless positions are hidden
+# No effect on training from scratch: the flags of the objective.
+DENOISING = flags("pretrain", OBJECTIVES).denoising | {"joint"}
 
 
 def words(text):
@@ -26,7 +27,8 @@ def words(text):
 
 
 def combinations(varied):
-    """Return every combination: ['lr=1e-3,3e-3', 'arch.d=32,64'] -> [[(flag, value)]]. UserError for unknown flags."""
+    """Return every combination: ['lr=1e-3,3e-3', 'arch.d=32,64'] -> [[(flag, value)]]. A flag without values, such as
+    'freeze', is left out and given. UserError for unknown flags."""
     known, found = known_flags(), {}
     names = " ".join(sorted(name.replace("_", "-") for name in set().union(*known.values())))
     for text in varied:
@@ -34,6 +36,9 @@ def combinations(varied):
         only, _, rest = name.partition(".") if name.split(".")[0] in known else ("", "", name)
         flag, _, key = rest.replace("_", "-").partition(".")
         stages = [stage for stage in ([only] if only else known) if flag.replace("-", "_") in known[stage]]
+        if not values and stages and known[stages[0]][flag.replace("-", "_")] is False and name not in found:
+            found[name] = [(name, False), (name, True)]
+            continue
         if not values.strip(",") or name in found:
             raise UserError(f"--vary wants FLAG=VALUE,VALUE, each flag once; got {text}")
         if not stages or (flag == "arch") != bool(key):
@@ -83,14 +88,15 @@ def variant_of(task, model, start, setting, known):
     pretrained, stages = start in ("spt", "linear_probe"), {"pretrain": {}, "finetune": {}}
     passed_on = INHERITED | {"objective"}
     useless = {"pretrain": set() if pretrained else known["pretrain"].keys(),
-               "finetune": set() if start == "joint" else DENOISING | passed_on if pretrained else DENOISING}
+               "finetune": {"freeze"} if start == "joint" else DENOISING | passed_on if pretrained else DENOISING}
     for name, value in sorted(setting, key=lambda pair: pair[0].split(".")[0] in known):  # flags of one stage last
         only, rest = name.split(".", 1) if name.split(".")[0] in known else (None, name)
         flag, _, key = rest.replace("-", "_").partition(".")
         for stage, some in stages.items():
             asked = {"train_fraction"} if only else set()        # stage 2 may have another share
             if only in (None, stage) and flag in known[stage].keys() - (useless[stage] - asked):
-                some[flag] = some.get(flag, {}) | {key: number(value)} if key else number(value)
+                some[flag] = some.get(flag, {}) | {key: number(value)} if key else (
+                    value if isinstance(value, bool) else number(value))
     objective = stages["pretrain" if pretrained else "finetune"].get("objective")
     hows = "pretrain", "spt" if pretrained else start
     first, second = (differing(some, task, model, objective, how, known[stage]) if some else {}
@@ -108,11 +114,12 @@ def words_of(flags, prefix=""):
     """Return the words of a setting in names of runs: {"lr": 0.01, "arch": {"d": 64}} -> ['lr0.01', 'd64']."""
     return [word for flag, value in flags.items() for word in (
         [f"{key}{each}" for key, each in value.items()] if isinstance(value, dict) else
-        [f"{prefix}{flag.replace('_', '-')}{value}"])]
+        [f"{prefix}{flag.replace('_', '-')}{value if value is not True else ''}"] * (value is not False))]
 
 
 def text_of(flags):
     """Write flags as text that `given` reads: {"lr": 0.01, "arch": {"d": 64}} -> '--arch d=64 --lr 0.01'."""
     values = {flag: ",".join(f"{key}={each}" for key, each in sorted(value.items())) if isinstance(value, dict) else
               value for flag, value in sorted(flags.items(), key=lambda pair: (pair[0] != "joint", pair[0]))}
-    return " ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in values.items())
+    return " ".join(f"--{flag.replace('_', '-')}" + (f" {value}" if value is not True else "")
+                    for flag, value in values.items() if value is not False)

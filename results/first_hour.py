@@ -1,6 +1,6 @@
 """Check this code on a GPU: agreement with the CPU, then speed. Write results/gpu.md line by line.
 
-    python results/first_hour.py                                     # everything: about an hour, mostly the test suite
+    python results/first_hour.py                                     # everything: about six minutes
     python results/first_hour.py --only parity,steps --seconds 180   # some sections; the page keeps the others
     python results/first_hour.py --device cpu --only parity,steps --out cpu.md               # small, without a GPU
     bash results/lease.sh 9                                          # on a GPU rented for minutes: see there
@@ -9,8 +9,6 @@
     kernels    each fast kernel beside its textbook form: time, memory, error
     steps      a training step, measured and as results/costs.py computes it: time, GPU time, memory
     compiled   a step in eager mode, with a compiled backbone, and that as a CUDA graph, as with --compile
-    runs       the same run with and without --compile; with several GPUs also on all GPUs, with and without a stop
-    suite      the tests of this repository, on this machine
 
 Several sections run in one process each, because after a CUDA error a process cannot use the GPU.
 """
@@ -18,19 +16,17 @@ import argparse
 import contextlib
 import copy
 import io
-import json
 import math
 import os
 import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
-import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,6 +51,7 @@ against those computed by [costs.md](costs.md). Every section names its machine.
 """
 # The largest relative errors that rounding explains: (outputs, all gradients together).
 TOLERANCE = {"float32": (1e-3, 1e-3), "bfloat16": (0.03, 0.05)}
+CE = SimpleNamespace(loss="ce")
 DEADLINE = math.inf                            # in time.monotonic(), set by --seconds
 
 
@@ -92,13 +89,6 @@ def largest_error(found, exact):
 
 
 # ---- What must agree -------------------------------------------------------------------------------------------------
-
-def suite(device):
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd=ROOT, capture_output=True, text=True)
-    lines = done.stdout.strip().splitlines() or [done.stderr]
-    print("\n".join(["`python -m pytest -q`:", "", *(f"    {line}" for line in lines if "FAILED" in line), lines[-1]]))
-    return done.returncode == 0
-
 
 def parity(device):
     """Compare models of text_demo's size on one padded batch -> whether all errors are within the tolerances."""
@@ -147,55 +137,9 @@ def passed(drawn, batch, device, bf16):
     x, lengths, hidden = (v.to(device) for v in batch)
     with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
         y = model(x, lengths, hidden)
-    spt_loss(y, x, hidden, "ce")[0].backward()
+    spt_loss(CE, y, x, hidden)[0].backward()
     gradients = [p.grad.cpu().flatten() for p in model.parameters() if p.grad is not None]
     return y.detach().cpu().float(), torch.cat(gradients)
-
-
-def runs(device):
-    """Print the losses of the same run in one process; on a GPU also with --compile; in one process per GPU (CPU: two);
-    and in these with a SIGTERM and --resume in between -> whether all agree."""
-    cuda = device.type == "cuda"
-    processes = torch.cuda.device_count() if cuda else 2
-    with tempfile.TemporaryDirectory() as folder:
-        x = np.random.default_rng(0).normal(size=(256, 64)).astype(np.float32)
-        np.savez(f"{folder}/own.npz", x=x, y=np.arange(256) % 2)
-
-        def run(out, *flags, n=1, stopped=False):
-            starts = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"] if n > 1 else []
-            words = [ROOT / "pretrain.py", "--task", f"file:{folder}/own.npz", "--model", "s4", "--steps", "200",
-                     "--log-every", "50", "--dtype", "float32", "--device", device.type, "--data-dir", f"{folder}/data",
-                     "--out", f"{folder}/{out}", "--resume", *flags]
-            log = Path(folder, out, "log.jsonl")
-            process = subprocess.Popen([sys.executable, *starts, *map(str, words)], stdout=subprocess.PIPE,
-                                       stderr=subprocess.STDOUT, text=True)
-            while stopped and process.poll() is None and not (log.exists() and '"train"' in log.read_text()):
-                time.sleep(0.01)
-            if stopped:
-                process.terminate()
-            said = process.communicate()[0]
-            records = [*map(json.loads, log.read_text().splitlines())] if log.exists() else []
-            if stopped and (not records or records[-1]["kind"] != "stop") or not stopped and process.returncode:
-                raise RuntimeError(said[-500:])
-            return [record["loss"] for record in records if record["kind"] == "train"]
-
-        def row(name, losses):
-            print(f"| {name} | {' | '.join(f'{loss:.5f}' for loss in losses)} |")
-            return losses
-
-        print("Losses up to step 50, 100, 150 and 200, float32\n\n| | 50 | 100 | 150 | 200 |\n|---|---|---|---|---|")
-        rows = [row("1 process", run("one"))]
-        if cuda:
-            rows.append(row("1 process, --compile", run("compiled", "--compile")))
-        if processes > 1:
-            rows.append(row(f"{processes} processes", run("many", n=processes)))
-            run("stopped", n=processes, stopped=True)
-            rows.append(row(f"{processes} processes, stopped by SIGTERM, resumed", run("stopped", n=processes)))
-    return alike(*rows)
-
-
-def alike(first, *others):
-    return all(math.isclose(*pair, rel_tol=2e-3) for some in others for pair in zip(first, some, strict=True))
 
 
 # ---- How fast it is --------------------------------------------------------------------------------------------------
@@ -225,7 +169,7 @@ def training_step(task, model, device):
         optimizer.zero_grad()                  # comes first, as in training: a CUDA graph reuses gradients' memory
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             y = denoiser(x, None, hidden)
-        spt_loss(y, x, hidden, "ce")[0].backward()
+        spt_loss(CE, y, x, hidden)[0].backward()
         optimizer.step()
 
     return batch, c, denoiser, optimizer, (x, None, hidden), step
@@ -303,10 +247,9 @@ def compiled(device):
 
 # ---- The page --------------------------------------------------------------------------------------------------------
 
-SECTIONS = dict(parity=parity, kernels=kernels, steps=steps, compiled=compiled, runs=runs,
-                suite=suite)
+SECTIONS = dict(parity=parity, kernels=kernels, steps=steps, compiled=compiled)
 # Shares of the time. Time that a section leaves goes to the sections after it.
-SHARES = dict(parity=80, kernels=50, steps=80, compiled=100, runs=60, suite=2500)
+SHARES = dict(parity=80, kernels=50, steps=80, compiled=100)
 
 
 CUT = "**Interrupted.** "                      # on the page until the section ends

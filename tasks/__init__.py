@@ -18,6 +18,7 @@ from files import UserError, load_room, reading
 
 SPLITS = ("train", "val", "test")
 MASK, PAD, UNK, EOS = 0, 1, 2, 3         # ids of the special symbols, the same in every task
+IGNORE = -100                            # the target of a position without a label; torch's cross_entropy leaves it out
 SPECIAL = ("<mask>", "<pad>", "<unk>", "<eos>")
 LEVELS = tuple(str(level) for level in range(256))                        # gray levels
 
@@ -41,7 +42,7 @@ class Task:
     """Everything that defines a data set. `open_task` fills in the fields that depend on the prepared data."""
     family: str                     # the name that tasks of one kind share
     length: int                     # longest sequence l, <eos> included
-    classes: int                    # 0: regression, one value in [-1, 1]
+    classes: int                    # 0: regression, one value in [-1, 1]. With `target` labels: their number
     sizes: tuple                    # examples in train, val, test
     mask: float                     # masking ratio of self-pretraining (paper, section 2 and appendix C.3)
     source: Source
@@ -59,16 +60,25 @@ class Task:
     symbols: tuple = ()             # names of the ids 0 .. vocab - 1
     ends: tuple = ()                # filled in: the targets, in their own unit, that -1 and 1 stand for
     data: dict | None = None        # filled in: which data set this is (source, seed, sizes, checksum of the labels)
+    # What an example's target is, a row of KINDS in engine/targets.py. "": a class or, if `classes` is 0, a number.
+    # labels: several, uint8 (n, classes), 0 or 1. positions: a class per position, int16 (n, length), or IGNORE.
+    target: str = ""
     # repr=False: it does not identify a prepared set (see `identifying`). Labelled training examples come first.
     labelled: int | None = field(default=None, repr=False)     # filled in: labelled training examples (None: all)
     ragged: bool = field(default=False, repr=False)            # filled in: samples have unequal lengths
     gaps: bool = field(default=False, repr=False)              # filled in: samples are missing within sequences
     layout: dict | None = field(default=None, repr=False)      # filled in: a table.Layout, by which new files are read
     prepare: object = field(default=None, repr=False)     # function(task, request): read or generate, save all splits
+    draw: object = field(default=None, repr=False)        # function(task, rng) -> x, y of one example, for --fresh
     # Tables of sizes and of recipes, as in recipes.py but without the column `task`. If they are empty, the lines of
     # recipes.py with task * apply.
     models: str = field(default="", repr=False)
     recipes: str = field(default="", repr=False)
+
+    @property
+    def kind(self):
+        """Return the kind of target: class, number, labels or positions."""
+        return self.target or ("class" if self.classes else "number")
 
     @property
     def own(self):
@@ -134,7 +144,7 @@ def identifying(task):
 def kept(task):
     """Return what a checkpoint keeps of a task, in plain values: all but where its data come from (see `restored`)."""
     return {one.name: getattr(task, one.name) for one in fields(Task)
-            if one.name not in ("source", "make", "prepare", "models", "recipes")}
+            if one.name not in ("source", "make", "prepare", "draw", "models", "recipes")}
 
 
 def restored(record):

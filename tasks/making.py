@@ -29,7 +29,7 @@ import numpy as np
 from tqdm import tqdm
 
 from files import UserError, fetch, reading, sha256_of, without_comments, write_atomically
-from tasks import EOS, SPLITS, Source, Task
+from tasks import EOS, IGNORE, SPLITS, Source, Task
 
 CHUNK = 500                          # examples per chunk
 LRA = Source((), "an LRA release (lra_release/...)", "Apache 2.0 (LRA)")
@@ -158,16 +158,20 @@ def check_example(request, split, array, place):
 
 
 def save_split(request, split, x, y, place):
-    """Save one split: targets y (n,) and inputs x, an array or iterator of n arrays of samples (l, channels), or of n
-    times `task.documents` sequences of ids that end in EOS. Examples beyond the requested size are left out. UserError
-    if an example does not fit the task's row of TASKS."""
+    """Save one split: targets y (n,) or as Task.target says, and inputs x, an array or iterator of n arrays of samples
+    (l, channels), or of n times `task.documents` sequences of ids that end in EOS. Examples beyond the requested size
+    are left out. UserError if an example does not fit the task's row of TASKS."""
     task, folder, lengths = request.task, request.folder, []
     ragged = task.ragged or not task.channels
     size = request.take(split, len(y), place)
     targets = np.asarray(y[:size])
-    if task.classes and not (0 <= targets.min() and targets.max() < task.classes):
-        raise UserError(f"{place}: labels of {split} from {targets.min()} to {targets.max()}; {request.name} has "
-                        f"{task.classes} classes, from 0")
+    known, most = targets[targets != IGNORE], 2 if task.target == "labels" else task.classes
+    if most and len(known) and not (0 <= known.min() and known.max() < most):
+        raise UserError(f"{place}: labels of {split} from {known.min()} to {known.max()}; {request.name} has {most} "
+                        "classes, from 0")
+    wanted = (size, *dict(labels=[task.classes], positions=[task.length]).get(task.target, ()))
+    if targets.shape != wanted:
+        raise UserError(f"{place}: labels of {split} have the shape {targets.shape}; {request.name} has {wanted}")
 
     def write(file):
         file.seek(128)                                    # numpy's header contains the length, so it is written last
@@ -185,7 +189,7 @@ def save_split(request, split, x, y, place):
     if ragged:
         offsets = np.cumsum([0, *lengths])
         write_atomically(folder / f"{split}_offsets.npy", lambda file: np.save(file, offsets))
-    targets = targets.astype(np.uint8 if task.classes else np.float32)
+    targets = targets.astype(np.int16 if task.target == "positions" else np.uint8 if task.classes else np.float32)
     write_atomically(folder / f"{split}_y.npy", lambda file: np.save(file, targets))
 
 

@@ -24,11 +24,11 @@ from pathlib import Path
 import numpy as np
 
 from files import UserError, reading, write_atomically
-from tasks import EOS, OWN, SPECIAL, SPLITS, UNK, Source, Task
+from tasks import EOS, IGNORE, OWN, SPECIAL, SPLITS, UNK, Source, Task
 from tasks.making import find, members, save_split
 from tasks.split import SPLIT_NAMES, check_each, leaks, split_own
 from tasks.table import (DELIMITERS, MISSING, TABLES, Layout, decoded, delimiter_of, frame_of, from_frame, number,
-                         oriented, rows_of)
+                         oriented, rows_of, side_by_side)
 
 OWN_FILES = ".npz", *TABLES[:2], ".ts", ".txt", *TABLES[2:]
 PACKED = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress}
@@ -42,10 +42,10 @@ Own = namedtuple("Own", "series labels known split group rows layout", defaults=
 def read_own(path, raw, layout=Layout(), documents=1, regression=False):
     """Read the bytes of a file -> Own.
 
-    .npz: x, floats (n, l) or (n, l, channels), integers (n, l), which are symbols, or texts (n,); optionally y (n,),
-    its `missing` value, split (n,), train, val or test, and group (n,). .txt: one line per text, without a label. .ts:
-    see `read_ts`. Others: see table.py; `regression` and `documents` say what a column may hold. A label that is empty,
-    NaN or `missing` means: no label.
+    .npz: x, floats (n, l) or (n, l, channels), integers (n, l), which are symbols, or texts (n,); optionally y (n,), or
+    (n, k), k labels of 0 and 1, or (n, l), one per position (below 0: none); its `missing` value, split (n,), train,
+    val or test, and group (n,). .txt: one line per text, without a label. .ts: see `read_ts`. Others: see table.py;
+    `regression` and `documents` say what a column may hold. A label that is empty, NaN or `missing` means: no label.
     """
     name, packed = os.path.splitext(path.lower())
     if packed in PACKED:
@@ -73,6 +73,8 @@ def read_own(path, raw, layout=Layout(), documents=1, regression=False):
     if own.labels is None:
         return own
     labels = np.asarray(own.labels)
+    if labels.ndim == 2:                                  # several labels, or one per position
+        return own._replace(labels=labels, known=np.full(len(labels), True))
     labels = np.char.strip(labels.astype(str)) if labels.dtype.kind in "SUO" else labels
     none = {"", "nan", "nat", *([] if missing is None else [str(missing).lower()])} | (MISSING if regression else set())
     texts = labels.astype(str).tolist()                   # a date as in the names of classes; NaT
@@ -135,12 +137,18 @@ def read_npz(path, raw, layout, documents):
         missing = missing if missing is None else missing.item()       # one value
         missing = missing.decode() if isinstance(missing, bytes) else missing
         x = x.astype(str) if x.dtype.kind == "S" else x
-        if y is not None and y.ndim == 2 and y.shape[1] == 1:
+        if y is not None and len(y) == len(x) and (
+                [*map(np.shape, y)] == [one.shape[:1] for one in x] if x.dtype == object else
+                x.dtype.kind != "U" and y.ndim == 2 and y.shape == x.shape[:2]):
+            y = side_by_side(y)                                        # a label per position
+        elif y is not None and y.ndim == 2 and y.shape[1] == 1:
             y = y[:, 0]
         elif y is not None and y.ndim == 2 and y.dtype.kind in "biuf" and ((y == 0) | (y == 1)).all() and (
                 y.sum(1) == 1).all():
             y = y.argmax(1)                                            # one-hot
+        several = y is not None and y.ndim == 2 and (y.dtype.kind == "U" or np.isin(y, (0, 1)).all())
         shapes = [x.shape, *(part.shape for part in (y, split, group) if part is not None)]
+        shapes[1:2] = [shapes[1][:1]] if several else shapes[1:2]
         texts = (documents,) if documents > 1 else ()
         if any(shape != x.shape[:1] for shape in shapes[1:]) or (
                 x.shape[1:] != texts if x.dtype.kind == "U" else x.ndim not in (2, 3) and x.dtype != object):
@@ -407,7 +415,12 @@ def save_own(request, place, own):
             if share > 0.1:
                 raise UserError(f"{place}: {text}; if these are measurements, save them as floats")
             print(f"{text}; the model reads them as unknown")
-        save_split(request, name, arrays, y[part], place)
+        some = y[part]
+        if task.target == "positions":                    # as wide as the longest sequence, <eos> included
+            wide = np.full((len(part), task.length), IGNORE)
+            wide[:, :some.shape[1]] = some[:, :task.length]
+            some = np.where(np.arange(task.length) < np.array([*map(len, arrays)])[:, None], wide, IGNORE)
+        save_split(request, name, arrays, some, place)
         rows = part if own.rows is None else own.rows[part]
         write_atomically(request.folder / f"{name}_rows.npy", lambda file: np.save(file, rows))
     kind = (f"numbers in {found['channels']} channel(s)" if "channels" in found else
@@ -416,7 +429,8 @@ def save_own(request, place, own):
     how += f", seed {request.seed}" if own.split is None else ""
     kind += f", labels in column {own.layout.label_column}" if own.layout and own.layout.label_column != "none" else ""
     print(f"{request.folder}: {len(y):,} examples, at most {found['length']:,} positions of {kind}, "
-          f"{found['classes'] or 'no'} classes; splits {how}: {' / '.join(map(str, found['sizes']))}")
+          f"{found['classes'] or 'no'} {'labels' if task.target == 'labels' else 'classes'}"
+          f"{' per position' * (task.target == 'positions')}; splits {how}: {' / '.join(map(str, found['sizes']))}")
     if "labelled" in found:
         print(f"{found['sizes'][0] - found['labelled']:,} training examples have no label: only pretraining uses them"
               + (f"; {left_out:,} of val, test or their groups are left out" if left_out else ""))

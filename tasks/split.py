@@ -11,7 +11,7 @@ from itertools import combinations
 import numpy as np
 
 from files import UserError
-from tasks import SPLITS
+from tasks import IGNORE, SPLITS
 from tasks.making import stratified
 from tasks.table import MISSING, value
 
@@ -39,8 +39,14 @@ def check_each(place, right, problem):
 
 def targets_own(request, place, labels, known, layout=None):
     """Convert labels (n,) to targets (n,), ignoring those that are not known. Return targets and the names of the
-    classes, or () for regression. layout: of a table, to say where labels were read."""
+    classes, or () for regression. layout: of a table, to say where labels were read. Several labels (n, k), 0 or 1,
+    stay as they are; labels of positions, texts (n, l), become classes or IGNORE."""
     y = np.zeros(len(labels))
+    if labels.ndim == 2 and labels.dtype.kind != "U":
+        return labels.astype(int), layout.label_column.split(",") if layout else [*map(str, range(labels.shape[1]))]
+    if labels.ndim == 2:
+        names = np.unique(labels[labels != ""])
+        return np.where(labels == "", IGNORE, np.searchsorted(names, labels)), names.tolist()
     if labels.dtype.kind == "f":
         check_each(place, ~known | np.isfinite(labels), "its label is infinite")
     if labels.dtype.kind not in "biufUMm":
@@ -131,7 +137,8 @@ def split_own(request, place, own):
     y, names = np.zeros(n), ()
     if known.any():
         y, names = targets_own(request, place, np.asarray(own.labels), known, own.layout)
-    classes, rows = y if names else np.zeros(n, int), np.flatnonzero(known | ~known.any())
+    classes = y if names and y.ndim == 1 else np.zeros(n, int)
+    rows = np.flatnonzero(known | ~known.any())
 
     def parts_of(some, shares):
         theirs = group if group is None else group[some]
@@ -155,7 +162,7 @@ def split_own(request, place, own):
         raise UserError(f"{place}: {' / '.join(str(len(part)) for part in parts)} examples to train, validate and test"
                         f"{groups}; every split needs an example with a label, and training two different labels{hint}")
     for name, part in zip(SPLITS[1:], parts[1:]):
-        if lacking := sorted({*range(len(names))} - {*classes[part]}):
+        if lacking := sorted({*range(len(names))} - {*classes[part]}) if y.ndim == 1 else ():
             print(f"note: {name} has no example of {len(lacking)} of {len(names)} classes: "
                   f"{', '.join(names[c] for c in lacking[:5])}{', ...' if len(lacking) > 5 else ''}")
     more = np.setdiff1d(np.arange(n), rows)
@@ -166,6 +173,8 @@ def split_own(request, place, own):
                 raise UserError(f"{place}: group {both[0]} has examples in {SPLITS[one]} and in {SPLITS[two]}")
         more = more[~np.isin(group[more], group[np.concatenate(parts[1:])])]
     found = dict(classes=len(names), names=names)
+    if y.ndim == 2:
+        found["target"] = "positions" if own.labels.dtype.kind == "U" else "labels"
     if known.any() and not names:
         low, high = found["ends"] = [y[parts[0]].min(), y[parts[0]].max()]
         y = (y - low) / (high - low) * 2 - 1

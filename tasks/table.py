@@ -31,12 +31,13 @@ class Layout(NamedTuple):
     """Which column holds what: a name, or a number from 0, or from -1 at the end; and the order of an array's axes. The
     flags of data.py and predict.py have these names. The last three are what training data had: the names of the
     columns that were read, if there was a header; their number, 0 if it differed; and the label's."""
-    label: str | None = None                   # "none": the file has no label
+    label: str | None = None                   # "none": the file has no label; "a,b": several, columns of 0 and 1
     text: str | None = None                    # the only column that is read
     id: str | None = None                      # in a long table, a row per position: which sequence it belongs to
     time: str | None = None                    # and its place there
     no_header: bool = False
     channels_first: bool | None = None         # x is (n, channels, l)
+    label_per_position: bool | None = None     # with id: the label of a row is that of its position
     columns: tuple = ()
     width: int | None = None                   # None: these are training data
     label_column: str = "none"
@@ -46,10 +47,12 @@ def add_layout(parser, of="your data"):
     """Add the flags of a Layout to a parser."""
     group = parser.add_argument_group(f"columns of {of}, if it is a table (a name, or a number from 0; -1: the last)")
     group.add_argument("--label", metavar="COLUMN", help="the label (default: the column called label, target, class "
-                       "or y; without a header, the first); none: there is no label")
+                       "or y; without a header, the first); none: there is no label; a,b: several labels, 0 or 1")
     group.add_argument("--text", metavar="COLUMN", help="the text, if there are further columns")
     group.add_argument("--id", metavar="COLUMN", help="in a table with a row per position: the sequence of the row")
     group.add_argument("--time", metavar="COLUMN", help="with --id: the order of the positions")
+    group.add_argument("--label-per-position", action="store_true", default=None, help="with --id: each position has a "
+                       "label of its own")
     group.add_argument("--no-header", action="store_true", default=None, help="the first line is data")
     parser.add_argument("--channels-first", action="store_const", const=True, help=f"{of}: arrays are (n, channels, l)")
     parser.add_argument("--channels-last", dest="channels_first", action="store_const", const=False,
@@ -277,6 +280,15 @@ def label_of(path, frame, header, layout, documents, regression):
     return columns[0]
 
 
+def several_labels(path, frame, header, layout):
+    """Return the columns of several labels, named as a,b,c; [] if there are none."""
+    asked, there = layout.label or layout.label_column, [*map(str, frame.columns)]
+    names = asked.split(",") if asked not in there else []
+    if len(names) < 2 or layout.label is None and not ({*names} <= {*there} and (header or len(there) > layout.width)):
+        return []
+    return [column_of(path, frame, "label", name) for name in names]
+
+
 def from_frame(path, frame, header, layout, documents=1, regression=False):
     """Turn a DataFrame into series, labels or None, the row of each, and the Layout by which new data are read. Instead
     of a series that cannot be read there is a UserError."""
@@ -290,10 +302,11 @@ def from_frame(path, frame, header, layout, documents=1, regression=False):
                         f"COLUMN, or --label none; if {one} is the label: --label {one}")
     if layout.columns and not header and frame.shape[1] != len(layout.columns):
         raise UserError(f"{path} has no header, but the training data had one: {', '.join(layout.columns[:9])}")
-    label = label_of(path, frame, header, layout, documents, regression)
+    several = several_labels(path, frame, header, layout)
+    label = None if several else label_of(path, frame, header, layout, documents, regression)
     apart = [] if layout.id is None else [
         column_of(path, frame, flag, getattr(layout, flag)) for flag in ("id", "time")]
-    rest = [name for name in frame.columns if name not in (label, *apart)]
+    rest = [name for name in frame.columns if name not in (label, *several, *apart)]
     if layout.text is not None and frame.shape[1] > 1:
         rest = [column_of(path, frame, "text", layout.text)]
     elif layout.columns and header:
@@ -305,8 +318,12 @@ def from_frame(path, frame, header, layout, documents=1, regression=False):
         raise UserError(f"{path} has only the column {label}, besides those of flags; give --label and --text")
     labels = None if label is None else frame[label].astype(object).where(frame[label].notna(), "")
     rows, width = frame.index.to_numpy(), len(rest)
+    if several:
+        labels = frame[several].apply(lambda column: column.map(value)).to_numpy(np.float64)          # (n, labels)
+        if not np.isin(labels, (0, 1)).all():
+            raise UserError(f"{path}: columns {layout.label or layout.label_column} must hold 0 and 1")
     if layout.id is not None:
-        series, rows, labels = long(path, frame, header, apart, label, rest)
+        series, rows, labels = long(path, frame, header, apart, label, rest, layout.label_per_position)
     elif len(rest) == 1 and isinstance(frame[rest[0]].iloc[0], (list, np.ndarray)):
         series = [listed(place(path, row, header), cell) for row, cell in frame[rest[0]].items()]
         series = oriented(path, series, layout)
@@ -323,7 +340,8 @@ def from_frame(path, frame, header, layout, documents=1, regression=False):
         width *= not np.isnan(values[:, -1]).any()
     found = layout if layout.width is not None else layout._replace(
         label=None, text=None if header else layout.text, columns=tuple(rest) if header else (), width=width)
-    return series, labels, rows, found._replace(label_column="none" if label is None else str(label))
+    called = ",".join(map(str, several)) or ("none" if label is None else str(label))
+    return series, labels, rows, found._replace(label_column=called)
 
 
 def listed(where, cell):
@@ -352,9 +370,10 @@ def looks_long(frame):
     return 1 < runs < len(names) / 2 and (~same).sum() == runs - 1 and bool((np.diff(order)[same] > 0).all())
 
 
-def long(path, frame, header, apart, label, rest):
+def long(path, frame, header, apart, label, rest, per_position=False):
     """Turn a table with a row per position into series (l, channels), in the order in which they appear, and return the
-    first row of each and its label, too. apart: the columns that name a sequence and order its positions."""
+    first row of each and its label, too. apart: the columns that name a sequence and order its positions. per_position:
+    return labels (n, longest), texts, "" for none."""
     import pandas as pd
 
     name, time = apart
@@ -373,7 +392,10 @@ def long(path, frame, header, apart, label, rest):
         first, places = places.min(), places[np.argsort(order[places], kind="stable")]
         labels = [] if label is None else [one for one in frame[label].iloc[places].dropna().unique() if one != ""]
         steps |= {*np.diff(order[places]).tolist()}
-        for problem, there in (f"two rows of one {time}", 0 in steps), (f"several labels in {label}", len(labels) > 1):
+        if per_position:
+            labels = [frame[label].iloc[places].fillna("").astype(str).tolist()]
+        for problem, there in (f"two rows of one {time}", 0 in steps), (
+                f"several labels in {label}; if each position has its own, give --label-per-position", len(labels) > 1):
             if there:
                 raise UserError(f"{path}: {name} {key} has {problem}")
         found.append((next((wrong[place] for place in places if place in wrong), values[places]), frame.index[first],
@@ -381,4 +403,15 @@ def long(path, frame, header, apart, label, rest):
     if len(steps) > 1:
         print(f"note: {time} has steps of several sizes, but each row is one position; where rows lack, add empty ones")
     series, rows, labels = zip(*found)
+    if per_position:
+        labels = side_by_side(labels)
     return [*series], np.array(rows), None if label is None else [*labels]
+
+
+def side_by_side(labels):
+    """Return the labels of positions, n lists, as texts (n, longest); "" for none: missing, or a number below 0."""
+    texts = [[*map(str, np.asarray(one).tolist())] for one in labels]
+    none = MISSING | {text for one in texts for text in one if number(text) and value(text) < 0}
+    longest = max(map(len, texts))
+    return np.array([[text if text.lower() not in none else "" for text in one] + [""] * (longest - len(one))
+                     for one in texts])

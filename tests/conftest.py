@@ -32,6 +32,11 @@ import zoo  # noqa: E402, F401, all of MODELS
 torch.set_num_threads(1)
 
 
+def of_kind(kind, classes=0):
+    """A task whose targets are of this kind, as far as predictions need it."""
+    return SimpleNamespace(kind=kind, classes=classes)
+
+
 ROOMS = "tasks", "zoo", "engine", "experiments", "compare"
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import analyze
 from analyze import Cell
-from compare import reading
+from compare import curves, reading
 from conftest import ROOT, call
 from experiments import commands, entries
 
@@ -252,6 +252,23 @@ def test_what_is_kept_is_what_is_shown(tmp_path, monkeypatch):
             analyze.command(["readme", "--check"])
         analyze.command(["readme"])
         assert page.read_text() == whole
+
+
+def test_curves(tmp_path):
+    """Of finished and unfinished runs, over steps and minutes; a log of an older version has no minutes."""
+    lines = [dict(kind="start", step=0), *(dict(kind="train", step=step, loss=2.0 / step, lr=0.1, gradient_norm=1.0,
+                                                seconds=6.0 * step) for step in (1, 2, 5)),
+             dict(kind="eval", step=5, val_loss=0.7, val_accuracy=0.4, val_balanced_accuracy=0.3, seconds=36.0)]
+    put(tmp_path, "one", "\n".join(map(json.dumps, lines)) + "\n{torn")
+    put(tmp_path, "old", json.dumps(dict(kind="train", step=100, loss=0.5, lr=0.1)))
+    assert curves.curves_of(tmp_path / "one") == dict(
+        loss=[("-", [1, 2, 5], [0.1, 0.2, 0.5], [2.0, 1.0, 0.4]), ("--", [5], [0.6], [0.7])],
+        score=[("-", [5], [0.6], [0.3])], lr=[("-", [1, 2, 5], [0.1, 0.2, 0.5], [0.1] * 3)],
+        gradient_norm=[("-", [1, 2, 5], [0.1, 0.2, 0.5], [1.0] * 3)])
+    assert curves.curves_of(tmp_path / "old")["loss"] == [("-", [100], None, [0.5])]
+    done = run("curves", tmp_path, "--figure", tmp_path / "curves.png")
+    assert done.returncode == 0 and (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    assert "no run was started there" in run("curves", tmp_path / "none", "--figure", tmp_path / "c.png").stderr
 
 
 def test_status(tmp_path):

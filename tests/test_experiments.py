@@ -7,13 +7,19 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+import finetune
+import pretrain
 from conftest import ROOT, call, scripts
-from experiments import commands, entries, running
+from engine import flags as flags_py
+from engine.flags import flags
+from experiments import commands, entries, running, sweep
+from files import UserError
 from finetune import parse_args as second
 from pretrain import parse_args as first
 from test_analyze import listed
@@ -165,7 +171,7 @@ def test_raw_is_for_what_official_files_hold(here, tmp_path, monkeypatch):
 
 def test_killed_runs_are_made_again(here, tmp_path):
     """Half of a demo's runs are killed as `kill -9` does: the same command, until it reports success, makes them all.
-    Its table is shown after each seed."""
+    Its table is shown whenever a seed is complete."""
     wanted = set(re.findall(r"--out (\S+)", "\n".join(listed("demo-init"))))
     stand_in_for_python(tmp_path, """
 name=$(basename "${@: -1}") sum=$(cksum <<< "$name")
@@ -178,7 +184,8 @@ fi""")
     assert tries[2].stdout == "demo-init took 0 minutes\n"
     analyses = (tmp_path / "analyses.txt").read_text().splitlines()
     words = "analyze.py demo demo-init --runs runs/demo-init --figure runs/demo-init/demo-init.png"
-    assert analyses == [words] * 3 * 3
+    assert [re.sub(r" --seeds \S+", "", line) for line in analyses] == [words] * 3 * 3
+    assert [re.findall(r"--seeds (\S+)", line) for line in analyses[:3]][2] == [] != re.findall("--seeds", analyses[0])
 
 
 @pytest.mark.parametrize("target, how, code", [("demo", "ctrl-c", 130), ("table7", "kill", 143)])
@@ -210,3 +217,63 @@ fi""")
     listing = subprocess.run(["ps", "-eo", "stat=,args="], capture_output=True, text=True).stdout
     left = [line for line in listing.splitlines() if "sleep 30.25" in line and line[0] != "Z"]
     assert not left and calls.read_text().count("--resume") == 2
+
+
+# ---- seeds side by side; flags of a fork -----------------------------------------------------------------------------
+
+def test_chains_of_all_seeds_share_one_pool(monkeypatch, tmp_path):
+    """Eight slots run eight seeds of one variant at once; a seed is reported as soon as it is complete."""
+    pool, together, seen = running.Pool(8, ["0"], tmp_path), threading.Barrier(8), []
+    monkeypatch.setattr(running.Pool, "work", lambda pool, chain: together.wait(20))
+    pool.run({str(seed): [[f"run {seed}"]] for seed in range(8)}, seen.append)
+    assert [*map(len, seen)] == [*range(1, 9)]
+
+
+@pytest.fixture
+def with_tau(monkeypatch):
+    """A fork's flag, of the objective."""
+    def forked(stage, objectives):
+        parser = flags(stage, objectives)
+        parser.denoising.add(parser.add_argument("--tau", type=float, default=0.1).dest)
+        return parser
+
+    monkeypatch.setattr(flags_py, "flags", forked)
+    monkeypatch.setattr(sweep, "flags", forked)
+    monkeypatch.setattr(sweep, "DENOISING", sweep.DENOISING | {"tau"})
+
+
+def test_a_flag_belongs_to_its_stage(with_tau):
+    """The objective's has no effect from scratch, so a sweep does not train that again; a stage's own name is kept."""
+    def variants(*varied, starts=("scratch", "spt", "joint")):
+        return sweep.sweep(["listops_demo"], ["s4"], sweep.combinations(varied), starts, sweep.known_flags())[0].variants
+
+    found = variants("tau=0.1,0.2")
+    assert [(one.start, one.first, one.flags) for one in found] == [
+        ("scratch", "", ""), ("spt", "--tau 0.1", ""), ("spt", "--tau 0.2", ""),
+        ("joint", "", "--joint 1 --tau 0.1"), ("joint", "", "--joint 1 --tau 0.2")]
+    with pytest.raises(UserError, match="--tau 0.2 has no meaning without --joint"):
+        finetune.parse_args(["--task", "listops_demo", "--model", "s4", "--tau", "0.2"])
+    args = pretrain.parse_args(["--task", "listops_demo", "--model", "s4", "--tau", "0.2"])
+    assert args.changed == {"tau": 0.2} and "pretrain-tau0.2-s0" in str(args.out)
+    assert finetune.parse_args(["--task", "listops_demo", "--model", "s4"]).changed == {}
+
+
+def test_a_flag_without_a_value_is_left_out_and_given():
+    both = sweep.sweep(["listops_demo"], ["s4"], sweep.combinations(["freeze"]), ["scratch", "spt", "joint"],
+                       sweep.known_flags())[0].variants
+    assert [(one.start, one.word, one.flags) for one in both] == [
+        ("scratch", "", ""), ("scratch", "freeze", "--freeze"), ("spt", "", ""), ("spt", "freeze", "--freeze"),
+        ("joint", "", "--joint 1")]
+    with pytest.raises(UserError, match="--vary wants FLAG=VALUE"):
+        sweep.combinations(["lr"])
+
+
+def test_a_flag_may_not_have_the_name_of_a_record(monkeypatch):
+    def forked(stage, objectives):
+        parser = flags(stage, objectives)
+        parser.add_argument("--data", default="x")
+        return parser
+
+    monkeypatch.setattr(flags_py, "flags", forked)
+    with pytest.raises(UserError, match="--data: runs record something else under this name; rename the flag"):
+        pretrain.parse_args(["--task", "listops_demo", "--model", "s4"])

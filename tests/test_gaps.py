@@ -1,5 +1,6 @@
 """Missing samples are hidden positions: in the input, in the losses, in both stages, in predictions and in exports."""
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -83,7 +84,7 @@ def test_what_is_missing_has_no_loss(objective, opened):
         assert inputs.isnan().all(-1)[asked & hidden].all()
     else:
         inputs, targets, hidden = pretrain.shift(batch, "l1")
-    loss, score = pretrain.spt_loss(prediction[hidden], targets, hidden, "l1")
+    loss, score = pretrain.spt_loss(SimpleNamespace(loss="l1"), prediction[hidden], targets, hidden)
     wanted, count = oracle(batch, asked, prediction, int(objective == "causal"))
     assert int(hidden.sum()) == count and float(loss) == pytest.approx(wanted, rel=1e-5) and score < 0
 

@@ -186,7 +186,7 @@ MISTAKES = [                      # words before the flags: environment, or dama
         ("stateless", "KeyError 'step'"), ("still", "KeyError 'optimizer'"), ("worded", "invalid literal for int()"))),
     ("pretrain bare:last.pt " + RESUME, "last.pt is missing, cut short, or not a checkpoint of this project: "),
     ("finetune bare:best.pt " + INIT, "best.pt is missing, cut short, or not a checkpoint of this project: "),
-    ("predict sizeless:ft/best.pt ft", "best.pt does not fit its own sizes: KeyError 'arch'"),
+    ("predict sizeless:ft/best.pt ft", "best.pt does not fit its own sizes: "),
     *((f"analyze {how}:ft/result.json compare ft", "result.json is damaged: ")
       for how in ("list", "text", "number", "fields", "deep", "steps")),
     *((f"predict {how}:ft/result.json ft", "result.json is missing or damaged: it is no JSON object")

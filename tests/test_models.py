@@ -161,9 +161,10 @@ def test_a_step_reads_nothing_back(name):
         model, (x, lengths) = Denoiser(backbone, 19).train(), sequences(40, 11, 33)
         hidden = (torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) < 0.3).flatten().nonzero()[:, 0]
         with Watch():
-            spt_loss(model(x, lengths, hidden), x, hidden, "ce")[0].backward()
-            outputs, prediction = Joint(backbone, 10, "max", "mlp", 19)(x, lengths, x, hidden)
-            (outputs.square().sum() + spt_loss(prediction, x, hidden, "ce")[0]).backward()
+            args = SimpleNamespace(loss="ce")
+            spt_loss(args, model(x, lengths, hidden), x, hidden)[0].backward()
+            outputs, prediction = Joint(backbone, 10, "max", "mlp", 19)(x, lengths, hidden, x, lengths)
+            (outputs.square().sum() + spt_loss(args, prediction, x, hidden)[0]).backward()
         with torch.no_grad():
             for layer, made in zip(backbone.layers, backbone.kernels(30)):
                 assert all(torch.allclose(K, layer.mixer.kernel(30)[..., :30], atol=1e-6, rtol=1e-5) for K in made)
@@ -215,7 +216,7 @@ def test_nothing_stays_on_the_cpu(name, monkeypatch):
         with Watch():
             for pass_lengths in (None, lengths):
                 model.train()(x, pass_lengths, hidden).square().sum().backward()
-            outputs, prediction = joint(x, lengths, x, hidden)
+            outputs, prediction = joint(x, lengths, hidden, x, lengths)
             (outputs.square().sum() + prediction.square().sum()).backward()
 
 

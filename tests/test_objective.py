@@ -130,5 +130,5 @@ def test_the_loss_is_its_formula_over_hidden_positions_only(loss):
         targets = torch.randn(3, 20, 2, generator=generator)
         error = prediction.double().numpy() - targets.double().numpy()[hidden.numpy()]
         exact, score = np.abs(error).mean(1).sum(), -(error ** 2).mean(1).sum()
-    ours = spt_loss(prediction, targets, hidden, loss)
+    ours = spt_loss(SimpleNamespace(loss=loss), prediction, targets, hidden)
     assert [v.item() for v in ours] == pytest.approx([exact, score], rel=1e-5)

@@ -18,7 +18,7 @@ import files
 import finetune
 import pretrain
 import tasks
-from conftest import ROOT, call
+from conftest import ROOT, call, of_kind
 from engine.folder import summary
 from models import MODELS, Backbone, Classifier, config
 from tasks import making
@@ -587,7 +587,7 @@ def test_numbers_have_r2(kept, tmp_path):
     y, noise = np.random.default_rng(0).normal(size=(2, 200))
 
     def values(scale):
-        return dict(test_r2=1 - scale ** 2) | (summary(None, y / 4, (y + scale * noise) / 4) if kept else {})
+        return dict(test_r2=1 - scale ** 2) | (summary(of_kind("number"), y / 4, (y + scale * noise) / 4) if kept else {})
     for seed in range(2):
         finished(tmp_path, "scratch", "s4", seed, values(0.7 - seed / 100), 250, 90)
         first = finished(tmp_path, "pretrain", "s4", seed, dict(val_score=1), 100, 60)

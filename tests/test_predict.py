@@ -20,6 +20,7 @@ import pretrain
 from conftest import ROOT
 from files import UserError
 from kernels import inside
+from engine.targets import KINDS as TARGETS
 from models import MODELS, Backbone, Classifier, config
 from recipes import arch
 from tasks import SPECIAL, TASKS
@@ -188,7 +189,7 @@ def test_predictions_of_a_bfloat16_run_are_its_own(kind, start, trained, tmp_pat
     test, _, _ = predict.held_out(model)
     outputs, y = model.outputs(test), torch.from_numpy(np.array(test.y))
     y = y.long() if model.task.classes else y
-    loss = finetune.supervised_loss(model.task, torch.from_numpy(outputs), y) / len(test)
+    loss = TARGETS[model.task.kind].loss(torch.from_numpy(outputs), y) / len(test)
     assert loss.item() == pytest.approx(result["test_loss"], abs=1e-9)
     predict.main([str(tmp_path / "run"), "--out", str(tmp_path / "p.csv"), "--data-dir", str(tmp_path / "data")])
     assert "computed in bfloat16, as in training" in capsys.readouterr().out

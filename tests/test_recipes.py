@@ -11,10 +11,10 @@ import pytest
 import finetune
 import pretrain
 from compare import reading, settings
-from engine import flags, run
+from engine import flags
 from files import UserError
 from models import MODELS
-from recipes import RECIPES, SMALL_RECIPES, arch, read_table, rows
+from recipes import RECIPES, SMALL_RECIPES, arch, learning_rate, read_table, rows
 from tasks import TASKS
 from tasks.own import FILE
 from test_analyze import finetuned
@@ -293,7 +293,7 @@ def test_learning_rate_schedules():
     """Linear warm-up, then constant, half a cosine down to 0, or halved after each fifth of the run."""
     def rates(schedule, warmup, steps, at):
         args = SimpleNamespace(schedule=schedule, warmup=warmup)
-        return pytest.approx([run.learning_rate(step, steps, args) for step in at])
+        return pytest.approx([learning_rate(step, steps, args) for step in at])
 
     for schedule in ("constant", "cosine", "step"):
         assert [0.1, 0.5, 1] == rates(schedule, 10, 1000, (0, 4, 9))

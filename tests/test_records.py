@@ -62,7 +62,7 @@ def test_every_value_of_every_flag_arrives(task, model, monkeypatch, tmp_path):
     if own := tasks.declared(task).own:
         data.prepare(task, "data")
     assert known["pretrain"].keys() | known["finetune"].keys() == OTHERS.keys() - {"arch.d", "arch.layers"} | {
-        "arch", "freeze", "class_weights"}
+        "arch", "freeze", "class_weights", "fresh"}
     recipe = vars(pretrain.parse_args(["--task", task, "--model", model])) | (dict(epochs=10) if own else {})
     for start, flag in itertools.product(MEANINGLESS, OTHERS):
         name, _, key = flag.partition(".")
@@ -186,13 +186,13 @@ def test_any_other_flag_is_another_run(stage, words, monkeypatch, tmp_path):
     for name, content in (("config", config), ("result", dict(task=0, seed=0))):
         (tmp_path / "run" / f"{name}.json").write_text(json.dumps(content))
     others = {flag: str(value) for flag, value in OTHERS.items() if "." not in flag} | dict(
-        task="listops_demo", model="rotary", seed="3", arch="layers=2", freeze="", class_weights="", init="second", pool="mean" if config.get("pool") == "max" else "max")
+        task="listops_demo", model="rotary", seed="3", arch="layers=2", freeze="", class_weights="", fresh="", init="second", pool="mean" if config.get("pool") == "max" else "max")
     without = {"mask", "loss"} if args["start"] in ("scratch", "spt") else {"loss"}         # symbols have one loss
     without |= {"freeze"} if args["start"] == "joint" else {"joint"} if args["start"] == "spt" else set()
     without |= {"task", "model", "objective", "train_fraction", "arch"} if args["start"] == "spt" else {"init"}
     flags_here = vars(flags_py.flags(stage, pretrain.OBJECTIVES).parse_args([])).keys() - MACHINE_FLAGS
     for flag in flags_here - without:
-        word = [f"--{flag.replace('_', '-')}", others[flag]][:1 + (flag not in ("freeze", "class_weights"))]
+        word = [f"--{flag.replace('_', '-')}", others[flag]][:1 + (others[flag] != "")]
         other, found = made(word)
         with pytest.raises(UserError, match="was started with|started from another"):
             Folder("run", True).look(other, True)
@@ -203,6 +203,8 @@ def test_any_other_flag_is_another_run(stage, words, monkeypatch, tmp_path):
             assert one != two, flag
     with pytest.raises(UserError, match="was started with data"):
         Folder("run", True).look(config | dict(data={"labels": 2}), True)
+    (tmp_path / "run" / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "fresh"}))
+    assert Folder("run", True).look(config, True)         # of a version before that flag
     assert Folder("run", True).look(made(["--log-every", "7", "--device", "cpu"])[0], True)
 
 
@@ -380,8 +382,8 @@ def test_no_part_exceeds_a_micro_batch():
             continue
         counts, seen = set(), []
         for rank in range(world):
-            args = SimpleNamespace(batch=batch, micro_batch=micro, seed=0)
-            feed = Feed(args, SimpleNamespace(world=world, rank=rank, device=None), None, 40,
+            args = SimpleNamespace(batch=batch, micro_batch=micro, seed=0, fresh=False)
+            feed = Feed(args, SimpleNamespace(world=world, rank=rank, device=None), dict(target=""), 40,
                         lengths if ragged else None, False, False)
             rows, mine = feed.rows(0)
             x = torch.from_numpy(rows[mine])

@@ -58,7 +58,7 @@ THE_PAPERS = {"transformer", "rotary", "s4", "s4_rand", "dlr", "dlr_rand", "pyth
 OTHERS = [model for model in MODELS if model not in THE_PAPERS]
 
 
-def opened(name, data_dir, fraction=1.0, labelled=None, labels=False):
+def opened(name, data_dir, fraction=1.0, labelled=None, labels=False, fresh=None):
     """data.open_task on noise: sequences of up to 40 positions; another data_dir is another data set."""
     sizes = [24, 9, 7]
     splits = [noise(name, 40, n, seed=n)[1] for n in (int(sizes[0] * (labelled or fraction or 1)), *sizes[1:])]
@@ -151,7 +151,7 @@ def result_of(out):
 def log_of(out, *kinds):
     """Log records of these kinds, without the clock."""
     records = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in r.items() if k != "ms_per_step"} for r in records if not kinds or r["kind"] in kinds]
+    return [{k: v for k, v in r.items() if k not in ("ms_per_step", "seconds")} for r in records if not kinds or r["kind"] in kinds]
 
 
 def contents(folder):
@@ -522,8 +522,9 @@ def test_a_run_is_this_loop(stage, task, model, objective, tmp_path):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        norm = torch.cat([p.grad.flatten() for g in optimizer.param_groups for p in g["params"]]).double().norm().item()
         assert next(log) == dict(kind="train", step=step + 1, loss=pytest.approx(loss.item(), rel=1e-4),
-                                 lr=optimizer.param_groups[0]["lr"])
+                                 lr=optimizer.param_groups[0]["lr"], gradient_norm=pytest.approx(norm, rel=1e-3))
         if step + 1 in (4, 6):
             model.eval()
             with torch.no_grad():
@@ -672,8 +673,9 @@ def test_both_stages_from_end_to_end(task, model, more, objective, begun, monkey
         assert (result["task"], result["model"], result["objective"]) == (task, model, objective)
         assert (result["train_fraction"], result["train_examples"], result["commit"]) == (0.5, 12, "unknown")
         assert result["recipe"].split("/")[2] in (objective, "masked") and result["full_recipe"] is False
-        assert all(record.keys() == {"kind", "step", "loss", "lr"} for record in log_of(out, "train"))
-        assert all(record.keys() == {"kind", "step", "val_loss", name} for record in log_of(out, "eval"))
+        train, evals = {"kind", "step", "loss", "lr", "gradient_norm"}, {"kind", "step", "val_loss", name}
+        assert all(record.keys() == train for record in log_of(out, "train"))
+        assert all(record.keys() == evals for record in log_of(out, "eval"))
         best = max(log_of(out, "eval"), key=lambda record: (record[name], -record["step"]))
         assert (result["best_step"], result[name]) == (best["step"], best[name])
         optimizer = load(out / "last.pt")["optimizer"]                # every parameter has had a gradient
@@ -739,7 +741,7 @@ def test_a_causal_run_generates(monkeypatch, capsys, tmp_path):
         assert texts[0] == texts[1] != texts[2] and all(text.startswith("[MAX 3 4") for text in texts)
         assert all(3 <= len(text.split()) <= 40 and "<" not in text for text in texts)
 
-    def square(name, data_dir, fraction=None):
+    def square(name, data_dir, fraction=None, **more):
         splits = [noise("image", 36, n)[1] for n in (24, 9, 7)]
         return replace(splits[0].task, side=6, data=dict(source=".", seed=0, sizes=[24, 9, 7], labels=0)), *splits
 
@@ -947,8 +949,8 @@ def test_wide_parts_have_few_widths_and_all_processes_as_many(monkeypatch):
     for world, documents in ((1, 1), (3, 1), (1, 2), (3, 2)):          # both documents as long
         seen, counts = [], set()
         for rank in range(world):
-            args = SimpleNamespace(batch=64, micro_batch=None, seed=0)
-            feed = Feed(args, SimpleNamespace(world=world, rank=rank, device=None), None, 64, lengths, False, False)
+            args = SimpleNamespace(batch=64, micro_batch=None, seed=0, fresh=False)
+            feed = Feed(args, SimpleNamespace(world=world, rank=rank, device=None), dict(target=""), 64, lengths, False, False)
             rows, mine = feed.rows(0)
             here = lengths[rows[mine]].repeat(documents)
             l = here.max()

@@ -12,6 +12,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr, stdtrit
 
 from compare import statistics as stats
+from conftest import of_kind
 from engine.folder import summary
 
 # Standard deviations of a table's variants over seeds. The fourth from the end is that of a demo.
@@ -50,7 +51,7 @@ def test_half_of_an_interval_by_hand():
 def made(right, sizes, seed):
     """A run that predicted these examples rightly, (n,), sorted by class."""
     y = np.repeat(np.arange(len(sizes)), sizes)
-    run = summary(len(sizes) + 1, y, np.where(right, y, (y + 1) % (len(sizes) + 1)))
+    run = summary(of_kind("class", len(sizes) + 1), y, np.where(right, y, (y + 1) % (len(sizes) + 1)))
     each = [part.mean() for part in np.split(right, np.cumsum(sizes)[:-1])]
     return run | dict(seed=seed, score=100 * np.mean(each), test_accuracy=right.mean(), balanced=len(sizes) > 1,
                       folder=Path("none"))
@@ -125,7 +126,7 @@ def squared(random, n, seeds, kind, more=0.0):
         runs = {}
         for seed, line in enumerate(errors):
             r2 = float(1 - np.square(line).mean() / y.var())
-            runs[seed] = summary(None, y, y + line) | dict(seed=seed, test_r2=r2, score=r2, folder=Path("none"))
+            runs[seed] = summary(of_kind("number"), y, y + line) | dict(seed=seed, test_r2=r2, score=r2, folder=Path("none"))
         variants.append(runs)
     return variants
 
@@ -157,7 +158,7 @@ def test_the_interval_of_one_r2_holds_the_truth():
         for seed in range(3):
             line = 0.6 * random.normal(size=100)
             r2 = float(1 - np.square(line).mean() / y.var())
-            runs.append(summary(None, y / 4, (y + line) / 4) | dict(test_r2=r2, score=r2, folder=Path("none")))
+            runs.append(summary(of_kind("number"), y / 4, (y + line) / 4) | dict(test_r2=r2, score=r2, folder=Path("none")))
         hits += abs(np.mean([run["score"] for run in runs]) - (1 - 0.36)) <= stats.half_width_of_mean(runs)
     assert 0.92 < hits / tables
 
@@ -216,11 +217,11 @@ def test_runs_without_predictions_are_compared_as_if_independent():
 def test_kept_bits_are_those_of_the_examples():
     random = np.random.default_rng(0)
     y, found = random.integers(0, 3, 50), random.integers(0, 3, 50)
-    run = summary(3, y, found.astype(float)) | dict(folder=Path("none"), balanced=True)
+    run = summary(of_kind("class", 3), y, found.astype(float)) | dict(folder=Path("none"), balanced=True)
     assert [part.tolist() for part in stats.examples(run)] == [
         [int(guess == c) for label, guess in zip(y, found) if label == c] for c in range(3)]
-    assert len(base64.b64decode(run["right"])) == 7 and "right" not in summary(None, y, found)
-    assert summary(2, np.zeros(100_001, int), np.zeros(100_001))["right"] is None
+    assert len(base64.b64decode(run["right"])) == 7 and "right" not in summary(of_kind("number"), y, found)
+    assert summary(of_kind("class", 2), np.zeros(100_001, int), np.zeros(100_001))["right"] is None
 
 
 def main():

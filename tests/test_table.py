@@ -223,7 +223,7 @@ REFUSED = {
     "csv_spaces.txt": "holds numbers separated by spaces", "npz_complex.npz": "x is complex128", "npz_few.npz":
     "every split needs an example", "npz_group_one.npz": "of 1 groups", "npz_images_nchw.npz": "(40, 3, 8, 8)", "npz_inf.npz":
     "example 9: the value at position 0, channel 0 is infinite", "npz_int16.npz": "save measurements as floats",
-    "npz_list_of_pairs.npz": "shapes", "npz_multilabel.npz": "shapes", "npz_ncl.npz": "--channels-first", "npz_one_class.npz":
+    "npz_list_of_pairs.npz": "shapes", "npz_ncl.npz": "--channels-first", "npz_one_class.npz":
     "1 different labels", "npz_three.npz": "class 1 has only one example", "npz_x_1d.npz": "shapes",
     "npz_y_constant_regression.npz": "1 different labels", "npz_y_longer.npz": "shapes", "text_id_label_text.csv":
     "give --text text", "text_label_last.csv": "give --label -1", "text_one_empty.csv": "line 12: the text is empty",
@@ -309,8 +309,10 @@ def test_the_reshapes_of_the_page_run(cases, tmp_path, capsys):
     code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "# 10 " in block)
     exec(code, {"labels": np.arange(40) % 2})
     flags = {3: dict(id="id", time="time"), 4: dict(label="-1"), 9: dict(label="-1")}
-    shapes = {1: (30, 3), 2: (30, 3), 3: (30, 3), 4: (30, 1), 5: (61, None), 6: (64, 3), 7: (30, 3), 8: (60, 3), 9: (30, 1),
-              10: (15, 2)}
+    shapes = {1: (30, 3), 2: (30, 3), 3: (30, 3), 4: (30, 1), 5: (61, None), 6: (64, 3), 8: (60, 3), 9: (30, 1), 10: (15, 2)}
+    columns = (tmp_path / "7.csv").read_text().split("\n")[0].split(",")
+    flags[7] = dict(label=",".join(name for name in columns if name.startswith("is_")))
+    shapes[7] = (30, 1)
     for i, shape in shapes.items():
         path = next(tmp_path.glob(f"{i}.*"))
         data.prepare(f"file:{path}", "data", layout=flags.get(i))

@@ -1,0 +1,52 @@
+"""Curves of any runs, finished or not: python analyze.py curves RUN..."""
+from pathlib import Path
+
+from compare.drawing import draw
+from engine.folder import read_log
+from files import UserError
+
+PANELS = {"loss": "loss\n(dashed: validation)", "score": "validation score", "lr": "learning rate",
+          "gradient_norm": "gradient norm"}
+
+
+def curves_of(folder):
+    """Return {panel: [(line style, steps, minutes, values)]} of a run; minutes are None in logs that have no time."""
+    found = {name: [] for name in PANELS}
+    records = [record for record in read_log(folder) if record.get("kind") in ("train", "eval")]
+    score = next((name for record in records[::-1] for name in [*record][::-1]
+                  if name.startswith("val_") and name != "val_loss"), None)
+    for panel, kind, name, style in (("loss", "train", "loss", "-"), ("loss", "eval", "val_loss", "--"),
+                                     ("score", "eval", score, "-"), ("lr", "train", "lr", "-"),
+                                     ("gradient_norm", "train", "gradient_norm", "-")):
+        some = [record for record in records if record["kind"] == kind and name in record]
+        timed = [record["seconds"] / 60 for record in some] if all("seconds" in record for record in some) else None
+        if some:
+            found[panel].append((style, [record["step"] for record in some], timed, [record[name] for record in some]))
+    return found
+
+
+def curves(args):
+    """Draw loss, score, learning rate and gradient norm of runs over steps and over minutes."""
+    folders = [path.parent for place in args.what for path in sorted(Path(place).glob("**/log.jsonl"))]
+    if not folders:
+        raise UserError(f"curves {' '.join(args.what)}: no run was started there; give folders of runs")
+    found = {folder: curves_of(folder) for folder in folders}
+
+    def make(plt):
+        figure, axes = plt.subplots(len(PANELS), 2, figsize=(9, 9), sharex="col", sharey="row")
+        for i, (folder, panels) in enumerate(found.items()):
+            for (left, right), (panel, label) in zip(axes, PANELS.items()):
+                for style, steps, minutes, values in panels[panel]:
+                    colour = plt.cm.tab10(i) if len(found) <= 10 else plt.cm.tab20(i % 20)
+                    look = dict(color=colour, linestyle=style, marker="." * (len(steps) < 3), label=folder.name)
+                    left.plot(steps, values, **look)
+                    if minutes:
+                        right.plot(minutes, values, **look)
+                left.set_ylabel(label)
+        axes[3, 0].set_yscale("log")
+        axes[3, 0].yaxis.set_major_formatter("{x:g}")
+        axes[-1, 0].set_xlabel("steps")
+        axes[-1, 1].set_xlabel("minutes of training and evaluation")
+        return figure, "Training curves"
+
+    draw(make, args.figure)

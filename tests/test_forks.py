@@ -1,0 +1,237 @@
+"""Seven ablations as users make them: each in one place, right at the first attempt, in both stages and in joint
+training. The objectives and the model here are examples to copy."""
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import finetune
+import predict
+import pretrain
+import recipes
+from conftest import laws, scripts
+from engine.feed import drawing
+from kernels import inside, true_lengths
+from models import at, param_groups
+from pretrain import Objective, corrupt, hide, shift
+from tasks import TASKS
+from test_runs import elsewhere, flags, load, mistake, result_of, stop_in  # noqa: F401, fixtures
+
+# ---- InfoNCE: two corrupted views of each sequence find each other ---------------------------------------------------
+
+
+def two_views(args, batch, draw):
+    """A batch twice, with other positions hidden -> inputs (2 b, l), a vector for every position."""
+    views = [corrupt(batch, draw(hide, args.mask, i), args.loss)[0] for i in (0, 1)]
+    inputs, lengths = torch.cat(views), None if batch.lengths is None else batch.lengths.repeat(2)
+    there = inside(true_lengths(lengths, *inputs.shape[:2], inputs.device), inputs.shape[1])
+    return inputs, there, there, lengths
+
+
+def info_nce(args, prediction, targets, hidden):
+    """Cross-entropy of which of the other views is of the same sequence, by the mean vectors. Times positions."""
+    n, m = len(targets), len(prediction)
+    pooled = prediction.new_zeros(n, prediction.shape[1]).index_add(0, hidden // targets.shape[1], prediction)
+    z = F.normalize(pooled, dim=1)
+    similar = (z @ z.T / 0.1).masked_fill(torch.eye(n, dtype=torch.bool, device=z.device), -torch.inf)        # (2 b, 2 b)
+    partner = torch.arange(n, device=z.device).roll(n // 2)
+    return m * F.cross_entropy(similar, partner), m * (similar.argmax(1) == partner).float().mean()
+
+
+INFO_NCE = Objective(two_views, causal=False, hides=True, outputs=lambda args, task: 8, loss=info_nce, whole=True,
+                     score="accuracy of finding the other view")
+
+
+# ---- The next three positions at once --------------------------------------------------------------------------------
+
+def three_ahead(args, batch, draw):
+    x, _, _ = shift(batch, "ce")
+    there = inside(true_lengths(batch.lengths, *x.shape[:2], x.device) - 3, x.shape[1])
+    return x, torch.stack([batch.symbols.roll(-i, 1) for i in (1, 2, 3)], -1), there          # targets (b, l, 3)
+
+
+def three_losses(args, prediction, targets, hidden):
+    prediction, targets = prediction.unflatten(-1, (3, -1)), at(targets, hidden)              # (m, 3, vocab), (m, 3)
+    loss = F.cross_entropy(prediction.mT, targets, reduction="sum") / 3
+    return loss, (prediction.argmax(-1) == targets).float().mean(-1).sum()
+
+
+THREE = Objective(three_ahead, causal=True, hides=False, outputs=lambda args, task: 3 * task.vocab, loss=three_losses)
+
+
+# ---- Span corruption (T5): sentinels stand for spans, which follow after the sequence --------------------------------
+
+SENTINELS = 20
+
+
+def span_corruption(args, batch, draw):
+    vocab = TASKS["listops"].vocab
+    hidden = draw(lambda *key: hide(*key) | np.roll(hide(*key), 1, -1), args.mask / 2)
+    found, first = [], []
+    for x, gone, n in zip(batch.symbols, hidden, batch.lengths.tolist()):
+        x, gone = x[:n], gone[:n]
+        starts = gone & ~F.pad(gone, (1, 0))[:-1]
+        sentinel = vocab + (starts.cumsum(0) - 1).clamp(0, SENTINELS - 1)
+        kept = torch.where(starts, sentinel, x)[starts | ~gone]
+        spans = torch.stack((sentinel, x), 1)[torch.stack((starts, gone), 1)]                 # sentinel, span, sentinel
+        found, first = [*found, torch.cat((kept, spans))], [*first, len(kept)]
+    lengths, inputs = torch.tensor([*map(len, found)]), torch.nn.utils.rnn.pad_sequence(found, True, 1)
+    l = inputs.shape[1]
+    return inputs, inputs.roll(-1, 1), inside(lengths - 1, l) & ~inside(torch.tensor(first) - 1, l), lengths
+
+
+SPANS = Objective(span_corruption, causal=True, hides=True, outputs=lambda args, task: task.vocab + SENTINELS, whole=True,
+                  reads=lambda task: replace(task, vocab=task.vocab + SENTINELS, length=2 * task.length))
+FORKS = dict(info_nce=INFO_NCE, three_ahead=THREE, spans=SPANS)
+
+
+@pytest.mark.parametrize("name, task, model", [("info_nce", "listops", "rotary"), ("info_nce", "image", "s4"),
+                                               ("three_ahead", "listops", "s4"), ("spans", "listops", "transformer"),
+                                               ("spans", "listops", "s4")])
+def test_an_objective_of_ones_own(name, task, model, mistake, monkeypatch, tmp_path, capsys):
+    """Both stages, joint training, --show; its score has its name; weights and lengths fit."""
+    monkeypatch.setitem(pretrain.OBJECTIVES, name, FORKS[name])
+    pretrain.main(flags("first", task, model, objective=name))
+    finetune.main(flags("second", task=None, model=None, init="first"))
+    finetune.main(flags("both", task, model, objective=name, joint=1))
+    first = result_of(tmp_path / "first")
+    assert first["score_is"] == (INFO_NCE.score if name == "info_nce" else "accuracy on predicted positions")
+    assert 0 <= first["val_score"] <= 1 and result_of(tmp_path / "both")["objective"] == name
+    args = SimpleNamespace(**json.loads((tmp_path / "first" / "config.json").read_text()))
+    there, model = load(tmp_path / "first" / "best.pt")["model"], load(tmp_path / "second" / "best.pt")["model"]
+    assert there["head.weight"].shape[0] == FORKS[name].outputs(args, TASKS[task])
+    assert {key for key in there if key.startswith("backbone")} == {key for key in model if key.startswith("backbone")}
+    capsys.readouterr()
+    if name == "info_nce":
+        assert "are not positions of a sequence" in mistake("predict", ["first", "--show", "a.png"])
+        assert "keeps a batch whole" in mistake("pretrain", flags("x", task, "s4", objective=name, micro_batch=2))
+    else:
+        predict.main(["first", "--show", "a.png"])
+        assert "hidden positions" in capsys.readouterr().out
+
+
+def test_info_nce_is_its_formula(monkeypatch, tmp_path):
+    """The first evaluation beside float64, over examples in a loop."""
+    monkeypatch.setitem(pretrain.OBJECTIVES, "info_nce", INFO_NCE)
+    pretrain.main(flags("run", objective="info_nce", lr=0, steps=1))
+    logged = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    trained = predict.load("run")
+    task, _, val, _ = predict.open_task("listops", ".")
+    loss, positions = 0.0, 0
+    for i in range(0, len(val), 8):
+        rows = np.arange(i, min(i + 8, len(val)))
+        batch = val.batch(rows)
+        draw = drawing(task, batch, rows, slice(0, len(rows)), 0, pretrain.EVAL_KEY, i // 8)
+        inputs, there, _, lengths = two_views(trained.args, batch, draw)
+        with torch.no_grad():
+            z = trained.model.head(trained.model.backbone(inputs, lengths)).double()
+        z = torch.stack([one[:n].mean(0) for one, n in zip(z, lengths)])
+        z, n, each = z / z.norm(dim=1, keepdim=True), len(z), 0.0
+        for a in range(n):
+            like = torch.tensor([z[a] @ z[b] / 0.1 for b in range(n) if b != a])
+            partner = (a + n // 2) % n
+            each += like.logsumexp(0) - z[a] @ z[partner] / 0.1
+        loss, positions = loss + there.sum() * each / n, positions + there.sum()
+    assert [line["val_loss"] for line in logged if line["kind"] == "eval"][0] == pytest.approx(float(loss / positions), rel=1e-4)
+
+
+# ---- Weights averaged over time, and a schedule ----------------------------------------------------------------------
+
+class EMA(torch.optim.AdamW):
+    """AdamW whose weights are averaged over time. `eval` puts the averages into the model, `train` the weights."""
+    averaged = False
+
+    def step(self, closure=None):
+        super().step(closure)
+        for parameter, state in self.state.items():
+            state.setdefault("average", parameter.detach().clone()).lerp_(parameter.detach(), 0.3)
+
+    def swap(self, averaged):
+        for parameter, state in self.state.items() if averaged != self.averaged else ():
+            parameter.data, state["average"] = state["average"], parameter.data
+        self.averaged = averaged
+
+    def eval(self):
+        self.swap(True)
+
+    def train(self):
+        self.swap(False)
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
+def test_averaged_weights_evaluate_save_and_resume(stage, monkeypatch, tmp_path):
+    """best.pt has the averages, last.pt the weights; the run without averages takes the same steps; a stopped run goes on
+    to the bit."""
+    script, words = dict(pretrain=pretrain, finetune=finetune)[stage], dict(eval_every=2)
+    script.main(flags("plain", **words))
+    monkeypatch.setattr(script, "make_optimizer", lambda model, lr, wd: EMA(param_groups(model, lr, wd)))
+    script.main(flags("whole", **words))
+    stop_in(4, monkeypatch, stage, flags("stopped", **words))
+    script.main(flags("stopped", resume=True, **words))
+    plain, whole, stopped = (load(tmp_path / out / "last.pt") for out in ("plain", "whole", "stopped"))
+    best = load(tmp_path / "whole" / "best.pt")
+    for name, value in whole["model"].items():
+        assert torch.equal(value, stopped["model"][name])
+        assert torch.allclose(value, plain["model"][name], atol=1e-6)          # AdamW fused or not
+    averages = [each["average"] for each in whole["optimizer"]["state"].values()]
+    if whole["state"]["best_step"] == 6:
+        saved = [best["model"][name] for name, parameter in best["model"].items()]
+        assert all(any(torch.equal(one, other) for other in saved if other.shape == one.shape) for one in averages)
+    assert any(not torch.equal(value, best["model"][name]) for name, value in whole["model"].items())
+
+
+def test_a_schedule_is_a_line(monkeypatch, tmp_path):
+    """Warm-up, stable, decay; a flag of both stages."""
+    monkeypatch.setitem(recipes.SCHEDULES, "wsd", lambda step, steps, warmup: min(1.0, (steps - step) / (0.5 * steps)))
+    pretrain.main(flags("run", schedule="wsd", lr=0.1))
+    rates = [json.loads(line)["lr"] for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+             if '"train"' in line]
+    assert rates == pytest.approx([0.05, 0.1, 0.1, 0.1, 0.1 * 2 / 3, 0.1 / 3])
+
+
+# ---- minGRU (Feng et al. 2024): a file in zoo/ -----------------------------------------------------------------------
+
+MINGRU = '''"""minGRU (Feng et al. 2024): h[t] = (1 - z[t]) h[t-1] + z[t] g[t], with z and g from x[t] alone."""
+import torch
+import torch.nn as nn
+
+from kernels import inside
+from models import MODELS, Model, SSMBlock
+
+
+class MinGRU(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.project = nn.ModuleList([nn.Linear(c.d, 2 * c.d) for _ in range(c.directions)])
+
+    def forward(self, x, lengths=None):                                   # (b, l, d) -> (b, l, d)
+        y = 0
+        for i, project in enumerate(self.project):
+            z, g = project(x.flip(1) if i else x).float().chunk(2, -1)
+            decay, h = torch.sigmoid(-z), torch.sigmoid(z) * g
+            if lengths is not None:                                       # padding leaves the state as it is
+                real = inside(lengths, x.shape[1])[..., None]
+                real = real.flip(1) if i else real
+                decay, h = decay.where(real, 1), h * real
+            shift = 1
+            while shift < x.shape[1]:                                     # a scan by doubling
+                h = torch.cat((h[:, :shift], h[:, shift:] + decay[:, shift:] * h[:, :-shift]), 1)
+                decay = torch.cat((decay[:, :shift], decay[:, shift:] * decay[:, :-shift]), 1)
+                shift *= 2
+            y = y + (h.flip(1) if i else h)
+        return y.to(x.dtype)
+
+
+MODELS |= {"mingru": Model(SSMBlock, MinGRU, "s4")}
+'''
+
+
+def test_a_model_is_a_file(tmp_path):
+    """The laws over all models hold for it, in both directions and causally."""
+    copy = scripts(tmp_path, "results/*.py", "tests/*.py")
+    (copy / "zoo" / "mingru.py").write_text(MINGRU)
+    assert laws(copy, "tests/test_models.py", "tests/test_mixers.py", "-k", "mingru") > 5

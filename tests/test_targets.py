@@ -1,0 +1,128 @@
+"""Targets of other kinds: several labels per example, and a label at every position; associative recall."""
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics
+
+import data
+from conftest import call
+from engine.targets import KINDS
+from tasks import EOS, IGNORE, TASKS
+
+# ---- A label per position: associative recall ------------------------------------------------------------------------
+
+def test_recall_is_a_lookup_and_fresh_samples_are_new():
+    """Each label is the value after its key; no key twice; every step draws other examples, the same ones again."""
+    task = TASKS["recall"]
+    x, y = map(np.array, zip(*(task.draw(task, np.random.default_rng(i)) for i in range(200))))
+    assert (x[:, -1] == EOS).all() and ((y != IGNORE).sum(1) == task.make.pairs).all()
+    for ids, labels in zip(x, y):
+        pairs = dict(ids[:2 * task.make.pairs].reshape(-1, 2).tolist())
+        assert len(pairs) == task.make.pairs
+        for place in np.flatnonzero(labels != IGNORE):
+            assert task.symbols[pairs[ids[place]]] == task.names[labels[place]]
+    assert (y[:, :2 * task.make.pairs] == IGNORE).all()
+    split = data.Split(task, x[:0].ravel(), y, np.arange(3), fresh=7)
+    some, other = split.batch([3, 70_000]), split.batch([70_000])
+    assert torch.equal(some.symbols[1], other.symbols[0]) and not torch.equal(some.symbols[0], some.symbols[1])
+    assert torch.equal(some.y[1], other.y[0]) and split.lengths() is None
+
+
+def test_recall_from_data_to_table(tmp_path):
+    """Both stages, joint, fresh samples, predictions, a baseline, an export, a comparison; scores beside an oracle."""
+    small = ["--model", "transformer", "--arch", "d=8,layers=1", "--steps", 3, "--batch", 8, "--data-dir", "data"]
+    one = ["--task", "recall", *small, "--out"]
+    sizes = ["--train", 40, "--val", 10, "--test", 20]
+    for words in (("data.py", "--task", "recall", "--data-dir", "data", *sizes), ("pretrain.py", *one, "pre"),
+                  ("finetune.py", "--init", "pre", "--steps", 3, "--batch", 8, "--data-dir", "data", "--out", "runs/spt"),
+                  ("finetune.py", *one, "runs/scratch"), ("finetune.py", *one, "runs/joint", "--joint", 1),
+                  ("finetune.py", *one, "runs/fresh", "--fresh"), ("finetune.py", *one, "runs/few", "--label-fraction", 0.5),
+                  ("baseline.py", "--task", "recall", "--data-dir", "data", "--out", "runs/base"),
+                  ("predict.py", "runs/scratch", "--data-dir", "data"),
+                  ("predict.py", "runs/scratch", "--data-dir", "data", "--export", "m.pt2"),
+                  ("data.py", "--task", "recall", "--data-dir", "data", "--show", "sheet.png")):
+        done = call(*words, cwd=tmp_path)
+        assert done.returncode == 0, (words, done.stderr)
+    rows = [*csv.DictReader(open(tmp_path / "predictions.csv"))]
+    known = [row for row in rows if row["label"]]
+    result = json.loads((tmp_path / "runs" / "scratch" / "result.json").read_text())
+    assert len(rows) == 20 * 48 and len(known) == 20 * 8 and {row["position"] for row in rows} == {*map(str, range(48))}
+    assert np.mean([row["label"] == row["prediction"] for row in known]) == pytest.approx(result["test_accuracy"])
+    table = call("analyze.py", "compare", "runs", cwd=tmp_path)
+    assert table.returncode == 0 and "accuracy over positions, %" in table.stdout, table.stderr
+    assert json.loads((tmp_path / "runs" / "fresh" / "result.json").read_text())["changed"]["fresh"] is True
+    line = call("finetune.py", "--task", "listops", *small, "--fresh", "--out", "x", cwd=tmp_path)
+    assert line.returncode == 2
+
+
+# ---- Several labels per example, and labels per position, of your data -----------------------------------------------
+
+def labelled(folder, form):
+    """A file of 60 series whose labels say where they are high -> its task, and flags that read it."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 12)).round(3)
+    several = np.stack((x[:, :4].mean(1) > 0, x[:, 4:8].mean(1) > 0, x[:, 8:].mean(1) > 0), 1).astype(int)
+    several[:3] = 0, 1, 1
+    places = np.where(x > 1, 1, 0)
+    if form == "labels.npz":
+        np.savez(folder / form, x=x, y=several)
+    elif form == "labels.csv":
+        lines = [["early", "middle", "late", *(f"t{i}" for i in range(12))], *np.hstack((several, x)).tolist()]
+        (folder / form).write_text("\n".join(",".join(str(int(cell) if isinstance(cell, float) and j < 3 else cell)
+                                                      for j, cell in enumerate(line)) for line in lines))
+    elif form == "positions.npz":
+        np.savez(folder / form, x=x, y=np.where(rng.random((60, 12)) < 0.2, -1, places))
+    else:
+        lines = ["series,time,value,state"] + [f"{i},{t},{x[i, t]},{'high' if places[i, t] else 'low'}"
+                                               for i in range(60) for t in range(12)]
+        (folder / form).write_text("\n".join(lines))
+    more = {"labels.csv": ["--label", "early,middle,late"], "positions.csv": [
+        "--id", "series", "--time", "time", "--label", "state", "--label-per-position"]}.get(form, [])
+    return f"file:{folder / form}", more
+
+
+@pytest.mark.parametrize("form", ["labels.npz", "labels.csv", "positions.npz", "positions.csv"])
+def test_your_data_with_several_labels(form, tmp_path):
+    """From a file to a report and predictions: every start, a share of the labels, a baseline; scores beside
+    scikit-learn's; the same file again, as new data, has the same predictions."""
+    task, more = labelled(tmp_path, form)
+    kind, small = form.split(".")[0], ["--arch", "d=8,layers=1", "--steps", 4, "--batch", 8, "--model", "s4"]
+    prepared = call("data.py", "--task", task, *more, cwd=tmp_path)
+    assert prepared.returncode == 0 and ("labels;" if kind == "labels" else "per position;") in prepared.stdout, prepared.stderr
+    for words in (["finetune.py", "--task", task, *small, "--out", "runs/scratch"],
+                  ["finetune.py", "--task", task, *small, "--out", "runs/joint", "--joint", 1],
+                  ["pretrain.py", "--task", task, *small, "--out", "runs/pre"],
+                  ["finetune.py", "--init", "runs/pre", "--steps", 4, "--batch", 8, "--out", "runs/spt"],
+                  ["finetune.py", "--init", "runs/pre", "--steps", 4, "--batch", 8, "--out", "runs/probe", "--freeze"],
+                  ["finetune.py", "--task", task, *small, "--label-fraction", 0.5, "--out", "runs/few"],
+                  ["baseline.py", "--task", task, "--out", "runs/base"], ["predict.py", "runs/scratch"],
+                  ["analyze.py", "own", "runs"], ["analyze.py", "compare", "runs"],
+                  ["predict.py", "runs/scratch", "--export", "m.pt2"], ["predict.py", "runs/scratch", "--features", "f.npy"]):
+        done = call(*words, cwd=tmp_path)
+        assert done.returncode == 0, (words, done.stdout[-500:], done.stderr)
+        if words[0] == "analyze.py":
+            assert KINDS[kind].title in done.stdout and "nan" not in done.stdout
+    rows = [*csv.DictReader(open(tmp_path / "predictions.csv"))]
+    result = json.loads((tmp_path / "runs" / "scratch" / "result.json").read_text())
+    if kind == "labels":
+        names = [name[2:-1] for name in rows[0] if name.startswith("p(")]
+        y, guess = ([[name in row[field].split(";") for name in names] for row in rows] for field in ("label", "prediction"))
+        for field, average in (("micro_f1", "micro"), ("macro_f1", "macro")):
+            there = np.flatnonzero(np.any(y, 0))
+            assert result[f"test_{field}"] == pytest.approx(metrics.f1_score(
+                np.array(y)[:, there if average == "macro" else slice(None)],
+                np.array(guess)[:, there if average == "macro" else slice(None)], average=average, zero_division=0))
+        assert names == (["early", "middle", "late"] if form.endswith("csv") else ["0", "1", "2"])
+    else:
+        known = [row for row in rows if row["label"]]
+        assert len(rows) == 12 * result["test_examples"]
+        assert result["test_accuracy"] == pytest.approx(np.mean([row["label"] == row["prediction"] for row in known]))
+    new = call("predict.py", "runs/scratch", "--input", task.removeprefix("file:"), "--out", "new.csv", cwd=tmp_path)
+    assert new.returncode == 0, new.stderr
+    again = {(row["row"], row.get("position")): row for row in csv.DictReader(open(tmp_path / "new.csv"))}
+    for row in rows:
+        same = again[row["row"], row.get("position")]
+        assert (same["label"], same["prediction"]) == (row["label"], row["prediction"])
