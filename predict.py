@@ -305,7 +305,7 @@ def judged(labels, predicted, names, several=False):
         y, guess = (np.array([np.isin(names, text.split(";")) for text in some]) for some in (labels, predicted))
         found = ", ".join(f"{name.replace('_f1', ' F1')} {value:.4f}" for name, value in
                           KINDS["labels"].scores(y, guess, None, False).items())
-        yield f"{len(y):,} examples: {found}; all labels right in {np.mean((y == guess).all(1)):.1%}"
+        yield f"{len(y):,} examples: {found}; all labels right in {100 * np.mean((y == guess).all(1)):.1f} %"
         return
     known = np.isin(labels, names) if len(names) else np.isfinite(labels)
     strange = Counter(label for label in labels[~known] if label not in ("", "nan")) if len(names) else {}

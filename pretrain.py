@@ -120,7 +120,8 @@ class Objective(NamedTuple):
     outputs: Callable = predicted       # (args, task) -> outputs of the head
     loss: Callable = spt_loss           # (args, prediction, targets, hidden) -> loss and score, summed over hidden
     reads: Callable = lambda task: task        # the Task that the backbone reads, e.g. one with more symbols
-    whole: bool = False                 # a batch is not cut: rows or lengths change, or the loss compares examples
+    whole: bool = False                 # a batch is not cut: rows or lengths change, or the loss compares examples (the
+    #                                     last batch of validation may have one)
     score: str = ""                     # what the score is, in result.json
 
 

@@ -276,7 +276,7 @@ def beside_linear(compared, means):
 
 def trivial(compared):
     """Return what the trivial baseline predicts."""
-    return {"R2": "mean label", "micro F1": "each label's majority"}.get(compared.score, "majority class")
+    return {"R2": "mean label", "micro F1": "best constant labels"}.get(compared.score, "majority class")
 
 
 def further(compared):

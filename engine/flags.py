@@ -255,9 +255,13 @@ def check(args, task, objective, parser):
         raise UserError(f"--objective {args.objective} predicts the next position, but sequences of {args.task} have "
                         f"only one; use --objective masked")
     if args.start != "pretrain" and args.class_weights and task.kind != "class":
-        raise UserError(f"--class-weights: an example of {args.task} is not of one class")
+        raise UserError(f"--class-weights is for one class per example; the targets of {args.task}: {task.kind}")
     if args.start != "pretrain" and (args.pool == "none") != (task.kind == "positions"):
-        raise UserError(f"--pool {args.pool} does not fit {args.task}: none is for a label at every position")
+        raise UserError(f"--pool {args.pool} does not fit {args.task}; `--pool none` is for a label at every position")
+    if args.fresh and (task.draw is None or args.train_fraction or getattr(args, "label_fraction", None)):
+        able = " ".join(name for name, other in TASKS.items() if other.draw)
+        raise UserError("--fresh draws all examples; leave out the share of them" if task.draw else
+                        f"--fresh: {args.task} has no function that draws an example; these have one: {able}")
     if args.start == "joint" and args.freeze:
         raise UserError("--freeze has no meaning with --joint, which trains the backbone")
     if denoises and args.loss == "l1" and task.channels is None:

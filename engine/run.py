@@ -142,7 +142,8 @@ class Run:
     @contextlib.contextmanager
     def averaged(self):
         """Inside, the model has the weights that the optimiser averages over time. Such an optimiser has two methods,
-        as schedule-free ones do: `eval` puts the averages into the model, `train` the weights that are trained."""
+        as schedule-free ones do: `eval` puts the averages into the model, `train` the weights that are trained. It
+        keeps them in `state`, which is saved. (BatchNorm's averages stay those of the trained weights.)"""
         getattr(self.optimizer, "eval", lambda: None)()
         yield
         getattr(self.optimizer, "train", lambda: None)()

@@ -296,6 +296,8 @@ def train(args, entry, seeds, folder):
                 return code
             if args.target == "own" and look_up(task, "data").labelled == 0:
                 raise UserError(f"{task} has no labels; pretrain.py can use it, and own compares classifiers")
+            if args.class_weights and (kind := look_up(task, "data").kind) != "class":
+                raise UserError(f"--class-weights is for one class per example; the targets of {task}: {kind}")
     lock = taken(folder)                       # held until the end
     for task in tasks:
         if not declared(task).own and (code := prepare_data(task, args, quiet=args.target == "demo")):
@@ -332,7 +334,8 @@ def train(args, entry, seeds, folder):
     pool.run(by_seed, complete)
     failed = shown[-1:] == [True]
     del lock
-    print(f"{args.target} took {(time.time() - started) // 60:.0f} minutes")
+    minutes = round((time.time() - started) / 60)
+    print(f"{args.target} took {minutes or 'less than 1'} minute{'s' * (minutes > 1)}")
     if failed or lacking or pool.failed:
         print("error: some runs are missing; repeat the command to make them", file=sys.stderr)
         return 1

@@ -157,6 +157,11 @@ def check_example(request, split, array, place):
         raise UserError(f"{place}: an example of {split} has {found}; {request.name} has {wanted}")
 
 
+def as_wide(y, length):
+    """Return the labels of positions, n arrays of at most `length`, as int16 (n, length), at the end IGNORE."""
+    return np.array([np.pad(one, (0, length - len(one)), constant_values=IGNORE) for one in y], np.int16)
+
+
 def save_split(request, split, x, y, place):
     """Save one split: targets y (n,) or as Task.target says, and inputs x, an array or iterator of n arrays of samples
     (l, channels), or of n times `task.documents` sequences of ids that end in EOS. Examples beyond the requested size
@@ -164,7 +169,7 @@ def save_split(request, split, x, y, place):
     task, folder, lengths = request.task, request.folder, []
     ragged = task.ragged or not task.channels
     size = request.take(split, len(y), place)
-    targets = np.asarray(y[:size])
+    targets = as_wide(y[:size], task.length) if task.target == "positions" else np.asarray(y[:size])
     known, most = targets[targets != IGNORE], 2 if task.target == "labels" else task.classes
     if most and len(known) and not (0 <= known.min() and known.max() < most):
         raise UserError(f"{place}: labels of {split} from {known.min()} to {known.max()}; {request.name} has {most} "

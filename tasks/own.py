@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from files import UserError, reading, write_atomically
-from tasks import EOS, IGNORE, OWN, SPECIAL, SPLITS, UNK, Source, Task
+from tasks import EOS, OWN, SPECIAL, SPLITS, UNK, Source, Task
 from tasks.making import find, members, save_split
 from tasks.split import SPLIT_NAMES, check_each, leaks, split_own
 from tasks.table import (DELIMITERS, MISSING, TABLES, Layout, decoded, delimiter_of, frame_of, from_frame, number,
@@ -74,7 +74,7 @@ def read_own(path, raw, layout=Layout(), documents=1, regression=False):
         return own
     labels = np.asarray(own.labels)
     if labels.ndim == 2:                                  # several labels, or one per position
-        return own._replace(labels=labels, known=np.full(len(labels), True))
+        return own._replace(labels=labels, known=(labels != "").any(1))
     labels = np.char.strip(labels.astype(str)) if labels.dtype.kind in "SUO" else labels
     none = {"", "nan", "nat", *([] if missing is None else [str(missing).lower()])} | (MISSING if regression else set())
     texts = labels.astype(str).tolist()                   # a date as in the names of classes; NaT
@@ -147,6 +147,9 @@ def read_npz(path, raw, layout, documents):
                 y.sum(1) == 1).all():
             y = y.argmax(1)                                            # one-hot
         several = y is not None and y.ndim == 2 and (y.dtype.kind == "U" or np.isin(y, (0, 1)).all())
+        if y is not None and y.ndim == 2 and not several:
+            raise ValueError(f"y has the shape {y.shape}: several labels (n, k) must be 0 or 1, and labels of positions "
+                             "have the shape of x, (n, l)")
         shapes = [x.shape, *(part.shape for part in (y, split, group) if part is not None)]
         shapes[1:2] = [shapes[1][:1]] if several else shapes[1:2]
         texts = (documents,) if documents > 1 else ()
@@ -415,17 +418,14 @@ def save_own(request, place, own):
             if share > 0.1:
                 raise UserError(f"{place}: {text}; if these are measurements, save them as floats")
             print(f"{text}; the model reads them as unknown")
-        some = y[part]
-        if task.target == "positions":                    # as wide as the longest sequence, <eos> included
-            wide = np.full((len(part), task.length), IGNORE)
-            wide[:, :some.shape[1]] = some[:, :task.length]
-            some = np.where(np.arange(task.length) < np.array([*map(len, arrays)])[:, None], wide, IGNORE)
+        some = [one[:len(array)] for one, array in zip(y[part], arrays)] if task.target == "positions" else y[part]
         save_split(request, name, arrays, some, place)
         rows = part if own.rows is None else own.rows[part]
         write_atomically(request.folder / f"{name}_rows.npy", lambda file: np.save(file, rows))
     kind = (f"numbers in {found['channels']} channel(s)" if "channels" in found else
             f"{found['vocab'] - len(SPECIAL)} symbols (if these are measurements, save them as floats)")
-    how = "drawn at random, stratified by class" if own.split is None else "as given"
+    by_class = ", stratified by class" * (task.kind == "class")
+    how = "drawn at random" + by_class if own.split is None else "as given"
     how += f", seed {request.seed}" if own.split is None else ""
     kind += f", labels in column {own.layout.label_column}" if own.layout and own.layout.label_column != "none" else ""
     print(f"{request.folder}: {len(y):,} examples, at most {found['length']:,} positions of {kind}, "

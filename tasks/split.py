@@ -42,10 +42,14 @@ def targets_own(request, place, labels, known, layout=None):
     classes, or () for regression. layout: of a table, to say where labels were read. Several labels (n, k), 0 or 1,
     stay as they are; labels of positions, texts (n, l), become classes or IGNORE."""
     y = np.zeros(len(labels))
+    if labels.ndim == 2 and request.regression:
+        raise UserError(f"{place}: --regression predicts one number per sequence, but y has the shape {labels.shape}")
     if labels.ndim == 2 and labels.dtype.kind != "U":
         return labels.astype(int), layout.label_column.split(",") if layout else [*map(str, range(labels.shape[1]))]
     if labels.ndim == 2:
         names = np.unique(labels[labels != ""])
+        if len(names) > 256:
+            raise UserError(f"{place}: {len(names)} different labels of positions, but there must be 2 to 256 classes")
         return np.where(labels == "", IGNORE, np.searchsorted(names, labels)), names.tolist()
     if labels.dtype.kind == "f":
         check_each(place, ~known | np.isfinite(labels), "its label is infinite")
@@ -161,8 +165,10 @@ def split_own(request, place, own):
         hint = "; no class has an example to spare for validation" if len(parts[0]) and not len(parts[1]) else ""
         raise UserError(f"{place}: {' / '.join(str(len(part)) for part in parts)} examples to train, validate and test"
                         f"{groups}; every split needs an example with a label, and training two different labels{hint}")
-    for name, part in zip(SPLITS[1:], parts[1:]):
-        if lacking := sorted({*range(len(names))} - {*classes[part]}) if y.ndim == 1 else ():
+    for name, part in [*zip(SPLITS, parts)][y.ndim == 1:]:            # training has every class
+        there = classes[part] if y.ndim == 1 else np.unique(y[part]) if own.labels.dtype.kind == "U" else (
+            np.flatnonzero(y[part].any(0)))
+        if lacking := sorted({*range(len(names))} - {*there}):
             print(f"note: {name} has no example of {len(lacking)} of {len(names)} classes: "
                   f"{', '.join(names[c] for c in lacking[:5])}{', ...' if len(lacking) > 5 else ''}")
     more = np.setdiff1d(np.arange(n), rows)

@@ -284,6 +284,8 @@ def several_labels(path, frame, header, layout):
     """Return the columns of several labels, named as a,b,c; [] if there are none."""
     asked, there = layout.label or layout.label_column, [*map(str, frame.columns)]
     names = asked.split(",") if asked not in there else []
+    if layout.label and len({*names}) < len(names) or len(names) > 1 and layout.label_per_position:
+        raise UserError(f"{path}: --label {asked}: name each column once, without --label-per-position")
     if len(names) < 2 or layout.label is None and not ({*names} <= {*there} and (header or len(there) > layout.width)):
         return []
     return [column_of(path, frame, "label", name) for name in names]
@@ -319,9 +321,10 @@ def from_frame(path, frame, header, layout, documents=1, regression=False):
     labels = None if label is None else frame[label].astype(object).where(frame[label].notna(), "")
     rows, width = frame.index.to_numpy(), len(rest)
     if several:
-        labels = frame[several].apply(lambda column: column.map(value)).to_numpy(np.float64)          # (n, labels)
-        if not np.isin(labels, (0, 1)).all():
-            raise UserError(f"{path}: columns {layout.label or layout.label_column} must hold 0 and 1")
+        labels = frame[several].map(lambda cell: value(cell) if number(str(cell)) else 9).to_numpy()          # (n, k)
+        for i, j in np.argwhere(~np.isin(labels, (0, 1))):
+            raise UserError(f"{place(path, rows[i], header)}: column {several[j]} holds {frame[several[j]].iloc[i]!r}; "
+                            "several labels must be 0 or 1")
     if layout.id is not None:
         series, rows, labels = long(path, frame, header, apart, label, rest, layout.label_per_position)
     elif len(rest) == 1 and isinstance(frame[rest[0]].iloc[0], (list, np.ndarray)):
@@ -392,7 +395,7 @@ def long(path, frame, header, apart, label, rest, per_position=False):
         first, places = places.min(), places[np.argsort(order[places], kind="stable")]
         labels = [] if label is None else [one for one in frame[label].iloc[places].dropna().unique() if one != ""]
         steps |= {*np.diff(order[places]).tolist()}
-        if per_position:
+        if per_position and label is not None:
             labels = [frame[label].iloc[places].fillna("").astype(str).tolist()]
         for problem, there in (f"two rows of one {time}", 0 in steps), (
                 f"several labels in {label}; if each position has its own, give --label-per-position", len(labels) > 1):
@@ -403,14 +406,18 @@ def long(path, frame, header, apart, label, rest, per_position=False):
     if len(steps) > 1:
         print(f"note: {time} has steps of several sizes, but each row is one position; where rows lack, add empty ones")
     series, rows, labels = zip(*found)
-    if per_position:
+    if per_position and label is not None:
         labels = side_by_side(labels)
     return [*series], np.array(rows), None if label is None else [*labels]
 
 
 def side_by_side(labels):
     """Return the labels of positions, n lists, as texts (n, longest); "" for none: missing, or a number below 0."""
-    texts = [[*map(str, np.asarray(one).tolist())] for one in labels]
+    texts = []
+    for one in map(np.asarray, labels):
+        if one.dtype.kind == "f" and (one % 1 > 0).any():
+            raise ValueError("labels of positions are classes, whole numbers or names")
+        texts.append([f"{each:.0f}" if one.dtype.kind == "f" else str(each) for each in one.tolist()])
     none = MISSING | {text for one in texts for text in one if number(text) and value(text) < 0}
     longest = max(map(len, texts))
     return np.array([[text if text.lower() not in none else "" for text in one] + [""] * (longest - len(one))

