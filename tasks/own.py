@@ -148,7 +148,7 @@ def read_npz(path, raw, layout, documents):
             y = y.argmax(1)                                            # one-hot
         several = y is not None and y.ndim == 2 and (y.dtype.kind == "U" or np.isin(y, (0, 1)).all())
         if y is not None and y.ndim == 2 and not several:
-            raise ValueError(f"y has the shape {y.shape}: several labels (n, k) must be 0 or 1, and labels of positions "
+            raise ValueError(f"y has the shape {y.shape}: several labels (n, k) must be 0 or 1; labels of positions "
                              "have the shape of x, (n, l)")
         shapes = [x.shape, *(part.shape for part in (y, split, group) if part is not None)]
         shapes[1:2] = [shapes[1][:1]] if several else shapes[1:2]

@@ -193,11 +193,13 @@ def check_batch(task, split, indices=(3, 0, 2)):
     """What holds for a batch of any task; the sets are mapped, not read into memory."""
     assert isinstance(split.x, np.memmap)
     batch, n = split.batch(indices), len(indices) * task.documents
-    assert batch.y.shape == (len(indices),) and batch.y.dtype == (torch.int64 if task.classes else torch.float32)
+    shape = dict(labels=[task.classes], positions=[task.length]).get(task.target, [])
+    assert batch.y.shape == (len(indices), *shape) and batch.y.dtype == (torch.int64 if task.classes else torch.float32)
     assert (batch.symbols is not None) == (task.vocab is not None) and len(task.symbols) == (task.vocab or 0)
     assert (batch.samples is not None) == (task.channels is not None) == (batch.lengths is None)
     if task.classes:
-        assert 0 <= batch.y.min() and batch.y.max() < task.classes
+        known = batch.y[batch.y != tasks.IGNORE]
+        assert 0 <= known.min() and known.max() < task.classes
     if batch.symbols is not None:
         assert batch.symbols.dtype == torch.int64 and 0 <= batch.symbols.min() and batch.symbols.max() < task.vocab
     if batch.lengths is not None:

@@ -187,7 +187,7 @@ def test_any_other_flag_is_another_run(stage, words, monkeypatch, tmp_path):
         (tmp_path / "run" / f"{name}.json").write_text(json.dumps(content))
     others = {flag: str(value) for flag, value in OTHERS.items() if "." not in flag} | dict(
         task="listops_demo", model="rotary", seed="3", arch="layers=2", freeze="", class_weights="", fresh="", init="second", pool="mean" if config.get("pool") == "max" else "max")
-    without = {"mask", "loss"} if args["start"] in ("scratch", "spt") else {"loss"}         # symbols have one loss
+    without = {"mask", "loss", "fresh"} if args["start"] in ("scratch", "spt") else {"loss", "fresh"}     # symbols have one loss
     without |= {"freeze"} if args["start"] == "joint" else {"joint"} if args["start"] == "spt" else set()
     without |= {"task", "model", "objective", "train_fraction", "arch"} if args["start"] == "spt" else {"init"}
     flags_here = vars(flags_py.flags(stage, pretrain.OBJECTIVES).parse_args([])).keys() - MACHINE_FLAGS
