@@ -32,7 +32,7 @@ from engine.flags import between
 from engine.folder import Folder, environment
 from engine.processes import guarded
 from engine.targets import KINDS
-from tasks import IGNORE, SPECIAL
+from tasks import IGNORE, SPECIAL, full_name
 from tasks.split import balanced_accuracy, unequal
 
 LONGEST = 5                                    # symbols of the longest n-gram
@@ -193,6 +193,7 @@ def main(argv=None):
     parser.add_argument("--data-dir", default="data", help="where prepared data sets live")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write DIR/result.json")
     args, start = parser.parse_args(argv), time.perf_counter()
+    args.task = full_name(args.task)
     task, train, val, test = open_task(args.task, args.data_dir, None, args.label_fraction, labels=True)
     name = "neighbours" if task.kind == "positions" else (
         "random convolutions" if task.channels else f"n-grams of 1 to {LONGEST}")

@@ -92,6 +92,7 @@ class Run:
         self.processes.barrier()
         if self.folder.resumes:
             self.state = self.folder.restore(model, optimizer, self.state)
+        getattr(optimizer, "train", lambda: None)()                    # schedule-free ones insist on it
         self.step = self.first = self.state["step"]
         self.loss_sum = torch.full((), self.state["loss_sum"], dtype=torch.float64, device=self.device)
         # step, loss and gradient norm of the last step, or of the first step in which either was not finite

@@ -136,17 +136,17 @@ def read_npz(path, raw, layout, documents):
         x, y, split, group, missing = (found.get((key, "")) for key in CALLED)
         missing = missing if missing is None else missing.item()       # one value
         missing = missing.decode() if isinstance(missing, bytes) else missing
-        x = x.astype(str) if x.dtype.kind == "S" else x
+        x, positions = x.astype(str) if x.dtype.kind == "S" else x, False
         if y is not None and len(y) == len(x) and (
                 [*map(np.shape, y)] == [one.shape[:1] for one in x] if x.dtype == object else
                 x.dtype.kind != "U" and y.ndim == 2 and y.shape == x.shape[:2]):
-            y = side_by_side(y)                                        # a label per position
+            y, positions = side_by_side(y), True                       # a label per position
         elif y is not None and y.ndim == 2 and y.shape[1] == 1:
             y = y[:, 0]
         elif y is not None and y.ndim == 2 and y.dtype.kind in "biuf" and ((y == 0) | (y == 1)).all() and (
                 y.sum(1) == 1).all():
             y = y.argmax(1)                                            # one-hot
-        several = y is not None and y.ndim == 2 and (y.dtype.kind == "U" or np.isin(y, (0, 1)).all())
+        several = y is not None and y.ndim == 2 and (positions or y.dtype.kind in "biuf" and np.isin(y, (0, 1)).all())
         if y is not None and y.ndim == 2 and not several:
             raise ValueError(f"y has the shape {y.shape}: several labels (n, k) must be 0 or 1; labels of positions "
                              "have the shape of x, (n, l)")
@@ -418,7 +418,10 @@ def save_own(request, place, own):
             if share > 0.1:
                 raise UserError(f"{place}: {text}; if these are measurements, save them as floats")
             print(f"{text}; the model reads them as unknown")
-        some = [one[:len(array)] for one, array in zip(y[part], arrays)] if task.target == "positions" else y[part]
+        end = not task.channels                           # <eos> has no label
+        some = y[part]
+        if task.target == "positions":
+            some = [one[:len(array) - end] for one, array in zip(some, arrays)]
         save_split(request, name, arrays, some, place)
         rows = part if own.rows is None else own.rows[part]
         write_atomically(request.folder / f"{name}_rows.npy", lambda file: np.save(file, rows))

@@ -45,10 +45,11 @@ def targets_own(request, place, labels, known, layout=None):
     if labels.ndim == 2 and request.regression:
         raise UserError(f"{place}: --regression predicts one number per sequence, but y has the shape {labels.shape}")
     if labels.ndim == 2 and labels.dtype.kind != "U":
-        return labels.astype(int), layout.label_column.split(",") if layout else [*map(str, range(labels.shape[1]))]
+        return labels.astype(int), layout.label_column.split(",") if layout and (
+            layout.label_column != "none") else [*map(str, range(labels.shape[1]))]
     if labels.ndim == 2:
         names = np.unique(labels[labels != ""])
-        if len(names) > 256:
+        if not 1 < len(names) <= 256:
             raise UserError(f"{place}: {len(names)} different labels of positions, but there must be 2 to 256 classes")
         return np.where(labels == "", IGNORE, np.searchsorted(names, labels)), names.tolist()
     if labels.dtype.kind == "f":
