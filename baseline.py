@@ -179,10 +179,14 @@ def fit(task, train, val, test, words=False):
     return score(task, val.y, guess), whole(model.predict(x_test), test), every, strength
 
 
+def scores(task, y, guess):
+    """Return {name: score} for the task's kind of targets, the one that counts last."""
+    error = np.square(np.float64(guess) - y).sum() if task.kind == "number" else None
+    return KINDS[task.kind].scores(y, guess, error, False)
+
+
 def score(task, y, guess):
-    """Return the score of the task's kind of targets."""
-    kind, error = KINDS[task.kind], np.square(np.float64(guess) - y).sum() if task.kind == "number" else None
-    return kind.scores(y, guess, error, False)[kind.score]
+    return [*scores(task, y, guess).values()][-1]
 
 
 def main(argv=None):
@@ -209,8 +213,9 @@ def main(argv=None):
         return
     val_score, guess, constant, strength = fit(task, train, val, test, args.words)
     field, seconds = KINDS[task.kind].score, time.perf_counter() - start
-    found = {f"val_{field}": val_score, f"test_{field}": score(task, test.y, guess),
-             f"constant_{field}": score(task, test.y, constant)}
+    found = {f"val_{field}": val_score}
+    for of, each in ("test", guess), ("constant", constant):
+        found |= {f"{of}_{score_name}": value for score_name, value in scores(task, test.y, each).items()}
     names = task.names or range(task.classes)
     always = {"number": "mean label", "labels": "best constant labels"}.get(task.kind) or (
         f"majority class ({names[int(constant.flat[0])]})")

@@ -225,7 +225,7 @@ def new_split(trained, path, flags=None, bad=None):
     bad: see `encode`."""
     layout = Layout(**trained.task.layout or {})
     layout = layout._replace(**{"channels_first": bool(layout.channels_first)} | (flags or {}))
-    own = read_file(str(path), layout, trained.task.documents, not trained.task.classes)
+    own = read_file(str(path), layout, trained.task.documents, not trained.task.classes, trained.task.target)
     if not len(own.series):
         raise UserError(f"{path} holds no sequence")
     split = trained.encoded(own.series, path, bad)
@@ -238,9 +238,14 @@ def new_split(trained, path, flags=None, bad=None):
         print(f"labels are read from column {own.layout.label_column}; --label COLUMN names another; none: "
               "there is no label")
     if trained.task.target:
-        if np.ndim(own.labels) < 2:
-            raise UserError(f"{path} has one label per example; {trained.run} predicts {trained.task.target}")
-        return split, rows, trained.named(own.labels) if trained.task.target == "labels" else own.labels
+        several = trained.task.target == "labels"
+        if np.ndim(own.labels) < 2 or (own.labels.dtype.kind == "U") == several or (
+                several and own.labels.shape[1] != trained.task.classes):
+            raise UserError(f"{path}: labels have the shape {np.shape(own.labels)}; {trained.run} predicts "
+                            f"{trained.task.classes} labels{'' if several else ' at each position'}")
+        if not several:
+            return split, rows, own.labels
+        return split, rows, np.where(own.known, trained.named(np.nan_to_num(own.labels)), UNKNOWN)
     if trained.task.classes:
         # The exact name, or else the only one of this number: 1, "1" and 1.0 are the same class, "01" and "1" are two.
         numbers = [as_number(name) for name in trained.names]
@@ -259,6 +264,9 @@ def new_split(trained, path, flags=None, bad=None):
     except (ValueError, TypeError) as error:
         raise UserError(f"{path}: not every label is a number ({error}), but {trained.run} predicts numbers") from None
     return split, rows, values
+
+
+UNKNOWN = "?"                                  # instead of several labels, where none is known: "" means none applies
 
 
 def as_number(label):
@@ -302,6 +310,7 @@ def judged(labels, predicted, names, several=False):
     from sklearn import metrics
 
     if several:
+        labels, predicted = labels[labels != UNKNOWN], predicted[labels != UNKNOWN]
         y, guess = (np.array([np.isin(names, text.split(";")) for text in some]) for some in (labels, predicted))
         found = ", ".join(f"{name.replace('_f1', ' F1')} {value:.4f}" for name, value in
                           KINDS["labels"].scores(y, guess, None, False).items())
@@ -356,7 +365,8 @@ def label(trained, args):
               + ("" if trained.dtype == "float32" else f"; computed in {trained.dtype}, as in training"))
         if trained.task.classes:
             counts = Counter((";" if several else "\n").join(answers[0][good]).split(";" if several else "\n"))
-            print("predicted: " + ", ".join(f"{name} {counts[name]:,}" for name in trained.names if counts[name]))
+            print("predicted: " + (", ".join(f"{name} {counts[name]:,}" for name in trained.names if counts[name])
+                                   or "no label"))
         for line in [] if labels is None else judged(labels[good], answers[0][good], trained.names, several):
             print(line)
     if args.input and trained.saved["task"] == full_name(f"file:{args.input}"):
@@ -389,7 +399,7 @@ def filled_in(trained, batch):
     if len(hidden) != shape[0] or not real.any():
         raise UserError(f"--show: the predictions of --objective {args.objective} are not positions of a sequence")
     if args.loss == "ce":                      # of several predictions, e.g. of the next positions, the first
-        vocab = objective.reads(task).vocab
+        vocab = objective.reads(args, task).vocab
         guess = said.unflatten(-1, (-1, vocab)).argmax(-1)[:, 0]
         wrong = guess != targets.reshape(len(said), -1)[:, 0]
         guess = guess.where(guess < task.vocab, UNK)

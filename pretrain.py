@@ -119,10 +119,10 @@ class Objective(NamedTuple):
     hides: bool                         # inputs are corrupted: samples get a mask channel, joint training two passes
     outputs: Callable = predicted       # (args, task) -> outputs of the head
     loss: Callable = spt_loss           # (args, prediction, targets, hidden) -> loss and score, summed over hidden
-    reads: Callable = lambda task: task        # the Task that the backbone reads, e.g. one with more symbols
+    reads: Callable = lambda args, task: task  # the Task that the backbone reads, e.g. one with more symbols
     whole: bool = False                 # a batch is not cut: rows or lengths change, or the loss compares examples (the
     #                                     last batch of validation may have one)
-    score: str = ""                     # what the score is, in result.json
+    score: str = ""                     # what the score is, in result.json; a loss of its own needs it
 
 
 OBJECTIVES = {"masked": Objective(masked, causal=False, hides=True),              # --objective
@@ -147,7 +147,7 @@ def make_backbone(args, task):
     """Return the backbone of a run of either stage. It has a mask channel if samples may be hidden or missing."""
     objective = OBJECTIVES[args.objective]
     hides = args.start in ("pretrain", "joint") and objective.hides and task.channels is not None
-    return Backbone(config(args.arch, objective.reads(task), objective.causal, mask_channel=task.gaps or hides))
+    return Backbone(config(args.arch, objective.reads(args, task), objective.causal, mask_channel=task.gaps or hides))
 
 
 # ---- Validation and training -----------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from compare.drawing import draw
 from engine.folder import read_log
 from files import UserError
 
-PANELS = {"loss": "loss\n(dashed: validation)", "score": "validation score", "lr": "learning rate",
-          "gradient_norm": "gradient norm"}
+PANELS = {"loss": "loss\n(dashed: validation)", "score": "validation score", "denoising": "score of\npretraining",
+          "lr": "learning rate", "gradient_norm": "gradient norm"}
 
 
 def curves_of(folder):
@@ -15,8 +15,9 @@ def curves_of(folder):
     records = [record for record in read_log(folder) if record.get("kind") in ("train", "eval")]
     score = next((name for record in records[::-1] for name in [*record][::-1]
                   if name.startswith("val_") and name != "val_loss"), None)
+    stage = "denoising" if score == "val_score" else "score"
     for panel, kind, name, style in (("loss", "train", "loss", "-"), ("loss", "eval", "val_loss", "--"),
-                                     ("score", "eval", score, "-"), ("lr", "train", "lr", "-"),
+                                     (stage, "eval", score, "-"), ("lr", "train", "lr", "-"),
                                      ("gradient_norm", "train", "gradient_norm", "-")):
         some = [record for record in records if record["kind"] == kind and name in record]
         timed = [record["seconds"] / 60 for record in some] if all("seconds" in record for record in some) else None
@@ -31,11 +32,13 @@ def curves(args):
     if not folders:
         raise UserError(f"curves {' '.join(args.what)}: no run was started there; give folders of runs")
     found = {folder: curves_of(folder) for folder in folders}
+    there = {panel: label for panel, label in PANELS.items() if any(panels[panel] for panels in found.values())}
 
     def make(plt):
-        figure, axes = plt.subplots(len(PANELS), 2, figsize=(9, 9), sharex="col", sharey="row")
+        figure, axes = plt.subplots(len(there), 2, figsize=(9, 2.2 * len(there)), sharex="col", sharey="row",
+                                    squeeze=False)
         for i, (folder, panels) in enumerate(found.items()):
-            for (left, right), (panel, label) in zip(axes, PANELS.items()):
+            for (left, right), (panel, label) in zip(axes, there.items()):
                 for style, steps, minutes, values in panels[panel]:
                     colour = plt.cm.tab10(i) if len(found) <= 10 else plt.cm.tab20(i % 20)
                     look = dict(color=colour, linestyle=style, marker="." * (len(steps) < 3), label=folder.name)
@@ -43,8 +46,9 @@ def curves(args):
                     if minutes:
                         right.plot(minutes, values, **look)
                 left.set_ylabel(label)
-        axes[3, 0].set_yscale("log")
-        axes[3, 0].yaxis.set_major_formatter("{x:g}")
+                if panel == "gradient_norm":
+                    left.set_yscale("log")
+                    left.yaxis.set_major_formatter("{x:g}")
         axes[-1, 0].set_xlabel("steps")
         axes[-1, 1].set_xlabel("minutes of training and evaluation")
         return figure, "Training curves"

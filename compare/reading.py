@@ -110,7 +110,7 @@ def examples(run):
 
 
 def validation(run):
-    """Return the score by which a run's checkpoint was chosen: balanced accuracy or accuracy (a share), or R2."""
+    """Return the score by which a run's checkpoint was chosen: balanced accuracy, accuracy, R2 or micro F1."""
     names = "val_balanced_accuracy", f"val_{KINDS[kind_of(run)].score}"
     return next((run[name] for name in names if name in run), None)
 

@@ -2,8 +2,9 @@
 
     python analyze.py own runs/own                  a table, a verdict and a figure of all finished runs
 
-The score is accuracy, or R2 for regression. If classes are more unequal than 3:1, it is balanced accuracy (the mean
-over classes of their recall), because always predicting the majority class would have a high accuracy.
+The score is accuracy, R2 for regression, or micro F1 for several labels. If classes are more unequal than 3:1, it is
+balanced accuracy (the mean over classes of their recall), because always predicting the majority class would have a
+high accuracy.
 """
 import math
 import os
@@ -107,6 +108,8 @@ def measured(lines, linear):
     for run in runs:
         if declared(run["task"]).own and run.get("counts"):
             run["f1"] = macro_f1(run["counts"])
+        elif "test_macro_f1" in run:
+            run["f1"] = 100 * run["test_macro_f1"]
     there = [n for n in counts[0] if n] if counts else [1]
     ratio = max(there) / min(there)
     if not (ratio > UNEQUAL and len(counts) == len(runs)):
@@ -289,7 +292,8 @@ def constant_run(compared):
     """Return the scores of always predicting the majority class, as `further` names them."""
     share, classes = compared.linear.get("constant_accuracy", 0), len(recalls(compared.linear)[0]) if (
         compared.linear.get("counts")) else 1
-    return dict(accuracy=100 * share, f1=200 * share / (1 + share) / classes)
+    f1 = compared.linear.get("constant_macro_f1", 2 * share / (1 + share) / classes)           # of several labels
+    return dict(accuracy=100 * share, f1=100 * f1)
 
 
 def constant_of(compared):
@@ -309,7 +313,7 @@ def name_of(key):
 def hidden_accuracy(compared):
     """Return {line: {seed: percent of hidden symbols predicted correctly}} of pretrainings with that score."""
     return {line: {seed: 100 * run["first"]["val_score"] for seed, run in starts["spt"].items()
-                   if str(run["first"].get("score_is")).startswith("accuracy")}
+                   if run["first"].get("score_is") == "accuracy on predicted positions"}
             for line, starts in compared.lines.items() if "spt" in starts}
 
 

@@ -9,7 +9,7 @@ Intervals are 95 %. They answer two questions, whose halves are added in quadrat
   differ (paired): the variance over examples of the difference of both means over seeds, less what the seeds explain.
   Half an example is added for each of the four outcomes, both right, one right, the other, both wrong (Agresti and Min
   2005). Without these, a class whose two test examples are right would have no variance. Runs without kept predictions
-  are compared as if they erred independently, which is wider; their R2 has no such part.
+  are compared as if they erred independently, which is wider; other scores than accuracy then have no such part.
 
 By simulation (tests/test_statistics.py): two variants that are equally good differ significantly in at most 5 of 100
 tables, with 2 to 10 seeds and with rare classes; in R2, if their errors have similar tails.

@@ -55,8 +55,7 @@ def flags(stage, objectives):
     add("--arch", type=overrides, metavar="KEY=VALUE,...", help="sizes other than in recipes.py, e.g. d=64,layers=3")
     add("--train-fraction", type=between(float, 1e-9, 1), help="share of the training examples to use; a smaller share "
         "is a subset of a larger one")
-    add("--fresh", action="store_true", help="draw new training examples in every step, none of them twice (tasks "
-        "with a function `draw`)")
+    add("--fresh", action="store_true", help="draw new training examples in every step (if the task has `draw`)")
     add("--seed", type=natural, default=0, help="seed of weights, data order and hidden positions")
     add("--data-dir", default="data", help="where prepared data sets live")
     add("--out", type=Path, help="run directory (default: runs/TASK-MODEL-OBJECTIVE-STAGE-sSEED, plus all changes to "
@@ -86,11 +85,12 @@ def flags(stage, objectives):
         add("--head", choices=WORDS["head"], help="head on that vector; mlp: one hidden layer; pair: for tasks "
             "with two documents per example")
     # Without effect on training from scratch, so a sweep does not repeat it. An objective's own flags belong here.
-    add = parser.add_argument_group("objective, in pretraining and joint training").add_argument
-    parser.denoising = {one.dest for one in (
-        add("--mask", type=between(float, 1e-6, 1), help="masking ratio: probability that a position is hidden"),
-        add("--loss", choices=WORDS["loss"], help="loss on hidden positions: cross-entropy (symbols, gray levels) or "
-            "L1"))}
+    group, parser.denoising = parser.add_argument_group("objective, in pretraining and joint training"), set()
+
+    def add(*names, **more):
+        parser.denoising.add(group.add_argument(*names, **more).dest)
+    add("--mask", type=between(float, 1e-6, 1), help="masking ratio: probability that a position is hidden")
+    add("--loss", choices=WORDS["loss"], help="loss on hidden positions: cross-entropy (symbols, gray levels), L1")
     add = parser.add_argument_group("machine").add_argument
     add("--micro-batch", type=positive, help="examples per forward pass; halve it if memory runs out")
     add("--device", default="auto", type=device, choices=("auto", "cpu", "cuda"), help="auto: GPU if there is one")

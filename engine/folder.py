@@ -131,8 +131,10 @@ def summary(task, y, found):
     y, found = np.asarray(y), np.asarray(found)
     if task.kind != "class":
         name, kept = ("values", np.array([y, found], np.float16)) if task.kind == "number" else (
-            "shares", np.array(KINDS[task.kind].shares(y, found), np.uint16))
-        kept = base64.b64encode(kept.tobytes()).decode() if len(y) <= BITS // 16 else None
+            "shares", np.array(KINDS[task.kind].shares(y, found)))
+        short = len(y) <= BITS // 16 and (name == "values" or kept.max() < 2**16)
+        kept = kept if name == "values" else kept.astype(np.uint16)
+        kept = base64.b64encode(kept.tobytes()).decode() if short else None
         return {"test_examples": len(y), name: kept, "counts": None}
     found = found.astype(int)
     right = found == y

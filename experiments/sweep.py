@@ -88,7 +88,8 @@ def variant_of(task, model, start, setting, known):
     pretrained, stages = start in ("spt", "linear_probe"), {"pretrain": {}, "finetune": {}}
     passed_on = INHERITED | {"objective"}
     useless = {"pretrain": set() if pretrained else known["pretrain"].keys(),
-               "finetune": {"freeze"} if start == "joint" else DENOISING | passed_on if pretrained else DENOISING}
+               "finetune": {"freeze"} if start == "joint" else DENOISING | passed_on | {"freeze"} if (
+                   start == "linear_probe") else DENOISING | passed_on if pretrained else DENOISING}
     for name, value in sorted(setting, key=lambda pair: pair[0].split(".")[0] in known):  # flags of one stage last
         only, rest = name.split(".", 1) if name.split(".")[0] in known else (None, name)
         flag, _, key = rest.replace("-", "_").partition(".")

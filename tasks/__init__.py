@@ -164,6 +164,8 @@ def check(name, task):
         raise ValueError(f"TASKS[{name!r}]: a name consists of letters, digits and _")
     if not isinstance(task, Task) or not callable(task.prepare):
         raise ValueError(f"TASKS[{name!r}] must be a Task with a function prepare(task, request)")
+    if task.target not in ("", "labels", "positions"):
+        raise ValueError(f"TASKS[{name!r}]: target must be '', 'labels' or 'positions'")
     if not isinstance(task.sizes, tuple) or len(task.sizes) != len(SPLITS):
         raise ValueError(f"TASKS[{name!r}]: sizes must be (train, val, test)")
     if task.make is None and not task.source.urls and not task.source.raw:

@@ -39,7 +39,7 @@ PACKED = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress
 Own = namedtuple("Own", "series labels known split group rows layout", defaults=[None] * 6)
 
 
-def read_own(path, raw, layout=Layout(), documents=1, regression=False):
+def read_own(path, raw, layout=Layout(), documents=1, regression=False, target=None):
     """Read the bytes of a file -> Own.
 
     .npz: x, floats (n, l) or (n, l, channels), integers (n, l), which are symbols, or texts (n,); optionally y (n,), or
@@ -53,7 +53,7 @@ def read_own(path, raw, layout=Layout(), documents=1, regression=False):
             raw = PACKED[packed](raw)
     kind, missing = os.path.splitext(name)[1] if packed in PACKED else packed, None
     if kind == ".npz":
-        own, missing = read_npz(path, raw, layout, documents)
+        own, missing = read_npz(path, raw, layout, documents, target)
     elif kind == ".txt":
         lines = io.StringIO(decoded(path, raw), newline=None)
         some = [(i, line.strip()) for i, line in enumerate(lines) if line.strip()]
@@ -74,7 +74,8 @@ def read_own(path, raw, layout=Layout(), documents=1, regression=False):
         return own
     labels = np.asarray(own.labels)
     if labels.ndim == 2:                                  # several labels, or one per position
-        return own._replace(labels=labels, known=(labels != "").any(1))
+        there = labels != "" if labels.dtype.kind == "U" else ~np.isnan(labels)
+        return own._replace(labels=labels, known=there.any(1))
     labels = np.char.strip(labels.astype(str)) if labels.dtype.kind in "SUO" else labels
     none = {"", "nan", "nat", *([] if missing is None else [str(missing).lower()])} | (MISSING if regression else set())
     texts = labels.astype(str).tolist()                   # a date as in the names of classes; NaT
@@ -110,7 +111,7 @@ CALLED = dict(x=("x", "data", "inputs"), y=("y", "label", "labels", "target", "t
               group=("group", "groups"), missing=("missing",))
 
 
-def read_npz(path, raw, layout, documents):
+def read_npz(path, raw, layout, documents, target):
     """Read an .npz file -> Own without `known`, and the value of y that means "no label", or None."""
     with reading(path, "it must hold numbers x (n, l) or (n, l, channels), or texts x (n,), and y (n,); a shorter "
                        "series ends in NaN, or in -1 if it is symbols"):
@@ -131,28 +132,16 @@ def read_npz(path, raw, layout, documents):
             found["split", ""] = np.repeat(there, sizes)
             for key in "x", "y", "group":
                 if any((key, part) in found for part in there):        # one may lack labels
-                    some = [found.get((key, part), np.full(n, "")) for part, n in zip(there, sizes)]
+                    wide = next(found[key, part].shape[1:] for part in there if (key, part) in found)
+                    none = "" if key == "group" or not wide else np.nan
+                    some = [found.get((key, part), np.full((n, *wide), none)) for part, n in zip(there, sizes)]
                     found[key, ""] = np.concatenate(some)
         x, y, split, group, missing = (found.get((key, "")) for key in CALLED)
         missing = missing if missing is None else missing.item()       # one value
         missing = missing.decode() if isinstance(missing, bytes) else missing
-        x, positions = x.astype(str) if x.dtype.kind == "S" else x, False
-        if y is not None and len(y) == len(x) and (
-                [*map(np.shape, y)] == [one.shape[:1] for one in x] if x.dtype == object else
-                x.dtype.kind != "U" and y.ndim == 2 and y.shape == x.shape[:2]):
-            y, positions = side_by_side(y), True                       # a label per position
-        elif y is not None and y.ndim == 2 and y.shape[1] == 1:
-            y = y[:, 0]
-        elif y is not None and y.ndim == 2 and y.dtype.kind in "biuf" and ((y == 0) | (y == 1)).all() and (
-                y.sum(1) == 1).all():
-            y = y.argmax(1)                                            # one-hot
-        several = y is not None and y.ndim == 2 and (positions or y.dtype.kind in "biuf" and np.isin(y, (0, 1)).all())
-        if y is not None and y.ndim == 2 and not several:
-            raise ValueError(f"y has the shape {y.shape}: several labels (n, k) must be 0 or 1; labels of positions "
-                             "have the shape of x, (n, l)")
-        shapes = [x.shape, *(part.shape for part in (y, split, group) if part is not None)]
-        shapes[1:2] = [shapes[1][:1]] if several else shapes[1:2]
-        texts = (documents,) if documents > 1 else ()
+        x, texts = x.astype(str) if x.dtype.kind == "S" else x, (documents,) if documents > 1 else ()
+        shapes = [x.shape, *(part.shape for part in (split, group) if part is not None)]
+        shapes += [y.shape[:1]] if y is not None else []
         if any(shape != x.shape[:1] for shape in shapes[1:]) or (
                 x.shape[1:] != texts if x.dtype.kind == "U" else x.ndim not in (2, 3) and x.dtype != object):
             raise ValueError(f"shapes {shapes} do not fit")
@@ -164,8 +153,25 @@ def read_npz(path, raw, layout, documents):
             x = x.astype(np.int64)
         elif x.dtype.kind != "U":
             x = oriented(path, x.astype(np.float64).reshape(*x.shape[:2], math.prod(x.shape[2:])), layout)
+        y = y if y is None else labels_of(y, [*map(len, x)] if documents == 1 else None, target)
         layout = None if layout.channels_first is None else layout
         return Own(list(x), y, None, split, group, layout=layout), missing
+
+
+def labels_of(y, lengths, target):
+    """Return labels y of an .npz as (n,); as numbers (n, k), several labels of 0 and 1, NaN in a row without any; or as
+    texts (n, longest), a label per position. lengths: of the series (n,). target: of a trained run, else None."""
+    numeric = y.dtype.kind in "biuf"
+    if y.ndim == 2 and y.shape[1] == 1:
+        return y[:, 0]
+    if y.ndim == 2 and numeric and not target and np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all():
+        return y.argmax(1)                                             # one-hot
+    if target != "labels" and y[0].__class__ is np.ndarray and [*map(len, y)] == lengths:
+        return side_by_side(y)
+    if y.ndim == 2 and not (numeric and (np.isin(y, (0, 1)) | np.isnan(y).all(1, keepdims=True)).all()):
+        raise ValueError(f"y has the shape {y.shape}: several labels (n, k) must be 0 or 1 (a row of NaN: none is "
+                         "known); labels of positions are as many as positions")
+    return y
 
 
 def read_ts(path, lines, shape=None, kind=str, regression=True):
@@ -205,14 +211,14 @@ def read_ts(path, lines, shape=None, kind=str, regression=True):
     return series, targets if labelled else None
 
 
-def read_file(path, layout=Layout(), documents=1, regression=False):
+def read_file(path, layout=Layout(), documents=1, regression=False, target=None):
     """Read a file that `read_own` knows by its ending -> Own."""
     if not os.path.isfile(path):
         raise UserError(f"{path} is not a file, or not there")
     if not re.search(rf"({'|'.join(OWN_FILES)})({'|'.join(PACKED)})?$".replace(".", r"\."), path.lower()):
         raise UserError(f"{path} must end in one of {' '.join(OWN_FILES)}")
     with reading(path, "restore it, or save it anew"):
-        return read_own(path, Path(path).read_bytes(), layout, documents, regression)
+        return read_own(path, Path(path).read_bytes(), layout, documents, regression, target)
 
 
 def prepare_file(task, request):

@@ -45,12 +45,13 @@ def targets_own(request, place, labels, known, layout=None):
     if labels.ndim == 2 and request.regression:
         raise UserError(f"{place}: --regression predicts one number per sequence, but y has the shape {labels.shape}")
     if labels.ndim == 2 and labels.dtype.kind != "U":
-        return labels.astype(int), layout.label_column.split(",") if layout and (
+        return np.nan_to_num(labels).astype(int), layout.label_column.split(",") if layout and (
             layout.label_column != "none") else [*map(str, range(labels.shape[1]))]
     if labels.ndim == 2:
         names = np.unique(labels[labels != ""])
         if not 1 < len(names) <= 256:
-            raise UserError(f"{place}: {len(names)} different labels of positions, but there must be 2 to 256 classes")
+            raise UserError(f"{place}: {len(names)} different labels of positions, but there must be 2 to 256 classes "
+                            "(numbers below 0 mean: no label)")
         return np.where(labels == "", IGNORE, np.searchsorted(names, labels)), names.tolist()
     if labels.dtype.kind == "f":
         check_each(place, ~known | np.isfinite(labels), "its label is infinite")

@@ -284,8 +284,8 @@ def several_labels(path, frame, header, layout):
     """Return the columns of several labels, named as a,b,c; [] if there are none."""
     asked, there = layout.label or layout.label_column, [*map(str, frame.columns)]
     names = asked.split(",") if asked not in there else []
-    if layout.label and len({*names}) < len(names) or len(names) > 1 and layout.label_per_position:
-        raise UserError(f"{path}: --label {asked}: name each column once, without --label-per-position")
+    if layout.label and len({*names}) < len(names) or len(names) > 1 and layout.id is not None:
+        raise UserError(f"{path}: --label {asked}: name each column once; only one if a row is a position (--id)")
     if len(names) < 2 or layout.label is None and not ({*names} <= {*there} and (header or len(there) > layout.width)):
         return []
     return [column_of(path, frame, "label", name) for name in names]
@@ -321,8 +321,10 @@ def from_frame(path, frame, header, layout, documents=1, regression=False):
     labels = None if label is None else frame[label].astype(object).where(frame[label].notna(), "")
     rows, width = frame.index.to_numpy(), len(rest)
     if several:
-        labels = frame[several].map(lambda cell: value(cell) if number(str(cell)) else 9).to_numpy()          # (n, k)
-        for i, j in np.argwhere(~np.isin(labels, (0, 1))):
+        words = {"true": 1.0, "false": 0.0} | dict.fromkeys(MISSING, np.nan)
+        labels = frame[several].map(lambda cell: words.get(str(cell).lower(), value(cell) if number(str(cell)) else 9))
+        labels = labels.to_numpy(np.float64)                                                  # (n, k)
+        for i, j in np.argwhere(~(np.isin(labels, (0, 1)) | np.isnan(labels).all(1, keepdims=True))):
             raise UserError(f"{place(path, rows[i], header)}: column {several[j]} holds {frame[several[j]].iloc[i]!r}; "
                             "several labels must be 0 or 1")
     if layout.id is not None:
@@ -415,6 +417,7 @@ def side_by_side(labels):
     """Return the labels of positions, n lists, as texts (n, longest); "" for none: missing, or a number below 0."""
     texts = []
     for one in map(np.asarray, labels):
+        one = one.astype(int) if one.dtype.kind == "b" else one
         if one.dtype.kind == "f" and (one % 1 > 0).any():
             raise ValueError("labels of positions are classes, whole numbers or names")
         texts.append([f"{each:.0f}" if one.dtype.kind == "f" else str(each) for each in one.tolist()])

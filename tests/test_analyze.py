@@ -263,7 +263,7 @@ def test_curves(tmp_path):
     put(tmp_path, "old", json.dumps(dict(kind="train", step=100, loss=0.5, lr=0.1)))
     assert curves.curves_of(tmp_path / "one") == dict(
         loss=[("-", [1, 2, 5], [0.1, 0.2, 0.5], [2.0, 1.0, 0.4]), ("--", [5], [0.6], [0.7])],
-        score=[("-", [5], [0.6], [0.3])], lr=[("-", [1, 2, 5], [0.1, 0.2, 0.5], [0.1] * 3)],
+        score=[("-", [5], [0.6], [0.3])], denoising=[], lr=[("-", [1, 2, 5], [0.1, 0.2, 0.5], [0.1] * 3)],
         gradient_norm=[("-", [1, 2, 5], [0.1, 0.2, 0.5], [1.0] * 3)])
     assert curves.curves_of(tmp_path / "old")["loss"] == [("-", [100], None, [0.5])]
     done = run("curves", tmp_path, "--figure", tmp_path / "curves.png")

@@ -294,7 +294,7 @@ def test_many_models_are_sorted_by_their_gain(tmp_path):
         if model not in ("mega", "gone"):
             of_demo(tmp_path, f"{model}-spt", model, "spt", 0.6 - 0.02 * i, init=f"x/{model}-pretrain")
             put(tmp_path, f"{model}-pretrain", task="text_demo", model=model, val_score=0.447,
-                score_is="accuracy of hidden symbols" if model == "s5" else "minus squared error")
+                score_is="accuracy on predicted positions" if model == "s5" else "minus squared error")
 
     def told():
         done = run("demo", "demo-text", "--runs", tmp_path, "--figure", tmp_path / "demo.png")

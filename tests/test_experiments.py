@@ -234,7 +234,8 @@ def with_tau(monkeypatch):
     """A fork's flag, of the objective."""
     def forked(stage, objectives):
         parser = flags(stage, objectives)
-        parser.denoising.add(parser.add_argument("--tau", type=float, default=0.1).dest)
+        added = parser.add_argument("--tau", type=float, default=0.1)
+        parser.denoising.add(added.dest)
         return parser
 
     monkeypatch.setattr(flags_py, "flags", forked)
@@ -256,6 +257,12 @@ def test_a_flag_belongs_to_its_stage(with_tau):
     args = pretrain.parse_args(["--task", "listops_demo", "--model", "s4", "--tau", "0.2"])
     assert args.changed == {"tau": 0.2} and "pretrain-tau0.2-s0" in str(args.out)
     assert finetune.parse_args(["--task", "listops_demo", "--model", "s4"]).changed == {}
+
+
+def test_a_probe_is_always_frozen():
+    found = sweep.sweep(["listops_demo"], ["s4"], sweep.combinations(["freeze"]), ["spt", "linear_probe"],
+                        sweep.known_flags())[0].variants
+    assert [(one.word, one.flags) for one in found] == [("", ""), ("freeze", "--freeze"), ("probe", "--freeze")]
 
 
 def test_a_flag_without_a_value_is_left_out_and_given():

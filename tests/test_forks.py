@@ -60,7 +60,8 @@ def three_losses(args, prediction, targets, hidden):
     return loss, (prediction.argmax(-1) == targets).float().mean(-1).sum()
 
 
-THREE = Objective(three_ahead, causal=True, hides=False, outputs=lambda args, task: 3 * task.vocab, loss=three_losses)
+THREE = Objective(three_ahead, causal=True, hides=False, outputs=lambda args, task: 3 * task.vocab, loss=three_losses,
+                  score="accuracy on the next three positions")
 
 
 # ---- Span corruption (T5): sentinels stand for spans, which follow after the sequence --------------------------------
@@ -85,7 +86,7 @@ def span_corruption(args, batch, draw):
 
 
 SPANS = Objective(span_corruption, causal=True, hides=True, outputs=lambda args, task: task.vocab + SENTINELS, whole=True,
-                  reads=lambda task: replace(task, vocab=task.vocab + SENTINELS, length=2 * task.length))
+                  reads=lambda args, task: replace(task, vocab=task.vocab + SENTINELS, length=2 * task.length))
 FORKS = dict(info_nce=INFO_NCE, three_ahead=THREE, spans=SPANS)
 
 
@@ -99,7 +100,7 @@ def test_an_objective_of_ones_own(name, task, model, mistake, monkeypatch, tmp_p
     finetune.main(flags("second", task=None, model=None, init="first"))
     finetune.main(flags("both", task, model, objective=name, joint=1))
     first = result_of(tmp_path / "first")
-    assert first["score_is"] == (INFO_NCE.score if name == "info_nce" else "accuracy on predicted positions")
+    assert first["score_is"] == (FORKS[name].score or "accuracy on predicted positions")
     assert 0 <= first["val_score"] <= 1 and result_of(tmp_path / "both")["objective"] == name
     args = SimpleNamespace(**json.loads((tmp_path / "first" / "config.json").read_text()))
     there, model = load(tmp_path / "first" / "best.pt")["model"], load(tmp_path / "second" / "best.pt")["model"]
@@ -143,9 +144,10 @@ def test_info_nce_is_its_formula(monkeypatch, tmp_path):
 
 class EMA(torch.optim.AdamW):
     """AdamW whose weights are averaged over time. `eval` puts the averages into the model, `train` the weights."""
-    averaged = False
+    averaged, ready = False, False
 
     def step(self, closure=None):
+        assert self.ready, "as schedule-free optimisers, it wants train() before the first step"
         super().step(closure)
         for parameter, state in self.state.items():
             state.setdefault("average", parameter.detach().clone()).lerp_(parameter.detach(), 0.3)
@@ -159,6 +161,7 @@ class EMA(torch.optim.AdamW):
         self.swap(True)
 
     def train(self):
+        self.ready = True
         self.swap(False)
 
 

@@ -125,6 +125,78 @@ def test_labels_that_cannot_be_used_are_one_line(tmp_path, monkeypatch):
     assert saved.shape == (3, 49) and (saved[:, 23:] == IGNORE).all() and np.array_equal(saved[0, :20], examples[0][1][:20])
 
 
+X, RNG = np.random.default_rng(1).normal(size=(60, 3, 12)).round(2), np.random.default_rng(2)
+K3 = RNG.integers(0, 2, (60, 3)) | np.eye(3, dtype=int)[np.arange(60) % 3]               # three labels, never none
+K3[0] = 1                                                              # more than one: not one-hot
+WORDS = np.array([*map(str, RNG.integers(10**11, 10**12, 60))])                              # of twelve characters
+
+
+@pytest.mark.parametrize("arrays, flags, target, classes", [
+    (dict(x=X, y=K3), ["--channels-first"], "labels", 3),              # y is as wide as there are channels
+    (dict(x=X.swapaxes(1, 2), y=K3), ["--channels-last"], "labels", 3),
+    (dict(x=X, y=(X[:, 0] > 0).astype(int)), ["--channels-first"], "positions", 2),
+    (dict(x=X[:, 0, :5], y=np.eye(5)[np.arange(60) % 5]), [], "", 5),  # one-hot
+    (dict(x=X[:, 0], y=np.where(np.arange(60)[:, None] < 20, np.nan, K3)), [], "labels", 3),
+    (dict(x_train=X[:40, 0], y_train=K3[:40], x_test=X[40:50, 0], y_test=K3[40:50], x_val=X[50:, 0]), [], None, None),
+    (dict(x=WORDS, y=np.array([[int(letter in "13579") for letter in word] for word in WORDS])), [], "positions", 2),
+    (dict(x=WORDS, y=np.array([["p", "q"]] * 60)), [], None, "several labels (n, k) must be 0 or 1"),
+    (dict(x=X[:, 0], y=np.where(X[:, 0] > 0, 1, -1)), [], None, "1 different labels of positions")])
+def test_what_y_means_is_not_mistaken(arrays, flags, target, classes, tmp_path):
+    """Orientation, one-hot, unlabelled rows, a split without y, characters of texts; else one line."""
+    np.savez(tmp_path / "my.npz", **arrays)
+    done = call("data.py", "--task", f"file:{tmp_path}/my.npz", *flags, cwd=tmp_path)
+    if target is None:
+        assert done.returncode == 2 and (classes or "examples to train") in done.stderr, done.stdout + done.stderr
+        assert done.stderr.count("\n") == 1
+        return
+    assert done.returncode == 0, done.stderr
+    task, train, *_ = data.open_task(f"file:{tmp_path}/my.npz", tmp_path / "data")
+    assert (task.target, task.classes) == (target, classes)
+    if np.isnan(arrays["y"].astype(float)).any():
+        assert task.labelled == train.y.shape[0] - 20
+    if arrays["x"].dtype.kind == "U":                                  # every character its label, <eos> none
+        batch = train.batch(range(5))
+        for ids, labels in zip(batch.symbols, batch.y):
+            assert [int(task.symbols[i] in "13579") for i in ids[:-1]] == labels[:-1].tolist() and labels[-1] == IGNORE
+
+
+def test_new_files_with_several_labels(tmp_path):
+    """All rows with exactly one label; rows without; booleans; another number of labels."""
+    x = X[:, 0]
+    np.savez(tmp_path / "my.npz", x=x, y=K3)
+    task, small = f"file:{tmp_path}/my.npz", ["--arch", "d=8,layers=1", "--steps", 3, "--batch", 8, "--model", "s4"]
+    done = call("finetune.py", "--task", task, *small, "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    np.savez(tmp_path / "one.npz", x=x[:6], y=np.eye(3, dtype=int)[[0, 1, 2, 0, 1, 2]])
+    np.savez(tmp_path / "some.npz", x=x[:6], y=np.where(np.arange(6)[:, None] < 2, np.nan, K3[:6]))
+    np.savez(tmp_path / "four.npz", x=x[:6], y=np.ones((6, 4), int))
+    for name, labels in (("one", ["0", "1", "2", "0", "1", "2"]), ("some", ["?", "?", *(
+            ";".join(str(i) for i in range(3) if row[i]) for row in K3[2:6])])):
+        done = call("predict.py", "run", "--input", f"{name}.npz", cwd=tmp_path)
+        assert done.returncode == 0 and f"{6 - labels.count('?')} examples: macro F1" in done.stdout, done.stderr
+        assert [row["label"] for row in csv.DictReader(open(tmp_path / "predictions.csv"))] == labels
+    done = call("predict.py", "run", "--input", "four.npz", cwd=tmp_path)
+    assert done.returncode == 2 and "predicts 3 labels" in done.stderr and done.stderr.count("\n") == 1
+    rows = ["a,b,t0,t1", *(f"{['true', 'false'][i % 2]},{'' if i > 49 else 'False'},{x[i, 0]},{x[i, 1]}" for i in range(50)),
+            *(f",,{x[i, 0]},{x[i, 1]}" for i in range(50, 60))]
+    (tmp_path / "words.csv").write_text("\n".join(rows))
+    done = call("data.py", "--task", f"file:{tmp_path}/words.csv", "--label", "a,b", cwd=tmp_path)
+    assert done.returncode == 0 and "10 training examples have no label" in done.stdout, done.stderr
+    long = ["series,time,value,a,b", *(f"{i},{t},{x[i, t]},1,0" for i in range(20) for t in range(6))]
+    (tmp_path / "long.csv").write_text("\n".join(long))
+    done = call("data.py", "--task", f"file:{tmp_path}/long.csv", "--id", "series", "--time", "time", "--label", "a,b",
+                cwd=tmp_path)
+    assert done.returncode and "only one if a row is a position (--id)" in done.stderr
+
+
+def test_a_baseline_knows_a_relative_path(tmp_path):
+    np.savez(tmp_path / "my.npz", x=X[:, 0], y=K3)
+    done = call("baseline.py", "--task", "file:my.npz", "--out", "base", cwd=tmp_path)
+    result = json.loads((tmp_path / "base" / "result.json").read_text())
+    assert done.returncode == 0 and result["task"] == f"file:{tmp_path}/my.npz"
+    assert {"test_macro_f1", "test_micro_f1", "constant_macro_f1", "constant_micro_f1"} <= result.keys()
+
+
 @pytest.mark.parametrize("form", ["labels.npz", "labels.csv", "positions.npz", "positions.csv"])
 def test_your_data_with_several_labels(form, tmp_path):
     """From a file to a report and predictions: every start, a share of the labels, a baseline; scores beside
@@ -146,6 +218,7 @@ def test_your_data_with_several_labels(form, tmp_path):
         assert done.returncode == 0, (words, done.stdout[-500:], done.stderr)
         if words[0] == "analyze.py":
             assert KINDS[kind].title in done.stdout and "nan" not in done.stdout
+            assert kind == "positions" or words[1] == "compare" or "macro F1 in parentheses" in done.stdout
     rows = [*csv.DictReader(open(tmp_path / "predictions.csv"))]
     result = json.loads((tmp_path / "runs" / "scratch" / "result.json").read_text())
     if kind == "labels":
