@@ -297,10 +297,10 @@ SCHEDULES = {"constant": lambda step, steps, warmup: 1.0,
              "cosine": lambda step, steps, warmup: 0.5 * (1 + math.cos(
                  math.pi * (step - warmup) / max(1, steps - warmup))),                        # half a cosine, down to 0
              "step": lambda step, steps, warmup: 0.5 ** (5 * step // steps)}                  # halves after each fifth
-SHORT = dict(const="constant", cos="cosine")                     # in RECIPES
+ABBREVIATIONS = dict(const="constant", cos="cosine")             # in RECIPES
 # Allowed values of the cells of RECIPES. The flags accept the same words.
 WORDS = dict(loss=("ce", "l1"), pool=("mean", "max", "last", "none"), head=("linear", "mlp", "pair"),
-             schedule=(*SHORT, *(name for name in SCHEDULES if name not in SHORT.values())))
+             schedule=(*ABBREVIATIONS, *(name for name in SCHEDULES if name not in ABBREVIATIONS.values())))
 NUMBERS = dict(lr=(int, float), wd=(int, float), batch=(int,), length=(int,), warmup=(int,), eval=(int,))
 STAGES = dict(pretrain=0, spt=1, corpus=1, scratch=2, joint=2)       # how a run starts: which value of a cell it uses
 
@@ -337,7 +337,7 @@ def recipe_line(name, task, model, objective, start):
     name = "/".join(values.pop(column) for column in ("task", "model", "objective"))
     length, objective = str(values.pop("length")), objective or line["objective"]
     values["epochs" if length.endswith("e") else "steps"] = int(length.removesuffix("e"))
-    values["schedule"] = SHORT.get(values["schedule"], values["schedule"])
+    values["schedule"] = ABBREVIATIONS.get(values["schedule"], values["schedule"])
     values["eval_every"] = values.pop("eval", None)
     values["mask"] = task.mask
     values.setdefault("loss", "ce" if task.channels is None else "l1")

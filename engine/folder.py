@@ -130,12 +130,11 @@ def summary(task, y, found):
     other kinds of targets have shares, numerators and denominators (see engine/targets.py) as uint16."""
     y, found = np.asarray(y), np.asarray(found)
     if task.kind != "class":
-        name, kept = ("values", np.array([y, found], np.float16)) if task.kind == "number" else (
+        name, kept = ("values", np.array([y, found])) if task.kind == "number" else (
             "shares", np.array(KINDS[task.kind].shares(y, found)))
-        short = len(y) <= BITS // 16 and (name == "values" or kept.max() < 2**16)
-        kept = kept if name == "values" else kept.astype(np.uint16)
-        kept = base64.b64encode(kept.tobytes()).decode() if short else None
-        return {"test_examples": len(y), name: kept, "counts": None}
+        dtype, fits = (np.float16, True) if name == "values" else (np.uint16, kept.max() < 2**16)
+        text = base64.b64encode(kept.astype(dtype).tobytes()).decode() if fits and len(y) <= BITS // 16 else None
+        return {"test_examples": len(y), name: text, "counts": None}
     found = found.astype(int)
     right = found == y
     some = dict(labels=y, predicted=found, right=y[right])

@@ -92,7 +92,7 @@ class Run:
         self.processes.barrier()
         if self.folder.resumes:
             self.state = self.folder.restore(model, optimizer, self.state)
-        getattr(optimizer, "train", lambda: None)()                    # schedule-free ones insist on it
+        self.switch("train")                                           # schedule-free optimisers insist on it
         self.step = self.first = self.state["step"]
         self.loss_sum = torch.full((), self.state["loss_sum"], dtype=torch.float64, device=self.device)
         # step, loss and gradient norm of the last step, or of the first step in which either was not finite
@@ -145,9 +145,13 @@ class Run:
         """Inside, the model has the weights that the optimiser averages over time. Such an optimiser has two methods,
         as schedule-free ones do: `eval` puts the averages into the model, `train` the weights that are trained. It
         keeps them in `state`, which is saved. (BatchNorm's averages stay those of the trained weights.)"""
-        getattr(self.optimizer, "eval", lambda: None)()
+        self.switch("eval")
         yield
-        getattr(self.optimizer, "train", lambda: None)()
+        self.switch("train")
+
+    def switch(self, mode):
+        """Call the optimiser's method of this name, if it has one."""
+        getattr(self.optimizer, mode, lambda: None)()
 
     def begin(self, step, prepare):
         """Return the result of `prepare(step)`, a list of tuples of tensors, on the device. Also seed dropout by seed,
@@ -294,7 +298,7 @@ class Run:
 
     def save_last(self, step):
         self.read_loss()
-        getattr(self.optimizer, "train", lambda: None)()               # a signal may stop an evaluation
+        self.switch("train")                                           # a signal may stop an evaluation
         self.state.update(step=step, seconds=self.seconds())
         self.save("last.pt", optimizer=self.optimizer.state_dict(), state=self.state)
         self.saved_at = time.perf_counter()
