@@ -21,12 +21,11 @@ import argparse  # noqa: E402
 import contextlib  # noqa: E402
 import hashlib  # noqa: E402
 import importlib  # noqa: E402
-import io  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
+import re  # noqa: E402
 import shutil  # noqa: E402
 import time  # noqa: E402
-import tokenize  # noqa: E402
 import traceback  # noqa: E402
 
 import filelock  # noqa: E402
@@ -94,12 +93,9 @@ def reading(problem, advice):
 
 def without_comments(source):
     """Return Python source without comments and empty lines. Unlike ast.unparse, it does not depend on the version."""
-    lines = source.split("\n")
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            row, column = token.start
-            lines[row - 1] = lines[row - 1][:column]
-    return "\n".join(filter(None, map(str.rstrip, lines)))
+    string_or_comment = r"""((?P<quote>\"{3}|'{3}|"|')(?:\\.|.)*?(?P=quote))|#[^\n]*"""
+    source = re.sub(string_or_comment, lambda found: found[1] or "", source, flags=re.DOTALL)
+    return "\n".join(filter(None, map(str.rstrip, source.split("\n"))))
 
 
 # ---- whole files -----------------------------------------------------------------------------------------------------

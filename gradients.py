@@ -10,8 +10,7 @@ import torch.nn.functional as F
 
 class CircularConvolution(torch.autograd.Function):
     """`fft_conv`: u (b, d, l), the kernel on a circle (d, n), D (d,) or None -> irfft(rfft(u) (rfft(circle) + D)),
-    (b, d, l). Autograd's backward of rfft is a complex FFT, which is twice the work. It would also store the spectrum
-    of u, which is twice as large as u. Transforming u again is cheaper."""
+    (b, d, l). Autograd's backward of rfft is a complex FFT, which is twice the work."""
 
     @staticmethod
     def forward(context, u, circle, D):
@@ -19,19 +18,20 @@ class CircularConvolution(torch.autograd.Function):
         spectrum = torch.fft.rfft(circle)                                                # (d, n/2+1)
         if D is not None:                                      # a constant over all frequencies is an impulse at lag 0
             spectrum += D[:, None]
-        context.save_for_backward(u, spectrum)
-        context.n = n
-        return torch.fft.irfft(torch.fft.rfft(u, n=n).mul_(spectrum), n=n)[..., : u.shape[-1]].contiguous()
+        U = torch.fft.rfft(u, n=n)                                                       # (b, d, n/2+1)
+        y = torch.fft.irfft(U * spectrum, n=n)[..., : u.shape[-1]].contiguous()
+        # The adjoint of a convolution is a correlation: a conjugate in the frequency domain.
+        context.save_for_backward(U.conj_physical_(), spectrum.conj_physical_())
+        context.sizes = n, u.shape[-1]
+        return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(context, grad):
-        (u, spectrum), n = context.saved_tensors, context.n
+        (U, spectrum), (n, l) = context.saved_tensors, context.sizes
         grad = torch.fft.rfft(grad, n=n)                                                 # (b, d, n/2+1)
-        # The adjoint of a convolution is a correlation: a conjugate in the frequency domain.
-        of_u = torch.fft.irfft(grad * spectrum.conj(), n=n)[..., : u.shape[-1]]
-        of_circle = torch.conj_physical_(torch.fft.rfft(u, n=n)).mul_(grad).sum(0)       # (d, n/2+1)
-        circle = torch.fft.irfft(of_circle, n=n)                                         # (d, n)
+        circle = torch.fft.irfft((U * grad).sum(0), n=n)                                 # (d, n)
+        of_u = torch.fft.irfft(grad.mul_(spectrum), n=n)[..., :l]
         return of_u, circle, circle[:, 0] if context.needs_input_grad[2] else None
 
 
@@ -101,7 +101,7 @@ def masked_batch_norm(norm, x, real):
         return nn.BatchNorm1d.forward(norm, x)
     real = torch.ones(len(x), x.shape[2], device=x.device) if real is None else real
     with torch.autocast(x.device.type, enabled=False):
-        y, mean, variance, count = MaskedNorm.apply(x.float(), real[..., None], norm.weight, norm.bias, norm.eps, many)
+        y, mean, variance, count = MaskedNorm.apply(x.float(), real[:, None], norm.weight, norm.bias, norm.eps, many)
     with torch.no_grad():
         norm.running_mean.lerp_(mean[:, 0], norm.momentum)
         norm.running_var.lerp_((variance * count / (count - 1).clamp(min=1))[:, 0], norm.momentum)
@@ -110,22 +110,23 @@ def masked_batch_norm(norm, x, real):
 
 
 class MaskedNorm(torch.autograd.Function):
-    """x (b, d, l), real (b, l, 1) 1 or 0, gain and bias (d,) -> (x - mean) / sqrt(variance + eps) * gain + bias, and
-    mean (d, 1), variance (d, 1) and number (1, 1) of the real positions of all processes, in few passes over x."""
+    """x (b, d, l), real (b, 1, l) 1 or 0, gain and bias (d,) -> (x - mean) / sqrt(variance + eps) * gain + bias, and
+    mean (d, 1), variance (d, 1) and number (1, 1) of the real positions of all processes. On a CPU a product and an
+    in-place sum take a quarter of the time of `addcmul` or of a product with a vector."""
 
     @staticmethod
     def forward(context, x, real, gain, bias, eps, many):
-        count = total(real.sum((0, 1), keepdim=True)[0], many)                                # (1, 1)
-        share = real / count                                                                  # (b, l, 1)
-        mean = total((x @ share).sum(0), many)                                                # (d, 1)
+        count = total(real.sum((0, 2), keepdim=True)[0], many)                                # (1, 1)
+        share = real / count                                                                  # (b, 1, l)
+        mean = total((x * share).sum((0, 2))[:, None], many)                                  # (d, 1)
         x = x - mean
-        variance = total((x.square() @ share).sum(0), many)                                   # (d, 1)
+        variance = total(x.square().mul_(share).sum((0, 2))[:, None], many)                   # (d, 1)
         rate = torch.rsqrt(variance + eps)
         context.save_for_backward(x, share, gain, rate)
         context.many = many
         context.mark_non_differentiable(mean, variance, count)
         context.set_materialize_grads(False)
-        return torch.addcmul(bias[:, None], x, rate * gain[:, None]), mean, variance, count
+        return (x * (rate * gain[:, None])).add_(bias[:, None]), mean, variance, count
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -133,10 +134,11 @@ class MaskedNorm(torch.autograd.Function):
         """Compute gradients of y = gain z + bias, z = rate x (x: centred). Mean and variance make every z depend on all
         real x."""
         x, share, gain, rate = context.saved_tensors
+        grad = grad.contiguous()       # (b, d, l) in memory too, and so all gradients before this one
         of_bias = grad.sum((0, 2))[:, None]                                                   # (d, 1)
         of_gain = (grad * x).sum((0, 2))[:, None] * rate                                      # (d, 1)
         sums = total(torch.cat((of_bias, of_gain), 1), context.many)                          # (d, 2)
-        shift = torch.addcmul(sums[:, :1], x, sums[:, 1:] * rate).mul_(share.mT)              # (b, d, l)
+        shift = (x * (sums[:, 1:] * rate)).add_(sums[:, :1]).mul_(share)                      # (b, d, l)
         return (grad - shift).mul_(rate * gain[:, None]), None, of_gain[:, 0], of_bias[:, 0], None, None
 
 

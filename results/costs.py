@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import kernels
-from kernels import ceil_div, rotary_turns, two_levels
+from kernels import ceil_div, rotary_turns
 from engine.feed import Feed
 from engine.flags import between
 from engine.processes import guarded
@@ -117,7 +117,6 @@ def without_values():
     """Make tensors without values, only with shapes. They must neither come from a cache nor stay in it."""
     def clear():
         rotary_turns.cache_clear()
-        two_levels.cache_clear()
 
     clear()
     try:
@@ -138,7 +137,7 @@ def describe(c):
     parameters, bytes that autograd keeps for the backward pass in float32, FLOPs per position of the forward pass).
 
     The model runs on tensors without values. Not counted: element-wise work (the scans of S5 and LRU), and making
-    convolution kernels, which happens once per batch (`python results/speed.py` measures it).
+    convolution kernels, which happens once per batch (results/peers.md has times).
     """
     check_countable(c)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "results")]                    # costs.py and speed.py stand beside their pages
+sys.path[:0] = [str(ROOT), str(ROOT / "results")]                    # costs.py stands beside its page
 os.environ.setdefault("OMP_NUM_THREADS", "1")       # small tensors: more threads cost more than they bring
 
 # What tests start as `python` is this one, whatever PATH holds. (A link to it would lose its virtual environment.)

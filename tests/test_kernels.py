@@ -10,11 +10,20 @@ import torch
 import kernels
 from conftest import ROOT
 from kernels import (attention, diagonal_kernel, diagonal_kernel_naive, fft_conv, hippo_nplr, rotary, s4_kernel,
-                     s4_kernel_naive, ssm_scan)
-from speed import random_s4
+                     s4_kernel_naive, ssm_scan, truncation_correction)
 from zoo.sgconv import sgconv_kernel
 
 COMPLEX = torch.complex128
+
+
+def random_s4(d, N, c, l, dt_min=1e-3, dt_max=0.1, dtype=torch.complex64, seed=0):
+    """HiPPO-initialised arguments of `s4_kernel` (A, P, B, C~, dt) with random C and log-uniform dt."""
+    generator = torch.Generator().manual_seed(seed)
+    A, P, B = (v.expand(d, -1).contiguous() for v in hippo_nplr(N))                         # (d, n)
+    C = torch.randn(c, d, N // 2, dtype=COMPLEX, generator=generator)
+    dt = torch.exp(torch.rand(d, generator=generator, dtype=torch.float64) * math.log(dt_max / dt_min)) * dt_min
+    C = truncation_correction(A, P, C, dt, l)
+    return [v.to(dtype) for v in (A, P, B, C)] + [dt.to(dtype.to_real())]
 
 
 def relative(ours, exact):
@@ -258,7 +267,7 @@ def test_fft_conv_and_its_gradients_are_those_of_the_direct_sum(l, directions):
 def test_memory_at_full_size(kernel, limit):
     """One layer of PathX-256 with S4, of PathX with DLR, both directions, forward and backward: KiB of the process. One
     tensor of directions, channels, states and lags would take 9 and 69 GB."""
-    program = (f"import resource, sys, torch; from kernels import *; sys.path.append('results'); from speed import *\n"
+    program = (f"import resource, sys, torch; from kernels import *; sys.path += ['tests']; from test_kernels import *\n"
                f"{kernel}.square().sum().backward()\n"
                "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)

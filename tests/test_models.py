@@ -172,8 +172,8 @@ def test_a_step_reads_nothing_back(name):
 
 @every
 def test_compiled_is_eager_in_one_graph(name):
-    """What --compile compiles, but for the generated code and the backward pass, which
-    `results/first_hour.py --only compiled` tries too. What cannot be in the graph is an error."""
+    """What --compile compiles, but for the generated code and the backward pass. What cannot be in the graph is an
+    error."""
     torch._dynamo.reset()
     backbone, (x, lengths) = small(name, layers=1).train(), sequences(40, 11, 33)
     eager = backbone(x, lengths)
@@ -255,8 +255,7 @@ def test_described_costs_are_those_of_a_real_pass(name):
                  Linformer: 8 * d * d + 4 * d * getattr(c, "rank", 0) * 2 + feed_forward,    # mixtures, then attention
                  SSM: 4 * d * d + 3 * d * fft / l}                    # GLU; FFT of signal and kernel, and back
     formula = per_layer.get(type(backbone.layers[0].mixer))
-    norms = sum(4 * d for module in backbone.modules() if isinstance(module, BatchNorm))      # sums are products
-    assert formula is None or flops == pytest.approx(2 * formula + norms, rel=0.01)
+    assert formula is None or flops == pytest.approx(2 * formula, rel=0.01)
 
 
 # ---- sizes -----------------------------------------------------------------------------------------------------------
@@ -412,10 +411,10 @@ def test_masked_norm_has_the_gradients_of_its_formula():
     """With padded positions, whose own gradients count too."""
     torch.manual_seed(0)
     x, gain, bias = torch.randn(3, 4, 10, dtype=torch.float64) * 3 + 1, torch.randn(4).double(), torch.randn(4).double()
-    real = (torch.arange(10) < torch.tensor([[10], [4], [1]])).double()[..., None]                # (b, l, 1)
+    real = (torch.arange(10) < torch.tensor([[10], [4], [1]])).double()[:, None]                  # (b, 1, l)
 
     def plain(x, gain, bias):
-        some = x.transpose(1, 2)[real[..., 0] == 1]                                           # (m, d)
+        some = x.transpose(1, 2)[real[:, 0] == 1]                                             # (m, d)
         mean, rate = some.mean(0)[:, None], torch.rsqrt(some.var(0, correction=0) + 1e-5)[:, None]
         return (x - mean) * rate * gain[:, None] + bias[:, None]
 

@@ -18,7 +18,6 @@ import pytest
 import data
 import models
 import pretrain
-import speed
 import story
 from conftest import OLD, ROOT, call, same_line, scripts
 from test_analyze import listed
@@ -295,15 +294,6 @@ def test_the_pages_show_what_costs_prints(place):
         shown |= dict(zip(names, memory * len(names) if len(memory) == 1 else memory, strict=True))
     assert shown.keys() == models.MODELS.keys() - {"pythia_rand", "lstm", "gru"}
     assert all(shown[model] == round(kept[model]) for model in shown if not OLD or model != "reformer")
-
-
-def test_speed_measures_both_forms_of_a_kernel():
-    """Time, memory and the error against float64."""
-    for fast, naive, make in ((speed.s4_kernel, speed.s4_kernel_naive, speed.random_s4),
-                              (speed.diagonal_kernel, speed.diagonal_kernel_naive, speed.random_dlr)):
-        for kernel in (fast, naive):
-            seconds, peak, error = speed.measure(kernel, naive, make, (8, 16, 2, 128), "cpu")
-            assert 0 < seconds < 10 and peak >= 0 and 0 < error < 1e-4
 
 
 def test_bare_commands_show_what_there_is_or_what_to_type(monkeypatch):

@@ -291,6 +291,15 @@ def test_a_signal_at_any_time_ends_a_run_in_order(name, n, step, start, tmp_path
     assert_same_run(tmp_path / "quiet", out)
 
 
+def test_a_missing_compiler_is_one_line(tmp_path, monkeypatch, mistake):
+    import torch._inductor.config as inductor
+    monkeypatch.setattr(inductor.cpp, "cxx", ("absent",))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "nothing compiled before"))
+    torch._dynamo.reset()
+    line = mistake("finetune", flags(tmp_path / "run", compile=True))
+    assert "--compile: " in line and "install what is missing, or leave out --compile" in line
+
+
 def forecasts(text):
     """The steps of which a line was printed, and the seconds left that each of them says."""
     lines = re.findall(r"step +(\d+)/\d+ .* time left (?:(\d+) days?, )?(\d+):(\d+):(\d+)\n", text)

@@ -71,7 +71,9 @@ def favor_features(x, W, query, eps=1e-6, causal=False, lengths=None):
     else:
         real = real_keys(torch.arange(x.shape[-2], device=x.device), x.shape[-2], lengths)[:, None, :, None]
         largest = largest.masked_fill(~real, -math.inf).amax((-2, -1), keepdim=True)     # (b, h, 1, 1)
-    return m ** -0.5 * (torch.exp(exponent - x.square().sum(-1, keepdim=True) / 2 - largest) + eps)
+    # One pass over (b, h, l, m) each for all that is subtracted (the factor 1 / sqrt(m), too), exp, and eps.
+    exponent.sub_(x.square().sum(-1, keepdim=True) / 2 + largest + math.log(m) / 2)
+    return torch.exp(exponent) + eps * m ** -0.5
 
 
 class LinearAttention(Attention):

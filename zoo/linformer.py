@@ -30,7 +30,8 @@ class Linformer(Attention):
         if lengths is not None:                                              # padding must add nothing to a mixture
             real = inside(lengths, k.shape[2])[:, None, :, None]                              # (b, 1, l, 1)
             k, v = k * real, v * real
-        k, v = (torch.einsum("bhle,lr->bhre", y, self.mix[: y.shape[2]]) for y in (k, v))       # (b, h, r, e)
+        mix = self.mix[: k.shape[2]].T                                                        # (r, l)
+        k, v = mix @ k, mix @ v                                                               # (b, h, r, e)
         return attention(q, k, v)
 
 

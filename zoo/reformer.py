@@ -70,13 +70,16 @@ def lsh_attention(q, v, rotations, chunk, lengths=None):
     def with_previous(x):
         return torch.cat((x.roll(1, 2), x), 3)                                           # (b, h, chunks, 2 chunk, ...)
 
-    i = position.unflatten(2, (-1, chunk))                                               # (b, h, chunks, chunk)
+    i = position.int().unflatten(2, (-1, chunk))                                         # (b, h, chunks, chunk)
     j = with_previous(i)
     logits = sort(q) @ with_previous(sort(F.normalize(q, dim=-1))).transpose(-1, -2)
-    logits = logits.masked_fill(i[..., :, None] == j[..., None, :], -1e5)
-    logits = logits.masked_fill(j[..., None, :] >= ends.view(b, 1, 1, 1, 1), -1e9)
-    share = logits.logsumexp(-1, keepdim=True)                                           # (b, h, chunks, chunk, 1)
-    y = (logits - share).exp() @ with_previous(sort(v))                                  # (b, h, chunks, chunk, e)
+    logits.add_(i[..., :, None] == j[..., None, :], alpha=-1e5)
+    if lengths is not None or size > l:
+        logits.add_(j[..., None, :] >= ends.view(b, 1, 1, 1, 1), alpha=-1e9)
+    largest = logits.detach().amax(-1, keepdim=True)                                     # (b, h, chunks, chunk, 1)
+    values = with_previous(sort(F.pad(v, (0, 1), value=1.0)))            # one more column: the softmax's denominator
+    y = logits.sub_(largest).exp() @ values                                              # (b, h, chunks, chunk, e + 1)
+    y, share = y[..., :-1] / y[..., -1:], largest + y[..., -1:].log()
     back = order.argsort(-1)[..., None]                                                  # (b, h, r size, 1)
     y, share = (x.gather(2, back.expand_as(x)).unflatten(2, (rounds, size))
                 for x in (y.flatten(2, 3), share.flatten(2, 3)))

@@ -7,10 +7,12 @@ from kernels import inside, true_lengths
 
 
 def fill_up(length, lengths, *heads):
-    """Return true lengths, and (b, h, l, e) tensors padded to the task's length. Otherwise the output of these models
-    would depend on the batch's padding."""
+    """Return true lengths (None if nothing is padded), and (b, h, l, e) tensors padded to the task's length. Otherwise
+    the output of these models would depend on the batch's padding."""
     b, _, l, _ = heads[0].shape
-    return true_lengths(lengths, b, l, heads[0].device), *(F.pad(y, (0, 0, 0, length - l)) for y in heads)
+    if l < length:
+        lengths = true_lengths(lengths, b, l, heads[0].device)
+    return lengths, *(F.pad(y, (0, 0, 0, length - l)) for y in heads)
 
 
 def dense_attention(q, k, v, seen, causal=False, lengths=None):
