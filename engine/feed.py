@@ -25,7 +25,7 @@ class Feed:
     """The batches of a run. lengths: lengths of the training examples (n,), if batches are cut into parts of similar
     length; else None. costly: every part has a fixed cost. records: steps are recorded as CUDA graphs (graph.py)."""
 
-    POSITIONS = 4_096                          # in a part, about (results/speed.md); small batches stay whole
+    POSITIONS = 4_096                          # in a part, about (results/peers.md); small batches stay whole
     COSTLY = 4                                 # parts are this many times larger if every part has a fixed cost
     EVALUATED = 2**17                          # least number of positions in an evaluation batch on a GPU
 

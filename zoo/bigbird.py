@@ -7,21 +7,7 @@ import torch.nn.functional as F
 
 from kernels import attention, ceil_div, real_keys, split_blocks
 from models import MODELS, Attention, Key, Model, TransformerBlock, sinusoids
-from zoo.shared import dense_attention, fill_up
-
-
-def bigbird_attention_naive(q, k, v, block, random, causal=False, lengths=None):
-    """Compute `bigbird_attention` with a mask over all pairs of positions."""
-    h, l = q.shape[1:3]
-    n = ceil_div(l, block)
-    seen = torch.zeros(h, n, n, dtype=torch.bool, device=q.device)
-    seen[:, [0, -1]] = True                                  # the end blocks attend to everything,
-    seen[:, :, [0, -1]] = True                               # and everything attends to them
-    for row in range(1, n - 1):
-        seen[:, row, row - 1:row + 2] = True
-        seen[:, row].scatter_(1, random[:, row - 1], True)
-    seen = seen.repeat_interleave(block, 1).repeat_interleave(block, 2)[:, :l, :l]            # (h, l, l)
-    return dense_attention(q, k, v, seen, causal, lengths)
+from zoo.shared import fill_up
 
 
 def bigbird_attention(q, k, v, block, random, causal=False, lengths=None):

@@ -13,16 +13,6 @@ from kernels import geometric_sums
 from models import Kernel
 
 
-def ema_kernel_naive(delta, alpha, beta, gamma, l):
-    """Compute `ema_kernel` by its recurrence, fed with a 1 and then zeros, in the dtype of its inputs."""
-    p, K = delta.sigmoid(), []
-    state = p * beta                                                                          # (c, d, h)
-    for _ in range(l):
-        K.append((gamma * state).sum(-1) / math.sqrt(delta.shape[-1]))
-        state = (1 - p * alpha.sigmoid()) * state
-    return torch.stack(K, -1)                                                                 # (c, d, l)
-
-
 @torch.amp.autocast("cpu", enabled=False)
 @torch.amp.autocast("cuda", enabled=False)
 def ema_kernel(delta, alpha, beta, gamma, l):

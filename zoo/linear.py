@@ -13,15 +13,6 @@ from kernels import ceil_div, real_keys, split_blocks
 from models import MODELS, Attention, Key, Model, SizeError, TransformerBlock, sinusoids
 
 
-def linear_attention_naive(q, k, v, causal=False, lengths=None, eps=1e-6):
-    """Compute `linear_attention` in the order of softmax attention: all pairs first, O(l^2)."""
-    l = q.shape[-2]
-    weights = q @ k.transpose(-1, -2)                                                         # (b, h, l, l)
-    weights = weights.tril() if causal else weights
-    weights = weights * real_keys(torch.arange(l, device=q.device), l, lengths)[:, None, None]
-    return weights @ v / (weights.sum(-1, keepdim=True) + eps)
-
-
 def linear_attention(q, k, v, causal=False, lengths=None, eps=1e-6):
     """Return q (k^T v) / (q . sum of k + eps), multiplied in this order: O(l) (Katharopoulos et al. 2020).
 

@@ -3,17 +3,8 @@
 As in Long Range Arena (Tay et al. 2020), Longformer has no global tokens. `local` is `attention` of kernels.py with
 blocks of 64. Sizes and recipes are the Transformer's; we chose the windows and blocks for short sequences.
 """
-import torch
-
 from kernels import near_attention
 from models import MODELS, Attention, Key, Model, TransformerBlock, sinusoids
-from zoo.shared import dense_attention
-
-
-def longformer_attention_naive(q, k, v, window, causal=False, lengths=None):
-    """Compute `longformer_attention` with a mask over all pairs of positions."""
-    i = torch.arange(q.shape[-2], device=q.device)
-    return dense_attention(q, k, v, (i[:, None] - i).abs() <= window // 2, causal, lengths)
 
 
 def longformer_attention(q, k, v, window, causal=False, lengths=None):

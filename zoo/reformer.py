@@ -12,32 +12,6 @@ from models import MODELS, Attention, Key, Model, SizeError, TransformerBlock, s
 from zoo.shared import fill_up
 
 
-def lsh_attention_naive(q, v, rotations, chunk, lengths=None):
-    """Compute `lsh_attention` query by query: buckets, sorting, chunks, softmax over the keys that a chunk sees."""
-    b, h, l, _ = q.shape
-    rounds, size, out = rotations.shape[2], ceil_div(l, chunk) * chunk, torch.zeros_like(v)
-    for item, end in enumerate(true_lengths(lengths, b, l, q.device).tolist()):
-        for head in range(h):
-            x, order = q[item, head], []
-            for r in range(rounds):
-                turned = x @ rotations[head % len(rotations), :, r]                           # (l, buckets / 2)
-                bucket = torch.cat((turned, -turned), -1).argmax(-1).tolist()
-                bucket = [bucket[t] if t < end else 2 * turned.shape[-1] for t in range(size)]    # padding is last
-                order += sorted(range(size), key=lambda t: (bucket[t], t))
-            found = {t: [] for t in range(end)}                      # (denominator, mean of values) per round
-            chunks = [order[i:i + chunk] for i in range(0, len(order), chunk)]
-            for number, own in enumerate(chunks):
-                keys = [j for j in chunks[number - 1] + own if j < end]      # before the first chunk comes the last
-                for i in (i for i in own if i < end):
-                    scores = F.normalize(x[keys], dim=-1) @ x[i]                              # (keys,)
-                    scores[[n for n, j in enumerate(keys) if j == i]] = -1e5                  # itself: last resort
-                    found[i].append((scores.logsumexp(0), scores.softmax(0) @ v[item, head, keys]))
-            for i, parts in found.items():
-                share = torch.stack([total for total, _ in parts]).softmax(0)
-                out[item, head, i] = sum(weight * y for weight, (_, y) in zip(share, parts))
-    return out
-
-
 def lsh_attention(q, v, rotations, chunk, lengths=None):
     """Compute Reformer's attention (Kitaev et al. 2020): q (queries and keys), v (b, h, l, e) -> (b, h, l, e).
 

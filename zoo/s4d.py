@@ -8,13 +8,8 @@ from functools import partial
 import torch
 import torch.nn as nn
 
-from kernels import diagonal_kernel, diagonal_kernel_naive, hippo_nplr
+from kernels import diagonal_kernel, hippo_nplr
 from models import MODELS, S4, SSM, Diagonal, Model, SizeError, SSMBlock, log_uniform
-
-
-def s4d_kernel_naive(A, B, C, dt, l, rule="zoh"):
-    """Compute `s4d_kernel` as its formula is written: a (c, d, n, l) tensor summed over n, float64."""
-    return diagonal_kernel_naive(*s4d_poles(A, B, C, dt, rule), l)
 
 
 @torch.amp.autocast("cpu", enabled=False)

@@ -8,15 +8,6 @@ import torch.nn.functional as F
 from kernels import inside
 
 
-def diagonal_scan_naive(log_lambda, v):
-    """Compute `diagonal_scan` one step after another."""
-    x, states = 0, []
-    for t in range(v.shape[1]):
-        x = log_lambda.exp() * x + v[:, t]
-        states.append(x)                                                                      # (b, n)
-    return torch.stack(states, 1)                                                             # (b, l, n)
-
-
 @torch.amp.autocast("cpu", enabled=False)
 @torch.amp.autocast("cuda", enabled=False)
 def diagonal_scan(log_lambda, v):

@@ -32,18 +32,6 @@ def structured_linear(x, first, second, bias, kind):
     return x.transpose(-1, -2).flatten(-2) + bias                                        # (..., M)
 
 
-def structured_linear_naive(x, first, second, bias, kind):
-    """Compute `structured_linear` with the dense matrix W (M, N), the product of the two factors."""
-    m, W = len(bias), first if kind == "lowrank" else torch.block_diag(*first)
-    if kind == "blockshuffle":
-        shuffle = torch.arange(len(W)).view(-1, len(first)).T.flatten()
-        back = torch.arange(m).view(len(second), -1).T.flatten()
-        W = (torch.block_diag(*second) @ W[shuffle])[back]
-    else:
-        W = second @ W
-    return F.linear(x, W, bias)
-
-
 class StructuredLinear(nn.Module):
     """A Linear whose matrix is a product of two cheaper ones, with c.ffn_share of its parameters (Wei et al. 2024).
 
