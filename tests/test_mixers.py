@@ -13,12 +13,11 @@ from zoo.bigbird import bigbird_attention
 from zoo.ema import ema_kernel
 from zoo.linear import elu_features, favor_features, linear_attention, relu_features
 from zoo.longformer import longformer_attention
-import zoo.mamba
-from zoo.mamba import selective_scan, selective_scan_naive
 from zoo.mega import Mega
 from zoo.reformer import lsh_attention
 from zoo.s4d import s4d_kernel
 from zoo.scan import diagonal_scan
+from zoo.selective import AT_ONCE, selective_scan, selective_scan_naive
 from zoo.structured import StructuredLinear, guide, structured_linear
 
 DOUBLE = torch.float64
@@ -195,7 +194,7 @@ def test_scan_by_doubling_is_the_loop():
 def test_a_selective_scan_is_the_loop(l, monkeypatch):          # segments, of which the last is shorter
     """Values, gradients of all inputs; in the dtype of the inputs."""
     torch.manual_seed(l)
-    monkeypatch.setitem(zoo.mamba.AT_ONCE, "cpu", 60 * 9)       # three examples, five channels, four states
+    monkeypatch.setitem(AT_ONCE, "cpu", 60 * 9)       # three examples, five channels, four states
     u, delta, B, C = (torch.randn(3, l, size, dtype=torch.float64) for size in (5, 5, 4, 4))
     inputs = [u, F.softplus(delta - 2), -torch.rand(5, 4, dtype=torch.float64) * 4, B, C]
     inputs = [value.detach().requires_grad_() for value in inputs]
@@ -206,7 +205,7 @@ def test_a_selective_scan_is_the_loop(l, monkeypatch):          # segments, of w
     assert single.dtype == torch.float32 and (single - exact).abs().max() < 1e-5 * exact.abs().max()
     if l in (7, 64):
         inputs = [value.detach().transpose(0, value.ndim - 2).contiguous().requires_grad_() for value in inputs]
-        torch.library.opcheck(torch.ops.zoo.mamba, inputs)             # what --compile sees of it
+        torch.library.opcheck(torch.ops.zoo.selective, inputs)             # what --compile sees of it
 
 
 def plain_recurrence(w, x, order):

@@ -12,14 +12,17 @@ import shutil
 import subprocess
 import sys
 from graphlib import TopologicalSorter
+from types import SimpleNamespace
 
 import pytest
 
 import data
 import models
+import peers
 import pretrain
 import story
 from conftest import OLD, ROOT, call, same_line, scripts
+from recipes import arch
 from test_analyze import listed
 
 FOUR = "kernels", "models", "pretrain", "finetune"
@@ -294,6 +297,15 @@ def test_the_pages_show_what_costs_prints(place):
         shown |= dict(zip(names, memory * len(names) if len(memory) == 1 else memory, strict=True))
     assert shown.keys() == models.MODELS.keys() - {"pythia_rand", "lstm", "gru"}
     assert all(shown[model] == round(kept[model]) for model in shown if not OLD or model != "reformer")
+
+
+def test_layers_beside_packages_exist():
+    """With the weights that results/peers.py copies; the packages are not installed here."""
+    for name, causal, *_, copy in peers.PEERS:
+        sizes = SimpleNamespace(length=64, vocab=16, channels=None)
+        mixer = models.MODELS[name].mixer(models.config(arch("listops", name) | peers.SIZES, sizes, causal))
+        copied = [pair.split("=")[1].split("/")[0] for pair in copy.split()] if "=" in str(copy) else []
+        assert {*copied} <= {*dict(mixer.named_parameters()), *dict(mixer.named_buffers())}
 
 
 def test_bare_commands_show_what_there_is_or_what_to_type(monkeypatch):
