@@ -140,7 +140,7 @@ def guarded(main):
                 text = str(error)
             elif isinstance(error, torch.OutOfMemoryError):
                 text = "out of GPU memory; give a smaller --micro-batch"
-            elif type(error).__module__.startswith("torch._inductor"):         # no g++, for example
+            elif any(name in str(error) for name in ("InvalidCxxCompiler", "TritonMissing")):      # of torch's compiler
                 text = f"--compile: {str(error).splitlines()[0]}; install what is missing, or leave out --compile"
                 error = UserError(text)
             elif isinstance(error, KeyboardInterrupt) and Processes.current is not None:

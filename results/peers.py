@@ -1,4 +1,4 @@
-"""Time each mixer beside what pip installs for the same job: the first table of results/peers.md.
+"""Time each mixer beside what pip installs for the same job: the tables of results/peers.md.
 
     pip install s5-pytorch==0.2.1 lru-pytorch==0.1.3 mambapy==1.2.0 minimamba==1.0.1 transformers==5.24.0 \\
         Mega-pytorch==0.1.0 local-attention==1.11.2 linformer==0.2.3 reformer-pytorch==1.4.4 \\
@@ -86,11 +86,9 @@ def bigbird(Layer, c, mixer):
     sizes = module.BigBirdConfig(hidden_size=c.d, num_attention_heads=c.heads, block_size=c.block, use_bias=True,
                                  num_random_blocks=c.random, max_position_embeddings=c.length)
 
-    def call(layer, x):
-        make = module.BigBirdModel.create_masks_for_block_sparse_attn
-        blocked, band, start, end = make(torch.ones(x.shape[:2]), c.block)
-        return layer(x, band, start, end, blocked, blocked)
-    return Chain(Call(Layer(sizes), call), nn.Linear(c.d, c.d))
+    ones = torch.ones(max(1, POSITIONS // c.length), c.length)
+    blocked, band, start, end = module.BigBirdModel.create_masks_for_block_sparse_attn(ones, c.block)
+    return Chain(Call(Layer(sizes), lambda layer, x: layer(x, band, start, end, blocked, blocked)), nn.Linear(c.d, c.d))
 
 
 def copy_s5(mixer, peer):

@@ -299,6 +299,11 @@ def test_the_pages_show_what_costs_prints(place):
     assert all(shown[model] == round(kept[model]) for model in shown if not OLD or model != "reformer")
 
 
+def test_no_large_file_is_committed():
+    tracked = subprocess.run(["git", "-C", ROOT, "ls-files"], capture_output=True, text=True).stdout.split()
+    assert not [name for name in tracked if (ROOT / name).exists() and (ROOT / name).stat().st_size > 4 << 20]
+
+
 def test_layers_beside_packages_exist():
     """With the weights that results/peers.py copies; the packages are not installed here."""
     for name, causal, *_, copy in peers.PEERS:

@@ -62,7 +62,7 @@ def favor_features(x, W, query, eps=1e-6, causal=False, lengths=None):
     else:
         real = real_keys(torch.arange(x.shape[-2], device=x.device), x.shape[-2], lengths)[:, None, :, None]
         largest = largest.masked_fill(~real, -math.inf).amax((-2, -1), keepdim=True)     # (b, h, 1, 1)
-    # One pass over (b, h, l, m) each for all that is subtracted (the factor 1 / sqrt(m), too), exp, and eps.
+    # Three passes over (b, h, l, m): subtract everything (and the logarithm of sqrt(m)), exp, add eps.
     exponent.sub_(x.square().sum(-1, keepdim=True) / 2 + largest + math.log(m) / 2)
     return torch.exp(exponent) + eps * m ** -0.5
 

@@ -47,6 +47,7 @@ def lsh_attention(q, v, rotations, chunk, lengths=None):
     i = position.int().unflatten(2, (-1, chunk))                                         # (b, h, chunks, chunk)
     j = with_previous(i)
     logits = sort(q) @ with_previous(sort(F.normalize(q, dim=-1))).transpose(-1, -2)
+    # Added in place, which saves copies. A score so masked stays far below all others.
     logits.add_(i[..., :, None] == j[..., None, :], alpha=-1e5)
     if lengths is not None or size > l:
         logits.add_(j[..., None, :] >= ends.view(b, 1, 1, 1, 1), alpha=-1e9)

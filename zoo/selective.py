@@ -5,17 +5,8 @@ from torch import Tensor
 
 from kernels import ceil_div
 
-CHUNK = 8                                  # positions; a longer chunk does not fit into a CPU's cache
-AT_ONCE = dict(cpu=2**17, cuda=2**22)      # numbers of a state that one call advances, about
-
-
-def selective_scan_naive(u, delta, A, B, C):
-    """Compute `selective_scan` one step after another."""
-    s, y = 0, []
-    for t in range(u.shape[1]):
-        s = torch.exp(delta[:, t, :, None] * A) * s + (delta * u)[:, t, :, None] * B[:, t, None]       # (b, e, n)
-        y.append((s * C[:, t, None]).sum(-1))
-    return torch.stack(y, 1)                                                                  # (b, l, e)
+CHUNK = 8                                  # positions; on a CPU 4 take 5 % longer, 2 take 15 %
+AT_ONCE = dict(cpu=2**17, cuda=2**20)      # numbers of a state that one call advances, about; on a GPU not measured
 
 
 @torch.amp.autocast("cpu", enabled=False)
@@ -43,7 +34,8 @@ def states_of(delta, A, B, v, s):
 
 
 def segments(u, A):
-    """Return into how many segments of at least 16 positions u (l, b, e) is cut. Fewer than 4 are not worth it."""
+    """Return into how many segments of at least 16 positions u (l, b, e) is cut. Fewer than 4 are not worth it. The
+    number depends on the batch, and so do the last bits of the result."""
     many = min(len(u) // 16, AT_ONCE["cuda" if u.is_cuda else "cpu"] // (u.shape[1] * A.numel()))
     return many if many >= 4 else 1
 
@@ -56,13 +48,14 @@ def cut(x, many):
 
 
 def uncut(x, many, l):
+    """Undo `cut`: (length, many b, ...) -> (l, b, ...)."""
     return x.unflatten(1, (many, -1)).transpose(0, 1).flatten(0, 1)[:l]
 
 
 def entering(delta, A, x, W, many, back=False):
     """Return the state that enters each segment, (many b, e, n), where position t adds x[t] W[t]: delta, x (l, many b,
     e), W (l, many b, n). First all segments run from 0, side by side; then their ends are handed on, one after another.
-    back: the gradient of states, which comes from the last position, and of which what t adds decays at t already."""
+    back: the gradient of the states, from the last position to the first. It decays at t after t has added to it."""
     ends = x.new_zeros(*x.shape[1:], A.shape[1])
     if many == 1:
         return ends
@@ -70,14 +63,16 @@ def entering(delta, A, x, W, many, back=False):
     delta, x, W = (y.flip(0) if back else y for y in (delta, x, W))
     for some in (slice(i, i + CHUNK) for i in range(0, len(x), CHUNK)):
         decay, adds = (delta[some, ..., None] * A).exp_(), x[some, ..., None] * W[some, :, None]
+        if back:
+            adds.mul_(decay)
         for add, kept in zip(adds, decay):
-            ends = ends.add_(add).mul_(kept) if back else ends.mul_(kept).add_(add)
-    ends, whole = (y.unflatten(0, (many, -1)).unbind() for y in (ends, whole))
-    states, order = {}, range(many)[::-1] if back else range(many)
-    s = torch.zeros_like(ends[0])
-    for segment in order:
-        states[segment], s = s, torch.addcmul(ends[segment], whole[segment], s)
-    return torch.cat([states[segment] for segment in range(many)])
+            ends.mul_(kept).add_(add)
+    ends, whole = (y.unflatten(0, (many, -1)) for y in (ends, whole))
+    s, states = torch.zeros_like(ends[0]), []
+    for end, kept in zip(*(y.flip(0) if back else y for y in (ends, whole))):
+        states.append(s)
+        s = end + kept * s
+    return torch.cat(states[::-1] if back else states)
 
 
 # Custom operators of torch: --compile treats each as one call. `register_fake` gives the shapes of results.
