@@ -36,7 +36,7 @@ def states_of(delta, A, B, v, s):
 def segments(u, A):
     """Return into how many segments of at least 16 positions u (l, b, e) is cut. Fewer than 4 are not worth it. The
     number depends on the batch, and so do the last bits of the result."""
-    many = min(len(u) // 16, AT_ONCE["cuda" if u.is_cuda else "cpu"] // (u.shape[1] * A.numel()))
+    many = min(u.shape[0] // 16, AT_ONCE["cuda" if u.is_cuda else "cpu"] // (u.shape[1] * A.numel()))
     return many if many >= 4 else 1
 
 
@@ -120,7 +120,7 @@ def scan_backward(grad: Tensor, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, 
 
 def fake_scan(u, delta, A, B, C):
     many = segments(u, A)
-    chunks = ceil_div(ceil_div(len(u), many), CHUNK)
+    chunks = ceil_div(ceil_div(u.shape[0], many), CHUNK)
     return torch.empty_like(u), u.new_empty(chunks, many * u.shape[1], u.shape[2], A.shape[1])
 
 
