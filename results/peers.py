@@ -32,7 +32,7 @@ from recipes import arch
 SIZES = dict(d=64, heads=4, ff=128)               # of every mixer; the rest are its defaults
 POSITIONS = 4096                                  # of a batch: 4 sequences of 1,024, else one
 SECONDS = 12                                      # for each pair of layers
-TOO_LONG = 10                                     # a package that takes so many seconds is not tried at a longer length
+TOO_LONG = 10                                     # seconds of a package that is then not tried at a longer length
 
 
 # ---- Packages --------------------------------------------------------------------------------------------------------
