@@ -141,7 +141,8 @@ def guarded(main):
             elif isinstance(error, torch.OutOfMemoryError):
                 text = "out of GPU memory; give a smaller --micro-batch"
             elif any(name in str(error) for name in ("InvalidCxxCompiler", "TritonMissing")):      # of torch's compiler
-                text = f"--compile: {str(error).splitlines()[0]}; install what is missing, or leave out --compile"
+                absent = "triton" if "TritonMissing" in str(error) else "a C++ compiler (g++)"
+                text = f"--compile needs {absent}; install it, or give --resume instead of --compile"
                 error = UserError(text)
             elif isinstance(error, KeyboardInterrupt) and Processes.current is not None:
                 text = "interrupted; the same command with --resume continues from the last checkpoint"
