@@ -32,36 +32,37 @@ class CircularConvolution(torch.autograd.Function):
         grad = torch.fft.rfft(grad, n=n)                                                 # (b, d, n/2+1)
         circle = torch.fft.irfft((U * grad).sum(0), n=n)                                 # (d, n)
         of_u = torch.fft.irfft(grad.mul_(spectrum), n=n)[..., :l]
-        return of_u, circle, circle[:, 0] if context.needs_input_grad[2] else None
+        return of_u, circle, circle[:, 0] if context.needs_input_grad[2] else None       # D acts like lag 0
 
 
 class GeometricSums(torch.autograd.Function):
-    """`geometric_sums`: V (d, r, n), log_p (d, n), and the powers p^(i m) (d, l/m, n) and conj(p^j) (d, m, n) ->
-    Re sum_n V p^k (d, r, l). Autograd's backward pass would copy and store several times as much."""
+    """`geometric_sums`: V (d, r, n), log_p (d, n), outer p^(i m) (d, l/m, n) and inner conj(p^j) (d, m, n) -> Re sum_n
+    V p^k (d, r, l). log_p is an argument because it gets the gradient. Autograd's backward pass would copy and store
+    several times as much."""
 
     @staticmethod
-    def forward(context, V, log_p, step, right, l):
+    def forward(context, V, log_p, outer, inner, l):
         d, r, n = V.shape
-        left = V.to(step.dtype)[:, :, None] * step[:, None]                              # (d, r, l/m, n)
+        left = V.to(outer.dtype)[:, :, None] * outer[:, None]                            # (d, r, l/m, n)
         # Re(x y) = Re x Re y - Im x Im y is the product of [Re x, Im x] and the conjugate's [Re y, -Im y]. Real and
         # imaginary parts lie side by side in memory, so the sum over n is a real matrix product.
-        left, right = (torch.view_as_real(y).flatten(-2) for y in (left, right))         # (d, r, l/m, 2n), (d, m, 2n)
-        context.save_for_backward(V, step, right)
+        left, right = (torch.view_as_real(y).flatten(-2) for y in (left, inner))         # (d, r, l/m, 2n), (d, m, 2n)
+        context.save_for_backward(V, outer, right)
         return (left.flatten(1, 2) @ right.mT).view(d, r, -1)[..., :l]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(context, grad):
         """Return sums over k of conjugate powers, weighted by grad and by k grad, because d p^k / d log p = k p^k."""
-        V, step, right = context.saved_tensors
+        V, outer, right = context.saved_tensors
         d, r, n = V.shape
-        grad = F.pad(grad, (0, step.shape[1] * right.shape[1] - grad.shape[-1]))         # (d, r, l)
+        grad = F.pad(grad, (0, outer.shape[1] * right.shape[1] - grad.shape[-1]))        # (d, r, l)
         k = torch.arange(grad.shape[-1], device=grad.device, dtype=grad.dtype)
 
         def sums(grad):
-            inner = grad.reshape(d, -1, right.shape[1]) @ right                          # (d, r l/m, 2n)  over j
-            inner = torch.view_as_complex(inner.view(d, r, -1, n, 2))
-            return inner.mul_(step.conj()[:, None]).sum(2).to(V.dtype)                   # (d, r, n)       over i
+            over_j = grad.reshape(d, -1, right.shape[1]) @ right                         # (d, r l/m, 2n)
+            over_j = torch.view_as_complex(over_j.view(d, r, -1, n, 2))
+            return over_j.mul_(outer.conj()[:, None]).sum(2).to(V.dtype)                 # (d, r, n)  summed over i
 
         return sums(grad), (sums(k * grad) * V.conj()).sum(1), None, None, None
 

@@ -124,8 +124,8 @@ def geometric_sums(V, log_p, l, dtype=torch.float32):
 def powers(log_p, count, number):
     """Return p^k for k < count: log p (d, n) -> (d, count, n) of complex type `number`.
 
-    The two-level split again: k = i f + j, so all are products of two of about 2 sqrt(count) powers. Doubling makes
-    those in complex128, in half the time of exponentials.
+    The two-level split again: with k = i f + j only about 2 sqrt(count) powers are made, and multiplied in pairs.
+    `doubling` makes them in complex128, in half the time of exponentials.
     """
     f = 2 ** (count.bit_length() // 2)
     p = torch.polar(log_p.real.exp(), log_p.imag)                                        # (d, n)

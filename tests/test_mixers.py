@@ -17,7 +17,7 @@ from zoo.mega import Mega
 from zoo.reformer import lsh_attention
 from zoo.s4d import s4d_kernel
 from zoo.scan import diagonal_scan
-from zoo.selective import AT_ONCE, selective_scan
+from zoo.selective import AT_ONCE, segments, selective_scan
 from zoo.structured import StructuredLinear, guide, structured_linear
 
 DOUBLE = torch.float64
@@ -203,6 +203,7 @@ def test_a_selective_scan_is_the_loop(l, monkeypatch):          # segments, of w
     for t in range(l):
         s = torch.exp(delta_[:, t, :, None] * A) * s + (delta_ * u_)[:, t, :, None] * B_[:, t, None]
         y.append((s * C_[:, t, None]).sum(-1))
+    assert segments(u.transpose(0, 1), A) == {64: 4, 301: 9}.get(l, 1)
     fast, exact, weights = selective_scan(*inputs), torch.stack(y, 1), torch.randn_like(u)
     found, wanted = (torch.autograd.grad((weights * y).sum(), inputs) for y in (fast, exact))
     assert all((a - b).abs().max() < 1e-10 for a, b in zip((fast, *found), (exact, *wanted)))

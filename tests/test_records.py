@@ -1,5 +1,6 @@
 """Records that cannot lie: what a user asks for is what is trained, and a run is known by all that made it."""
 import dataclasses
+import io
 import itertools
 import json
 import os
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tokenize
 from types import SimpleNamespace
 
 import numpy as np
@@ -470,3 +472,14 @@ def test_a_checksum_of_code_is_that_of_every_python():
     """Comments do not count, and # inside a string does; ast.unparse would write the f-string otherwise in 3.12."""
     source = 'def f(x):  # why\n    # more\n\n    return f"{x!r:>{3}} # {\'a\'}"\n'
     assert without_comments(source) == 'def f(x):\n    return f"{x!r:>{3}} # {\'a\'}"'
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("*.py")) + sorted(ROOT.glob("*/*.py")), ids=lambda path: path.stem)
+def test_comments_are_found_as_python_finds_them(path):
+    source = path.read_text()
+    lines = source.split("\n")
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    assert without_comments(source) == "\n".join(filter(None, map(str.rstrip, lines)))

@@ -53,13 +53,17 @@ def uncut(x, many, l):
 
 
 def entering(delta, A, x, W, many, back=False):
-    """Return the state that enters each segment, (many b, e, n), where position t adds x[t] W[t]: delta, x (l, many b,
-    e), W (l, many b, n). First all segments run from 0, side by side; then their ends are handed on, one after another.
-    back: the gradient of the states, from the last position to the first. It decays at t after t has added to it."""
+    """Return the state that enters each segment, (many b, e, n), if position t adds x[t] W[t]: delta, x (l, many b, e),
+    W (l, many b, n).
+
+    All segments first run from 0, side by side. A segment's last state (`ends`), and the share that it leaves of the
+    state that enters it (`whole`), then give the state that enters the next segment. back: run from the last position
+    to the first, as the gradient of the states does: s[t] = decay[t] (s[t+1] + x[t] W[t]).
+    """
     ends = x.new_zeros(*x.shape[1:], A.shape[1])
     if many == 1:
         return ends
-    whole = torch.exp(delta.sum(0)[..., None] * A)
+    whole = torch.exp(delta.sum(0)[..., None] * A)                                            # (many b, e, n)
     delta, x, W = (y.flip(0) if back else y for y in (delta, x, W))
     for some in (slice(i, i + CHUNK) for i in range(0, len(x), CHUNK)):
         decay, adds = (delta[some, ..., None] * A).exp_(), x[some, ..., None] * W[some, :, None]
@@ -75,7 +79,8 @@ def entering(delta, A, x, W, many, back=False):
     return torch.cat(states[::-1] if back else states)
 
 
-# Custom operators of torch: --compile treats each as one call. `register_fake` gives the shapes of results.
+# Custom operators of torch, called zoo::selective and zoo::selective_backward: --compile treats each as one call.
+# `register_fake` gives the shapes of results.
 @torch.library.custom_op(__name__.replace(".", "::"), mutates_args=())
 def scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
     """Compute `selective_scan` with positions first -> y (l, b, e), and the states between chunks (chunks, b, e, n), of
