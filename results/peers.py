@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import zoo  # noqa: F401  (fills MODELS)
 from engine.processes import keep_memory
-from files import Parser
+from files import Parser, exit_code
 from models import MODELS, config
 from recipes import arch
 
@@ -231,7 +231,8 @@ def main():
     parser = Parser(description="Time each mixer beside what pip installs for the same job.")
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--only", nargs="+", help="models or packages")
+    names = sorted({name for name, _, package, *_ in PEERS for name in (name, package)})
+    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="models or packages")
     args = parser.parse_args()
     keep_memory()
     print("| model | package | threads | length | ms | package's ms | times as fast | MiB | package's MiB "
@@ -252,4 +253,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(exit_code(main))

@@ -22,6 +22,7 @@ import peers
 import pretrain
 import story
 from conftest import OLD, ROOT, call, same_line, scripts
+from files import exit_code
 from recipes import arch
 from test_analyze import listed
 
@@ -304,8 +305,12 @@ def test_no_large_file_is_committed():
     assert not [name for name in tracked if (ROOT / name).exists() and (ROOT / name).stat().st_size > 4 << 20]
 
 
-def test_layers_beside_packages_exist():
-    """With the weights that results/peers.py copies; the packages are not installed here."""
+def test_layers_beside_packages_exist(monkeypatch, capsys):
+    """With the weights that results/peers.py copies; the packages are not installed here, which a row says."""
+    monkeypatch.setattr(sys, "argv", ["peers.py", "--only", "nothing"])
+    assert exit_code(peers.main) == 2 and capsys.readouterr().err.count("\n") == 1
+    monkeypatch.setattr(sys, "argv", ["peers.py", "--only", "minimamba", "--lengths", "64", "--threads", "1"])
+    assert exit_code(peers.main) == 0 and "| mamba | minimamba | 1 | 64 | ModuleNotFoundError: " in capsys.readouterr().out
     for name, causal, *_, copy in peers.PEERS:
         sizes = SimpleNamespace(length=64, vocab=16, channels=None)
         mixer = models.MODELS[name].mixer(models.config(arch("listops", name) | peers.SIZES, sizes, causal))
