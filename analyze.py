@@ -9,6 +9,7 @@ results/PRESET/runs.jsonl and kernels.npz, which `keep` makes from them.
     python analyze.py compare runs/a runs/b     any runs: one row per setting, with gains and intervals; a figure
     python analyze.py demo              the demo's table (Markdown) and figure, from runs/demo
     python analyze.py own runs/own      your data: SPT and joint training against scratch (run_all.sh own)
+    python analyze.py sets runs/ucr     SPT and joint training over many sets, with tests (run_all.sh ucr)
     python analyze.py curves RUN...     loss, score, learning rate over steps and minutes: curves.png
     python analyze.py status runs/demo  which runs are done, running (with the time left), stopped or failed
 
@@ -35,6 +36,7 @@ from compare.drawing import OTHER, SCRATCH, SPT, bars, draw, markdown, replace_b
 from compare.reading import (evaluations, hours, identity, provenance, read_runs, scores, values_of, variants_of)
 from compare.report import report
 from compare.settings import compare
+from compare.sets import over_sets
 from compare.statistics import gain, half_width, mean_std, minus, signed
 from engine.folder import newest
 from experiments import entries
@@ -568,7 +570,8 @@ def state_of(folder):
 
 FIGURES = {1: figure1, 2: figure2, 3: figure3, 4: figure4, 5: figure5}
 COMMANDS = {"table": one, "figure": one, "all": everything, "keep": keep, "readme": readme,
-            "compare": compare, "curves": curves, "demo": report, "own": report, "status": status}
+            "compare": compare, "curves": curves, "demo": report, "own": report, "sets": over_sets,
+            "status": status}
 
 
 def main(argv=None):
@@ -595,8 +598,8 @@ def command(argv):
                         "in the folder of the runs)")
     parser.add_argument("--readme", type=Path, help="demo, own: write tables between their markers in this file")
     args = parser.parse_args(argv)
-    of_users = args.command in ("compare", "curves", "demo", "own")
-    if args.command in ("compare", "curves", "own") and args.what:
+    of_users = args.command in ("compare", "curves", "demo", "own", "sets")
+    if args.command in ("compare", "curves", "own", "sets") and args.what:
         args.runs = Path(args.what[0])
     default = Path("runs", (args.what or ["demo"])[0] if args.command == "demo" else args.command if of_users
                    else args.preset)

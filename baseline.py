@@ -16,6 +16,7 @@ from files import Parser, UserError, read_json, write_json
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -28,10 +29,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from data import open_task
+from engine.feed import drawing
 from engine.flags import between
 from engine.folder import Folder, environment
 from engine.processes import guarded
 from engine.targets import KINDS
+from pretrain import denoising
 from tasks import IGNORE, SPECIAL, full_name
 from tasks.split import balanced_accuracy, unequal
 
@@ -128,6 +131,25 @@ def neighbours(task, split, width=8):
                              (len(found), task.vocab * (2 * width + 1)))
 
 
+# ---- Denoising -------------------------------------------------------------------------------------------------------
+
+def interpolated(task, split, most=1_000):
+    """Return what hidden samples cost without a model, as `val_score` of pretraining: minus the mean squared error of
+    linear interpolation between visible neighbours, and of the mean. Smooth series hide little from it."""
+    rows = np.arange(min(len(split), most))
+    batch, pretraining = split.batch(rows), SimpleNamespace(objective="masked", loss="l1", mask=task.mask)
+    inputs, _, hidden, targets = denoising(pretraining, batch, drawing(task, batch, rows, rows, 0))
+    inputs, hidden, targets = inputs.numpy(), hidden.numpy(), targets.numpy()                 # (b, l, channels), (b, l)
+    places, found = np.arange(inputs.shape[1]), []
+    for x, y, some in zip(inputs, targets, hidden):
+        for before, after in zip(x.T, y.T):                            # a channel with hidden samples, and without
+            visible = ~np.isnan(before)
+            guess = np.interp(places, places[visible], before[visible]) if visible.any() else np.zeros(len(places))
+            found.append(np.stack((after - guess, after), 1)[some & ~np.isnan(after)])        # (m, 2)
+    errors = np.square(np.concatenate(found)).mean(0)
+    return dict(zip(("interpolation", "mean"), (-errors).tolist()))
+
+
 # ---- Fitting ---------------------------------------------------------------------------------------------------------
 
 def linear_models(task):
@@ -216,6 +238,7 @@ def main(argv=None):
     found = {f"val_{field}": val_score}
     for of, each in ("test", guess), ("constant", constant):
         found |= {f"{of}_{score_name}": value for score_name, value in scores(task, test.y, each).items()}
+    hidden = {"denoising": interpolated(task, val)} if task.channels and task.mask else {}
     names = task.names or range(task.classes)
     always = {"number": "mean label", "labels": "best constant labels"}.get(task.kind) or (
         f"majority class ({names[int(constant.flat[0])]})")
@@ -225,9 +248,9 @@ def main(argv=None):
           f"{seconds:.0f} s")
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-        write_json(args.out / "result.json", found | identity | dict(
-            regularisation=strength, objective="none", start="baseline", seed=0, steps=0,
-            train_examples=len(train), seconds=round(seconds, 1), **Folder(args.out, True).predictions(
+        write_json(args.out / "result.json", found | identity | hidden | dict(
+            length=task.length, classes=task.classes, regularisation=strength, objective="none", start="baseline",
+            seed=0, steps=0, train_examples=len(train), seconds=round(seconds, 1), **Folder(args.out, True).predictions(
                 task, test.y, guess),
             **environment(torch.device("cpu"))))
 

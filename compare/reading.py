@@ -109,10 +109,14 @@ def examples(run):
     return np.split(found, np.cumsum([size for size in labels if size])[:-1]) if run.get("balanced") else [found]
 
 
+def validation_field(run):
+    """Return the name of the score that chose a run's checkpoint: balanced accuracy, accuracy, R2 or micro F1."""
+    return "val_balanced_accuracy" if "val_balanced_accuracy" in run else f"val_{KINDS[kind_of(run)].score}"
+
+
 def validation(run):
-    """Return the score by which a run's checkpoint was chosen: balanced accuracy, accuracy, R2 or micro F1."""
-    names = "val_balanced_accuracy", f"val_{KINDS[kind_of(run)].score}"
-    return next((run[name] for name in names if name in run), None)
+    """Return the score by which a run's checkpoint was chosen."""
+    return run.get(validation_field(run))
 
 
 def home(run):

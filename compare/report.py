@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from compare.drawing import LOOKS, dots, draw, markdown, replace_block, wrapped
-from compare.reading import (examples, identity, kind_of, predicted, provenance, read_runs, scores, units, validation,
-                             variants_of, with_pretraining)
+from compare.reading import (evaluations, examples, identity, kind_of, predicted, provenance, read_runs, scores, units,
+                             validation, validation_field, variants_of, with_pretraining)
 from compare.settings import shown
 from compare.statistics import (gain, half_width, half_width_of_test, how_sure, mean_std, minus, signed,
                                 t_interval)
@@ -177,7 +177,8 @@ def verdict(compared):
         classes = [[*filter(None, run["counts"]["predicted"])] for run in seeds.values() if run.get("counts")]
         if single := sum(len(one) == 1 for one in classes):
             said.append(f"**{called(variant)} predicts only one class** in {single} of {len(seeds)} seeds.")
-    return said + (beside_linear(compared, means) if compared.linear and means else [])
+    said += beside_linear(compared, means) if compared.linear and means else []
+    return said + denoised(compared) + unfinished(compared)
 
 
 def of_many(means, outcomes):
@@ -275,6 +276,35 @@ def beside_linear(compared, means):
     if none:
         said.append(f"Not significantly better than the {trivial(compared)} ({text(constant)}): {', '.join(none)}.")
     return said
+
+
+def denoised(compared):
+    """Return how much of the variance of hidden samples each pretrained model explains, and linear interpolation."""
+    known, explained = (compared.linear or {}).get("denoising"), {}
+    for line, starts in compared.lines.items():
+        errors = [run["first"]["val_score"] for run in starts.get("spt", {}).values()
+                  if run["first"].get("score_is") == "minus squared error on predicted samples"]
+        if errors and known:
+            explained[line] = 100 - 100 * statistics.mean(errors) / known["mean"]
+    if not explained:
+        return []
+    line = 100 - 100 * known["interpolation"] / known["mean"]
+    return [f"Of the variance of hidden samples (validation), linear interpolation between visible neighbours explains "
+            f"{line:.1f} %, {', '.join(f'{name} {one:.1f} %' for name, one in explained.items())}."
+            + " **Pretraining has not learned more than interpolation.**" * (max(explained.values()) <= line)]
+
+
+def unfinished(compared):
+    """Return which variants improved to the end: most of their seeds validate best in the last tenth of the run."""
+    def improved(run):
+        steps, field = run["steps"], validation_field(run)
+        early, late = ([each[field] for each in evaluations(run) if (each["step"] > 0.9 * steps) == last]
+                       for last in (False, True))
+        return bool(early and late) and max(late) > max(early)
+
+    names = [called(variant) for variant, seeds in runs_by_variant(compared).items()
+             if sum(map(improved, seeds.values())) > len(seeds) / 2]
+    return [f"**Still improving at the end**: {', '.join(names)}. Longer runs (--passes) may score more."] * bool(names)
 
 
 def trivial(compared):

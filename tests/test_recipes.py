@@ -14,7 +14,7 @@ from compare import reading, settings
 from engine import flags
 from files import UserError
 from models import MODELS
-from recipes import RECIPES, SMALL_RECIPES, arch, learning_rate, read_table, rows
+from recipes import OWN_RECIPES, RECIPES, SMALL_RECIPES, arch, learning_rate, read_table, rows
 from tasks import TASKS
 from tasks.own import FILE
 from test_analyze import finetuned
@@ -147,7 +147,7 @@ def recipes(tmp_path_factory):
 
 def test_every_line_counts_somewhere_and_fits_its_task(recipes):
     lines = ["/".join(line[column] for column in ("task", "model", "objective"))
-             for line in rows("recipes", RECIPES, SMALL_RECIPES)]
+             for line in rows("recipes", RECIPES, SMALL_RECIPES, OWN_RECIPES)]
     assert set(lines) == {args.recipe for args in recipes.values()}, "a line is hidden by another"
     wanted = itertools.product(TASKS, set(MODELS) - {"pythia", "pythia_rand"}, ("masked", "causal"))
     assert set(wanted) <= {key[:3] for key in recipes if key[3] == "pretrain"}, "a pair has no recipe"

@@ -30,7 +30,6 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import analyze
-import costs
 import data
 import finetune
 import predict
@@ -118,7 +117,7 @@ def mistake(capsys):
     def make(stage, words, code=2):
         Processes.current = None
         with pytest.raises(SystemExit) as end:
-            guarded(lambda: (STAGES | dict(predict=predict, costs=costs))[stage].main(words))
+            guarded(lambda: (STAGES | dict(predict=predict))[stage].main(words))
         line = capsys.readouterr().err
         assert end.value.code == code and line.startswith("error: ") and line.count("\n") == 1 and line.endswith("\n")
         return line
@@ -345,7 +344,7 @@ def test_where_a_run_takes_days_it_says_what_ends_today(task, model, demo, monke
     monkeypatch.setattr(Run, "left", lambda run, step, pace: datetime.timedelta(seconds=12.5 * (run.steps - step - 1)))
     stop_in(3, monkeypatch, "pretrain", flags("run", task, model, steps=1_000_000, eval_every=1_000_000))
     note = (f"  note: about 144.7 days on this machine. To finish today: --steps 3456, or --task {demo}. GPU hours: "
-            f"python results/costs.py {task} --cost --model {model}\n")
+            "results/costs.md\n")
     assert note in capsys.readouterr().out
 
 

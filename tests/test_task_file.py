@@ -51,17 +51,16 @@ def place(tmp_path_factory):
 
 
 def test_every_script_knows_it(place):
-    """From its files alone: shown, pretrained, finetuned, predicted, beside a baseline, swept, costed. Where it has
+    """From its files alone: shown, pretrained, finetuned, predicted, beside a baseline, swept. Where it has
     tables, they are used; for other models those of any task."""
     stages = [("pretrain.py", "--task", "chirp", "--model", "s4", "--out", "pre"),
               ("finetune.py", "--init", "pre", "--out", "fine")]
-    listed, usage, *said, costs, swept = calls(
+    listed, usage, *said, swept = calls(
         place, ("data.py", "--list"), ("pretrain.py", "--task", "chirp", "--model", "s4", "--help"),
         ("data.py", "--task", "chirp", "--show", "sheet.png"), *stages, ("predict.py", "fine"),
         ("predict.py", "pre", "--show", "filled.png"), ("baseline.py", "--task", "chirp"),
         ("finetune.py", "--task", "chirp", "--model", "rotary", "--steps", "2", "--batch", "4", "--out", "other"),
         ("analyze.py", "compare", "fine", "other", "--figure", "compared.png"),
-        ("results/costs.py", "chirp", "--model", "s4"),
         ("run_all.sh", "sweep", "--tasks", "chirp", "--models", "s4", "--vary", "lr=1e-3,2e-3", "--seeds", 0, "--list"))
     assert re.search(r"^chirp +length 96, 2 classes, 64 / 16 / 32 examples; not prepared$", listed, re.M)
     assert "Recipe chirp/s4*/masked: loss=l1 lr=0.004 wd=0.01 batch=8 warmup=2 schedule=constant steps=6 mask=0.3." in (
@@ -75,7 +74,7 @@ def test_every_script_knows_it(place):
     assert json.loads((place / "fine" / "result.json").read_text())["test_examples"] == 32
     predictions = (place / "predictions.csv").read_text().splitlines()
     assert len(predictions) == 33 and {line.split(",")[2] for line in predictions[1:]} <= {"falls", "rises"}
-    assert re.search(r"\| s4 \|", costs) and "| rotary |" in said[-1] and swept.count("--task chirp --model s4") == 4
+    assert "| rotary |" in said[-1] and swept.count("--task chirp --model s4") == 4
 
 
 def test_the_laws_over_tasks_hold_with_it(place):

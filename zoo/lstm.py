@@ -51,7 +51,6 @@ class Recurrent(nn.Module):
     """(b, l, d) -> (b, l, d): a GRU in one or two directions, then a Linear. The recurrence runs in float32."""
 
     Cell = nn.GRUCell                                                    # weights as torch initialises them
-    sequential = True                                                    # for results/costs.py
 
     def __init__(self, c):
         super().__init__()

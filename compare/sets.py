@@ -1,0 +1,177 @@
+"""SPT and joint training over many data sets, as tables and one figure.
+
+    python analyze.py sets runs/ucr                 the 40 sets of run_all.sh ucr
+    python analyze.py sets runs/own                 your own sets, trained by run_all.sh own
+
+One set says little; many, paired, say more. Sets of one family (three axes of one sensor) are not independent, so a
+family counts once: intervals draw families, then sets within each, then the seeds of each variant; tests compare the
+families' means. entries.UCR lists the families of the archive. Any other set is its own.
+"""
+import itertools
+from collections import defaultdict
+
+import numpy as np
+import pandas
+from scipy.stats import rankdata, wilcoxon
+from sklearn.linear_model import LogisticRegression
+
+from compare.drawing import LOOKS, draw, markdown, replace_block, wrapped
+from compare.reading import provenance, read_runs, scores
+from compare.report import comparisons, name_of, runs_of
+from experiments import entries
+from files import UserError
+
+DRAWS = 4_000                                  # of the bootstrap
+LINEAR = "", "baseline"                        # the variant that is the linear model; others: (model, start)
+PAIRS = [("spt", "scratch"), ("joint", "spt"), ("scratch", LINEAR), ("spt", LINEAR), ("joint", LINEAR)]
+FACTS = ["train_examples", "length", "classes"]                  # in the linear model's record; a model has two more
+
+
+def collected(runs):
+    """Return {variant: {(family, set): [score of each seed]}}, {(family, set): facts}, and the runs that were used."""
+    seeds, facts, used = defaultdict(dict), {}, []
+    for key, compared in comparisons(runs, entries.ucr()).items():
+        if not (linear := compared.linear) or compared.r2:       # R2 and accuracy have no common mean
+            continue
+        place = entries.FAMILIES.get(key.task[4:], key.task), name_of(key).split(",")[0].removeprefix("ucr:")
+        used += [*runs_of(compared.lines), linear]
+        seeds[LINEAR][place], known = [linear["score"]], facts.setdefault(place, {**linear})
+        for line, starts in compared.lines.items():
+            model = f"{line}, {key.passes:,} passes" if key.passes else line
+            seeds_of = {start: [*scores(some).values()] for start, some in starts.items()}
+            for start, values in seeds_of.items():
+                seeds[model, start][place] = values
+            if {"spt", "scratch"} <= starts.keys() and "denoising" in linear:
+                error = np.mean([run["first"]["val_score"] for run in starts["spt"].values()])
+                known[model, "denoising beside interpolation"] = np.log(linear["denoising"]["interpolation"] / error)
+                known[model, "linear model - from scratch"] = linear["score"] - np.mean(seeds_of["scratch"])
+    return seeds, facts, used + [run["first"] for run in used if run.get("init")]
+
+
+def of_families(values):
+    """Return the means of values over each family's sets, without sets that lack one. index: (family, set)."""
+    return values.dropna().groupby(level=0, sort=False).mean()
+
+
+def bootstrap(after, before):
+    """Return the 95 % interval of the families' mean difference of two variants {(family, set): [score of a seed]}."""
+    rng, families = np.random.default_rng(0), defaultdict(list)
+
+    def mean(values):                                            # of as many as there are, drawn anew in each row
+        return np.take_along_axis(values, rng.integers(values.shape[1], size=values.shape), 1).mean(1)       # (DRAWS,)
+
+    for place in after.keys() & before.keys():
+        families[place[0]].append(mean(np.tile(after[place], (DRAWS, 1))) - mean(np.tile(before[place], (DRAWS, 1))))
+    return np.percentile(mean(np.stack([mean(np.stack(some, 1)) for some in families.values()], 1)), (2.5, 97.5))
+
+
+def signed_rank(differences):
+    """Return p of Wilcoxon's signed-rank test."""
+    return float(wilcoxon(differences).pvalue) if np.any(differences) else 1.0
+
+
+def holm(values):
+    """Return these p values as corrected for their number by Holm's method."""
+    order = np.argsort(values)
+    stepped = np.maximum.accumulate(np.array(values)[order] * np.arange(len(values), 0, -1))
+    return np.minimum(stepped, 1)[np.argsort(order)]
+
+
+def tests(seeds, means):
+    """Return the rows of the table of differences: each model, each pair of its variants."""
+    rows, values = [], []
+    for model, (start, other) in itertools.product(dict.fromkeys(model for model, _ in seeds if model), PAIRS):
+        after, before = (model, start), other if other == LINEAR else (model, other)
+        if {after, before} <= seeds.keys() and seeds[after].keys() & seeds[before].keys():
+            points = (means[after] - means[before]).round(9).dropna()
+            families, (low, high) = of_families(points), bootstrap(seeds[after], seeds[before])
+            values.append(signed_rank(families))
+            rows.append([model, f"{LOOKS[start][0]} - {LOOKS[before[1]][0]}", f"{len(points)} ({len(families)})",
+                         f"{(points > 0).sum()} / {(points == 0).sum()} / {(points < 0).sum()}",
+                         f"{families.mean():+.1f} [{low:+.1f}, {high:+.1f}]", f"{points.median():+.1f}"])
+    return [[*row, f"{p:.3f} ({q:.3f})"] for row, p, q in zip(rows, values, holm(values))]
+
+
+def correlates(model, means, facts):
+    """Return rows on what goes with a model's gain from SPT, and a sentence on whether its sign can be predicted."""
+    names, rng = [*FACTS, *(name for name in facts if name[0] == model)], np.random.default_rng(0)
+    table = facts[names].assign(gain=(means[model, "spt"] - means[model, "scratch"]).round(9)).astype(float).dropna()
+    families = of_families(table).to_numpy()                                                  # (families, 6)
+    if len(families) < 8:                                        # too few to say anything
+        return [], []
+
+    def correlation(each):                                       # Spearman's, of each fact with the gain
+        with np.errstate(invalid="ignore"):                      # NaN if all are equal
+            return np.corrcoef(rankdata(each, axis=0).T)[-1, :-1]
+
+    drawn = [correlation(families[rng.integers(len(families), size=len(families))]) for _ in range(DRAWS)]
+    limits = zip(names, correlation(families), *np.nanpercentile(drawn, (2.5, 97.5), axis=0))
+    rows = [[model, name if name in FACTS else name[1], f"{one:+.2f} [{low:+.2f}, {high:+.2f}]"]
+            for name, one, low, high in limits]
+    table = table[table.gain != 0]                               # no gain has no sign
+    facts, better, right, common = table[names].rank().to_numpy() / len(table), table.gain.to_numpy() > 0, 0, 0
+    for family in table.index.unique(0):                         # each is predicted from the others
+        test = table.index.get_level_values(0) == family
+        commoner, both = better[~test].mean() > 0.5, len({*better[~test]}) == 2
+        guess = LogisticRegression().fit(facts[~test], better[~test]).predict(facts[test]) if both else commoner
+        right, common = right + (guess == better[test]).sum(), common + (commoner == better[test]).sum()
+    return rows, [f"- {model}: a logistic regression on these facts, fitted each time to the other families, predicts "
+                  f"the sign of the gain in {right} of {len(table)} sets; always the commoner sign, in {common}."]
+
+
+def figure(plt, means, models):
+    """Draw SPT against scratch, a dot per set and a panel per model. Below, a critical-difference diagram: the mean
+    ranks of variants over families, and bars over neighbours among which no pair differs significantly."""
+    picture, axes = plt.subplot_mosaic([models, ["ranks"] * len(models)], height_ratios=(3, 2),
+                                       figsize=(max(6, 3.6 * len(models)), 6.4))
+    for model in models:
+        x, y = means[[(model, "scratch"), (model, "spt")]].dropna().round(9).to_numpy().T
+        axes[model].axline((0, 0), slope=1, color="black", linestyle=":")
+        axes[model].scatter(x, y, s=12, color=LOOKS["spt"][1])
+        axes[model].set(title=f"{model}, {len(x)} sets: {(y > x).sum()} gain by SPT, {(y < x).sum()} lose",
+                        xlabel="from scratch, test score in percent", ylabel="SPT", xlim=(0, 102), ylim=(0, 102),
+                        aspect="equal")
+    table, axis = of_families(means), axes["ranks"]              # of sets that have every variant
+    ranks = table.rank(axis=1, ascending=False).mean().sort_values()
+    pairs = [*itertools.combinations(range(len(ranks)), 2)]
+    corrected = holm([signed_rank(table[ranks.index[i]] - table[ranks.index[j]]) for i, j in pairs])
+    alike = {pair for pair, p in zip(pairs, corrected) if p > 0.05}
+    groups = {(i, j) for i, j in pairs if {*itertools.combinations(range(i, j + 1), 2)} <= alike}
+    axis.scatter(ranks, range(len(ranks)), s=12, color="black")
+    widest = [(i, j) for i, j in sorted(groups) if not {(i - 1, j), (i, j + 1)} & groups]
+    for k, (i, j) in enumerate(widest):
+        axis.plot([len(ranks) + 0.3 + 0.2 * k] * 2, (i, j), color=LOOKS["spt"][1], linewidth=3)
+    axis.set_yticks(range(len(ranks)), [f"{model} {LOOKS[start][0]}" for model, start in ranks.index])
+    axis.grid(axis="y", color="0.9")
+    axis.set(xlabel=f"mean rank over {len(table)} families (1 is best); bars join variants that do not differ "
+             "significantly", ylim=(len(ranks) - 0.5, -0.5))
+    return picture, "Self-pretraining over many sets"
+
+
+def over_sets(args):
+    """Print the tables and draw the figure of the runs in some folders."""
+    runs = [run for folder in args.what or [args.runs] for run in read_runs(type(args.runs)(folder))]
+    seeds, facts, used = collected(runs)
+    models = [model for model, start in seeds if start == "spt" and (model, "scratch") in seeds]
+    if len(facts) < 2 or not models:
+        raise UserError("sets wants at least two sets, each with runs from scratch, with SPT and a linear model: bash "
+                        "run_all.sh own --tasks file:A,file:B")
+    means = pandas.DataFrame({variant: pandas.Series({place: np.mean(some) for place, some in places.items()})
+                              for variant, places in seeds.items()}).sort_index()
+    facts = pandas.DataFrame([facts[place] for place in means.index], means.index)
+    facts[FACTS] = facts.reindex(columns=FACTS)                  # NaN where an older record lacks them
+    parts = [correlates(model, means, facts) for model in models]
+    sets = [[*place, *facts.loc[place, FACTS], *(f"{one:.1f}" for one in means.loc[place])] for place in means.index]
+    text = wrapped("\n\n".join([
+        markdown(["model", "difference", "sets (families)", "wins / draws / losses", "mean [95 %]", "median",
+                  "p (Holm)"], tests(seeds, means)),
+        "Test accuracy in percent; balanced accuracy if classes are more unequal than 3:1. " + provenance(used) + ".",
+        markdown(["model", "fact", "rank correlation with the gain from SPT [95 %]"], [row for rows, _ in parts
+                                                                                       for row in rows]),
+        "\n".join(line for _, said in parts for line in said), "<details><summary>Every set</summary>", markdown([
+            "family", "set", *FACTS, *(f"{model} {LOOKS[start][0]}".strip() for model, start in means)], sets),
+        "</details>"]))
+    print(f"\n{text}\n")
+    draw(lambda plt: figure(plt, means, models), args.figure)
+    if args.readme:
+        replace_block(args.readme, "sets", text)

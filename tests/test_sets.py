@@ -1,0 +1,101 @@
+"""analyze.py sets, beside its numbers computed plainly from the same records."""
+import itertools
+import json
+
+import numpy as np
+from conftest import call
+from scipy.stats import norm
+
+from compare import sets
+from experiments import entries
+
+NAMES = [*entries.FAMILIES][:20]
+
+
+def record(name, start, seed, right, n=200, **more):
+    changed = more.pop("changed", {})
+    return dict(run=f"ucr-{name}-{more.get('model', 's4')}-{start}-s{seed}", task=f"ucr:{name}", model="s4", seed=seed,
+                objective="none" if start == "baseline" else "masked", steps=10, seconds=3.0, changed=changed,
+                commit="abc", torch="2", device="CPU") | ({} if start == "pretrain" else dict(
+                    start=start, test_accuracy=right / n, test_examples=n, val_accuracy=0.5, init=None,
+                    counts=dict(labels=[n // 2] * 2, right=[right // 2, right - right // 2],
+                                predicted=[n // 2] * 2))) | more
+
+
+def records(gain, names=NAMES):
+    """Runs of two models with three seeds on some sets. gain(name) -> what SPT gains, in examples of 200."""
+    rng, found = np.random.default_rng(1), []
+    for name in names:
+        base = int(rng.integers(60, 140))
+        found.append(record(name, "baseline", 0, base + 20, model="random convolutions", length=100 + base, classes=2,
+                            train_examples=base,
+                            data=dict(sizes=[base, 9, 200]), denoising=dict(interpolation=-0.1, mean=-1.0),
+                            constant_accuracy=0.5))
+        for model, seed in itertools.product(("s4", "lstm"), range(3)):
+            noise = int(rng.integers(-6, 7))
+            found += [record(name, "scratch", seed, base, model=model), record(
+                name, "pretrain", seed, 0, model=model, val_score=-0.05,
+                score_is="minus squared error on predicted samples"),
+                record(name, "spt", seed, base + gain(name) + noise, model=model,
+                       init=f"ucr-{name}-{model}-pretrain-s{seed}")]
+    return found
+
+
+def kept(folder, found):
+    path = folder / "runs.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in found))
+    return path
+
+
+def test_the_tables_are_those_of_the_records(tmp_path):
+    gains = {name: 10 if len(name) % 2 else -4 for name in NAMES}
+    found = records(gains.get)
+    done = call("analyze.py", "sets", kept(tmp_path, found), "--figure", tmp_path / "sets.png")
+    assert not done.returncode, done.stderr
+    points, families = [], {}
+    for name in NAMES:
+        spt, scratch = ([one["test_accuracy"] for one in found if one["task"] == f"ucr:{name}" and one["model"] == "s4"
+                         and one.get("start") == start] for start in ("spt", "scratch"))
+        points.append(100 * (sum(spt) - sum(scratch)) / 3)
+        families.setdefault(entries.FAMILIES[name], []).append(points[-1])
+    mean = np.mean([np.mean(some) for some in families.values()])
+    outcomes = [sum(test) for test in zip(*((one > 1e-9, abs(one) <= 1e-9, one < -1e-9) for one in points))]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("| s4 | self-pretrained - from scratch"))
+    assert f"| {len(NAMES)} ({len(families)}) | {' / '.join(map(str, outcomes))} | {mean:+.1f} [" in line
+    assert (tmp_path / "sets.png").stat().st_size > 10_000
+
+
+def test_one_set_is_not_enough(tmp_path):
+    done = call("analyze.py", "sets", kept(tmp_path, records(lambda name: 1, NAMES[:1])))
+    assert done.returncode and "at least two sets" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_holm():
+    """By definition: the k-th smallest of n p values times n - k, and never below a smaller one's."""
+    assert np.allclose(sets.holm([0.04, 0.01, 0.03, 0.5]), [0.09, 0.04, 0.09, 0.5])
+
+
+def test_the_interval_of_families_covers():
+    """Families with an effect of their own, sets and seeds with noise: 95 % of intervals hold the true mean, or, with
+    only 28 families, a few less."""
+    rng, covered, trials = np.random.default_rng(0), 0, 120
+    for _ in range(trials):
+        after, before = {}, {}
+        for family in range(28):
+            of_family = rng.normal(1.0, 2.0)
+            for one in range(1 + family % 3):
+                effect = of_family + rng.normal(0, 1)
+                after[str(family), one] = [*(effect + rng.normal(0, 1, 3))]
+                before[str(family), one] = [*rng.normal(0, 1, 3)]
+        low, high = sets.bootstrap(after, before)
+        covered += low <= 1.0 <= high
+    least = norm.ppf(0.001) * np.sqrt(0.93 * 0.07 / trials) + 0.93
+    assert covered / trials >= least
+
+
+def test_draws_over_families_not_sets():
+    """Ten copies of one set in one family are no more sure than one."""
+    one = {("a", 0): [5.0], ("b", 0): [-1.0], ("c", 0): [2.0]}
+    many = one | {("a", i): [5.0] for i in range(10)}
+    zero = {place: [0.0] for place in many}
+    assert np.allclose(sets.bootstrap(one, zero), sets.bootstrap(many, zero), atol=0.3)
