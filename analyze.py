@@ -33,7 +33,7 @@ import numpy as np
 
 from compare.curves import curves
 from compare.drawing import OTHER, SCRATCH, SPT, bars, draw, markdown, replace_block, wrapped, write
-from compare.reading import (evaluations, hours, identity, provenance, read_runs, scores, values_of, variants_of)
+from compare.reading import evaluations, identity, provenance, read_runs, scores, variants_of
 from compare.report import report
 from compare.settings import compare
 from compare.sets import over_sets
@@ -47,55 +47,31 @@ from tasks.picture import picture
 
 # The runs of a cell differ only in their seed. word, start: of a variant in entries.py; task: without `_mini`.
 Cell = namedtuple("Cell", "task model word start")
-ANOTHER = "arch", "train_fraction", "label_fraction", "freeze"             # if one differs, a run is another experiment
 
 
 @functools.cache
 def cells_of(preset):
-    """Return {(task, model, objective, start): [(what differs from the recipe, its cell)]}, the recipe itself last."""
+    """Return {`identity` of a run: its cell}, for all runs that the entries train."""
     found, sizes = {}, {mini: size for size, mini in MINI_SIZES.items()}
     for row in entries.paper(preset)["all"]:
         for run in trained(row):
             for each in filter(None, (run, run.first)):
-                *key, words = identity(record(each))
                 word = sizes.get(each.word, each.word)
-                cell = Cell(each.task.removesuffix("_mini"), each.model, word, each.start)
-                found.setdefault(tuple(key), {})[cell] = dict(words)
-    return {key: sorted(((own, cell) for cell, own in some.items()), key=lambda pair: -len(pair[0]))
-            for key, some in found.items()}
-
-
-def cell_of(variant, preset):
-    """Return the Cell in which a variant counts, or None, and the names of what differs from the cell's entry. A
-    changed variant, for example a shortened one, counts in its cell but is marked. A variant with another architecture
-    or on another part of the data is another experiment and does not count."""
-    have = {name: str(value) if isinstance(value, list) else value for name, value in variant.own.items()}
-    for wanted, cell in cells_of(preset).get(variant[:4], ()):
-        others = {name for name in wanted.keys() ^ have.keys() if name.split(".")[0] in ANOTHER}
-        if not others and wanted.items() <= have.items():
-            return cell, [name for name in have if name not in wanted]
-    return None, []
+                found[identity(record(each))] = Cell(each.task.removesuffix("_mini"), each.model, word, each.start)
+    return found
 
 
 def by_cell(runs, preset="paper"):
-    """Return {cell: {seed: run}}. Added to a run that counts: kind, "full", "mini", or "changed" (differs from entry).
-    Changed runs are left out if the cell has unchanged ones, or if they were changed in several ways."""
-    found = {}
+    """Return {cell: {seed: run}}. A run counts if it did exactly what an entry says; a warning counts the others."""
+    cells, found = cells_of(preset), {}
     for variant in variants_of(runs):
-        cell, changed = cell_of(variant, preset)
-        if cell:
-            found.setdefault(cell, []).append((changed, variant.runs))
-    cells = {}
-    for cell, ways in found.items():
-        counts = [way for way in ways if not way[0]] or ways * (len(ways) == 1)
-        cells |= {cell: seeds for _, seeds in counts}
-        for changed, seeds in ways:
-            for run in seeds.values():
-                run["kind"] = "changed" if changed else "mini" if preset == "mini" else "full"
-                if seeds not in [some for _, some in counts]:
-                    print(f"warning: {run['run']} is left out: it differs from its table in {', '.join(changed)}; "
-                          "python analyze.py compare shows it", file=sys.stderr)
-    return cells
+        key = identity(next(iter(variant.runs.values())))
+        if key in cells:
+            found[cells[key]] = variant.runs
+    if left_out := len(runs) - sum(map(len, found.values())):
+        print(f"warning: {left_out} of {len(runs)} runs are left out: they differ from every entry of a table; "
+              "python analyze.py compare FOLDER shows them", file=sys.stderr)
+    return found
 
 
 def kernels_of(runs):
@@ -115,11 +91,6 @@ def kernels_of(runs):
                 kernels[:, :, 1:, 0] = 0
                 found[run["run"]] = kernels.max(2)
     return found
-
-
-def half_lag(kernels):
-    """Return the lag within which half of a kernel's sum lies: (..., l) -> (...)."""
-    return (kernels.cumsum(-1) < kernels.sum(-1, keepdims=True) / 2).sum(-1)
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -197,30 +168,24 @@ def ours(cells, number, approach):
     return {column: scores(cells.get(cell, {})) for column, (cell, _) in grid(number)[0][approach].items()}
 
 
-def is_full(*groups):
-    """Return whether all runs in these {seed: run} are exactly their recipe, nothing shortened or changed."""
-    return all(run["kind"] != "changed" for runs in groups for run in runs.values())
-
-
 def table(cells, number, mini=False):
-    """Return a table of the paper in Markdown: the grid, averages, gains, and the runs behind every cell of ours."""
+    """Return a table of the paper in Markdown: the grid, averages, gains, and where our numbers come from."""
     rows, printed_averages = grid(number)
     scratch = {(column, cell.model): cell for row in rows.values() for column, (cell, _) in row.items()
                if cell.start == "scratch"}
-    main, averages, gains, details = [], [], [], []
+    main, averages, gains, made = [], [], [], []
     for approach, row in rows.items():
         main.append([approach])
         gains.append([approach])
         for column, (cell, printed) in row.items():
-            runs, base = cells.get(cell, {}), scratch.get((column, cell.model))
-            found = scores(runs)
+            runs, base = cells.get(cell, {}), cells.get(scratch.get((column, cell.model)), {})
+            first = cells.get(cell._replace(start="pretrain"), {}) if cell.start == "spt" else {}
+            made += [*runs.values(), *first.values()]
             digits = 3 if printed.startswith("0.") else 2                                     # R2 is printed with 3
-            mean, count = mean_std(found, digits), f" ({len(runs)})" if runs else ""
-            main[-1].append(f"{printed} / {mean}{count}" + ("" if is_full(runs) else "†"))
-            over = gain(runs, cells.get(base, {}))
-            gains[-1].append(signed(over.points, digits, over.half) +
-                             ("" if is_full(runs, cells.get(base, {})) else "†"))
-            details.append([approach, column, printed, mean, *detail(cells, cell)])
+            count = f" ({len(runs)})" if runs else ""
+            main[-1].append(f"{printed} / {mean_std(scores(runs), digits)}{count}")
+            over = gain(runs, base)
+            gains[-1].append(signed(over.points, digits, over.half))
         if cell.start != "spt":
             gains.pop()
         if approach in printed_averages:
@@ -229,32 +194,16 @@ def table(cells, number, mini=False):
     parts = [f"### Table {number}{', mini' if mini else ''}: {PAPER[number].splitlines()[0]}",
              f"{MINI_NOTE} The paper's numbers, on the original tasks, are for orientation only." if mini else "",
              f"Each cell: paper / {'mini' if mini else 'ours'}, mean ± standard deviation (seeds). x: chance level, "
-             "or too long to train. †: some runs shortened or changed.", markdown(["approach", *names], main),
+             "or too long to train.", markdown(["approach", *names], main),
              markdown(["approach", "average in the paper", "ours"], averages),
-             markdown(["gain of SPT [95 % interval] (seeds)", *row], gains),
-             markdown(["approach", "column", "paper", "ours", "seeds", "steps", "device hours", "device", "commit",
-                       "status"], details)]
-    return "\n\n".join(part for part in parts if part)
-
-
-def detail(cells, cell):
-    """Return the runs behind a cell: seeds, steps and hours of both stages, device, commit, and kind of runs."""
-    runs = cells.get(cell, {})
-    if not runs:
-        return [*[""] * 5, "not run"]
-    chains = []
-    for seed, run in runs.items():
-        first = cells.get(cell._replace(start="pretrain"), {}).get(seed)
-        chains.append([first, run] if first and Path(run.get("init") or "").name == first["run"] else [run])
-    steps = dict.fromkeys(" + ".join(str(run.get("steps")) for run in chain) for chain in chains)
-    return [str(len(runs)) if len(runs) > 1 else "one seed", ", ".join(steps), f"{hours(sum(chains, [])):.2f}",
-            *(values_of(runs.values(), field) for field in ("device", "commit", "kind"))]
+             markdown(["gain of SPT [95 % interval] (seeds)", *row], gains), f"{provenance(made)}." if made else ""]
+    return "\n\n".join(filter(None, parts))
 
 
 def our_average(cells, row):
-    """Return the average over the tasks that were run in full. PathX-256 never counts, as in the literature."""
+    """Return the average over the tasks that were run. PathX-256 never counts, as in the literature."""
     columns = [cells.get(cell, {}) for column, (cell, _) in row.items() if column != "pathx256"]
-    means = [statistics.mean(run["score"] for run in runs.values()) for runs in columns if runs and is_full(runs)]
+    means = [statistics.mean(scores(runs).values()) for runs in columns if runs]
     return f"{statistics.mean(means):.2f} over {len(means)} of {len(columns)} tasks" if means else "–"
 
 
@@ -312,15 +261,13 @@ def half_lags(cells, task):
     found = list(kernels_of(cells.get(Cell(task, "s4", "", "pretrain"), {}).values()).values())
     if not found:
         return f"{task}: {NO_PAIR}"
-    lags = sum(map(half_lag, found)) / len(found)                                                      # (2, layers)
-    before, after = (", ".join(f"{lag:.0f}" for lag in stage) for stage in lags)
+    lags = [(kernels.cumsum(-1) < kernels.sum(-1, keepdims=True) / 2).sum(-1) for kernels in found]  # (2, layers) each
+    before, after = (", ".join(f"{lag:.0f}" for lag in stage) for stage in np.mean(lags, 0))
     return f"{task} (length {found[0].shape[-1]:,}): {before} -> {after} ({len(found)})"
 
 
 def claims(cells):
-    """Return the paper's seven claims with what our runs measured, in Markdown. Changed runs do not count."""
-    cells = {cell: {seed: run for seed, run in runs.items() if run["kind"] != "changed"}
-             for cell, runs in cells.items()}
+    """Return the paper's seven claims with what our runs measured, in Markdown."""
     transformers, fractions, budgets = ("Transformer", "rotary"), [], []
     tasks, (masked, causal) = over_tasks(cells, (1, "Transformer + Masked SPT"), (1, "Transformer + Causal SPT"))
     for task in ("image", "text"):
@@ -355,7 +302,7 @@ LAYERS = (SPT, OTHER, "#009e73", "#cc79a7")                # of layers 1, 3, 5, 
 
 def paper_numbers(cells, number, approach):
     """Return {column: number} of a row as the paper prints it; {} for mini runs, whose tasks differ."""
-    if any(run["kind"] == "mini" for runs in cells.values() for run in runs.values()):
+    if any(run["task"].endswith("_mini") for runs in cells.values() for run in runs.values()):
         return {}
     return {column: float(printed) for column, (_, printed) in grid(number)[0][approach].items() if printed != "x"}
 
@@ -430,14 +377,14 @@ CURVES = {"scratch": ("budget0", SCRATCH, "from scratch"), "spt": ("budget20", S
 
 
 def curves_of(cells, task):
-    """Return {start: run} of table 8's rotary Transformer for figure 5, of the first seed with the most runs. Adds
-    `evals`, the evaluations, to each run."""
+    """Return {start: run} of table 8's rotary Transformer for figure 5, of the first seed. Adds `evals`, the
+    evaluations, to the runs of all seeds."""
     found = {}
     for start, (word, _, _) in CURVES.items():
-        for seed, run in cells.get(Cell(task, "rotary", word, start), {}).items():
+        for _, run in sorted(cells.get(Cell(task, "rotary", word, start), {}).items()):
             evaluations(run)
-            found.setdefault(seed, {})[start] = run
-    return max((found[seed] for seed in sorted(found)), key=len, default={})
+            found.setdefault(start, run)
+    return found
 
 
 def figure5(plt, cells):
@@ -458,7 +405,6 @@ def draw_paper(number, cells, path, mini):
     """Draw a figure of the paper into a PNG file."""
     def make(plt):
         figure, title = FIGURES[number](plt, cells)
-        title += "" if is_full(*cells.values()) else "; some runs shortened or changed"
         return figure, title + "\nmini: small models on short stand-in tasks" * mini
 
     draw(make, path)
@@ -480,10 +426,9 @@ def one(args):
 
 def everything(args):
     """Write the claims and every table into one Markdown file, and draw every figure beside it."""
-    runs, mini = read_runs(args.runs), args.preset == "mini"
-    cells, note = by_cell(runs, args.preset), f", mini\n\n{MINI_NOTE}" if mini else ""
+    cells, mini = by_cell(read_runs(args.runs), args.preset), args.preset == "mini"
+    note = f", mini\n\n{MINI_NOTE}" if mini else ""
     text = "\n\n".join([f"### The paper's claims{note}\n\n{claims(cells)}", *(table(cells, n, mini) for n in PAPER)])
-    print(f"{len(runs)} runs in {args.runs}, of which {len(runs) - sum(map(len, cells.values()))} match no cell")
     write(args.out / "tables.md", lambda file: file.write(f"{text}\n".encode()))
     for number in FIGURES:
         draw_paper(number, cells, args.out / f"figure{number}.png", mini)
@@ -492,30 +437,18 @@ def everything(args):
 def keep(args):
     """Write into --out: runs.jsonl, one line per run (for figure 5 with evaluations); kernels.npz, figure 4's kernels.
     Weights are not kept."""
-    runs = read_runs(args.runs)
+    runs, kernels = read_runs(args.runs), {}
     cells = by_cell(runs, args.preset)
     for task in KERNEL_TASKS:
         curves_of(cells, task)                                                                # adds their evaluations
-    shown = [run for task in KERNEL_TASKS for run in cells.get(Cell(task, "s4", "", "pretrain"), {}).values()]
-    if shown:
-        kernels = kernels_to_keep(shown)
+        for run in cells.get(Cell(task, "s4", "", "pretrain"), {}).values():
+            path = run["folder"] / "kernels.npz"
+            with reading(f"{path} is missing or damaged", "make the run again"), np.load(path) as arrays:
+                kernels |= {f"{run['run']}/{stage}": arrays[stage] for stage in ("before", "after")}
+    if kernels:
         write(args.out / "kernels.npz", lambda file: np.savez_compressed(file, **kernels))
-    write(args.out / "runs.jsonl", lambda file: file.write("".join(map(line_to_keep, runs)).encode()))
-
-
-def line_to_keep(run):
-    """Return a run's line of runs.jsonl, without what `read_runs` adds."""
-    return json.dumps({name: run[name] for name in run if name not in ("folder", "score", "kind")}) + "\n"
-
-
-def kernels_to_keep(runs):
-    """Return {name in kernels.npz: array}, as `kernels_of` reads them."""
-    kernels = {}
-    for run in runs:
-        path = run["folder"] / "kernels.npz"
-        with reading(f"{path} is missing or damaged", "make the run again"), np.load(path) as arrays:
-            kernels |= {f"{run['run']}/{stage}": arrays[stage] for stage in ("before", "after")}
-    return kernels
+    lines = [json.dumps({name: run[name] for name in run if name not in ("folder", "score")}) + "\n" for run in runs]
+    write(args.out / "runs.jsonl", lambda file: file.write("".join(lines).encode()))
 
 
 def readme(args):
@@ -601,8 +534,8 @@ def command(argv):
     of_users = args.command in ("compare", "curves", "demo", "own", "sets")
     if args.command in ("compare", "curves", "own", "sets") and args.what:
         args.runs = Path(args.what[0])
-    default = Path("runs", (args.what or ["demo"])[0] if args.command == "demo" else args.command if of_users
-                   else args.preset)
+    name = args.command if of_users else args.preset
+    default = Path("runs", args.what[0] if args.command == "demo" and args.what else name)
     kept = ROOT / "results" / args.preset / "runs.jsonl"
     usual = kept if kept.exists() and not default.exists() and not of_users and args.command != "keep" else default
     args.runs = args.runs or usual
@@ -610,8 +543,7 @@ def command(argv):
     together = args.runs.is_dir() and len(args.what) < 2             # one folder holds all runs
     args.linked = args.figure is not None                            # then a page of --readme shows it
     args.figure = args.figure or (args.runs if together else Path()) / f"{args.command}.png"
-    if of_users:
-        picture("--figure", args.figure)
+    picture("--figure", args.figure)
     COMMANDS[args.command](args)
 
 

@@ -26,7 +26,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from data import open_task
 from engine.feed import drawing
@@ -125,10 +125,8 @@ def neighbours(task, split, width=8):
     found = np.concatenate(found)                                      # (m, (2 width + 1) c)
     if batch.samples is not None:
         return found
-    columns = found + task.vocab * np.arange(2 * width + 1)            # (m, 2 width + 1)
-    lines = np.repeat(np.arange(len(found)), found.shape[1])
-    return sparse.csr_matrix((np.ones(columns.size, np.float32), (lines, columns.ravel())),
-                             (len(found), task.vocab * (2 * width + 1)))
+    symbols = [np.arange(task.vocab)] * found.shape[1]
+    return OneHotEncoder(categories=symbols, dtype=np.float32).fit_transform(found)           # (m, vocab (2 width + 1))
 
 
 # ---- Denoising -------------------------------------------------------------------------------------------------------

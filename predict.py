@@ -38,7 +38,7 @@ from engine.folder import newest, read_checkpoint
 from engine.processes import guarded
 from engine.targets import KINDS
 from kernels import inside
-from models import MODELS, Classifier, Denoiser, Joint
+from models import Classifier, Denoiser, Joint
 from pretrain import OBJECTIVES, denoising, make_backbone
 from tasks import EOS, IGNORE, MASK, PAD, UNK, folder_name, full_name, restored
 from tasks.own import OWN_FILES, as_stored, encode, read_file
@@ -65,17 +65,10 @@ class Trained:
 
     def build(self, checkpoint):
         """Build the model of a checkpoint and load its weights."""
-        run, saved = self.run, checkpoint["config"]
+        saved = checkpoint["config"]
         self.saved, self.args = saved, SimpleNamespace(**saved)
-        if saved["model"] not in MODELS:
-            raise UserError(f"{run} was trained with --model {saved['model']}, which is no longer in zoo/")
-        if saved["objective"] not in OBJECTIVES:
-            raise UserError(f"{run} was trained with --objective {saved['objective']}, which pretrain.py does not have")
-        self.task = restored(checkpoint["task"])
-        task = self.task
+        self.task = task = restored(checkpoint["task"])
         self.names = np.array(task.names or [str(i) for i in range(task.classes)])
-        if len(self.names) != task.classes:
-            raise ValueError(f"{len(self.names)} names for {task.classes} classes")
         self.pretrained, joint = saved["start"] == "pretrain", saved["start"] == "joint"
         backbone = make_backbone(self.args, task)
         predicted = OBJECTIVES[saved["objective"]].outputs
@@ -178,8 +171,7 @@ class Trained:
             return self.named(outputs > 0), probabilities.sigmoid().numpy()
         if self.task.classes:
             return self.named(outputs.argmax(-1)), probabilities.softmax(-1).numpy()
-        low, high = self.task.ends
-        return low + (outputs[:, 0] + 1) / 2 * (high - low), None
+        return self.named(outputs[:, 0]), None
 
     def __call__(self, x):
         """Return `answers` for raw sequences, as in `encoded`, or for one text or series, (l,) or (l, channels)."""
@@ -307,6 +299,7 @@ def write_table(path, rows, labels, answers, names, bad=()):
 def judged(labels, predicted, names, several=False):
     """Yield lines that compare predictions with labels. names: names of the classes, empty for regression. several: a
     prediction is a text of several names."""
+    import pandas as pd
     from sklearn import metrics
 
     if several:
@@ -335,11 +328,8 @@ def judged(labels, predicted, names, several=False):
     yield (f"{len(y):,} labels: accuracy {metrics.accuracy_score(y, guess):.4f}, balanced accuracy {recall:.4f}, "
            f"macro F1 {f1:.4f}")
     if len(names) <= 20:
-        yield "confusion matrix, one row per label, one column per prediction:"
-        table = [["", *names], *([name, *map(str, line)] for name, line in zip(
-            names, metrics.confusion_matrix(y, guess, labels=names)))]
-        widths = [max(map(len, column)) for column in zip(*table)]
-        yield from ("  " + "  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in table)
+        table = pd.DataFrame(metrics.confusion_matrix(y, guess, labels=names), names, names).to_string()
+        yield f"confusion matrix, one row per label, one column per prediction:\n{table}"
     if len(set(guess)) == 1 and len(set(y)) > 1:
         yield f"every prediction is {guess[0]}"
 
@@ -409,16 +399,6 @@ def filled_in(trained, batch):
     return [one.new_zeros(*shape, *one.shape[1:]).index_put(place, one[real]).numpy() for one in (real, guess, wrong)]
 
 
-def draw_filled_in(places, task, batch, hidden, guess, wrong, hides=True):
-    """Draw every example of a batch on axes (b, 3): the original, its hidden positions covered, and as filled in."""
-    for i, (whole, covered, filled) in enumerate(places):
-        k = i * task.documents
-        nothing = np.zeros_like(hidden[k])
-        draw_example(whole, task, batch, i, nothing)
-        draw_example(covered, task, batch, i, hidden[k] if hides else nothing)
-        draw_example(filled, task, batch, i, hidden[k], guess[k], wrong[k])
-
-
 def show(trained, split, path):
     """Write a picture of four sequences: the original, the model's input, and as the model fills it in."""
     from matplotlib.figure import Figure
@@ -434,11 +414,15 @@ def show(trained, split, path):
     figure = Figure((6.2, 3.3 * height(task) * n) if stacked else (7.2 if task.side else 17, height(task) * n),
                     layout="constrained")
     places = figure.subplots(*((3 * n, 1) if stacked else (n, 3)), squeeze=False).reshape(n, 3)
-    draw_filled_in(places, task, batch, hidden, guess, wrong, hides)
+    for i, (whole, covered, filled) in enumerate(places):
+        k = i * task.documents
+        draw_example(whole, task, batch, i, np.zeros_like(hidden[k]))
+        draw_example(covered, task, batch, i, hidden[k] & hides)
+        draw_example(filled, task, batch, i, hidden[k], guess[k], wrong[k])
     titles = ("original", f"{trained.saved['mask']:.0%} hidden" if hides else "read from left to right",
-              f"filled in by {trained.saved['model']}" + ("" if stacked else f": {right:.0%} correct"))
-    for axis, title in zip(places[0] if not stacked else places.flat, titles * n):
-        axis.set_title(title, loc="left", fontsize=10 if task.channels and not task.side else 8)
+              f"filled in by {trained.saved['model']}")
+    for axis, title in zip(places.flat, titles * n):
+        axis.set_title(title, loc="left", fontsize=8)
     write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:].lower()))
     colours = ("hidden pixels are blue, wrong ones orange" if task.side else
                "correct predictions are blue, wrong ones orange")
@@ -610,13 +594,11 @@ def continued(task, model, x):
 
 def generate(trained, args):
     saved, task = trained.saved, trained.task
-    if trained.pretrained and args.prompt is None and saved["objective"] != "causal":
-        raise UserError(f"{args.run} is a pretraining run, which predicts no labels; give --show sheet.png or "
-                        f"--features out.npy, or train a classifier from it: python finetune.py --init {args.run}")
     for name, wanted in (("start", "pretrain"), ("objective", "causal"), ("loss", "ce")):
         if saved.get(name) != wanted:
             raise UserError(f"{args.run} has {name} {saved.get(name)}; to continue a sequence, predict.py needs a run "
-                            "of pretrain.py with --objective causal --loss ce")
+                            "of pretrain.py with --objective causal --loss ce. Labels need a run of finetune.py "
+                            "(--init RUN); other outputs of a pretraining run are --show sheet.png, --features out.npy")
     x = beginning(trained, args.prompt)
     torch.manual_seed(args.seed)
     x = continued(task, trained.model, x)

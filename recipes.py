@@ -15,10 +15,11 @@ import functools
 import itertools
 import math
 import runpy
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 from files import UserError
-from models import FEED_FORWARD, MODELS, Attention, SizeError, keys_of
+from models import FEED_FORWARD, MODELS, Attention, Key, SizeError, keys_of
 from tasks import TASKS
 
 # ---- Sizes -----------------------------------------------------------------------------------------------------------
@@ -225,12 +226,12 @@ def number(text):
 
 
 def assignments(text):
-    """Parse 'd=64,layers=3' -> {"d": 64, "layers": 3}. ValueError for anything else."""
+    """Parse 'd=64,layers=3' -> {"d": 64, "layers": 3}. Anything else raises argparse's error for a flag's value."""
     pairs = [pair.strip().partition("=") for pair in text.split(",")]
     if not all(key and value for key, _, value in pairs):
-        raise ValueError(f"must be key=value,key=value, got {text}")
+        raise ArgumentTypeError(f"must be key=value,key=value, got {text}")
     if len({key for key, *_ in pairs}) < len(pairs):
-        raise ValueError(f"must have each key only once, got {text}")
+        raise ArgumentTypeError(f"must have each key only once, got {text}")
     return {key: number(value) for key, _, value in pairs}
 
 
@@ -304,10 +305,10 @@ SCHEDULES = {"constant": lambda step, steps, warmup: 1.0,
                  math.pi * (step - warmup) / max(1, steps - warmup))),                        # half a cosine, down to 0
              "step": lambda step, steps, warmup: 0.5 ** (5 * step // steps)}                  # halves after each fifth
 ABBREVIATIONS = dict(const="constant", cos="cosine")             # in RECIPES
-# Allowed values of the cells of RECIPES. The flags accept the same words.
-WORDS = dict(loss=("ce", "l1"), pool=("mean", "max", "last", "none"), head=("linear", "mlp", "pair"),
-             schedule=(*ABBREVIATIONS, *(name for name in SCHEDULES if name not in ABBREVIATIONS.values())))
-NUMBERS = dict(lr=(int, float), wd=(int, float), batch=(int,), length=(int,), warmup=(int,), eval=(int,))
+# What a cell of RECIPES may be. The flags accept the same words.
+CELLS = dict(loss=Key(("ce", "l1")), pool=Key(("mean", "max", "last", "none")), head=Key(("linear", "mlp", "pair")),
+             lr=Key(float), wd=Key(float), batch=Key(int), length=Key(int), warmup=Key(int, least=0), eval=Key(int),
+             schedule=Key((*ABBREVIATIONS, *SCHEDULES)))
 STAGES = dict(pretrain=0, spt=1, corpus=1, scratch=2, joint=3)       # how a run starts: which value of a cell it uses
 
 
@@ -352,9 +353,6 @@ def recipe_line(name, task, model, objective, start):
     return name, objective, values
 
 
-COLUMNS = "objective loss pool head lr wd batch length warmup schedule".split()
-
-
 def check_sizes(model, sizes, whole=True):
     """Raise ValueError if sizes {key: value} do not fit the classes of a model or, with `whole`, lack a needed one."""
     keys = keys_of(model, sizes.get("ffn", "dense"))
@@ -371,18 +369,15 @@ def check_sizes(model, sizes, whole=True):
 def check_recipes(name, text, first):
     """Raise ValueError if recipes that a model or task adds lack a column, or if a cell is not a value of its flag.
     first: the name of the first column, "task" or "model"."""
-    if text and (missing := {first, *COLUMNS} - {*text.strip().split("\n")[0].split()}):
+    columns = {first, "objective", *CELLS} - {"eval"}
+    if text and (missing := columns - {*text.strip().split("\n")[0].split()}):
         raise ValueError(f"recipes of {name} lack {' '.join(sorted(missing))}")
     for line in read_table(text):
         if first == "model" and not fnmatch.filter(MODELS, line[first]):
             raise ValueError(f"recipes of {name}: there is no model {line[first]}")
-        for flag, part in ((flag, part) for flag in line for part in line[flag].split("/") if part != "-"):
-            wanted, value = None, number(part.removesuffix("e") if flag == "length" else part)
-            if flag in WORDS and part not in WORDS[flag]:
-                wanted = f"one of {' '.join(WORDS[flag])}"
-            if flag in NUMBERS and type(value) not in NUMBERS[flag]:
-                wanted = "a number" if float in NUMBERS[flag] else "a whole number"
-            if wanted:
+        for flag, part in ((flag, part) for flag in line if flag in CELLS for part in line[flag].split("/")):
+            wanted = lacking(CELLS[flag], number(part.removesuffix("e") if flag == "length" else part))
+            if wanted and part != "-":
                 raise ValueError(f"{flag} of {line[first]} must be {wanted}, got {part}")
 
 

@@ -10,7 +10,7 @@ PANELS = {"loss": "loss\n(dashed: validation)", "score": "validation score", "de
 
 
 def curves_of(folder):
-    """Return {panel: [(line style, steps, minutes, values)]} of a run; minutes are None in logs that have no time."""
+    """Return {panel: [(line style, steps, minutes, values)]} of a run."""
     found = {name: [] for name in PANELS}
     records = [record for record in read_log(folder) if record.get("kind") in ("train", "eval")]
     score = next((name for record in records[::-1] for name in [*record][::-1]
@@ -20,9 +20,9 @@ def curves_of(folder):
                                      (stage, "eval", score, "-"), ("lr", "train", "lr", "-"),
                                      ("gradient_norm", "train", "gradient_norm", "-")):
         some = [record for record in records if record["kind"] == kind and name in record]
-        timed = [record["seconds"] / 60 for record in some] if all("seconds" in record for record in some) else None
         if some:
-            found[panel].append((style, [record["step"] for record in some], timed, [record[name] for record in some]))
+            steps, seconds, values = ([record[field] for record in some] for field in ("step", "seconds", name))
+            found[panel].append((style, steps, [each / 60 for each in seconds], values))
     return found
 
 
@@ -43,8 +43,7 @@ def curves(args):
                     colour = plt.cm.tab10(i) if len(found) <= 10 else plt.cm.tab20(i % 20)
                     look = dict(color=colour, linestyle=style, marker="." * (len(steps) < 3), label=folder.name)
                     left.plot(steps, values, **look)
-                    if minutes:
-                        right.plot(minutes, values, **look)
+                    right.plot(minutes, values, **look)
                 left.set_ylabel(label)
                 if panel == "gradient_norm":
                     left.set_yscale("log")

@@ -191,9 +191,7 @@ def variants_of(runs, any_code=True):
             raise UserError(f"{place(there)} and {place(run)} are two runs of one setting and seed, but differ: "
                             f"{differ}; leave one out, or make your change a flag")
         other = sets.setdefault(run["task"], run)
-        one, two = other.get("data") or {}, run.get("data") or {}
-        if one.keys() < two.keys():            # older runs recorded less about their data
-            sets[run["task"]] = run
+        one, two = other.get("data") or {}, run.get("data") or {}      # older runs recorded less about their data
         if any(one[name] != two[name] for name in one.keys() & two.keys()):
             raise UserError(f"{place(other)} and {place(run)} trained on two sets called {run['task']}: "
                             f"{other['data']} and {run['data']}; compare them separately")
@@ -213,20 +211,12 @@ def scores(runs):
     return {seed: run["score"] for seed, run in runs.items()}
 
 
-def values_of(runs, field):
-    """Return the different values of a field in these runs, as text."""
-    return ", ".join(sorted({str(run.get(field)) for run in runs}))
-
-
-def hours(runs):
-    return sum(run["seconds"] * run.get("processes", 1) for run in runs) / 3600
-
-
 def provenance(runs):
     """Return how many runs there are and where their numbers come from. A run that others share counts once."""
     runs = [*{place(run): run for run in runs}.values()]
-    spent = hours(runs)
-    time_spent = f"{spent:.1f} hours" if spent >= 1 else f"{60 * spent:.0f} minutes"
-    seeds, commits, devices, versions = (values_of(runs, name) for name in ("seed", "commit", "device", "torch"))
+    hours = sum(run["seconds"] * run.get("processes", 1) for run in runs) / 3600
+    time_spent = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
+    seeds, commits, devices, versions = (", ".join(sorted({str(run.get(field)) for run in runs}))
+                                         for field in ("seed", "commit", "device", "torch"))
     return (f"{len(runs)} run{'s' * (len(runs) != 1)}, seeds {seeds}; commit {commits}, {devices}, torch {versions}; "
             f"{time_spent} of training")

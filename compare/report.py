@@ -16,11 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from compare.drawing import LOOKS, dots, draw, markdown, replace_block, wrapped
-from compare.reading import (evaluations, examples, identity, kind_of, predicted, provenance, read_runs, scores, units,
-                             validation, validation_field, variants_of, with_pretraining)
+from compare.reading import (evaluations, examples, identity, kind_of, provenance, read_runs, scores, units, validation,
+                             validation_field, variants_of, with_pretraining)
 from compare.settings import shown
-from compare.statistics import (gain, half_width, half_width_of_test, how_sure, mean_std, minus, signed,
-                                t_interval)
+from compare.statistics import gain, half_width, half_width_of_test, how_sure, mean_std, signed, t_interval
 from engine.targets import KINDS
 from experiments import entries
 from experiments.commands import record, trained
@@ -29,8 +28,6 @@ from models import MODELS
 from tasks import declared
 from tasks.split import UNEQUAL
 
-MOST = 100                                     # larger numbers of seeds are not printed
-SORTED = 6                                     # tables with more models are sorted by gain
 # share of the labels; passes per run if --passes or --steps set them, else None.
 Key = namedtuple("Key", "task share passes")
 
@@ -57,10 +54,6 @@ class Comparison(NamedTuple):
     @property
     def unit(self):
         return "R2" if self.r2 else "points"
-
-    @property
-    def percent(self):
-        return "" if self.r2 else " %"
 
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
@@ -107,22 +100,22 @@ def measured(lines, linear):
     counts = [run["counts"]["labels"] for run in runs if run.get("counts")]
     for run in runs:
         if declared(run["task"]).own and run.get("counts"):
-            run["f1"] = macro_f1(run["counts"])
+            run["macro F1"] = macro_f1(run["counts"])
         elif "test_macro_f1" in run:
-            run["f1"] = 100 * run["test_macro_f1"]
+            run["macro F1"] = 100 * run["test_macro_f1"]
     there = [n for n in counts[0] if n] if counts else [1]
     ratio = max(there) / min(there)
     if not (ratio > UNEQUAL and len(counts) == len(runs)):
         return Comparison(lines, linear, title, ratio)
     for run in runs:
-        run["accuracy"], run["score"], run["balanced"] = run["score"], 100 * float(recalls(run)[0].mean()), True
+        run["accuracy"], run["score"], run["balanced"] = run["score"], 100 * float(recalls(run).mean()), True
     return Comparison(lines, linear, "balanced accuracy", ratio)
 
 
 def recalls(run):
-    """Return the recall of each class in the test split, and its size: (classes,) both."""
+    """Return the recall of each class in the test split: (classes,)."""
     labels, right = (np.array(run["counts"][name]) for name in ("labels", "right"))
-    return right[labels > 0] / labels[labels > 0], labels[labels > 0]
+    return right[labels > 0] / labels[labels > 0]
 
 
 def macro_f1(counts):
@@ -131,20 +124,9 @@ def macro_f1(counts):
     return 100 * float(np.mean((2 * right / np.maximum(labels + predicted, 1))[labels > 0]))
 
 
-def worth(compared, n):
-    """Return what one of n test examples is worth in points, least and most: balanced accuracy weights rare classes."""
-    sizes = recalls(runs_of(compared.lines)[0])[1] if compared.balanced else np.array([n])
-    return 100 / len(sizes) / sizes.max(), 100 / len(sizes) / sizes.min()
-
-
 def runs_by_variant(compared):
     """Return {(line, start): {seed: run}}."""
     return {(line, start): seeds for line, starts in compared.lines.items() for start, seeds in starts.items()}
-
-
-def mean_of(runs):
-    """Return the mean score of {seed: run}."""
-    return statistics.mean(scores(runs).values())
 
 
 def called(variant):
@@ -157,45 +139,23 @@ def called(variant):
 def verdict(compared):
     """Return what the table shows, one sentence per line."""
     n, said = runs_of(compared.lines)[0]["test_examples"], []
-    means = {variant: mean_of(seeds)
+    means = {variant: statistics.mean(scores(seeds).values())
              for variant, seeds in runs_by_variant(compared).items() if variant[1] != "linear_probe"}
     top = math.inf if compared.r2 else max(98, 100 - 200 / n)             # above it there is nothing to gain
     if means and min(means.values()) > top:
         said.append(f"**Everything is at the ceiling** ({min(means.values()):.1f} to {max(means.values()):.1f} %): "
                     "this set is too easy to compare models.")
-    outcomes = {line: {start: outcome(compared, line, start, top)
-                       for start in ("spt", "joint") if {start, "scratch"} <= starts.keys()}
-                for line, starts in compared.lines.items()}
-    if len(outcomes) > SORTED:
-        said += of_many(means, outcomes)
-    for words in outcomes.values() if len(outcomes) <= SORTED else ():
+    for line, starts in compared.lines.items():
+        words = {start: outcome(compared, line, start, top)
+                 for start in ("spt", "joint") if {start, "scratch"} <= starts.keys()}
         said += [text for start, text in words.items()
                  if text and (start == "spt" or "by joint" in text or "spt" not in words)]
-    if not any("scratch" in starts for starts in compared.lines.values()):
-        said.append("Nothing was trained from scratch, so there are no gains.")
     for variant, seeds in runs_by_variant(compared).items():
         classes = [[*filter(None, run["counts"]["predicted"])] for run in seeds.values() if run.get("counts")]
         if single := sum(len(one) == 1 for one in classes):
             said.append(f"**{called(variant)} predicts only one class** in {single} of {len(seeds)} seeds.")
     said += beside_linear(compared, means) if compared.linear and means else []
     return said + denoised(compared) + unfinished(compared)
-
-
-def of_many(means, outcomes):
-    """Return what SPT and joint training changed for many models, and how far the models differ without and with it."""
-    said = []
-    for start, by in (("spt", "SPT"), ("joint", "joint training")):
-        texts = {line: words[start] for line, words in outcomes.items() if words.get(start)}
-        for word, title in ((f"gains by {by}", f"Gains by {by}"), (f"loses by {by}", f"Loses by {by}"),
-                            ("no significant", f"No significant difference by {by}"), ("one seed", "One seed")):
-            if some := [line for line, text in texts.items() if word in text]:
-                said.append(f"**{title}**: {', '.join(some)}.")
-    models = [line for line in outcomes if line in MODELS and outcomes[line].get("spt")]       # not their variants
-    if len(models) > 1:
-        scratch, after = (f"{statistics.stdev(end):.1f} (from {min(end):.1f} to {max(end):.1f})" for end in (
-            [means[line, start] for line in models] for start in ("scratch", "spt")))
-        said.append(f"Standard deviation over {len(models)} models: {scratch} from scratch, {after} after SPT.")
-    return said
 
 
 def outcome(compared, line, start, top):
@@ -208,30 +168,28 @@ def outcome(compared, line, start, top):
     mean, seeds = statistics.mean(found.points.values()), len(found.points)
     n = runs_of(compared.lines)[0]["test_examples"]
     change, _, interval = signed(found.points, compared.digits, found.half).rsplit(" (", 1)[0].partition(" ")
-    name, ceiling = line if start == "spt" else f"{line}, joint training", mean_of(scratch) > top
-    if seeds == 1:
-        return f"**{name}: one seed** ({change} {compared.unit}), so significance is unknown."
-    every = [run for runs in (ours, scratch) for run in runs.values()]
-    if None in map(examples, every):
-        return f"**{name}: predictions were not kept** ({change} {compared.unit}), so significance is unknown."
+    name = line if start == "spt" else f"{line}, joint training"
+    ceiling = statistics.mean(scores(scratch).values()) > top
+    if seeds == 1 or None in map(examples, [*ours.values(), *scratch.values()]):
+        why = "one seed" if seeds == 1 else "predictions were not kept"
+        return f"**{name}: {why}** ({change} {compared.unit}), so significance is unknown."
     text = f"{' '.join(filter(None, (change, compared.unit, interval)))}, {seeds} seeds"
     if 0 < found.half < abs(mean) and (mean < 0 or not ceiling):
         return f"**{line} {'gains' if mean > 0 else 'loses'} by {by}**: {text}."
-    kept = all(predicted(run) is not None for run in every)
     variances = [statistics.variance(scores(runs).values()) for runs in (ours, scratch)]
     return f"**{name}: no significant difference**: {text}; " + (
         "from scratch it is already at the ceiling." if ceiling else "the scores are equal." if not mean else
         f"noise from {n:,} test examples reaches ±{found.test:.{compared.digits}f} {compared.unit}, so more seeds "
-        f"would not settle it{'' if kept else ', unless predictions are kept'}." if abs(mean) <= found.test else
+        "would not settle it." if abs(mean) <= found.test else
         f"if the difference stays, {enough(mean, found.test, variances, seeds)} seeds would settle it.")
 
 
-def enough(mean, test, variances, seeds):
+def enough(mean, test, variances, seeds, most=100):
     """Return how many seeds make a difference of this mean significant. test: half of the 95 % interval due to the test
     set; variances: of both variants over seeds."""
-    return next((k for k in range(seeds + 1, MOST + 1)
+    return next((k for k in range(seeds + 1, most + 1)
                  if math.hypot(t_interval(*((variance / k, k - 1) for variance in variances)), test) < abs(mean)),
-                f"more than {MOST}")
+                f"more than {most}")
 
 
 def beside_linear(compared, means):
@@ -251,26 +209,17 @@ def beside_linear(compared, means):
     behind, said = [called(variant) for variant in means if variant != best and beside(variant) == "behind"], []
 
     def text(score):
-        return f"{score:.{compared.digits}f}{compared.percent}"
+        return f"{score:.3f}" if compared.r2 else f"{score:.1f} %"
 
-    names = ", ".join(behind) if len(behind) <= 2 * SORTED else f"{len(behind)} of {len(means)} variants"
     if len(behind) == len(means) - 1 and beside(best) == "behind":
         most = max(means, key=means.get)
         said.append(f"**The linear model is ahead of every network**: it scores {text(linear['score'])}, and "
                     f"{called(most)} {text(means[most])}.")
     else:
-        why = "one seed does" if len(runs[best]) == 1 else "runs without kept predictions do"
-        relation = (f", **{beside(best)}** the linear model ({text(linear['score'])})." if beside(best) else
-                    f", the linear model {text(linear['score'])}; {why} not show which is better.")
-        older = compared.balanced and "val_balanced_accuracy" not in runs_of(compared.lines)[0]
-        score = "accuracy" if older else compared.score
-        said.append(f"Validation {score} chooses {called(best)}. It scores "
-                    f"{text(means[best])} on test{relation}"
-                    + (f" Also behind the linear model: {names}." if behind and beside(best) == "behind" else
-                       f" Behind the linear model: {names}." if behind else ""))
-    worse = [called(variant) for variant in means if means[variant] < 0] + ["the linear model"] * (linear["score"] < 0)
-    if compared.r2 and worse:
-        said.append(f"**Worse than always predicting the mean label** (R2 below 0): {', '.join(worse)}.")
+        relation = (f"**{beside(best)}** the linear model ({text(linear['score'])})" if beside(best) else
+                    f"the linear model {text(linear['score'])}; which is better is unknown")
+        said.append(f"Validation chooses {called(best)}. It scores {text(means[best])} on test, {relation}."
+                    + f" Behind the linear model: {', '.join(behind)}." * bool(behind))
     none = [called(variant) for variant in means if all(
         run["score"] <= constant + half_width_of_test([run]) for run in runs[variant].values())]
     if none:
@@ -315,21 +264,21 @@ def trivial(compared):
 def further(compared):
     """Return the scores that all runs of a table have besides the one that decides it: accuracy, macro F1."""
     runs = runs_of(compared.lines) + [compared.linear] * bool(compared.linear)
-    return [name for name in ("accuracy", "f1") if not compared.r2 and all(name in run for run in runs)]
+    return [name for name in ("accuracy", "macro F1") if not compared.r2 and all(name in run for run in runs)]
 
 
 def constant_run(compared):
     """Return the scores of always predicting the majority class, as `further` names them."""
-    share, classes = compared.linear.get("constant_accuracy", 0), len(recalls(compared.linear)[0]) if (
-        compared.linear.get("counts")) else 1
+    share = compared.linear.get("constant_accuracy", 0)
+    classes = len(recalls(compared.linear)) if compared.linear.get("counts") else 1
     f1 = compared.linear.get("constant_macro_f1", 2 * share / (1 + share) / classes)           # of several labels
-    return dict(accuracy=100 * share, f1=100 * f1)
+    return {"accuracy": 100 * share, "macro F1": 100 * f1}
 
 
 def constant_of(compared):
     """Return the score of always predicting the majority class, or the mean, by baseline.py."""
     if compared.balanced:
-        return 100 / len(recalls(compared.linear)[0])
+        return 100 / len(recalls(compared.linear))
     return units(compared.linear) * compared.linear[f"constant_{KINDS[kind_of(compared.linear)].score}"]
 
 
@@ -340,36 +289,17 @@ def name_of(key):
     return Path(key.task.removeprefix("file:")).name + few + (f", {key.passes:,} passes per run" if key.passes else "")
 
 
-def hidden_accuracy(compared):
-    """Return {line: {seed: percent of hidden symbols predicted correctly}} of pretrainings with that score."""
-    return {line: {seed: 100 * run["first"]["val_score"] for seed, run in starts["spt"].items()
-                   if run["first"].get("score_is") == "accuracy on predicted positions"}
-            for line, starts in compared.lines.items() if "spt" in starts}
-
-
-def in_order(compared):
-    """Return the lines; many models are sorted by their gain from SPT, largest first."""
-    def points(line):
-        spt, scratch = (scores(compared.lines[line].get(start, {})) for start in ("spt", "scratch"))
-        return statistics.mean(minus(spt, scratch).values() or [-math.inf])
-
-    return sorted(compared.lines, key=points, reverse=True) if len(compared.lines) > SORTED else [*compared.lines]
-
-
 DIFFERENCES = {"SPT - scratch": ("spt", "scratch"), "joint - scratch": ("joint", "scratch"),
                "SPT - joint": ("spt", "joint")}
 
 
 def table(compared):
-    """Return the table: trivial and linear baselines, one row per model; if sorted by gain, with hidden accuracy."""
-    runs = runs_by_variant(compared)
+    """Return the table: trivial and linear baselines, one row per model."""
     there = {start for starts in compared.lines.values() for start in starts}
     starts = [start for start in entries.STARTS if start in there]
     pairs = {name: pair for name, pair in DIFFERENCES.items() if there.issuperset(pair)}
-    hidden = hidden_accuracy(compared) if len(compared.lines) > SORTED else {}
     head = ["model", *(LOOKS[start][0] for start in starts), *(
-        f"{name} [95 % interval] (seeds)" if i == 0 else name for i, name in enumerate(pairs)),
-        *["hidden"] * any(hidden.values()), "minutes per run"]
+        f"{name} [95 % interval] (seeds)" if i == 0 else name for i, name in enumerate(pairs)), "minutes per run"]
 
     def cell(score, runs):
         means = [f"{statistics.mean(run[name] for run in runs):.1f}" for name in further(compared)]
@@ -382,17 +312,15 @@ def table(compared):
         rows += [[f"*{trivial(compared)}*", cell(constant, [constant_run(compared)]), *nothing, ""],
                  [f"*linear: {one['model']}*", cell(f"{one['score']:.{compared.digits}f}", [one]),
                   *nothing, f"{one['seconds']:.0f} s"]]
-    for line in in_order(compared):
-        ours = [(line, start) for start in starts]
-        some = {variant: [*runs[variant].values()] for variant in ours if variant in runs}
-        minutes = [f"{statistics.mean(run['minutes'] for run in some[variant]):.1f}" if variant in some else "–"
-                   for variant in ours]
-        gains = [gain(*(runs.get((line, start), {}) for start in pair)) for pair in pairs.values()]
-        rows.append([line, *(cell(mean_std(scores(runs[variant]), compared.digits),
-                                  some[variant]) if variant in some else "–"
-                             for variant in ours),
-                     *(signed(found.points, compared.digits, found.half) for found in gains),
-                     *[mean_std(hidden.get(line, {}))] * any(hidden.values()), " / ".join(minutes)])
+    for line, variants in compared.lines.items():
+        cells, minutes = [], []
+        for start in starts:
+            some = variants.get(start, {})
+            cells.append(cell(mean_std(scores(some), compared.digits), some.values()) if some else "–")
+            minutes.append(f"{statistics.mean(run['minutes'] for run in some.values()):.1f}" if some else "–")
+        gains = [gain(*(variants.get(start, {}) for start in pair)) for pair in pairs.values()]
+        rows.append([line, *cells, *(signed(found.points, compared.digits, found.half) for found in gains),
+                     " / ".join(minutes)])
     return markdown(head, rows)
 
 
@@ -406,27 +334,18 @@ def caption(key, compared):
     some = [run["data"] for run in runs if "labelled" in run.get("data", {})]
     bare = some[0]["sizes"][0] - some[0]["labelled"] if some else 0
     joint = any("joint" in starts for starts in compared.lines.values()) and (key.share < 1 or bare)
-    percent, words = "" if compared.r2 else " in percent", " and ".join(
-        {"accuracy": "accuracy", "f1": "macro F1"}[name] for name in further(compared))
+    percent, words = "" if compared.r2 else " in percent", " and ".join(further(compared))
     text = [f"Test {compared.score}{percent} on {n:,} examples, mean ± standard deviation over seeds"
             f"{f'; {words} in parentheses' if words else ''}."]
     if untested := runs[0].get("untested"):
         text.append(f"Nothing is known of classes without a test example: {', '.join(untested)}.")
-    if len(compared.lines) > SORTED and any(hidden_accuracy(compared).values()):
-        text.append("Hidden: percent of hidden symbols that the pretrained model predicts correctly.")
     if compared.ratio > UNEQUAL:
         text.append(f"Classes are unequal, {compared.ratio:.0f}:1" + (
             ", so the score is balanced accuracy." if compared.balanced else
             "; older runs did not store per-class counts, so the score is accuracy."))
     sizes, digits = [*filter(None, (half_width_of_test([run]) for run in runs))], compared.digits
-    deviations = sorted(statistics.stdev(scores(seeds).values())
-                        for seeds in runs_by_variant(compared).values() if len(seeds) > 1)
-    least_most = dict.fromkeys(f"{one:.{digits}f}" for one in deviations[::max(1, len(deviations) - 1)])
-    each = " to ".join(dict.fromkeys(f"{one:.2g}" for one in worth(compared, n)))
-    text += [f"One test example is worth {each} points."] * (kind_of(runs[0]) == "class")
     text += [f"The choice of test examples moves a score by up to {statistics.mean(sizes):.{digits}f} {compared.unit} "
              "(95 %)."] if sizes else []
-    text += [f"Standard deviation over seeds: {' to '.join(least_most)}."] * bool(deviations)
     made = runs + [run["first"] for run in runs if run["init"]] + [compared.linear] * bool(compared.linear)
     notes = ["joint training uses only the labelled inputs"] * bool(joint)
     notes += [f"only SPT used the {bare:,} sequences without a label"] * bool(bare) + [equal, provenance(made)]
@@ -469,25 +388,22 @@ def report(args):
 
 
 def figure(plt, found):
-    """Draw for each data set and share of the labels: scores of all seeds on the left, gains over scratch on the right.
-    Gains have one scale for all accuracies, and one for all R2."""
+    """Draw for each data set and share of the labels: scores of all seeds (left), gains over scratch (right)."""
     heights = [max(1.6, 0.24 * len(compared.lines)) for compared in found.values()]
-    picture, axes = plt.subplots(len(found), 2, figsize=(9, 1.2 + sum(heights)), squeeze=False, height_ratios=heights)
-    widest = {}
+    picture, axes = plt.subplots(len(found), 2, figsize=(9, 1.2 + sum(heights)), squeeze=False, height_ratios=heights,
+                                 sharey="row")
+    firsts = {}                                # gains have one scale for all accuracies, and one for all R2
     for (left, right), (key, compared) in zip(axes, found.items()):
-        lines, over = in_order(compared), ""
-        for y, line in enumerate(lines):
+        if firsts.setdefault(compared.r2, right) is not right:
+            right.sharex(firsts[compared.r2])
+        for y, starts in enumerate(compared.lines.values()):
             for height, start in ((y - 0.1, "spt"), (y + 0.1, "joint")):
-                pair = [compared.lines[line].get(each, {}) for each in (start, "scratch")]
-                gained = gain(*pair)
+                gained = gain(starts.get(start, {}), starts.get("scratch", {}))
                 if gained.points:
-                    unknown = None in map(examples, [run for runs in pair for run in runs.values()])
-                    over = over or " over seeds" * unknown                         # nothing is known of test examples
                     mean = statistics.mean(gained.points.values())
                     right.errorbar(mean, height, xerr=gained.half or None, color=LOOKS[start][1], marker="o", capsize=3)
-                    widest[compared.r2] = max(widest.get(compared.r2, 0), abs(mean) + gained.half)
-        dots(left, {line: {start: [*seeds.values()] for start, seeds in compared.lines[line].items()}
-                    for line in lines})
+        dots(left, {line: {start: [*seeds.values()] for start, seeds in starts.items()}
+                    for line, starts in compared.lines.items()})
         if compared.linear:
             left.axvline(constant_of(compared), color="black", linestyle=":", label=trivial(compared))
             left.axvline(compared.linear["score"], color="black", linestyle="--", label="linear model")
@@ -495,11 +411,6 @@ def figure(plt, found):
         if not compared.r2:
             left.set_xlim(right=101)
         right.axvline(0, color="black", linestyle=":")
-        right.set_yticks(range(len(lines)), lines)
-        right.set(xlabel=f"gain over scratch, 95 % interval{over}", ylim=(len(lines) - 0.5, -0.5))
+        right.set_xlabel("gain over scratch, 95 % interval")
         left.set_title(name_of(key), loc="left")
-    for (_, right), compared in zip(axes, found.values()):
-        limit = 1.05 * widest.get(compared.r2, 1) or 1
-        right.set_xlim(-limit, limit)
-    joint = any("joint" in starts for compared in found.values() for starts in compared.lines.values())
-    return picture, f"Gain from self-pretraining{' and joint training' if joint else ''}"
+    return picture, "Gains over training from scratch"

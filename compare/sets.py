@@ -12,8 +12,10 @@ from collections import defaultdict
 
 import numpy as np
 import pandas
-from scipy.stats import rankdata, wilcoxon
+from scipy.stats import spearmanr, wilcoxon
+from sklearn.dummy import DummyClassifier
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import LeaveOneGroupOut, cross_val_predict
 
 from compare.drawing import LOOKS, draw, markdown, replace_block, wrapped
 from compare.reading import provenance, read_runs, scores
@@ -24,7 +26,7 @@ from files import UserError
 DRAWS = 4_000                                  # of the bootstrap
 LINEAR = "", "baseline"                        # the variant that is the linear model; others: (model, start)
 PAIRS = [("spt", "scratch"), ("joint", "spt"), ("scratch", LINEAR), ("spt", LINEAR), ("joint", LINEAR)]
-FACTS = ["train_examples", "length", "classes"]                  # in the linear model's record; a model has two more
+FACTS = ["train_examples", "length", "classes"]                  # in the linear model's record
 
 
 def collected(runs):
@@ -38,13 +40,11 @@ def collected(runs):
         seeds[LINEAR][place], known = [linear["score"]], facts.setdefault(place, {**linear})
         for line, starts in compared.lines.items():
             model = f"{line}, {key.passes:,} passes" if key.passes else line
-            seeds_of = {start: [*scores(some).values()] for start, some in starts.items()}
-            for start, values in seeds_of.items():
-                seeds[model, start][place] = values
-            if {"spt", "scratch"} <= starts.keys() and "denoising" in linear:
+            for start, some in starts.items():
+                seeds[model, start][place] = [*scores(some).values()]
+            if "spt" in starts and "denoising" in linear:        # the logarithm of the ratio of errors
                 error = np.mean([run["first"]["val_score"] for run in starts["spt"].values()])
-                known[model, "denoising beside interpolation"] = np.log(linear["denoising"]["interpolation"] / error)
-                known[model, "linear model - from scratch"] = linear["score"] - np.mean(seeds_of["scratch"])
+                known[model] = np.log(linear["denoising"]["interpolation"] / error)
     return seeds, facts, used + [run["first"] for run in used if run.get("init")]
 
 
@@ -93,28 +93,26 @@ def tests(seeds, means):
 
 
 def correlates(model, means, facts):
-    """Return rows on what goes with a model's gain from SPT, and a sentence on whether its sign can be predicted."""
-    names, rng = [*FACTS, *(name for name in facts if name[0] == model)], np.random.default_rng(0)
-    table = facts[names].assign(gain=(means[model, "spt"] - means[model, "scratch"]).round(9)).astype(float).dropna()
-    families = of_families(table).to_numpy()                                                  # (families, 6)
+    """Return rows on what goes with a model's gain from SPT, and sentences on whether its sign can be predicted."""
+    scratch, rng = means[model, "scratch"], np.random.default_rng(0)
+    table = facts[FACTS].assign(**{"denoising beside interpolation": facts.get(model), "linear model - from scratch":
+                                   means[LINEAR] - scratch, "gain": (means[model, "spt"] - scratch).round(9)})
+    table = table.astype(float).dropna()
+    families, names = of_families(table).to_numpy(), [*table.columns[:-1]]                    # (families, 6)
     if len(families) < 8:                                        # too few to say anything
         return [], []
-
-    def correlation(each):                                       # Spearman's, of each fact with the gain
-        with np.errstate(invalid="ignore"):                      # NaN if all are equal
-            return np.corrcoef(rankdata(each, axis=0).T)[-1, :-1]
-
-    drawn = [correlation(families[rng.integers(len(families), size=len(families))]) for _ in range(DRAWS)]
-    limits = zip(names, correlation(families), *np.nanpercentile(drawn, (2.5, 97.5), axis=0))
-    rows = [[model, name if name in FACTS else name[1], f"{one:+.2f} [{low:+.2f}, {high:+.2f}]"]
-            for name, one, low, high in limits]
+    with np.errstate(invalid="ignore"):                          # NaN if all values of a fact are equal
+        drawn = [spearmanr(families[rng.integers(len(families), size=len(families))]).statistic[-1, :-1]
+                 for _ in range(DRAWS // 4)]
+        limits = zip(names, spearmanr(families).statistic[-1], *np.nanpercentile(drawn, (2.5, 97.5), axis=0))
+    rows = [[model, name, f"{one:+.2f} [{low:+.2f}, {high:+.2f}]"] for name, one, low, high in limits]
     table = table[table.gain != 0]                               # no gain has no sign
-    facts, better, right, common = table[names].rank().to_numpy() / len(table), table.gain.to_numpy() > 0, 0, 0
-    for family in table.index.unique(0):                         # each is predicted from the others
-        test = table.index.get_level_values(0) == family
-        commoner, both = better[~test].mean() > 0.5, len({*better[~test]}) == 2
-        guess = LogisticRegression().fit(facts[~test], better[~test]).predict(facts[test]) if both else commoner
-        right, common = right + (guess == better[test]).sum(), common + (commoner == better[test]).sum()
+    better, groups = (table.gain > 0).to_numpy(), table.index.get_level_values(0)
+    if min(groups[better].nunique(), groups[~better].nunique()) < 2:
+        return rows, []
+    ranks, each = table[names].rank() / len(table), dict(groups=groups, cv=LeaveOneGroupOut())
+    right, common = ((cross_val_predict(way, ranks, better, **each) == better).sum()
+                     for way in (LogisticRegression(), DummyClassifier(strategy="most_frequent")))
     return rows, [f"- {model}: a logistic regression on these facts, fitted each time to the other families, predicts "
                   f"the sign of the gain in {right} of {len(table)} sets; always the commoner sign, in {common}."]
 

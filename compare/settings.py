@@ -74,10 +74,8 @@ def baseline(row, rows, wanted):
     def agree(other, name, exactly, budget):
         if name in meant:
             return shown(other.values[name]) == meant[name]
-        if not wanted and name == "start":
-            return other.values[name] == "scratch"
-        if not wanted and name == "freeze":
-            return not other.own.get("freeze")
+        if not wanted and name in ("start", "freeze"):
+            return other.values["start"] == "scratch" and not other.own.get("freeze")
         if not wanted and (name in DENOISING or name.startswith("pretraining.")) or budget and name in LENGTH:
             return True                                          # no meaning from scratch, or at equal passes
         return other.values[name] == row.values[name] or (
@@ -110,23 +108,13 @@ def shown(value):
 
 
 def chosen_by_validation(rows):
-    """Return the best row per task, model, objective and start (with and without --freeze): among the rows with the
-    most seeds, the one with the highest mean validation score."""
+    """Return {(task, model, objective, start, with --freeze?): its best row}: among the rows with the most seeds, the
+    one with the highest mean validation score."""
     groups = defaultdict(list)
     for row in rows:
-        key = *(row.values[name] for name in ("task", "model", "objective", "start")), "freeze" in row.own
-        groups[key].append(row)
-    return [max(group, key=lambda row: (
-        len(row.runs), statistics.mean(map(validation, row.runs.values())))) for group in groups.values()]
-
-
-def chosen_scratch(row, chosen):
-    """Return the row from scratch to compare a row with, if validation chose both, else None."""
-    if row not in chosen or row.values["start"] == "scratch":
-        return None
-    others = [other for other in chosen if other.values["start"] == "scratch" and "freeze" not in other.own]
-    return next((other for other in others if all(
-        other.values[name] == row.values[name] for name in ("task", "model", "objective"))), None)
+        groups[*(row.values[name] for name in FIELDS[:4]), "freeze" in row.own].append(row)
+    return {key: max(group, key=lambda row: (
+        len(row.runs), statistics.mean(map(validation, row.runs.values())))) for key, group in groups.items()}
 
 
 def compare(args):
@@ -135,15 +123,11 @@ def compare(args):
         raise UserError("compare wants folders of runs: python analyze.py compare runs/sweep")
     if args.baseline and args.select:
         raise UserError("--baseline has no meaning with --select: gains are over the scratch row that validation chose")
-    sources = [Path(source) for source in args.what]
-    sources = [source for source in sources if not source.is_file() or source.suffix == ".jsonl"]         # skip figures
-    found = [read_runs(source, strict=True) for source in sources]
-    for source, runs in zip(sources, found):
-        if not any("start" in run for run in runs):
-            raise UserError(f"no finished finetuning run in {source}; python analyze.py status {source} says more")
-    columns, rows = settings_of(variants_of(with_pretraining([*itertools.chain(*found)]), args.any_code))
+    sources = [path for path in map(Path, args.what) if not path.is_file() or path.suffix == ".jsonl"]    # skip figures
+    runs = [run for source in sources for run in read_runs(source, strict=True)]
+    columns, rows = settings_of(variants_of(with_pretraining(runs), args.any_code))
     if not rows:
-        raise UserError(f"no finetuning run in {' '.join(args.what)} together with its pretraining run")
+        raise UserError(f"no finished finetuning run in {' '.join(args.what)}; python analyze.py status says more")
     wanted = {}
     for pair in args.baseline.split(",") if args.baseline else ():
         name, _, value = pair.partition("=")
@@ -158,7 +142,7 @@ def compare(args):
     begun = [path.parent for source in sources for path in source.glob("**/config.json")]
     lost = sum(not (folder / "result.json").exists() for folder in begun)
     print(f"\n{text}{f' Unfinished runs, not included: {lost}.' if lost else ''}\n")
-    some = chosen_by_validation(rows) if args.select else rows
+    some = [*chosen_by_validation(rows).values()] if args.select else rows
     draw(lambda plt: (figure_of_settings(plt, columns, some), "Test scores: seeds and mean"), args.figure)
 
 
@@ -181,8 +165,8 @@ def label(columns, row):
 
 def table(columns, rows, wanted, select):
     """Return table and caption. select: show test scores only of the rows that validation chose."""
-    chosen, lines, notes, every, titles = chosen_by_validation(rows) if select else rows, [], [], [], {}
-    tasks, lonely = dict.fromkeys(row.values["task"] for row in rows), False
+    best, lines, notes, every, titles = chosen_by_validation(rows) if select else {}, [], [], [], {}
+    tasks, chosen, lonely = dict.fromkeys(row.values["task"] for row in rows), [*best.values()], False
     for task in tasks:
         some = [row for row in rows if row.values["task"] == task]
         for row in some:
@@ -191,7 +175,9 @@ def table(columns, rows, wanted, select):
             digits = 1 if factor > 1 else 3
             points = scores(row.runs)
             mean, half = statistics.mean(points.values()), half_width_of_mean(runs)
-            over = baseline(row, some, wanted) if not select else chosen_scratch(row, chosen)
+            over = None if select else baseline(row, some, wanted)
+            if select and row.values["start"] != "scratch":
+                over = best.get((*(row.values[name] for name in FIELDS[:3]), "scratch", False))
             interval = f"[{mean - half:.{digits}f}, {mean + half:.{digits}f}]" if half else "–"
             test = [mean_std(points, digits), interval, "–"]
             if over:

@@ -1,4 +1,5 @@
 """The batches of training and evaluation: their examples, order and parts. They are prepared in the background."""
+import functools
 import itertools
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -35,14 +36,13 @@ class Feed:
         self.per_epoch = examples // args.batch
         self.positions = self.POSITIONS * (self.COSTLY if costly else 1)
         self.thread, self.prepared = ThreadPoolExecutor(1), None
+        self.order = functools.lru_cache(1)(order)                     # shuffle once per epoch: each step would be slow
 
     def rows(self, step):
         """Return the examples of a step's batch, int64 (batch,), and the indices of this process's examples in it,
         longest first if lengths differ. A pure function of seed and step, so there is no sampler state to save."""
         args, (epoch, i) = self.args, divmod(step, self.per_epoch)
-        if getattr(self, "epoch", None) != epoch:                      # shuffle once per epoch: each step would be slow
-            self.epoch, self.order = epoch, order(self.examples, args.seed, epoch)
-        rows = self.order[i * args.batch:(i + 1) * args.batch]
+        rows = self.order(self.examples, args.seed, epoch)[i * args.batch:(i + 1) * args.batch]
         if args.fresh:                                                 # no example comes twice
             rows = np.arange(step * args.batch, (step + 1) * args.batch)
         if self.lengths is None:

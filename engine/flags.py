@@ -8,10 +8,9 @@ from pathlib import Path
 
 import zoo                                     # noqa: F401, fills MODELS
 from data import look_up
-from engine.folder import read_checkpoint
 from files import Parser, UserError, read_json, sha256_of
 from models import MODELS, keys_of
-from recipes import SCHEDULES, WORDS, arch, assignments, fit, halved, recipe_line, settings
+from recipes import CELLS, SCHEDULES, arch, assignments, fit, halved, recipe_line, settings
 from tasks import TASKS, folder_name, full_name
 
 
@@ -27,20 +26,6 @@ def between(kind, low, high=math.inf):
     return check
 
 
-def overrides(text):
-    """Parse 'd=64,layers=3' into {"d": 64, "layers": 3}."""
-    try:
-        return assignments(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def device(text):
-    if text == "mps":
-        raise argparse.ArgumentTypeError("kernels need float64 and complex128, but Apple's GPU has neither; use cpu")
-    return text
-
-
 def flags(stage, objectives):
     """Return the parser of a stage, before a recipe fills in defaults."""
     positive, natural, rate = between(int, 1), between(int, 0, 2**63 - 1), between(float, 0)
@@ -49,10 +34,10 @@ def flags(stage, objectives):
     add = parser.add_argument_group("what to run").add_argument
     add("-h", "--help", action="store_true", help="print this help, with the recipe and sizes of a task and model")
     add("--task", help="one of: " + " ".join(TASKS) + " or your data: file:PATH (.npz, .csv, .tsv, .ts), ucr:NAME")
-    add("--model", help="one of: " + " ".join(MODELS))
+    add("--model", choices=MODELS, metavar="MODEL", help="one of: " + " ".join(MODELS))
     add("--objective", choices=objectives, help="masked: predict hidden positions from both sides; causal: predict "
         "each position from those before it")
-    add("--arch", type=overrides, metavar="KEY=VALUE,...", help="sizes other than in recipes.py, e.g. d=64,layers=3")
+    add("--arch", type=assignments, metavar="KEY=VALUE,...", help="sizes other than in recipes.py, e.g. d=64,layers=3")
     add("--train-fraction", type=between(float, 1e-9, 1), help="share of the training examples to use; a smaller share "
         "is a subset of a larger one")
     add("--fresh", action="store_true", help="draw new training examples in every step (if the task has `draw`)")
@@ -81,8 +66,8 @@ def flags(stage, objectives):
         "end, step halves the rate after each fifth of the run")
     add("--eval-every", type=positive, help="steps between evaluations (default: an epoch)")
     if stage == "finetune":
-        add("--pool", choices=WORDS["pool"], help="how to pool the sequence into one vector")
-        add("--head", choices=WORDS["head"], help="head on that vector; mlp: one hidden layer; pair: for tasks "
+        add("--pool", choices=CELLS["pool"].kind, help="how to pool the sequence into one vector")
+        add("--head", choices=CELLS["head"].kind, help="head on that vector; mlp: one hidden layer; pair: for tasks "
             "with two documents per example")
     # Without effect on training from scratch, so a sweep does not repeat it. An objective's own flags belong here.
     group, parser.denoising = parser.add_argument_group("objective, in pretraining and joint training"), set()
@@ -90,10 +75,11 @@ def flags(stage, objectives):
     def add(*names, **more):
         parser.denoising.add(group.add_argument(*names, **more).dest)
     add("--mask", type=between(float, 1e-6, 1), help="masking ratio: probability that a position is hidden")
-    add("--loss", choices=WORDS["loss"], help="loss on hidden positions: cross-entropy (symbols, gray levels), L1")
+    add("--loss", choices=CELLS["loss"].kind, help="loss on hidden positions: cross-entropy (symbols, gray levels), L1")
     add = parser.add_argument_group("machine").add_argument
     add("--micro-batch", type=positive, help="examples per forward pass; halve it if memory runs out")
-    add("--device", default="auto", type=device, choices=("auto", "cpu", "cuda"), help="auto: GPU if there is one")
+    add("--device", default="auto", choices=("auto", "cpu", "cuda"), help="auto: GPU if there is one (not Apple's: it "
+        "has no float64)")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"),
         help="auto: bfloat16 autocast on a GPU that supports it, else float32")
     add("--compile", action="store_true", help="torch.compile the backbone; on one GPU, if all sequences have "
@@ -108,27 +94,21 @@ def inherit(flags):
     if flags.label_fraction is not None and flags.train_fraction is not None:
         raise UserError("give only one of --label-fraction and --train-fraction: both choose training examples")
     trained = flags.model in MODELS and MODELS[flags.model].weights is not None
-    if flags.joint is not None and trained:
-        raise UserError(f"--joint trains from scratch, but {flags.model} has trained weights; leave out --joint")
+    if flags.joint is not None and (trained or flags.init is not None):
+        raise UserError(f"--joint {flags.joint:g} trains from scratch, so it has no meaning with --init, nor with a "
+                        "model that has trained weights; leave it out")
     if flags.init is None:
         return dict(start="corpus" if trained else "scratch" if flags.joint is None else "joint")
-    if flags.joint is not None:
-        raise UserError(f"--joint {flags.joint:g} trains from scratch, so it has no meaning with --init; leave one out")
     if not (flags.init / "config.json").exists():
         raise UserError(f"--init {flags.init} is not the directory of a pretraining run: it has no config.json")
     saved = read_json(flags.init / "config.json")
     needed = {"task", "model", "objective", "arch", "train_fraction", "changed"}
-    if saved.get("start") != "pretrain" or not needed <= saved.keys() or not isinstance(saved["changed"], dict):
+    if saved.get("start") != "pretrain" or not needed <= saved.keys():
         raise UserError(f"--init {flags.init} is not a pretraining run, or one of an older version; run pretrain.py")
     for name in ("task", "model", "objective"):
         if getattr(flags, name) not in (None, saved[name]):
             raise UserError(f"--{name} {getattr(flags, name)}, but {flags.init} was pretrained with --{name} "
                             f"{saved[name]}; leave that flag out, or choose another --init")
-    if (flags.init / "best.pt").exists():
-        kept = read_checkpoint(flags.init / "best.pt")["config"]
-        if edited := [name for name in sorted(needed - {"changed"}) if kept.get(name) != saved[name]]:
-            raise UserError(f"{flags.init}/config.json does not match its best.pt: {edited[0]} = {saved[edited[0]]}, "
-                            f"but {kept.get(edited[0])} in best.pt; restore it, or choose another --init")
     if flags.arch is not None:
         raise UserError(f"--arch has no meaning with --init: the sizes are those of {flags.init}")
     fixed, weights = {name: saved[name] for name in ("task", "model", "objective", "arch")}, flags.init / "best.pt"
@@ -158,13 +138,14 @@ def arguments(stage, argv, objectives):
         parser.exit()
     args.task = args.task and full_name(args.task)
     vars(args).update(inherit(args) if stage == "finetune" else {"start": stage})
-    check_names(args)
+    for flag, known in (("task", [*TASKS, "file:PATH", "ucr:NAME"]), ("model", MODELS)):
+        if getattr(args, flag) is None:
+            raise UserError(f"--{flag} is missing; one of: {' '.join(known)}")
     task, fitted, args.fitted = look_up(args.task, args.data_dir), {}, None
     args.recipe, args.objective, values = recipe_line(args.task, task, args.model, args.objective, args.start)
     if args.objective not in objectives:
         raise UserError(f"objective {args.objective} is unknown; there is: {' '.join(objectives)}")
-    objective = objectives[args.objective]
-    hides = objective.hides
+    hides = objectives[args.objective].hides
     if args.start == "joint" and hides:
         values = halved(values)
     if task.own:
@@ -198,18 +179,9 @@ def arguments(stage, argv, objectives):
     for flag, value in values.items():
         if getattr(args, flag) is None:
             setattr(args, flag, value)
-    check(args, task, objective, parser)
+    check(args, task, objectives[args.objective], parser)
     args.out = args.out or Path("runs") / run_name(args)
     return args
-
-
-def check_names(args):
-    """Raise UserError unless there is a task and a known model."""
-    for flag, value, known in (("task", args.task, TASKS), ("model", args.model, MODELS)):
-        if value is None or flag == "model" and value not in known:
-            problem = "is missing" if value is None else f"{value} is unknown"
-            own = " file:PATH ucr:NAME" if flag == "task" else ""
-            raise UserError(f"--{flag} {problem}; one of: {' '.join(known)}{own}")
 
 
 def print_recipe(parser, args, values):
@@ -251,9 +223,6 @@ def check(args, task, objective, parser):
         raise UserError(f"--micro-batch has no meaning with --objective {args.objective}, which keeps a batch whole")
     if not hides and args.mask is not None:
         raise UserError(f"--mask {args.mask} has no meaning with --objective {args.objective}")
-    if not hides and denoises and task.length == 1:
-        raise UserError(f"--objective {args.objective} predicts the next position, but sequences of {args.task} have "
-                        f"only one; use --objective masked")
     if args.start != "pretrain" and args.class_weights and task.kind != "class":
         raise UserError(f"--class-weights is for one class per example; the targets of {args.task}: {task.kind}")
     if args.start != "pretrain" and (args.pool == "none") != (task.kind == "positions"):

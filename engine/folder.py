@@ -54,8 +54,6 @@ class Folder:
                     raise UserError(f"--resume: {out} was started with {key} = {saved.get(key)}, now "
                                     f"{config.get(key)}; give the same flags as before, or choose another --out")
         self.resumes = "last.pt" in there
-        if "result.json" in there:
-            read_json(out / "result.json", "task", "seed")
         return "result.json" in there
 
     def take(self, config):
@@ -76,22 +74,15 @@ class Folder:
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
             state = {name: type(value)(saved["state"][name]) for name, value in state.items()}
-        if state["best_step"]:
-            read_checkpoint(self.path / "best.pt")                     # needed at the end: if damaged, fail now
         return state
 
     def begin_log(self, state, **record):
         """Write the first line of log.jsonl. With --resume, first drop all records past the checkpoint: the run writes
         them again, so that the log has no gaps and no duplicates."""
-        path, kept = self.path / "log.jsonl", []
-        if self.resumes and path.is_file():
-            with contextlib.suppress(ValueError, KeyError, TypeError):     # stop at a line that a kill cut short
-                for line in path.read_text(errors="replace").splitlines():
-                    one = json.loads(line)
-                    if one["step"] <= state["evaluated" if one["kind"] == "eval" else "step"]:
-                        kept.append(json.dumps(one) + "\n")
+        kept = [json.dumps(one) + "\n" for one in (read_log(self.path) if self.resumes else ())
+                if "step" in one and one["step"] <= state["evaluated" if one.get("kind") == "eval" else "step"]]
         if self.main:
-            write_atomically(path, lambda file: file.write("".join(kept).encode()))
+            write_atomically(self.path / "log.jsonl", lambda file: file.write("".join(kept).encode()))
         self.log(kind="resume" if kept else "start", step=state["step"], **record)
 
     def log(self, **record):

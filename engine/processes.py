@@ -135,24 +135,20 @@ def guarded(main):
         try:
             return main()
         except (Exception, KeyboardInterrupt) as error:
-            text = f"{type(error).__name__}: {error}"
-            if isinstance(error, (UserError, SizeError)):
-                text = str(error)
-            elif isinstance(error, torch.OutOfMemoryError):
+            text = str(error) if isinstance(error, (UserError, SizeError)) else None
+            if isinstance(error, torch.OutOfMemoryError):
                 text = "out of GPU memory; give a smaller --micro-batch"
             elif any(name in str(error) for name in ("InvalidCxxCompiler", "TritonMissing")):      # of torch's compiler
                 absent = "triton" if "TritonMissing" in str(error) else "a C++ compiler (g++)"
                 text = f"--compile needs {absent}; install it, or give --resume instead of --compile"
-                error = UserError(text)
             elif isinstance(error, KeyboardInterrupt) and Processes.current is not None:
                 text = "interrupted; the same command with --resume continues from the last checkpoint"
-                error = KeyboardInterrupt(f"error: {text}")
             if Processes.current is not None:
                 with contextlib.suppress(OSError):                     # the disk may be the cause
-                    Processes.current.folder.log(kind="error", error=text)
-            if isinstance(error, (SizeError, torch.OutOfMemoryError)):
-                error = UserError(text)
-            raise error                                                # exit_code prints the traceback of a bug
+                    Processes.current.folder.log(kind="error", error=text or f"{type(error).__name__}: {error}")
+            if text is None:                                           # exit_code prints the traceback of a bug
+                raise
+            raise KeyboardInterrupt(f"error: {text}") if isinstance(error, KeyboardInterrupt) else UserError(text)
         finally:
             if Processes.current is not None:
                 Processes.current.folder.lock.close()                  # this process may resume it

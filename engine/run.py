@@ -59,8 +59,6 @@ class Run:
         few = getattr(args, "label_fraction", None) is not None or task.labelled is not None
         if few and examples < args.batch:
             args.batch = args.changed["batch"] = examples
-            if self.processes.world > examples:
-                raise UserError(f"{examples} examples are fewer than the number of processes, {self.processes.world}")
         if examples < args.batch:
             raise UserError(f"--batch {args.batch} is more than the {examples} training examples there are")
         # The last, incomplete batch of an epoch is left out. Each epoch has a new order, so no example is left out for

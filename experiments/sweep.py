@@ -34,9 +34,9 @@ def combinations(varied):
     for text in varied:
         name, _, values = text.partition("=")
         only, _, rest = name.partition(".") if name.split(".")[0] in known else ("", "", name)
-        flag, _, key = rest.replace("_", "-").partition(".")
-        stages = [stage for stage in ([only] if only else known) if flag.replace("-", "_") in known[stage]]
-        if not values and stages and known[stages[0]][flag.replace("-", "_")] is False and name not in found:
+        flag, _, key = rest.replace("-", "_").partition(".")
+        stages = [stage for stage in ([only] if only else known) if flag in known[stage]]
+        if not values and stages and known[stages[0]][flag] is False and name not in found:
             found[name] = [(name, False), (name, True)]
             continue
         if not values.strip(",") or name in found:
@@ -44,7 +44,7 @@ def combinations(varied):
         if not stages or (flag == "arch") != bool(key):
             raise UserError(f"--vary {name}: no such flag; choose from: {names}; for arch its keys, such as arch.d")
         for value in words(values):            # reports a wrong value before anything is planned
-            flags(stages[0], OBJECTIVES).parse_args([f"--{flag}", f"{key}={value}" if key else value])
+            flags(stages[0], OBJECTIVES).parse_args([f"--{flag.replace('_', '-')}", f"{key}={value}" if key else value])
         found[name] = [(name, value) for value in words(values)]
     return [*itertools.product(*found.values())]
 
@@ -68,8 +68,6 @@ def check(chain):
             if task:
                 with torch.device("meta"):     # builds the model without memory for its weights
                     Backbone(config(sizes, task))
-        if args.objective and args.mask is not None and not OBJECTIVES[args.objective].hides:
-            raise UserError(f"--mask {args.mask} has no meaning with --objective {args.objective}; use two sweeps")
         if args.batch and task and args.batch > task.sizes[0]:
             raise UserError(f"--batch {args.batch} is more than the {task.sizes[0]:,} training examples")
 

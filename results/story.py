@@ -1,12 +1,14 @@
 """Show kernels.py in numbers: `python kernels.py` takes five seconds and no data, and draws kernels.png.
 `python results/story.py` draws README's copy, results/kernels.png.
 
-One S4 layer is computed in all forms of kernels.py, with errors and times. The picture shows its kernels.
+One S4 layer is computed in all forms of kernels.py, with errors and times. The picture shows kernels at the start of
+training, and what HiPPO's state remembers.
 """
 import math
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -14,17 +16,14 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from compare.drawing import OTHER, SCRATCH, SPT, write
-from engine.folder import read_checkpoint
+from compare.drawing import OTHER, SPT, write
 from files import Parser, exit_code
 from kernels import (discretize, fft_conv, hippo_legs, hippo_nplr, s4_kernel, s4_kernel_naive, s4_recover_C, ssm_scan,
                      truncation_correction)
-from models import DLR, S4, Backbone, config, randomise
+from models import DLR, S4, config, randomise
 from recipes import arch
-from tasks import restored
 
 PICTURE = ROOT / "results" / "kernels.png"
-WEIGHTS = ROOT / "results" / "weights" / "text256-s4-pretrain"
 
 # ---- One output, form by form ----------------------------------------------------------------------------------------
 
@@ -85,53 +84,30 @@ def remembered(N, u, h):
     return sum(x[i].item() * math.sqrt(2 * i + 1) * np.polynomial.Legendre.basis(i)(2 * clock - 1) for i in range(N))
 
 
-def before_and_after(folder):
-    """Return S4's kernels of the first layer, before and after self-pretraining: (c, d, l) both."""
-    saved = read_checkpoint(folder / "best.pt")
-    task, prefix = restored(saved["task"]), "backbone.layers.0.mixer.kernel."
-    torch.manual_seed(saved["config"]["seed"])                                                # as pretrain.py starts
-    kernel = Backbone(config(saved["config"]["arch"], task)).layers[0].mixer.kernel
-    before = kernel(task.length)
-    kernel.load_state_dict({name.removeprefix(prefix): value for name, value in saved["model"].items()
-                            if name.startswith(prefix)})
-    return before, kernel(task.length)
-
-
 @torch.no_grad()
 def draw(path):
     import matplotlib.pyplot as plt
     plt.switch_backend("Agg")
     plt.rcParams.update({"font.size": 8, "axes.titlesize": 8, "lines.linewidth": 1})
-    figure, axes = plt.subplots(2, 3, figsize=(10, 5))
-    task = restored(read_checkpoint(WEIGHTS / "best.pt")["task"])
+    figure, axes = plt.subplots(2, 2, figsize=(8, 5))
+    axes = axes.ravel()
     torch.manual_seed(0)
-    for axis, (title, make) in zip(axes[0], {
-            "S4 starts smooth (HiPPO)": lambda: S4(config(arch("text256", "s4"), task)),
-            "DLR starts with all frequencies": lambda: DLR(config(arch("text256", "dlr"), task)),
-            "random S4: a kernel of a few lags": lambda: randomise(S4(config(arch("text256", "s4"), task)))}.items()):
-        K = make()(task.length)[0, ::32]                                                      # (2, l) two channels
-        for one, colour, label in zip(K, (SPT, OTHER), ("kernel of one channel", "of another")):
-            axis.plot(one / one.abs().max(), color=colour, label=label)
+    sequences = SimpleNamespace(length=256, vocab=None, channels=1)
+    s4, dlr = (config(arch("text256", name), sequences) for name in ("s4", "dlr"))
+    kernels = {"S4 starts smooth (HiPPO)": S4(s4), "DLR starts with all frequencies": DLR(dlr),
+               "random S4: a kernel of a few lags": randomise(S4(s4))}
+    for axis, (title, kernel) in zip(axes, kernels.items()):
+        for K, colour, label in zip(kernel(256)[0, ::32], (SPT, OTHER), ("kernel of one channel", "of another")):
+            axis.plot(K / K.abs().max(), color=colour, label=label)                           # (l,)
         axis.set(title=title, xlabel="lag k", ylabel="K[k] / max |K|", ylim=(-1.1, 1.1))
-    axes[0, 0].legend(loc="lower right", frameon=False, fontsize=7)
     l, h = 1500, 0.004
     past, u = np.arange(-l + 1, 1), torch.sin(torch.arange(l) * 0.02) + 0.5 * torch.sin(torch.arange(l) * 0.051)
-    axes[1, 0].plot(past, u, color="black", linestyle=":", label="signal")
+    axes[3].plot(past, u, color="black", linestyle=":", label="signal")
     for N, colour in ((16, SPT), (64, OTHER)):
-        axes[1, 0].plot(past, remembered(N, u, h), color=colour, label=f"recovered, N = {N}")
-    axes[1, 0].set(title="HiPPO's state keeps the recent past sharply", xlabel="step (0: now)", ylim=(-3, 2),
-                   xticks=(-1500, -1000, -500, 0))
-    axes[1, 0].legend(loc="lower left", frameon=False, fontsize=7)
-    before, after = before_and_after(WEIGHTS)
-    change = (after - before).abs().amax(-1) / before.abs().amax(-1)                          # (c, d)
-    ranks = change[0].argsort(descending=True)
-    chosen = {"most changed channel: more local": ranks[0],
-              "median channel: smaller (other scale)": ranks[len(ranks) // 2]}
-    for axis, (which, i) in zip(axes[1, 1:], chosen.items()):
-        axis.plot(before[0, i], color=SCRATCH, label="before SPT (HiPPO)")
-        axis.plot(after[0, i], color=SPT, label="after SPT")
-        axis.set(title=f"IMDb, {which}", xlabel="lag k, characters", ylabel="K[k]", xlim=(0, 64))
-        axis.legend(loc="best", frameon=False, fontsize=7)
+        axes[3].plot(past, remembered(N, u, h), color=colour, label=f"recovered, N = {N}")
+    axes[3].set(title="HiPPO's state keeps the recent past sharply", xlabel="step (0: now)", ylim=(-3, 2))
+    for axis in axes[0], axes[3]:
+        axis.legend(loc="lower right", frameon=False, fontsize=7)
     figure.tight_layout()
     write(path, lambda file: figure.savefig(file, format="png", dpi=130))
 

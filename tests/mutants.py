@@ -99,7 +99,7 @@ MUTANTS = {
     "experiments/running.py": [
         ("[names[int(number)] for number in", "[str(number) for number in", "records"),
         ("or len(gpus) or cores), gpus", "or cores), gpus", "records"),
-        ('"--task", task, *raw, *reading_flags(args)]', '"--task", task, *raw]', "records"),
+        ('"data.py", "--task", task, *words]', '"data.py", "--task", task]', "records"),
         ('(["--label-fraction", fraction] if fraction else [])', "[]", "records")],
     "experiments/commands.py": [
         ("recipe |= dict(epochs=None, eval_every=None) if declared(task).own", "recipe |= {} if True", "records")],

@@ -98,20 +98,20 @@ def test_a_sweep_has_every_combination_where_it_has_a_meaning():
 
 def test_a_setting_has_one_name_whichever_sweep_asks_for_it():
     """The recipe's own rate, 0.004, size, 64, and mask, 0.3, are the recipe; finetuning's settings share a pretraining."""
-    def outs(*vary, arms="scratch,spt"):
+    def outs(*vary, starts="scratch,spt"):
         flags = [word for each in vary for word in ("--vary", each)]
-        lines = listed("sweep", "--tasks", "text_demo", "--models", "s4", *flags, "--arms", arms, "--seeds", "0")
+        lines = listed("sweep", "--tasks", "text_demo", "--models", "s4", *flags, "--starts", starts, "--seeds", "0")
         return set(re.findall(r"--out runs/sweep/(\S+)", " ".join(lines))), lines
 
     plain = {f"text_demo-s4-{stage}-s0" for stage in ("scratch", "pretrain", "spt")}
     assert outs("lr=4e-3")[0] == outs("mask=0.3")[0] == outs("arch.d=64", "lr=0.004")[0] == plain
     names, lines = outs("lr=0.001,0.004", "arch.d=64,128")
     assert plain < names and len(lines) == 8 and "text_demo-s4-d128-lr0.001-spt-s0" not in names
-    names, lines = outs("finetune.lr=1e-3,3e-3", "label-fraction=0.1,0.5", arms="spt,probe")
+    names, lines = outs("finetune.lr=1e-3,3e-3", "label-fraction=0.1,0.5", starts="spt,linear_probe")
     assert len(lines) == 1 and lines[0].count("pretrain.py") == 1 and len(names) == 1 + 2 * 4
     assert outs("arch.d=128", "lr=0.001") == outs("lr=0.001", "arch.d=128") and outs("warmup=50")[0] == plain
-    assert outs("joint=1", arms="joint")[0] == outs("lr=0.004", arms="joint")[0]
-    names, lines = outs("lr=0.001,0.002", "pretrain.lr=0.01", arms="spt")
+    assert outs("joint=1", starts="joint")[0] == outs("lr=0.004", starts="joint")[0]
+    names, lines = outs("lr=0.001,0.002", "pretrain.lr=0.01", starts="spt")
     assert len(lines) == 1 and "pretrain.py --task text_demo --model s4 --lr 0.01 " in lines[0]
 
 
@@ -223,9 +223,9 @@ fi""")
 
 def test_chains_of_all_seeds_share_one_pool(monkeypatch, tmp_path):
     """Eight slots run eight seeds of one variant at once; a seed is reported as soon as it is complete."""
-    pool, together, seen = running.Pool(8, ["0"], tmp_path), threading.Barrier(8), []
+    pool, together = running.Pool(8, ["0"], tmp_path), threading.Barrier(8)
     monkeypatch.setattr(running.Pool, "work", lambda pool, chain: together.wait(20))
-    pool.run({str(seed): [[f"run {seed}"]] for seed in range(8)}, seen.append)
+    seen = pool.run({str(seed): [[f"run {seed}"]] for seed in range(8)})
     assert [*map(len, seen)] == [*range(1, 9)]
 
 

@@ -33,7 +33,6 @@ EXCEPTIONS = {
     "results/findings.md": r"(?<!denoising )\bskill\b|today's passes\*|(?<!\w)\*\w[^*\n]{,60}\w\*(?!\w)|"
                            r"\"[^\"\n]{,60}\"",                  # defined there; words of kept figures
     "tasks/speech.py": r"\bbed\b",                               # a word to recognise
-    "experiments/running.py": r"--arms|\bprobe\b",               # older commands
     "experiments/entries.py": r"\bprobe\b",                      # in names of runs
     "experiments/sweep.py": r"\bprobe\b"}
 

@@ -415,16 +415,6 @@ def test_an_s4_layer_makes_no_longer_kernel_than_it_was_made_for():
         kernel(1024)
 
 
-def test_a_causal_objective_wants_two_positions(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    task = own_file(tmp_path, (60, 1, 1))
-    words = ["--task", task, "--model", "rotary", "--objective", "causal"]
-    for parse, more in ((pretrain.parse_args, []), (finetune.parse_args, ["--joint", "1"])):
-        with pytest.raises(UserError, match="--objective causal predicts the next position.*use --objective masked"):
-            parse(words + more)
-    assert pretrain.parse_args(words[:4]).mask and finetune.parse_args(words).start == "scratch"
-
-
 # ---- machines --------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("inherited, count, words, wanted", [

@@ -39,13 +39,12 @@ from data import Split
 from engine import folder as folder_py
 from engine import run as run_py
 from engine.feed import Feed
-from engine.flags import overrides
 from engine.folder import peak_memory
 from engine.processes import Processes, guarded
 from engine.run import Run
 from files import UserError, locked
 from models import FEED_FORWARD, MODELS, Backbone, Classifier, Denoiser, SizeError, config, keys_of, param_groups
-from recipes import arch
+from recipes import arch, assignments
 from test_mixers import KNOWN
 from test_models import VOCABULARY, made_neox
 from test_objective import noise
@@ -675,7 +674,7 @@ def test_both_stages_from_end_to_end(task, model, more, objective, begun, monkey
     assert first.keys() == RESULT | {"val_score", "score_is"}
     assert second.keys() == RESULT | {f"val_{score}", f"test_{score}", "right" if score == "accuracy" else "values", *"""test_loss
         test_examples counts start init label_fraction joint pretrained""".split()}
-    sizes = {key: value for key, value in overrides(SIZES[model] + more).items() if arch(task, model).get(key) != value}
+    sizes = {key: value for key, value in assignments(SIZES[model] + more).items() if arch(task, model).get(key) != value}
     batch_norm = load(pt / "best.pt")["config"]["arch"].get("norm") == "batch"
     assert first["changed"] == dict(arch=sizes, train_fraction=0.5, sizes=[24, 9, 7]) | {
         name: value for name, value in few.items() if name != "micro_batch" or batch_norm}
@@ -689,7 +688,7 @@ def test_both_stages_from_end_to_end(task, model, more, objective, begun, monkey
         train, evals = {"kind", "step", "loss", "lr", "gradient_norm"}, {"kind", "step", "val_loss", name}
         assert all(record.keys() == train for record in log_of(out, "train"))
         assert all(record.keys() == evals for record in log_of(out, "eval"))
-        best = max(log_of(out, "eval"), key=lambda record: (record[name], -record["step"]))
+        best = max(log_of(out, "eval"), key=lambda record: (record[name], record["step"]))
         assert (result["best_step"], result[name]) == (best["step"], best[name])
         optimizer = load(out / "last.pt")["optimizer"]                # every parameter has had a gradient
         numbers = [i for group in optimizer["param_groups"] for i in group["params"]]
