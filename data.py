@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasks import PAD, SPLITS, TASKS, Task, declared, folder_name, full_name, identifying, tuples
+from tasks import PAD, SPLITS, TASKS, Task, declared, folder_name, full_name, identifying
 from tasks.making import Request, as_wide, content_of, generator_code, stratified
 from tasks.picture import draw_example, height, picture
 from tasks.table import add_layout, given
@@ -131,7 +131,7 @@ def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False,
     folder = prepare(name, data_dir)
     with reading(f"{folder} is damaged", _again(name, folder)):
         meta = read_json(folder / "meta.json")
-        found = tuples(meta["found"])
+        found = {key: tuple(value) if isinstance(value, list) else value for key, value in meta["found"].items()}
         source = "generated" if meta["source"] == "generated" else "official files"       # in whatever folder
         source = "own data" if declared(name).own else source
         checksum = zlib.crc32(b"".join((folder / f"{split}_y.npy").read_bytes() for split in SPLITS))
@@ -181,8 +181,6 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
     own, file = task.own, name.removeprefix("file:") if task.family == "file" else None
     if raw is not None and not task.source.raw:
         raise UserError(f"--raw {raw} has no meaning for {name}; leave it out")
-    if raw is not None and not os.path.isdir(raw):
-        raise UserError(f"--raw '{raw}' is not a folder; give a folder that holds: {task.source.accepts}")
     source = f"files in {Path(raw).resolve()}" if raw is not None else "generated" if task.make else "downloaded"
     if seed is not None and source != "generated" and not own:
         raise UserError(f"--seed {seed} is for generated sets; the official splits of {name} are fixed; leave it out")
@@ -200,16 +198,11 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
             sizes = task.sizes
         request = Request(name, folder, task, parameters ^ contents["code"], sizes and list(sizes), seed or 0,
                           raw and Path(raw), workers, **own_data)
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            lock = folder.parent / f".{folder.name}.lock"
-            with locked(lock, f"{folder} is being prepared by another process"):
-                if not (folder / "meta.json").exists():   # else another process made it while we waited
-                    _make(request, lock, asked | contents | dict(source=file or source, stamps=stamps))
-        except BrokenPipeError:                           # from printing, not from writing a file
-            raise
-        except OSError as error:
-            raise UserError(f"{folder}: {error}; restore that file, make room, or choose another --data-dir") from None
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = folder.parent / f".{folder.name}.lock"
+        with locked(lock, f"{folder} is being prepared by another process"):
+            if not (folder / "meta.json").exists():       # else another process made it while we waited
+                _make(request, lock, asked | contents | dict(source=file or source, stamps=stamps))
     there = contents | _meta(folder)
     other = {key: f"{key} ({there.get(key)}, not {value})" for key, value in (asked | contents).items()  # None: any
              if value is not None and there.get(key) != value}
@@ -247,8 +240,6 @@ def _make(request, lock, meta):
         if not os.listdir(folder):
             folder.rmdir()
             lock.unlink()
-    if lacking := [split for split in SPLITS if not (folder / f"{split}_y.npy").exists()]:
-        raise UserError(f"the function that prepares {request.name} saved no {' and no '.join(lacking)} split")
     for path in map(os.path.abspath, request.read or filter(None, [request.raw])):
         meta["stamps"][path], meta[f"content of {path}"] = content_of(path, {})
     sizes = [len(np.load(folder / f"{split}_y.npy", mmap_mode="r")) for split in SPLITS]
@@ -259,12 +250,8 @@ def _make(request, lock, meta):
 
 
 def _meta(folder):
-    """Return a set's meta.json, or {} if there is none. Older ones hold stamp and content of your file elsewhere."""
-    meta = read_json(folder / "meta.json") if (folder / "meta.json").exists() else {}
-    if meta.get("stamp"):
-        path, _, checksum = meta["source"].rpartition(", md5 ")
-        meta |= {"stamps": {path: zlib.crc32(repr([(".", *meta["stamp"])]).encode())}, f"content of {path}": checksum}
-    return meta
+    """Return a set's meta.json, or {} if there is none."""
+    return read_json(folder / "meta.json") if (folder / "meta.json").exists() else {}
 
 
 def _again(name, folder):
@@ -275,28 +262,16 @@ def _again(name, folder):
 # ---- --list, --show --------------------------------------------------------------------------------------------------
 
 def print_tasks(data_dir):
-    lines, folder = {name: line_of(name, task, data_dir) for name, task in TASKS.items()}, Path(data_dir)
-    for path in sorted([*folder.glob("file-*/meta.json"), *folder.glob("ucr-*/meta.json")]):
-        with reading(f"{path} is damaged", f"remove {path.parent}"):
-            meta = read_json(path)
-            task = replace(declared(meta["task"]), **tuples(meta["found"]))
-            lines[meta["task"]] = line_of(meta["task"], task, data_dir)
-    print("\n".join(lines.values()))
-
-
-def line_of(name, task, data_dir):
-    """Return what --list prints for a task: two lines, or one for your data."""
-    state = "prepared" if (Path(data_dir) / folder_name(name) / "meta.json").exists() else "not prepared"
-    shape = f"length {task.length:,}" + (f", {task.channels} channels" if (task.channels or 1) > 1 else "") + (
-        f", {task.documents} documents" if task.documents > 1 else "")
-    line = (f"{name:16} {shape}, {f'{task.classes} classes' if task.classes else 'regression'}, "
-            f"{' / '.join(f'{size:,}' for size in task.sizes)} examples; {state}")
-    if task.own:
-        return line
-    origin = "generated" if task.make else "no download"
-    if task.source.urls:
-        origin = f"{task.source.bytes or 400_000_000:,} bytes from {task.source.urls[0].split('/')[2]}"
-    return f"{line}\n{'':16} {origin}; --raw: {task.source.accepts}; licence: {task.source.licence}"
+    for name, task in TASKS.items():
+        state = "prepared" if (Path(data_dir) / name / "meta.json").exists() else "not prepared"
+        shape = f"length {task.length:,}" + (f", {task.channels} channels" if (task.channels or 1) > 1 else "") + (
+            f", {task.documents} documents" if task.documents > 1 else "")
+        origin = "generated" if task.make else "no download"
+        if task.source.urls:
+            origin = f"{task.source.bytes or 400_000_000:,} bytes from {task.source.urls[0].split('/')[2]}"
+        print(f"{name:16} {shape}, {f'{task.classes} classes' if task.classes else 'regression'}, "
+              f"{' / '.join(f'{size:,}' for size in task.sizes)} examples; {state}")
+        print(f"{'':16} {origin}; --raw: {task.source.accepts}; licence: {task.source.licence}")
 
 
 def show(name, data_dir, path):
@@ -355,10 +330,8 @@ def command(argv):
     parser.add_argument("--show", metavar="FILE", help="prepare the task, then draw examples before and after masking")
     parser.add_argument("--list", action="store_true", help="print the tasks")
     args = parser.parse_args(argv)
-    print_tasks(args.data_dir) if args.list else _prepare_and_show(args)
-
-
-def _prepare_and_show(args):
+    if args.list:
+        return print_tasks(args.data_dir)
     for flag, least in dict(train=1, val=1, test=1, workers=1, seed=0).items():
         value = getattr(args, flag)
         if value is not None and value < least:

@@ -210,8 +210,7 @@ def sha256_of(path):
 def refuse(path, problem):
     """End the script with one line that names the file."""
     name = path.relative_to(ROOT) if ROOT in path.parents else path
-    print(f"error: {name}: {' '.join(problem.split())}; fix it, or remove it from {path.parent.name}/",
-          file=sys.stderr)
+    print(f"error: {name}: {' '.join(problem.split())}; fix it, or remove it from {path.parent.name}/", file=sys.stderr)
     raise SystemExit(2)
 
 

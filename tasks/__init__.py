@@ -153,23 +153,17 @@ def restored(record):
         return replace(OWN["file"](""), **record)
 
 
-def tuples(record):
-    """Convert the lists of {key: value} from JSON to tuples, as a Task has them."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
-
-
 def check(name, task):
     """Raise ValueError if an entry of TASKS cannot be a task. (recipes.py checks its tables of sizes and recipes.)"""
-    if not re.fullmatch(r"\w+", name):                    # folders are named after it
-        raise ValueError(f"TASKS[{name!r}]: a name consists of letters, digits and _")
     if not isinstance(task, Task) or not callable(task.prepare):
         raise ValueError(f"TASKS[{name!r}] must be a Task with a function prepare(task, request)")
-    if task.target not in ("", "labels", "positions"):
-        raise ValueError(f"TASKS[{name!r}]: target must be '', 'labels' or 'positions'")
-    if not isinstance(task.sizes, tuple) or len(task.sizes) != len(SPLITS):
-        raise ValueError(f"TASKS[{name!r}]: sizes must be (train, val, test)")
-    if task.make is None and not task.source.urls and not task.source.raw:
-        raise ValueError(f"TASKS[{name!r}]: a generated set needs make, its parameters or version")
+    for right, rule in ((re.fullmatch(r"\w+", name), "a name consists of letters, digits and _"),      # as of folders
+                        (task.target in ("", "labels", "positions"), "target must be '', 'labels' or 'positions'"),
+                        (isinstance(task.sizes, tuple) and len(task.sizes) == 3, "sizes must be (train, val, test)"),
+                        (task.make is not None or task.source.urls or task.source.raw,
+                         "a generated set needs make, its parameters or version")):
+        if not right:
+            raise ValueError(f"TASKS[{name!r}]: {rule}")
 
 
 homes = load_room(Path(__file__).parent, TASKS, "--task", check)           # {task: its file}

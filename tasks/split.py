@@ -5,8 +5,6 @@
 Classes keep their shares; no group lies in two splits; what a split lacks, or has from another, is said.
 """
 import re
-from collections import defaultdict
-from itertools import combinations
 
 import numpy as np
 
@@ -37,26 +35,11 @@ def check_each(place, right, problem):
         raise UserError(f"{place}, example {np.argmin(right)} (counted from 0): {problem}")
 
 
-def targets_own(request, place, labels, known, layout=None):
+def targets_own(request, place, labels, known, column):
     """Convert labels (n,) to targets (n,), ignoring those that are not known. Return targets and the names of the
-    classes, or () for regression. layout: of a table, to say where labels were read. Several labels (n, k), 0 or 1,
+    classes, or () for regression. column: of a table, where labels were read, or "none". Several labels (n, k), 0 or 1,
     stay as they are; labels of positions, texts (n, l), become classes or IGNORE."""
     y = np.zeros(len(labels))
-    if labels.ndim == 2 and request.regression:
-        raise UserError(f"{place}: --regression predicts one number per sequence, but y has the shape {labels.shape}")
-    if labels.ndim == 2 and labels.dtype.kind != "U":
-        return np.nan_to_num(labels).astype(int), layout.label_column.split(",") if layout and (
-            layout.label_column != "none") else [*map(str, range(labels.shape[1]))]
-    if labels.ndim == 2:
-        names = np.unique(labels[labels != ""])
-        if not 1 < len(names) <= 256:
-            raise UserError(f"{place}: {len(names)} different labels of positions, but there must be 2 to 256 classes "
-                            "(numbers below 0 mean: no label)")
-        return np.where(labels == "", IGNORE, np.searchsorted(names, labels)), names.tolist()
-    if labels.dtype.kind == "f":
-        check_each(place, ~known | np.isfinite(labels), "its label is infinite")
-    if labels.dtype.kind not in "biufUMm":
-        raise UserError(f"{place}: labels are {labels.dtype}; they must be numbers or names")
     if request.regression:
         try:
             y[known] = as_numbers(labels[known])
@@ -65,26 +48,34 @@ def targets_own(request, place, labels, known, layout=None):
                             "--label COLUMN; if labels are classes, leave --regression out") from None
         check_each(place, np.abs(y) < 1e300, "its label is infinite")
         return y, ()
+    if labels.ndim == 2 and labels.dtype.kind != "U":
+        several = [*map(str, range(labels.shape[1]))] if column == "none" else column.split(",")
+        return np.nan_to_num(labels).astype(int), several
+    if labels.ndim == 2:
+        names = np.unique(labels[labels != ""])
+        if not 1 < len(names) <= 256:
+            raise UserError(f"{place}: {len(names)} different labels of positions, but there must be 2 to 256 classes "
+                            "(numbers below 0 mean: no label)")
+        return np.where(labels == "", IGNORE, np.searchsorted(names, labels)), names.tolist()
     if labels.dtype.kind == "f" and not (labels[known] % 1).any():
         labels = np.where(known, labels, 0).astype(int)                # 1.0 is class 1
     if labels.dtype.kind == "U":                                       # 1 and 1.0 are one class
         there = {*labels[known].tolist()}
         whole = {name: re.sub(r"^([+-]?\d+)\.0+$", r"\1", name) for name in there}
         labels = np.array([whole[name] if whole.get(name) in there else name for name in labels.tolist()])
-    names, y[known] = np.unique(labels[known], return_inverse=True)
-    for name, size in zip(names.astype(str).tolist(), np.bincount(y[known].astype(int))):
+    names, y[known], sizes = np.unique(labels[known], return_inverse=True, return_counts=True)
+    for name, size in zip(names.astype(str).tolist(), sizes):
         if name.lower() in MISSING | {"-1", "unknown"} and [*names.astype(str)] != ["-1", "1"]:
             print(f"note: {size:,} examples are of the class {name!r}; if they have no label, leave it empty (in an "
                   f".npz: missing={name!r})")
-    hint = "" if layout is None else (
-        f"labels are those of column {layout.label_column}; --label COLUMN names another, --label -1 the last, --label "
-        "none: there is none; ")
+    hint = "" if column == "none" else (
+        f"labels are those of column {column}; --label COLUMN names another, --label -1 the last, --label none: there "
+        "is none; ")
     hint = f" ({hint}if labels are numbers to predict, use --regression of data.py or run_all.sh own)"
     if not 1 < len(names) <= 256:
         raise UserError(f"{place}: {len(names)} different labels, but there must be 2 to 256 classes{hint}")
-    counts = np.bincount(y[known].astype(int))
-    single = names[np.argmin(counts)]
-    check_each(place, ~known | (labels != single) | (counts.min() > 1), f"class {single} has only one example{hint}")
+    single = names[np.argmin(sizes)]
+    check_each(place, ~known | (labels != single) | (sizes.min() > 1), f"class {single} has only one example{hint}")
     return y.astype(int), names.astype(str).tolist()
 
 
@@ -139,10 +130,10 @@ def split_own(request, place, own):
     n, split, group = len(own.series), *(part if part is None else np.asarray(part) for part in own[3:5])
     if split is not None:
         split = np.array([SPLIT_NAMES.get(name, name) for name in np.char.lower(split.astype(str)).tolist()])
-    known = np.full(n, own.labels is not None) if own.known is None else np.asarray(own.known)
-    y, names = np.zeros(n), ()
+    known, y, names = own.known, np.zeros(n), ()
     if known.any():
-        y, names = targets_own(request, place, np.asarray(own.labels), known, own.layout)
+        column = own.layout.label_column if own.layout else "none"
+        y, names = targets_own(request, place, own.labels, known, column)
     classes = y if names and y.ndim == 1 else np.zeros(n, int)
     rows = np.flatnonzero(known | ~known.any())
 
@@ -176,7 +167,7 @@ def split_own(request, place, own):
     more = np.setdiff1d(np.arange(n), rows)
     more = more if split is None else more[split[more] == "train"]
     if group is not None:
-        for one, two in combinations(range(3), 2):
+        for one, two in (0, 1), (0, 2), (1, 2):
             if len(both := np.intersect1d(group[parts[one]], group[parts[two]])):
                 raise UserError(f"{place}: group {both[0]} has examples in {SPLITS[one]} and in {SPLITS[two]}")
         more = more[~np.isin(group[more], group[np.concatenate(parts[1:])])]
@@ -195,10 +186,10 @@ def split_own(request, place, own):
 def leaks(series, parts):
     """Print how many examples of val and test are in another split, too, or overlap the row before or after them, which
     is in another split, as windows of one recording do."""
-    split, where = {i: name for name, part in zip(SPLITS, parts) for i in part.tolist()}, defaultdict(set)
+    split, where = {i: name for name, part in zip(SPLITS, parts) for i in part.tolist()}, {}
     keys = [hash(one if isinstance(one, str) else one.tobytes()) for one in series]
     for i, name in split.items():
-        where[keys[i]].add(name)
+        where.setdefault(keys[i], set()).add(name)
     held = [i for i, name in split.items() if name != "train"]
     same = {i for i in held if len(where[keys[i]]) > 1}
     pairs = [(i, i + 1) for i in range(len(series) - 1) if {i, i + 1} <= split.keys() and split[i] != split[i + 1]]
@@ -215,8 +206,6 @@ def overlap(one, two):
         return False
     first, second = (one[1 + i:len(one) - 1 + i] == two[i] for i in (0, 1))
     same = (first & second).reshape(len(one) - 2, -1).all(1)
-    for start in np.flatnonzero(same)[:20] + 1:           # two positions agree; many such places are repetition
-        end = one[start:start + len(two)]
-        if 4 * len(end) >= len(two) and np.array_equal(end, two[:len(end)], equal_nan=True) and len(np.unique(end)) > 4:
-            return True
-    return False
+    starts = np.flatnonzero(same)[:20] + 1                # two positions agree; many such places are repetition
+    ends = [one[start:start + len(two)] for start in starts if 4 * (len(one) - start) >= len(two)]
+    return any(np.array_equal(end, two[:len(end)], equal_nan=True) and len(np.unique(end)) > 4 for end in ends)

@@ -11,6 +11,7 @@ import csv
 import io
 import re
 import shlex
+from collections import namedtuple
 from itertools import islice
 from typing import NamedTuple
 
@@ -41,6 +42,11 @@ class Layout(NamedTuple):
     columns: tuple = ()
     width: int | None = None                   # None: these are training data
     label_column: str = "none"
+
+
+# The contents of a file: n series and, for each, the label, `known` (n,): has a label, split, group, and the row of the
+# file; and the Layout of a table.
+Own = namedtuple("Own", "series labels known split group rows layout", defaults=[None] * 6)
 
 
 def add_layout(parser, of="your data"):
@@ -94,10 +100,8 @@ def rows_of(text, delimiter, n=50):
     lines = (line for line in io.StringIO(text, newline=None) if line.strip())
     if delimiter == " ":
         return [line.split() for line in islice(lines, n)]
-    try:
-        return [*islice(filter(None, csv.reader(lines, delimiter=delimiter, skipinitialspace=True)), n)]
-    except csv.Error:                          # of a longest field
-        return []
+    csv.field_size_limit(1 << 30)
+    return [*islice(filter(None, csv.reader(lines, delimiter=delimiter, skipinitialspace=True)), n)]
 
 
 def delimiter_of(text, usual):
@@ -120,6 +124,7 @@ def frame_of(path, kind, raw, layout):
     index is the line, counted from 0 below the header."""
     import pandas as pd                        # here, because every script imports this file
 
+    above = 0
     if not kind.endswith("sv"):
         advice = {".jsonl": "each line must be a JSON object", ".parquet": "it needs pip install pyarrow",
                   ".xlsx": "it needs pip install openpyxl"}[kind]
@@ -128,17 +133,16 @@ def frame_of(path, kind, raw, layout):
             if kind != ".xlsx":
                 frame = pd.read_parquet(file) if kind == ".parquet" else pd.read_json(file, lines=True, dtype=False)
                 return frame.rename(columns=str).reset_index(drop=True), True
-            frame, above = pd.read_excel(file, header=None, dtype=str, keep_default_na=False), 0
+            frame = pd.read_excel(file, header=None, dtype=str, keep_default_na=False)
     else:
         text = re.sub(r"^sep=.\r?\n", "\n", decoded(path, raw))                                # Excel's
-        usual, head = "\t" if kind == ".tsv" else ",", re.match(r"(#.*\n)*", text)[0]
-        rest, above = text[len(head):], head.count("\n")
+        usual, comments = "\t" if kind == ".tsv" else ",", re.match(r"(#.*\n)*", text)[0]
+        rest = text.removeprefix(comments)
         some = rows_of(rest, delimiter_of(rest, usual) or usual, 2)
-        if above and any(number(cell) for row in some for cell in row):                       # comments above numbers
+        if comments and any(number(cell) for row in some for cell in row):                    # above numbers
+            above = comments.count("\n")
             print(f"{path}: the first {above} lines, which begin with #, are left out")
             text = "\n" * above + rest
-        else:
-            above = 0
         delimiter = delimiter_of(text, usual)
         wide = 1 + max((line.count(delimiter) for line in text.split("\n")), default=0) if delimiter else 1
         separator = delimiter or "\x1f"                                # one that no text has
@@ -148,10 +152,7 @@ def frame_of(path, kind, raw, layout):
     filled = frame.ne("").to_numpy() & frame.notna().to_numpy()
     if not filled.any():
         return frame[:0], False
-    last = 1 + np.flatnonzero(filled.any(0))[-1]
-    if layout.width and last == layout.width < frame.shape[1] and layout.label is None:
-        raise UserError(f"{path}: the last column is empty; is the first the label? Give --label 0, or --label none")
-    frame = frame.loc[filled.any(1), :frame.columns[last - 1]]
+    frame = frame.loc[filled.any(1), :frame.columns[np.flatnonzero(filled.any(0))[-1]]]
     names = [str(name).strip() for name in frame.iloc[0].fillna("")]
     flags = {flag for flag in layout[:4] if flag and not re.fullmatch(r"-?\d+", flag)}
     if layout.no_header or not (headed(frame) or flags & {*names} or layout.columns and {*layout.columns} <= {*names}):
@@ -171,7 +172,6 @@ def frame_of(path, kind, raw, layout):
 def quotes_of(path, text, delimiter):
     """Return how quotes in a text file are meant: around a field and doubled in it, with a backslash, or, in a .tsv, as
     letters. Blanks before a quote do not belong to the field."""
-    csv.field_size_limit(1 << 30)
     blanks = dict(skipinitialspace=re.search(f'{re.escape(delimiter)} +"', text) is not None)
     for how in blanks, blanks | dict(escapechar="\\"):
         try:
@@ -222,27 +222,23 @@ def numbers(path, frame, header):
     """Convert the fields of a frame to float64 (n, columns); fields that say so are missing. Also return the rows that
     hold something else, {row: UserError}."""
     cells, wrong = frame.astype(object).where(frame.notna(), "nan").to_numpy(), {}
-    try:
+    with contextlib.suppress(ValueError, TypeError):
         return np.where(cells == "", "nan", cells).astype(np.float64), wrong
-    except (ValueError, TypeError):
-        pass
     commas = [cell for cell in cells.flat if "," in str(cell)]
     if commas and (all(re.fullmatch(THOUSANDS, str(cell).strip()) for cell in commas)
                    or any("." in str(cell) and number(cell) for cell in cells.flat)):
         raise UserError(f"{path}: does the comma in {commas[0]!r} mark thousands or decimals? Write 1234 for "
                         "thousands, 1.234 for decimals")
     values = np.full(cells.shape, np.nan)
-    for i, line in enumerate(cells):
-        for j, cell in enumerate(line):
-            try:
-                values[i, j] = value(cell)
-            except ValueError:
-                column = frame.columns[j]
-                hint = "correct it, or leave it empty if it is missing"
-                if not any(map(number, cells[:50, j])):
-                    hint = f"if it is the text, give --text {shlex.quote(str(column))}, else leave the column out"
-                wrong.setdefault(i, UserError(f"{place(path, frame.index[i], header)}, column {column}: "
-                                              f"{str(cell)[:40]!r} is no number; {hint}"))
+    for (i, j), cell in np.ndenumerate(cells):
+        try:
+            values[i, j] = value(cell)
+        except ValueError:
+            column, hint = frame.columns[j], "correct it, or leave it empty if it is missing"
+            if not any(map(number, cells[:50, j])):
+                hint = f"if it is the text, give --text {shlex.quote(str(column))}, else leave the column out"
+            wrong.setdefault(i, UserError(f"{place(path, frame.index[i], header)}, column {column}: "
+                                          f"{str(cell)[:40]!r} is no number; {hint}"))
     return values, wrong
 
 
@@ -253,49 +249,42 @@ def labelled(column):
     return bool(whole) and 1 < known.nunique() <= max(2, len(known) / 3)
 
 
-def label_of(path, frame, header, layout, documents, regression):
-    """Return the column of the labels, or None if there is none."""
-    columns, new = frame.columns, layout.width is not None
+def label_columns(path, frame, header, layout, documents, regression):
+    """Return the columns of the labels: one, none, or several, named as a,b,c."""
+    columns, new, asked = [*frame.columns], layout.width is not None, layout.label or layout.label_column
+    several = asked.split(",") if "," in asked and asked not in columns else []
+    if several and (layout.label or {*several} <= {*map(str, columns)} and (header or len(columns) > layout.width)):
+        if len({*several}) < len(several) or layout.id is not None:
+            raise UserError(f"{path}: --label {asked}: name each column once; only one if a row is a position (--id)")
+        return [column_of(path, frame, "label", name) for name in several]
     if layout.label is not None:
-        return None if layout.label == "none" else column_of(path, frame, "label", layout.label)
+        return [] if layout.label == "none" else [column_of(path, frame, "label", layout.label)]
     if new and not header and (len(columns) == layout.width or layout.label_column == "none"):
-        return None
+        return []
     if new and not header and layout.label_column.isdigit():
-        return column_of(path, frame, "label", layout.label_column)
+        return [column_of(path, frame, "label", layout.label_column)]
     if header:
-        same, usual = [layout.label_column] if layout.label_column in columns else [], [
-            name for name in columns if name.lower() in LABELS]
-        named = same or usual
+        same = [name for name in columns if name == layout.label_column]
+        named = same or [name for name in columns if name.lower() in LABELS]
         if len(named) == 1 or new:
-            return named[0] if named else None
+            return named[:1]
         raise UserError(f"{path}: {'several columns are' if named else 'no column is'} called {', '.join(LABELS)}; its "
                         f"columns are: {listing(frame)}; say which is the label with --label NAME, or --label none")
     if len(columns) <= documents:
-        return None
+        return []
     first, last = (frame[i].fillna("") for i in (columns[0], columns[-1]))
     if len(columns) != documents + 1 and not last.map(number).all() or (
             documents == 1 and not regression and not labelled(first) and labelled(last)):
         raise UserError(f"{path}: the last column looks like the label ({last.iloc[0]!r}), the first does not "
                         f"({first.iloc[0][:40]!r}); give --label -1, or --label 0")
-    return columns[0]
-
-
-def several_labels(path, frame, header, layout):
-    """Return the columns of several labels, named as a,b,c; [] if there are none."""
-    asked, there = layout.label or layout.label_column, [*map(str, frame.columns)]
-    names = asked.split(",") if asked not in there else []
-    if layout.label and len({*names}) < len(names) or len(names) > 1 and layout.id is not None:
-        raise UserError(f"{path}: --label {asked}: name each column once; only one if a row is a position (--id)")
-    if len(names) < 2 or layout.label is None and not ({*names} <= {*there} and (header or len(there) > layout.width)):
-        return []
-    return [column_of(path, frame, "label", name) for name in names]
+    return columns[:1]
 
 
 def from_frame(path, frame, header, layout, documents=1, regression=False):
-    """Turn a DataFrame into series, labels or None, the row of each, and the Layout by which new data are read. Instead
-    of a series that cannot be read there is a UserError."""
+    """Turn a DataFrame into an Own without `known`; its Layout is that by which new data are read. Instead of a series
+    that cannot be read there is a UserError."""
     if frame.empty:
-        return [], None, np.arange(0), layout
+        return Own([], rows=np.arange(0), layout=layout)
     if (layout.id is None) != (layout.time is None):
         raise UserError(f"{path}: a table with a row per position needs both --id COLUMN and --time COLUMN")
     one, two = [*frame.columns, None][:2]
@@ -304,11 +293,10 @@ def from_frame(path, frame, header, layout, documents=1, regression=False):
                         f"COLUMN, or --label none; if {one} is the label: --label {one}")
     if layout.columns and not header and frame.shape[1] != len(layout.columns):
         raise UserError(f"{path} has no header, but the training data had one: {', '.join(layout.columns[:9])}")
-    several = several_labels(path, frame, header, layout)
-    label = None if several else label_of(path, frame, header, layout, documents, regression)
+    named = label_columns(path, frame, header, layout, documents, regression)
     apart = [] if layout.id is None else [
         column_of(path, frame, flag, getattr(layout, flag)) for flag in ("id", "time")]
-    rest = [name for name in frame.columns if name not in (label, *several, *apart)]
+    rest = [name for name in frame.columns if name not in (*named, *apart)]
     if layout.text is not None and frame.shape[1] > 1:
         rest = [column_of(path, frame, "text", layout.text)]
     elif layout.columns and header:
@@ -316,19 +304,20 @@ def from_frame(path, frame, header, layout, documents=1, regression=False):
             raise UserError(f"{path} has no column {lacking[0]!r}, which training had; its columns are: "
                             f"{listing(frame)}")
         rest = [*layout.columns]
-    if not rest or rest == [label]:
-        raise UserError(f"{path} has only the column {label}, besides those of flags; give --label and --text")
-    labels = None if label is None else frame[label].astype(object).where(frame[label].notna(), "")
-    rows, width = frame.index.to_numpy(), len(rest)
-    if several:
+    if not rest or rest == named:
+        raise UserError(f"{path} has no column besides {', '.join(map(str, named + apart))}; give --label and --text")
+    rows, width, labels = frame.index.to_numpy(), len(rest), None
+    if len(named) == 1:
+        labels = frame[named[0]].astype(object).where(frame[named[0]].notna(), "")
+    elif named:
         words = {"true": 1.0, "false": 0.0} | dict.fromkeys(MISSING, np.nan)
-        labels = frame[several].map(lambda cell: words.get(str(cell).lower(), value(cell) if number(str(cell)) else 9))
+        labels = frame[named].map(lambda cell: words.get(str(cell).lower(), value(cell) if number(str(cell)) else 9))
         labels = labels.to_numpy(np.float64)                                                  # (n, k)
         for i, j in np.argwhere(~(np.isin(labels, (0, 1)) | np.isnan(labels).all(1, keepdims=True))):
-            raise UserError(f"{place(path, rows[i], header)}: column {several[j]} holds {frame[several[j]].iloc[i]!r}; "
+            raise UserError(f"{place(path, rows[i], header)}: column {named[j]} holds {frame[named[j]].iloc[i]!r}; "
                             "several labels must be 0 or 1")
     if layout.id is not None:
-        series, rows, labels = long(path, frame, header, apart, label, rest, layout.label_per_position)
+        series, rows, labels = long(path, frame, header, apart, labels, rest, layout.label_per_position)
     elif len(rest) == 1 and isinstance(frame[rest[0]].iloc[0], (list, np.ndarray)):
         series = [listed(place(path, row, header), cell) for row, cell in frame[rest[0]].items()]
         series = oriented(path, series, layout)
@@ -345,8 +334,7 @@ def from_frame(path, frame, header, layout, documents=1, regression=False):
         width *= not np.isnan(values[:, -1]).any()
     found = layout if layout.width is not None else layout._replace(
         label=None, text=None if header else layout.text, columns=tuple(rest) if header else (), width=width)
-    called = ",".join(map(str, several)) or ("none" if label is None else str(label))
-    return series, labels, rows, found._replace(label_column=called)
+    return Own(series, labels, rows=rows, layout=found._replace(label_column=",".join(map(str, named)) or "none"))
 
 
 def listed(where, cell):
@@ -375,14 +363,14 @@ def looks_long(frame):
     return 1 < runs < len(names) / 2 and (~same).sum() == runs - 1 and bool((np.diff(order)[same] > 0).all())
 
 
-def long(path, frame, header, apart, label, rest, per_position=False):
+def long(path, frame, header, apart, labels, rest, per_position):
     """Turn a table with a row per position into series (l, channels), in the order in which they appear, and return the
     first row of each and its label, too. apart: the columns that name a sequence and order its positions. per_position:
     return labels (n, longest), texts, "" for none."""
     import pandas as pd
 
     name, time = apart
-    (values, wrong), order, found, steps = numbers(path, frame[rest], header), frame[time], [], set()
+    (values, wrong), order, found = numbers(path, frame[rest], header), frame[time], []
     if order.map(number).all():
         order = order.map(value).to_numpy()
     else:
@@ -395,22 +383,18 @@ def long(path, frame, header, apart, label, rest, per_position=False):
         raise UserError(f"{place(path, frame.index[pd.isna(order).argmax()], header)}: no {time}")
     for key, places in frame.groupby(name, sort=False).indices.items():
         first, places = places.min(), places[np.argsort(order[places], kind="stable")]
-        labels = [] if label is None else [one for one in frame[label].iloc[places].dropna().unique() if one != ""]
-        steps |= {*np.diff(order[places]).tolist()}
-        if per_position and label is not None:
-            labels = [frame[label].iloc[places].fillna("").astype(str).tolist()]
-        for problem, there in (f"two rows of one {time}", 0 in steps), (
-                f"several labels in {label}; if each position has its own, give --label-per-position", len(labels) > 1):
-            if there:
-                raise UserError(f"{path}: {name} {key} has {problem}")
+        theirs = [] if labels is None else labels.iloc[places].tolist()
+        known = {one for one in theirs if one != ""}
+        if len(np.unique(order[places])) < len(places):
+            raise UserError(f"{path}: {name} {key} has two rows of one {time}")
+        if len(known) > 1 and not per_position:
+            raise UserError(f"{path}: {name} {key} has several labels in {labels.name}; if each position has its own, "
+                            "give --label-per-position")
         found.append((next((wrong[place] for place in places if place in wrong), values[places]), frame.index[first],
-                      labels[0] if labels else ""))
-    if len(steps) > 1:
-        print(f"note: {time} has steps of several sizes, but each row is one position; where rows lack, add empty ones")
-    series, rows, labels = zip(*found)
-    if per_position and label is not None:
-        labels = side_by_side(labels)
-    return [*series], np.array(rows), None if label is None else [*labels]
+                      [*map(str, theirs)] if per_position else [*known, ""][0]))
+    series, rows, known = zip(*found)
+    known = side_by_side(known) if per_position else [*known]
+    return [*series], np.array(rows), None if labels is None else known
 
 
 def side_by_side(labels):

@@ -335,24 +335,6 @@ print(len(data.open_task("listops_demo", "sets")[1]))
     assert (done.returncode, done.stdout) == (0, "mine\n600\n"), done.stderr
 
 
-def test_workers_find_what_a_script_of_ones_own_draws(tmp_path):
-    (tmp_path / "mine.py").write_text("""
-from pathlib import Path
-from tasks import TASKS
-from tasks.making import Request, run_chunks
-
-def draw(task, rng, count):
-    return dict(x=rng.random(count))
-
-if __name__ == "__main__":
-    Path("set").mkdir()
-    print(len(run_chunks(draw, [3, 2], Request("mine", Path("set"), TASKS["listops_demo"], 1, [3, 1, 1], 0, None, 2))))
-""")
-    done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
-                          capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
-
-
 def test_last_line_and_list(generated, capsys):
     assert data.main(["--task", "pathx", "--data-dir", str(generated)]) == 0
     assert capsys.readouterr().out == (f"{generated}/pathx: ready (train 24 (official: 160,000), val 6 (official: "

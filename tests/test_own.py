@@ -294,21 +294,14 @@ def test_a_changed_file_is_another_set_and_a_lost_one_is_not_needed(tmp_path):
     assert opened(path, tmp_path / "other")[0].data != first.data
 
 
-@pytest.mark.parametrize("kind", ["file", "group", "older"])
+@pytest.mark.parametrize("kind", ["file", "group"])
 def test_every_file_of_a_set_is_known_by_its_content(kind, tmp_path):
-    """By the same command, and by training, which passes no flags; a new time of the same content is no change. A set
-    of an older version knows the file, but only the name of --group."""
+    """By the same command, and by training, which passes no flags; a new time of the same content is no change."""
     path, group = written(tmp_path, "npz"), tmp_path / "g.txt"
     names = [f"person {i % 12}" for i in range(N)]
     group.write_text("\n".join(names))
     flags = [dict(group=str(group)), {}]
     folder = [data.prepare(f"file:{path}", tmp_path, **some) for some in flags][0]
-    if kind == "older":
-        meta = files.read_json(folder / "meta.json")
-        del meta["code"]
-        stamp, checksum = [path.stat().st_size, path.stat().st_mtime_ns], meta[f"content of {path}"]
-        meta = {key: value for key, value in meta.items() if not key.startswith(("content of", "stamps"))}
-        files.write_json(folder / "meta.json", meta | dict(stamp=stamp, source=f"{path}, md5 {checksum}"))
     changed = group if kind == "group" else path
     content = changed.read_bytes()
     changed.write_bytes(content)
@@ -358,9 +351,9 @@ def test_a_set_of_the_archives_from_a_folder_a_zip_and_the_net(server, monkeypat
             file.writestr(name, content)
     (tmp_path / "zip").mkdir()
     (tmp_path / "zip" / "Mine.zip").write_bytes(archive.getvalue())
-    url = server("Mine.zip", archive.getvalue(), "cut").replace("Mine", "NAME")
-    ucr_task = tasks.own.UCR
-    monkeypatch.setattr(tasks.own, "UCR", replace(ucr_task, source=replace(ucr_task.source, urls=(url,))))
+    task = tasks.declared("ucr:Mine")
+    task = replace(task, source=replace(task.source, urls=(server("Mine.zip", archive.getvalue(), "cut"),)))
+    monkeypatch.setitem(tasks.OWN, "ucr", lambda name: task)
     found = []
     for name, raw in (("a", tmp_path / "raw"), ("b", tmp_path / "zip"), ("c", None)):
         data.prepare("ucr:Mine", tmp_path / name, raw=raw)

@@ -258,7 +258,7 @@ def test_the_best_files_of_an_archive_are_read(tmp_path):
 
 @pytest.mark.parametrize("names", [("val", "test"), ("valid", "test"), ("validation", "testing"), ("dev", "test")])
 def test_arrays_of_splits_have_the_usual_names(names, tmp_path, capsys):
-    """Groups as well; a part may lack labels; what is not read is named."""
+    """Groups as well; what is lacking is named, and what is not read."""
     x, y, g = np.random.default_rng(0).normal(size=(40, 6)), np.arange(40) % 2, np.arange(40) // 5
     parts = dict(zip(("train", *names), (slice(0, 25), slice(25, 30), slice(30, 40))))
     arrays = {f"{key}_{part}": array[rows] for part, rows in parts.items() for key, array in (("X", x), ("y", y), ("groups", g))}
@@ -269,7 +269,7 @@ def test_arrays_of_splits_have_the_usual_names(names, tmp_path, capsys):
     assert "these arrays are not read: strange" in capsys.readouterr().out
     del arrays[f"y_{names[1]}"]
     np.savez(tmp_path / "b.npz", **arrays)
-    with pytest.raises(UserError, match="25 / 5 / 0 examples to train, validate and test"):
+    with pytest.raises(UserError, match="b.npz: KeyError 'y_test'; it must hold"):
         data.prepare(f"file:{tmp_path}/b.npz", tmp_path / "data")
     arrays["groups_train"] = arrays["groups_train"] + 1                 # group 5 is in two splits
     arrays[f"y_{names[1]}"] = y[30:]

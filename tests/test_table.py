@@ -222,7 +222,7 @@ REFUSED = {
     "say which is the label with --label NAME, or --label none", "csv_ragged_nolabel.csv": "--label none: there is none",
     "csv_spaces.txt": "holds numbers separated by spaces", "npz_complex.npz": "x is complex128", "npz_few.npz":
     "every split needs an example", "npz_group_one.npz": "of 1 groups", "npz_images_nchw.npz": "(40, 3, 8, 8)", "npz_inf.npz":
-    "example 9: the value at position 0, channel 0 is infinite", "npz_int16.npz": "save measurements as floats",
+    "example 9 (counted from 0): a value is infinite", "npz_int16.npz": "save measurements as floats",
     "npz_list_of_pairs.npz": "shapes", "npz_ncl.npz": "--channels-first", "npz_one_class.npz":
     "1 different labels", "npz_three.npz": "class 1 has only one example", "npz_x_1d.npz": "shapes",
     "npz_y_constant_regression.npz": "1 different labels", "npz_y_longer.npz": "shapes", "text_id_label_text.csv":

@@ -91,7 +91,7 @@ def test_what_a_file_saves_must_fit_its_row(tmp_path, monkeypatch):
         saved, y = wrong.pop("x", series), wrong.pop("y", [0, 1, 1])
 
         def prepare(task, request):
-            for split in wrong.get("splits", SPLITS):
+            for split in SPLITS:
                 save_split(request, split, saved, np.array(y), "mine")
 
         row = dict(length=6, classes=2, sizes=(3, 3, 3), mask=0.3, source=Source((), "nothing", ""), make="1", vocab=6,
@@ -110,7 +110,6 @@ def test_what_a_file_saves_must_fit_its_row(tmp_path, monkeypatch):
             (dict(x=[np.array([4, EOS])] * 2), "2 sequences of train for 3 labels"),
             (dict(y=[0, 1, 2]), "labels of train from 0 to 2; mine has 2 classes"),
             (dict(y=[-1, 0, 1]), "labels of train from -1 to 1"),
-            (dict(splits=("train", "val")), "the function that prepares mine saved no test split"),
             (dict(ids=False, row=samples | dict(length=7)), "the shape (6, 1); mine has 7 positions of 1 channel(s)"),
             (dict(ids=False, row=samples | dict(channels=2)), "the shape (6, 1); mine has 6 positions of 2 channel(s)"),
             (dict(x=np.zeros((3, 6)), row=samples), "the shape (6,); mine has 6 positions of 1 channel(s)")):
