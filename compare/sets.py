@@ -27,6 +27,7 @@ DRAWS = 4_000                                  # of the bootstrap
 LINEAR = "", "baseline"                        # the variant that is the linear model; others: (model, start)
 PAIRS = [("spt", "scratch"), ("joint", "spt"), ("scratch", LINEAR), ("spt", LINEAR), ("joint", LINEAR)]
 FACTS = ["train_examples", "length", "classes"]                  # in the linear model's record
+FEWEST = 8                                     # families for which intervals and correlations are shown
 
 
 def collected(runs):
@@ -60,7 +61,7 @@ def bootstrap(after, before):
     def mean(values):                                            # of as many as there are, drawn anew in each row
         return np.take_along_axis(values, rng.integers(values.shape[1], size=values.shape), 1).mean(1)       # (DRAWS,)
 
-    for place in after.keys() & before.keys():
+    for place in sorted(after.keys() & before.keys()):           # a set's own order differs from run to run
         families[place[0]].append(mean(np.tile(after[place], (DRAWS, 1))) - mean(np.tile(before[place], (DRAWS, 1))))
     return np.percentile(mean(np.stack([mean(np.stack(some, 1)) for some in families.values()], 1)), (2.5, 97.5))
 
@@ -85,11 +86,13 @@ def tests(seeds, means):
         if {after, before} <= seeds.keys() and seeds[after].keys() & seeds[before].keys():
             points = (means[after] - means[before]).round(9).dropna()
             families, (low, high) = of_families(points), bootstrap(seeds[after], seeds[before])
+            interval = f" [{low:+.1f}, {high:+.1f}]" * (len(families) >= FEWEST)
             values.append(signed_rank(families))
             rows.append([model, f"{LOOKS[start][0]} - {LOOKS[before[1]][0]}", f"{len(points)} ({len(families)})",
                          f"{(points > 0).sum()} / {(points == 0).sum()} / {(points < 0).sum()}",
-                         f"{families.mean():+.1f} [{low:+.1f}, {high:+.1f}]", f"{points.median():+.1f}"])
-    return [[*row, f"{p:.3f} ({q:.3f})"] for row, p, q in zip(rows, values, holm(values))]
+                         f"{families.mean():+.1f}{interval}", f"{points.median():+.1f}"])
+    return [[*row, *(f"{p:.3f}" if p >= 0.001 else "< 0.001" for p in pair)]
+            for row, *pair in zip(rows, values, holm(values))]
 
 
 def correlates(model, means, facts):
@@ -99,7 +102,7 @@ def correlates(model, means, facts):
                                    means[LINEAR] - scratch, "gain": (means[model, "spt"] - scratch).round(9)})
     table = table.astype(float).dropna()
     families, names = of_families(table).to_numpy(), [*table.columns[:-1]]                    # (families, 6)
-    if len(families) < 8:                                        # too few to say anything
+    if len(families) < FEWEST:
         return [], []
     with np.errstate(invalid="ignore"):                          # NaN if all values of a fact are equal
         drawn = [spearmanr(families[rng.integers(len(families), size=len(families))]).statistic[-1, :-1]
@@ -141,8 +144,8 @@ def figure(plt, means, models):
         axis.plot([len(ranks) + 0.3 + 0.2 * k] * 2, (i, j), color=LOOKS["spt"][1], linewidth=3)
     axis.set_yticks(range(len(ranks)), [f"{model} {LOOKS[start][0]}" for model, start in ranks.index])
     axis.grid(axis="y", color="0.9")
-    axis.set(xlabel=f"mean rank over {len(table)} families (1 is best); bars join variants that do not differ "
-             "significantly", ylim=(len(ranks) - 0.5, -0.5))
+    axis.set(xlabel=f"mean rank over {len(table)} families (1 is best)\na bar joins variants without a significant "
+             "difference", ylim=(len(ranks) - 0.5, -0.5))
     return picture, "Self-pretraining over many sets"
 
 
@@ -159,11 +162,14 @@ def over_sets(args):
     facts = pandas.DataFrame([facts[place] for place in means.index], means.index)
     facts[FACTS] = facts.reindex(columns=FACTS)                  # NaN where an older record lacks them
     parts = [correlates(model, means, facts) for model in models]
-    sets = [[*place, *facts.loc[place, FACTS], *(f"{one:.1f}" for one in means.loc[place])] for place in means.index]
+    sets = pandas.concat([facts[FACTS].astype(float).map("{:.0f}".format), means.map("{:.1f}".format)], axis=1)
+    sets = [[*place, *row] for place, row in zip(sets.index, sets.replace("nan", "–").to_numpy())]
     text = wrapped("\n\n".join([
         markdown(["model", "difference", "sets (families)", "wins / draws / losses", "mean [95 %]", "median",
-                  "p (Holm)"], tests(seeds, means)),
-        "Test accuracy in percent; balanced accuracy if classes are more unequal than 3:1. " + provenance(used) + ".",
+                  "p", "p, Holm"], tests(seeds, means)),
+        "Points of test accuracy in percent, or of balanced accuracy if classes are more unequal than 3:1. The mean is "
+        f"over families. Intervals draw families (at least {FEWEST}), sets and seeds; one seed has no spread. p: "
+        f"Wilcoxon's signed-rank test over families, then corrected for all rows. {provenance(used)}.",
         markdown(["model", "fact", "rank correlation with the gain from SPT [95 %]"], [row for rows, _ in parts
                                                                                        for row in rows]),
         "\n".join(line for _, said in parts for line in said), "<details><summary>Every set</summary>", markdown([

@@ -1,10 +1,13 @@
 """analyze.py sets, beside its numbers computed plainly from the same records."""
 import itertools
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
-from conftest import call
+from conftest import ROOT, call
 from scipy.stats import norm
 
 from compare import sets
@@ -102,6 +105,15 @@ def test_draws_over_families_not_sets():
     many = one | {("a", i): [5.0] for i in range(10)}
     zero = {place: [0.0] for place in many}
     assert np.allclose(sets.bootstrap(one, zero), sets.bootstrap(many, zero), atol=0.3)
+
+
+def test_an_interval_is_the_same_in_every_process():
+    """Python orders the members of a set of strings anew in every process."""
+    code = ("from compare.sets import bootstrap; places = [(str(i), i) for i in range(30)]; print(bootstrap({place: [place[1]] "
+            "for place in places}, {place: [0.0, 1.0] for place in places}))")
+    found = {subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": seed},
+                            capture_output=True, text=True, check=True).stdout for seed in "12"}
+    assert len(found) == 1
 
 
 def test_the_report_says_what_interpolation_explains_and_what_was_not_finished(tmp_path):

@@ -102,7 +102,7 @@ def test_labels_that_cannot_be_used_are_one_line(tmp_path, monkeypatch):
     (tmp_path / "words.csv").write_text("\n".join(rows))
     for words, said in (
             (["two.npz"], "several labels (n, k) must be 0 or 1"),
-            (["many.npz"], "360 different labels of positions"), (["many.npz", "--regression"], "not every label is a number"),
+            (["many.npz"], "360 different labels of positions"), (["many.npz", "--regression"], "--regression predicts one number per sequence"),
             (["numbers.npz"], "labels of positions are classes, whole numbers or names"),
             (["words.csv", "--label", "a,b"], "line 5: column b holds 'no'; several labels must be 0 or 1"),
             (["words.csv", "--label", "a,a"], "name each column once")):
