@@ -132,16 +132,17 @@ def neighbours(task, split, width=8):
 # ---- Denoising -------------------------------------------------------------------------------------------------------
 
 def interpolated(task, split, most=1_000):
-    """Return what hidden samples cost without a model, as `val_score` of pretraining: minus the mean squared error of
-    linear interpolation between visible neighbours, and of the mean. Smooth series hide little from it."""
+    """Return the `val_score` of pretraining, minus the mean squared error on hidden samples, that two guesses have:
+    linear interpolation between the visible neighbours, and the mean."""
     rows = np.arange(min(len(split), most))
     batch, pretraining = split.batch(rows), SimpleNamespace(objective="masked", loss="l1", mask=task.mask)
-    inputs, _, hidden, targets = denoising(pretraining, batch, drawing(task, batch, rows, rows, 0))
+    inputs, lengths, hidden, targets = denoising(pretraining, batch, drawing(task, batch, rows, rows, 0))
+    ends = [inputs.shape[1]] * len(rows) if lengths is None else lengths.tolist()
     inputs, hidden, targets = inputs.numpy(), hidden.numpy(), targets.numpy()                 # (b, l, channels), (b, l)
     places, found = np.arange(inputs.shape[1]), []
-    for x, y, some in zip(inputs, targets, hidden):
+    for x, y, some, end in zip(inputs, targets, hidden, ends):
         for before, after in zip(x.T, y.T):                            # a channel with hidden samples, and without
-            visible = ~np.isnan(before)
+            visible = ~np.isnan(before) & (places < end)               # not the padding
             guess = np.interp(places, places[visible], before[visible]) if visible.any() else np.zeros(len(places))
             found.append(np.stack((after - guess, after), 1)[some & ~np.isnan(after)])        # (m, 2)
     errors = np.square(np.concatenate(found)).mean(0)

@@ -191,7 +191,9 @@ def variants_of(runs, any_code=True):
             raise UserError(f"{place(there)} and {place(run)} are two runs of one setting and seed, but differ: "
                             f"{differ}; leave one out, or make your change a flag")
         other = sets.setdefault(run["task"], run)
-        one, two = other.get("data") or {}, run.get("data") or {}      # older runs recorded less about their data
+        one, two = other.get("data") or {}, run.get("data") or {}
+        if one.keys() < two.keys():            # older runs recorded less about their data
+            sets[run["task"]] = run
         if any(one[name] != two[name] for name in one.keys() & two.keys()):
             raise UserError(f"{place(other)} and {place(run)} trained on two sets called {run['task']}: "
                             f"{other['data']} and {run['data']}; compare them separately")

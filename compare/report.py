@@ -231,16 +231,23 @@ def denoised(compared):
     """Return how much of the variance of hidden samples each pretrained model explains, and linear interpolation."""
     known, explained = (compared.linear or {}).get("denoising"), {}
     for line, starts in compared.lines.items():
-        errors = [run["first"]["val_score"] for run in starts.get("spt", {}).values()
-                  if run["first"].get("score_is") == "minus squared error on predicted samples"]
-        if errors and known:
-            explained[line] = 100 - 100 * statistics.mean(errors) / known["mean"]
+        if known and (error := denoising_error(starts)):
+            explained[line] = 100 - 100 * error / known["mean"]
     if not explained:
         return []
     line = 100 - 100 * known["interpolation"] / known["mean"]
     return [f"Of the variance of hidden samples (validation), linear interpolation between visible neighbours explains "
             f"{line:.1f} %, {', '.join(f'{name} {one:.1f} %' for name, one in explained.items())}."
             + " **Pretraining has not learned more than interpolation.**" * (max(explained.values()) <= line)]
+
+
+def denoising_error(starts):
+    """Return the mean validation score of a model's pretraining runs, if `interpolated` of baseline.py is its like:
+    minus the squared error, hidden as the task says. Else None."""
+    firsts = [run["first"] for run in starts.get("spt", {}).values()]
+    alike = [first["val_score"] for first in firsts if first["objective"] == "masked" and "mask" not in first["changed"]
+             and first.get("score_is") == "minus squared error on predicted samples"]
+    return statistics.mean(alike) if alike and len(alike) == len(firsts) else None
 
 
 def unfinished(compared):
@@ -252,8 +259,9 @@ def unfinished(compared):
         return bool(early and late) and max(late) > max(early)
 
     names = [called(variant) for variant, seeds in runs_by_variant(compared).items()
-             if sum(map(improved, seeds.values())) > len(seeds) / 2]
-    return [f"**Still improving at the end**: {', '.join(names)}. Longer runs (--passes) may score more."] * bool(names)
+             if len(seeds) > 1 and sum(map(improved, seeds.values())) > len(seeds) / 2]
+    longer = " (--passes)" if declared(runs_of(compared.lines)[0]["task"]).own else ""
+    return [f"**Still improving at the end**: {', '.join(names)}. Longer runs{longer} may score more."] * bool(names)
 
 
 def trivial(compared):

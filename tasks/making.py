@@ -85,6 +85,23 @@ def stratified(labels, seed):
     return shuffled[np.argsort(place[shuffled], kind="stable")]
 
 
+@contextlib.contextmanager
+def workers_start(draw):
+    """Start worker processes inside this context. They do not import the running script: a user's script without `if
+    __name__ == "__main__"` would run again in each worker. They ignore Ctrl-C from the start; their parent handles
+    it."""
+    main, ours = sys.modules["__main__"], threading.current_thread() is threading.main_thread()
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN) if ours else None
+    if draw.__module__ != "__main__":                     # otherwise workers need the script, which defines `draw`
+        sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        if ours:
+            signal.signal(signal.SIGINT, usual)
+
+
 def run_chunks(draw, counts, request):
     """Generate the missing chunks of these numbers of examples in parallel processes, and return the paths of all, for
     np.load. draw(task, rng, count) returns a chunk as {name: array}."""
@@ -96,14 +113,8 @@ def run_chunks(draw, counts, request):
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
     made = (_make_chunk(draw, request, *job) for job in todo)
     if workers > 1:                                       # not pool.map, which fails on futures that Ctrl-C cancelled
-        # Workers inherit what ignores Ctrl-C (their parent handles it), and run no user's script a second time.
-        main, usual = sys.modules["__main__"], signal.signal(signal.SIGINT, signal.SIG_IGN)
-        sys.modules["__main__"] = ModuleType("__main__")
-        try:
+        with workers_start(draw):
             futures = [pool.submit(_make_chunk, draw, request, *job) for job in todo]
-        finally:
-            sys.modules["__main__"] = main
-            signal.signal(signal.SIGINT, usual)
         made = (future.result() for future in futures)
     try:
         for _ in tqdm(made, str(request.folder), len(jobs), initial=len(jobs) - len(todo), unit="chunk"):
@@ -124,7 +135,9 @@ def _make_chunk(draw, request, index, count):
 
 
 def _start_worker():
-    """Make a worker exit when its parent does, even if the parent is killed."""
+    """Make a worker exit when its parent does, even if the parent is killed. Ignore Ctrl-C here too, because
+    `workers_start` can do that only in the main thread."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 

@@ -362,10 +362,11 @@ def save_own(request, place, own):
     own = own._replace(series=[one if isinstance(one, str) else ended(one) for one in series])
     if request.group:
         with reading(f"--group {request.group} cannot be read", "restore it"):
-            own = own._replace(group=Path(request.group).read_text().splitlines())
-        if len(own.group) != len(own.series):
-            raise UserError(f"--group {request.group} has {len(own.group):,} lines, but {place} has "
-                            f"{len(own.series):,} examples")
+            names = Path(request.group).read_text().splitlines()
+        if own.group is not None or len(names) != len(own.series):
+            raise UserError(f"--group {request.group} has {len(names):,} lines, but {place} has {len(own.series):,} "
+                            "examples" + " and groups in the file" * (own.group is not None))
+        own = own._replace(group=names)
     y, parts, found = split_own(request, place, own)
     found |= fit_own(place, own.series, parts[0], request.kind) | dict(sizes=list(map(len, parts)))
     found |= {"layout": own.layout._asdict()} if own.layout else {}

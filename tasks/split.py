@@ -40,6 +40,10 @@ def targets_own(request, place, labels, known, column):
     classes, or () for regression. column: of a table, where labels were read, or "none". Several labels (n, k), 0 or 1,
     stay as they are; labels of positions, texts (n, l), become classes or IGNORE."""
     y = np.zeros(len(labels))
+    if labels.dtype.kind not in "biufUMm":
+        raise UserError(f"{place}: labels are {labels.dtype}; they must be numbers or names")
+    if labels.ndim == 1 and labels.dtype.kind == "f":
+        check_each(place, ~known | np.isfinite(labels), "its label is infinite")
     if labels.ndim == 2 and request.regression:
         raise UserError(f"{place}: --regression predicts one number per sequence, but y has the shape {labels.shape}")
     if request.regression:

@@ -152,7 +152,10 @@ def frame_of(path, kind, raw, layout):
     filled = frame.ne("").to_numpy() & frame.notna().to_numpy()
     if not filled.any():
         return frame[:0], False
-    frame = frame.loc[filled.any(1), :frame.columns[np.flatnonzero(filled.any(0))[-1]]]
+    last = 1 + np.flatnonzero(filled.any(0))[-1]
+    if 1 < last == layout.width < frame.shape[1] and layout.label is None and layout.id is None:
+        raise UserError(f"{path}: the last column is empty; is the first the label? Give --label 0, or --label none")
+    frame = frame.loc[filled.any(1), :frame.columns[last - 1]]
     names = [str(name).strip() for name in frame.iloc[0].fillna("")]
     flags = {flag for flag in layout[:4] if flag and not re.fullmatch(r"-?\d+", flag)}
     if layout.no_header or not (headed(frame) or flags & {*names} or layout.columns and {*layout.columns} <= {*names}):
@@ -370,7 +373,7 @@ def long(path, frame, header, apart, labels, rest, per_position):
     import pandas as pd
 
     name, time = apart
-    (values, wrong), order, found = numbers(path, frame[rest], header), frame[time], []
+    (values, wrong), order, found, steps = numbers(path, frame[rest], header), frame[time], [], []
     if order.map(number).all():
         order = order.map(value).to_numpy()
     else:
@@ -392,6 +395,9 @@ def long(path, frame, header, apart, labels, rest, per_position):
                             "give --label-per-position")
         found.append((next((wrong[place] for place in places if place in wrong), values[places]), frame.index[first],
                       [*map(str, theirs)] if per_position else [*known, ""][0]))
+        steps.append(np.diff(order[places].astype(float)))
+    if not np.allclose(steps := np.concatenate(steps), steps[:1], rtol=1e-3):
+        print(f"note: {time} has steps of several sizes, but each row is one position; where rows lack, add empty ones")
     series, rows, known = zip(*found)
     known = side_by_side(known) if per_position else [*known]
     return [*series], np.array(rows), None if labels is None else known

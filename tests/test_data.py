@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -333,6 +334,31 @@ print(len(data.open_task("listops_demo", "sets")[1]))
     done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
                           capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "mine\n600\n"), done.stderr
+
+
+def test_workers_find_what_a_script_of_ones_own_draws(tmp_path):
+    (tmp_path / "mine.py").write_text("""
+from pathlib import Path
+from tasks import TASKS
+from tasks.making import Request, run_chunks
+
+def draw(task, rng, count):
+    return dict(x=rng.random(count))
+
+if __name__ == "__main__":
+    Path("set").mkdir()
+    print(len(run_chunks(draw, [3, 2], Request("mine", Path("set"), TASKS["listops_demo"], 1, [3, 1, 1], 0, None, 2))))
+""")
+    done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+                          capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+
+
+def test_data_are_generated_from_a_thread(tmp_path):
+    """Only the main thread may change what Ctrl-C does."""
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(data.prepare, "listops_demo", str(tmp_path), (24, 9, 7), workers=2).result()
+    assert (tmp_path / "listops_demo" / "meta.json").exists()
 
 
 def test_last_line_and_list(generated, capsys):
