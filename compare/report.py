@@ -6,6 +6,7 @@ The score is accuracy, R2 for regression, or micro F1 for several labels. If cla
 balanced accuracy (the mean over classes of their recall), because always predicting the majority class would have a
 high accuracy.
 """
+import itertools
 import math
 import os
 import statistics
@@ -23,7 +24,7 @@ from compare.statistics import gain, half_width, half_width_of_test, how_sure, m
 from engine.targets import KINDS
 from experiments import entries
 from experiments.commands import record, trained
-from files import UserError
+from files import ROOT, UserError
 from models import MODELS
 from tasks import declared
 from tasks.split import UNEQUAL
@@ -264,6 +265,27 @@ def unfinished(compared):
     return [f"**Still improving at the end**: {', '.join(names)}. Longer runs{longer} may score more."] * bool(names)
 
 
+SIZES = 0, 100, 200, 500, math.inf             # training series
+
+
+def on_the_archive(key, compared):
+    """Return what SPT gained on the sets of results/ucr.md that have about as many training series."""
+    linear, gains = compared.linear or {}, {}
+    if not declared(key.task).own or "denoising" not in linear or kind_of(linear) != "class" or key.share < 1:
+        return []                              # a demo, no series, no classes
+    low, high = next((low, high) for low, high in itertools.pairwise(SIZES) if linear["train_examples"] < high)
+    for other, theirs in comparisons(read_runs(ROOT / "results" / "ucr.jsonl"), entries.ucr()).items():
+        if other.passes or other.task == key.task or not low <= theirs.linear["train_examples"] < high:
+            continue
+        for line in filter(theirs.lines.get, compared.lines):
+            points = gain(*(theirs.lines[line].get(start, {}) for start in ("spt", "scratch"))).points
+            gains.setdefault(line, []).extend([round(statistics.mean(points.values()), 9)] if points else [])
+    sizes = f"{low} to {high - 1}" if high < math.inf else f"{low} or more"
+    return [f"On the {len(some)} sets of the UCR archive with {sizes} training series, SPT changed {line} by a median of "
+            f"{statistics.median(some):+.1f} points: {sum(one > 0 for one in some)} gained, "
+            f"{sum(one < 0 for one in some)} lost (results/ucr.md)." for line, some in gains.items() if some]
+
+
 def trivial(compared):
     """Return what the trivial baseline predicts."""
     return {"R2": "mean label", "micro F1": "best constant labels"}.get(compared.score, "majority class")
@@ -381,7 +403,7 @@ def report(args):
             name if entry else "own --tasks file:PATH"))
     blocks = [block for key, compared in found.items() for block in (
         f"**{name_of(key)}**", table(compared), caption(key, compared),
-        "\n".join(f"- {line}" for line in verdict(compared)))]
+        "\n".join(f"- {line}" for line in verdict(compared) + on_the_archive(key, compared)))]
     print("\n" + "\n\n".join(blocks) + "\n")
     for compared in found.values():
         there = [run for run in runs_of(compared.lines) if (run["folder"] / "best.pt").exists()]

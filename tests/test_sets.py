@@ -10,7 +10,8 @@ import pytest
 from conftest import ROOT, call
 from scipy.stats import norm, spearmanr, wilcoxon
 
-from compare import sets
+from compare import report, sets
+from compare.reading import read_runs
 from data import open_task
 from experiments import entries
 from pretrain import hide
@@ -185,3 +186,29 @@ def test_interpolation_beside_a_plain_loop(ragged, tmp_path):
     assert found["denoising"]["interpolation"] == pytest.approx(-np.mean(errors), rel=1e-5)
     assert found["denoising"]["mean"] == pytest.approx(-np.square(series[hidden]).mean(), rel=1e-5)
     assert (found["length"], found["classes"]) == (12, 2)
+
+
+def test_your_report_says_what_spt_changed_on_sets_of_the_archive_of_that_size():
+    """Beside the kept records, read plainly: accuracy, or the mean recall where classes are more unequal than 3:1."""
+    def score(run):
+        labels, right = (np.array(run["counts"][name], float) for name in ("labels", "right"))
+        labels, right = labels[labels > 0], right[labels > 0]
+        return 100 * (np.mean(right / labels) if labels.max() > 3 * labels.min() else right.sum() / labels.sum())
+
+    kept = ROOT / "results" / "ucr.jsonl"
+    points, runs = {}, [json.loads(line) for line in kept.read_text().splitlines()]
+    for (task, n), some in itertools.groupby(sorted((run for run in runs if run["model"] == "s4" and "start" in run and
+                                                     "steps" not in run["changed"]), key=lambda run: run["task"]),
+                                             lambda run: (run["task"], run["train_examples"])):
+        by_start = {start: [score(run) for run in pair] for start, pair in itertools.groupby(
+            sorted(some, key=lambda run: run["start"]), lambda run: run["start"])}
+        if {"spt", "scratch"} <= by_start.keys() and 200 <= n < 500 and task != "ucr:Adiac":
+            points[task] = round(np.mean(by_start["spt"]) - np.mean(by_start["scratch"]), 9)
+    assert len(points) > 5
+    found = report.comparisons([run for run in read_runs(kept) if run["task"] == "ucr:Adiac"])
+    (key, compared), = ((key, one) for key, one in found.items() if not key.passes)
+    line = next(line for line in report.on_the_archive(key, compared) if " changed s4 " in line)
+    gained, lost = (sum(sign * one > 0 for one in points.values()) for sign in (1, -1))
+    assert line.startswith(f"On the {len(points)} sets of the UCR archive with 200 to 499 training series, SPT changed s4")
+    assert f"median of {np.median([*points.values()]):+.1f} points: {gained} gained, {lost} lost" in line
+    assert not report.on_the_archive(key._replace(share=0.1), compared)
