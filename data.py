@@ -187,13 +187,14 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
     if not own and any(value is not None for value in own_data.values()):
         raise UserError(f"--regression, --symbols, --samples, --group and flags of columns are for your data, and "
                         f"{name} is fixed; leave them out")
-    parameters, there = zlib.crc32(identifying(task).encode()), _meta(folder)
+    parameters, meta = zlib.crc32(identifying(task).encode()), folder / "meta.json"
+    there = read_json(meta) if meta.exists() else {}
     asked = own_data | dict(parameters=parameters, sizes=sizes and list(sizes), seed=seed, source=raw and source)
     contents, stamps = {"code": generator_code(task)}, {}
     for path in map(str, {file, own_data.get("group") or there.get("group"), *there.get("stamps", {})} - {None}):
         if os.path.isfile(path) or raw is not None and os.path.isdir(path):
             stamps[path], contents[f"content of {path}"] = content_of(path, there)
-    if not (folder / "meta.json").exists():               # before locking, so that a read-only folder can be used
+    if not meta.exists():                                 # before locking, so that a read-only folder can be used
         if sizes is None and (source == "generated" or task.subset):
             sizes = task.sizes
         request = Request(name, folder, task, parameters ^ contents["code"], sizes and list(sizes), seed or 0,
@@ -201,13 +202,13 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = folder.parent / f".{folder.name}.lock"
         with locked(lock, f"{folder} is being prepared by another process"):
-            if not (folder / "meta.json").exists():       # else another process made it while we waited
+            if not meta.exists():                         # else another process made it while we waited
                 _make(request, lock, asked | contents | dict(source=file or source, stamps=stamps))
-    there = contents | _meta(folder)
+    there = contents | read_json(meta)
     other = {key: f"{key} ({there.get(key)}, not {value})" for key, value in (asked | contents).items()  # None: any
              if value is not None and there.get(key) != value}
     if [*other] == ["code"] and not task.make and _reads_the_same(name, folder, there):
-        write_json(folder / "meta.json", _meta(folder) | contents)
+        write_json(meta, there | contents)
     elif other:
         raise UserError(f"{folder} was made by another version or with other {', '.join(other.values())}; "
                         f"{_again(name, folder)}")
@@ -247,11 +248,6 @@ def _make(request, lock, meta):
     write_json(folder / "meta.json", meta | dict(task=request.name, sizes=sizes, seed=request.seed, inputs=inputs,
                                                  regression=bool(request.regression), found=found))
     shutil.rmtree(folder / "parts", ignore_errors=True)
-
-
-def _meta(folder):
-    """Return a set's meta.json, or {} if there is none."""
-    return read_json(folder / "meta.json") if (folder / "meta.json").exists() else {}
 
 
 def _again(name, folder):

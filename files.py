@@ -124,13 +124,13 @@ def write_json(path, record):
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def read_json(path, *wanted):
-    """Read a JSON object -> dict. UserError if the file is missing or damaged, or lacks one of the wanted fields."""
+def read_json(path):
+    """Read a JSON object -> dict. UserError if the file is missing or damaged."""
     advice = f"restore it, or, if {Path(path).parent} is a data set or a run, remove that folder"
     with reading(f"{path} is missing or damaged", advice):
         record = json.loads(Path(path).read_text())
-        if not isinstance(record, dict) or not {*wanted} <= record.keys():
-            raise ValueError(f"it is no JSON object with {' '.join(wanted)}" if wanted else "it is no JSON object")
+        if not isinstance(record, dict):
+            raise ValueError("it is no JSON object")
         return record
 
 

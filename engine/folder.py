@@ -138,7 +138,7 @@ def read_checkpoint(path):
     """Return a checkpoint, on the CPU. Only tensors and plain values are unpickled (weights_only). If result.json holds
     a checksum of the file, the file must match it."""
     path, record = Path(path), Path(path).with_name("result.json")
-    wanted = read_json(record, "task", "seed").get(path.name) if record.exists() else None
+    wanted = read_json(record).get(path.name) if record.exists() else None
     if wanted is not None and path.exists() and sha256_of(path) != wanted:
         raise UserError(f"{path} is damaged or belongs to another run than {record}: wrong checksum")
     with reading(f"{path} is missing, cut short, or not a checkpoint of this project", "choose another"):

@@ -185,7 +185,7 @@ MISTAKES = [                      # words before the flags: environment, or dama
     *((f"analyze {how}:ft/result.json compare ft", "result.json is damaged: ")
       for how in ("list", "text", "number", "fields", "deep", "steps")),
     *((f"predict {how}:ft/result.json ft", "result.json is missing or damaged: it is no JSON object")
-      for how in ("list", "text", "number", "fields")),
+      for how in ("list", "text", "number")),
     ("data sizes:data/listops_demo/meta.json --task listops_demo", "listops_demo is damaged: the sizes of its arrays"),
     ("data found:data/listops_demo/meta.json --task listops_demo", "damaged: 'list' object has no attribute 'items'"),
     *((f"data {how}:data/listops_demo/val_{array}.npy --task listops_demo", "listops_demo is damaged: ")
