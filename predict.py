@@ -49,36 +49,34 @@ from tasks.table import Layout, add_layout, from_frame, given
 # ---- A trained run ---------------------------------------------------------------------------------------------------
 
 class Trained:
-    """A run's best weights. task: its task, as saved in training; saved: all flags that define the run; model, in eval
-    mode: Classifier or Joint, or the Denoiser of a pretraining run."""
+    """A run's best weights; call it with raw arrays or texts. data_dir: folder of prepared data; only the run's own
+    splits are read from it. task: the run's task, as saved in training; saved: all flags that define the run; model, in
+    eval mode: Classifier or Joint, or the Denoiser of a pretraining run."""
 
     device, dtype = "cpu", "float32"          # dtype: the number format of the run
 
     def __init__(self, run, data_dir="data"):
+        torch.set_flush_denormal(True)        # as in training
         self.run, self.data_dir = Path(run), data_dir
         if not (self.run / "best.pt").is_file():
             raise UserError(f"{run} has no best.pt; predict.py needs the directory of a run")
         checkpoint, result = read_checkpoint(self.run / "best.pt"), self.run / "result.json"
         self.dtype = (read_json(result) if result.exists() else newest(self.run)).get("dtype", self.dtype)
+        self.saved = saved = checkpoint["config"]
+        self.args = SimpleNamespace(**saved)
         with reading(f"{run}/best.pt does not fit its own sizes", "it may come from another version of the code"):
-            self.build(checkpoint)
-
-    def build(self, checkpoint):
-        """Build the model of a checkpoint and load its weights."""
-        saved = checkpoint["config"]
-        self.saved, self.args = saved, SimpleNamespace(**saved)
-        self.task = task = restored(checkpoint["task"])
-        self.names = np.array(task.names or [str(i) for i in range(task.classes)])
-        self.pretrained, joint = saved["start"] == "pretrain", saved["start"] == "joint"
-        backbone = make_backbone(self.args, task)
-        predicted = OBJECTIVES[saved["objective"]].outputs
-        if self.pretrained:
-            self.model = Denoiser(backbone, predicted(self.args, task))
-        elif joint:
-            self.model = Joint(backbone, task.classes or 1, saved["pool"], saved["head"], predicted(self.args, task))
-        else:
-            self.model = Classifier(backbone, task.classes or 1, saved["pool"], saved["head"])
-        self.model.load_state_dict(checkpoint["model"])
+            self.task = task = restored(checkpoint["task"])
+            self.names = np.array(task.names or [str(i) for i in range(task.classes)])
+            self.pretrained, joint = saved["start"] == "pretrain", saved["start"] == "joint"
+            backbone = make_backbone(self.args, task)
+            predicted, outputs = OBJECTIVES[saved["objective"]].outputs, task.classes or 1
+            if self.pretrained:
+                self.model = Denoiser(backbone, predicted(self.args, task))
+            elif joint:
+                self.model = Joint(backbone, outputs, saved["pool"], saved["head"], predicted(self.args, task))
+            else:
+                self.model = Classifier(backbone, outputs, saved["pool"], saved["head"])
+            self.model.load_state_dict(checkpoint["model"])
         self.model.eval()
 
     def to(self, device):
@@ -183,11 +181,7 @@ class Trained:
         return self.answers(self.outputs(self.encoded([x] if single else x)))
 
 
-def load(run, data_dir="data"):
-    """Return a run as `Trained`, which is called with raw arrays or texts. data_dir: folder of prepared data; only the
-    run's own splits are read from it."""
-    torch.set_flush_denormal(True)                                     # as in training
-    return Trained(run, data_dir)
+load = Trained                             # the name under which other programs import it
 
 
 # ---- Labels for sequences --------------------------------------------------------------------------------------------
