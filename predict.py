@@ -200,9 +200,7 @@ def held_out(trained):
         raise UserError(f"{trained.run} was trained on {trained.saved['data']}, but {trained.saved['task']} in "
                         f"{trained.data_dir} holds {task.data}")
     rows = np.arange(len(test)) if test.rows is None else test.rows
-    if trained.pretrained:
-        return test, rows, None
-    return test, rows, trained.named(test.y)
+    return test, rows, None if trained.pretrained else trained.named(test.y)
 
 
 def new_split(trained, path, flags=None, bad=None):
@@ -212,8 +210,6 @@ def new_split(trained, path, flags=None, bad=None):
     layout = Layout(**trained.task.layout or {})
     layout = layout._replace(**{"channels_first": bool(layout.channels_first)} | (flags or {}))
     own = read_file(str(path), layout, trained.task.documents, not trained.task.classes, trained.task.target)
-    if not len(own.series):
-        raise UserError(f"{path} holds no sequence")
     split = trained.encoded(own.series, path, bad)
     if bad and len(bad) == len(own.series):
         raise bad[0]
@@ -245,10 +241,8 @@ def new_split(trained, path, flags=None, bad=None):
                             "--text COLUMN")
         return split, rows, np.where(own.known, named, "")
     values = np.full(len(rows), np.nan)
-    try:
+    with reading(f"{path}: not every label is a number", f"{trained.run} predicts numbers"):
         values[own.known] = as_numbers(own.labels[own.known])
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path}: not every label is a number ({error}), but {trained.run} predicts numbers") from None
     return split, rows, values
 
 
