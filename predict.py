@@ -18,7 +18,6 @@ Only the run directory is needed: best.pt also holds the normalisation of its da
 # First, so that there is no traceback if Ctrl-C comes while the rest is imported.
 from files import Parser, UserError, read_json, reading, write_atomically
 
-import csv
 import io
 import json
 import math
@@ -257,31 +256,24 @@ def as_number(label):
         return str(label)
 
 
-def by_position(split, rows, labels, answers, bad):
-    """Turn examples with a label per position into lines of their own, of all positions (m,): places, (row, position);
-    labels; answers; and the lines without a prediction."""
-    lengths = np.full(len(rows), split.task.length) if split.lengths() is None else split.lengths()
-    lengths = lengths - (not split.task.channels)                      # <eos> is no position of the user's
-    i, position = np.nonzero(np.arange(split.task.length) < lengths[:, None])
-    labels = None if labels is None else np.pad(labels, ((0, 0), (0, split.task.length)))[i, position]
-    return [*zip(rows[i], position)], labels, [part[i, position] for part in answers], np.flatnonzero(np.isin(i, bad))
+def tabled(trained, split, rows, labels, outputs):
+    """Return predictions as a DataFrame, one line per example: its row, from 0; its label, if there are labels; the
+    prediction; probabilities. With a label per position: one line per position, row and position, as there are."""
+    import pandas as pd
 
-
-def write_table(path, rows, labels, answers, names, bad=()):
-    """Write one line per example: its row, from 0 (or row and position); its label, if there are labels; the
-    prediction; probabilities. bad: examples without a prediction."""
-    predicted, probabilities = answers
-    rows = [np.atleast_1d(row).tolist() for row in rows]
-    head = [*("row", "position")[:len(rows[0])], *([] if labels is None else ["label"]), "prediction",
-            *(f"p({name})" for name in names)]
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(head)
-    for i, row in enumerate(rows):
-        label = [] if labels is None else [labels[i]]
-        more = [] if probabilities is None else [f"{p:.6f}" for p in probabilities[i]]
-        writer.writerow([*row, *label, *([""] * (1 + len(more)) if i in bad else [predicted[i], *more])])
-    write_atomically(path, lambda file: file.write(text.getvalue().encode(errors="replace")))
+    task, (predicted, probabilities) = trained.task, trained.answers(outputs)
+    columns = {"prediction": predicted} if labels is None else {"label": labels, "prediction": predicted}
+    for i, name in enumerate(trained.names):
+        columns[f"p({name})"] = np.char.mod("%.6f", probabilities[..., i])
+    if task.kind != "positions":
+        return pd.DataFrame({"row": rows} | columns, dtype=object)
+    lengths = np.full(len(rows), task.length) if split.lengths() is None else split.lengths()
+    lengths = lengths - (not task.channels)                            # <eos> is no position of the user's
+    i, position = np.nonzero(np.arange(task.length) < lengths[:, None])                       # (m,) both
+    if labels is not None:
+        columns["label"] = np.pad(labels, ((0, 0), (0, task.length)))
+    columns = {name: column[i, position] for name, column in columns.items()}
+    return pd.DataFrame({"row": rows[i], "position": position} | columns, dtype=object)
 
 
 def judged(labels, predicted, names, several=False):
@@ -326,26 +318,26 @@ def label(trained, args):
     trained.to(args.device)
     bad = {}
     split, rows, labels = new_split(trained, args.input, given(args), bad) if args.input else held_out(trained)
-    good = np.setdiff1d(np.arange(len(rows)), [*bad])
     if args.features:
         features = trained.outputs(split, features=True)
         features[[*bad]] = np.nan
         write_atomically(args.features, lambda file: np.save(file, features))
         print(f"wrote {args.features}: {features.shape}, {features.dtype}, one line per example")
     else:
-        answers, several, n = trained.answers(trained.outputs(split)), trained.task.kind == "labels", len(rows)
-        places, lacking = rows, [*bad]
-        if trained.task.kind == "positions":
-            places, labels, answers, lacking = by_position(split, rows, labels, answers, lacking)
-            good = np.setdiff1d(np.arange(len(places)), lacking)
-        write_table(args.out, places, labels, answers, trained.names, lacking)
-        print(f"wrote {args.out}: {n:,} examples of {args.input or 'the test split'}; rows are counted from 0"
+        table, several = tabled(trained, split, rows, labels, trained.outputs(split)), trained.task.kind == "labels"
+        lacking = table["row"].isin(rows[[*bad]])
+        table.loc[lacking, "prediction":] = ""
+        text = table.to_csv(index=False, na_rep="nan", lineterminator="\r\n")
+        write_atomically(args.out, lambda file: file.write(text.encode(errors="replace")))
+        print(f"wrote {args.out}: {len(rows):,} examples of {args.input or 'the test split'}; rows are counted from 0"
               + ("" if trained.dtype == "float32" else f"; computed in {trained.dtype}, as in training"))
+        table = table[~lacking]
         if trained.task.classes:
-            counts = Counter((";" if several else "\n").join(answers[0][good]).split(";" if several else "\n"))
+            counts = Counter((";" if several else "\n").join(table["prediction"]).split(";" if several else "\n"))
             print("predicted: " + (", ".join(f"{name} {counts[name]:,}" for name in trained.names if counts[name])
                                    or "no label"))
-        for line in [] if labels is None else judged(labels[good], answers[0][good], trained.names, several):
+        for line in [] if labels is None else judged(
+                *(np.array([*table[name]]) for name in ("label", "prediction")), trained.names, several):
             print(line)
     if args.input and trained.saved["task"] == full_name(f"file:{args.input}"):
         print("note: the run was trained on this file; without --input only its test split is used")

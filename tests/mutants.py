@@ -63,7 +63,7 @@ MUTANTS = {
         ('right[np.argsort(y, kind="stable")]', "right", "statistics predict")],
     "predict.py": [
         ("x = x.masked_fill(padding[..., None] if self.samples else padding, PAD)", "pass", "predict"),
-        ("[row, *label, *([\"\"] * (1 + len(more)) if i in bad", "[row, *label, *([\"\"] * len(more) if i in bad", "splits"),
+        ('table.loc[lacking, "prediction":] = ""', "pass", "splits"),
         ('if task.data != trained.saved["data"]:', "if False:", "predict"),
         ("recall_score(y, guess, labels=here,", "recall_score(y, guess, labels=names,", "predict"),
         ("f1_score(y, guess, labels=here,", "f1_score(y, guess, labels=names,", "predict"),
