@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasks import PAD, SPLITS, TASKS, Task, declared, folder_name, full_name, identifying
+from tasks import IGNORE, PAD, SPLITS, TASKS, Task, declared, folder_name, full_name, identifying
 from tasks.making import Request, as_wide, content_of, generator_code, stratified
 from tasks.picture import draw_example, height, picture
 from tasks.table import add_layout, given
@@ -105,6 +105,18 @@ class Split:
         mean, std = (torch.tensor(value, dtype=x.dtype, device=device) if isinstance(value, tuple) else value
                      for value in (task.mean, task.std))
         return Batch(symbols, ((x / task.scale - mean) / std).float(), lengths, y)
+
+
+def named(task, y):
+    """Turn targets (n,), (n, classes) or (n, length) into names (n,) or (n, length), "" for none; in regression, into
+    values in the unit of the labels. Several labels are one text."""
+    names, y = np.array(task.names or [str(i) for i in range(task.classes)]), np.asarray(y)
+    if task.kind == "labels":
+        return np.array([";".join(names[row.astype(bool)]) for row in y])
+    if task.classes:
+        return np.where(y == IGNORE, "", names[np.maximum(y, 0)])
+    low, high = task.ends or (-1.0, 1.0)
+    return low + (y.astype(np.float64) + 1) / 2 * (high - low)
 
 
 def order(n, seed, epoch):
@@ -270,29 +282,30 @@ def print_tasks(data_dir):
         print(f"{'':16} {origin}; --raw: {task.source.accepts}; licence: {task.source.licence}")
 
 
+def sheet(path, task, batch, size, columns, stacked=False):
+    """Write a picture of a batch: one row per example or, stacked, its columns below each other. size: in inches.
+    columns: (titles, one per example; `hidden` and perhaps more of `draw_example`, one per sequence)."""
+    from matplotlib.figure import Figure
+    figure, shape = Figure(size, layout="constrained"), (len(batch.y), len(columns))
+    axes = figure.subplots(*((np.prod(shape), 1) if stacked else shape), squeeze=False).reshape(shape)
+    for (i, j), axis in np.ndenumerate(axes):
+        titles, *marks = columns[j]
+        draw_example(axis, task, batch, i, *(mark[i * task.documents] for mark in marks))
+        axis.set_title(titles[i], loc="left", fontsize=8, parse_math=False)
+    write_atomically(path, lambda file: figure.savefig(file, format=Path(path).suffix[1:].lower()))
+
+
 def show(name, data_dir, path):
     """Draw four training examples and write the picture to `path`: on the left as they are, on the right with hidden
     positions, drawn with the masking ratio of pretraining."""
-    from matplotlib.figure import Figure
     task, train, *_ = open_task(name, data_dir)
     batch = train.batch(order(len(train), 0, 0)[:4])
-    hidden = np.random.default_rng(0).random((len(batch.y), task.length)) < task.mask
-    figure = Figure((12, height(task) * len(hidden)), layout="constrained")
-    for i, pair in enumerate(figure.subplots(len(hidden), 2, squeeze=False)):
-        title = "a label per position"
-        if task.target == "labels":
-            names = task.names or map(str, range(task.classes))
-            title = ", ".join(name for name, there in zip(names, batch.y[i]) if there)
-        elif not task.target:
-            value = batch.y[i].item()
-            if task.ends:                                 # convert back to the unit of the targets
-                value = task.ends[0] + (value + 1) / 2 * (task.ends[1] - task.ends[0])
-            title = task.names[value] if task.names else f"{value:.3g}"
-        pair[0].set_title(title, loc="left", parse_math=False)
-        pair[1].set_title(f"{task.mask:.0%} hidden", loc="left")
-        for axis, gone in zip(pair, (np.zeros_like(hidden[i]), hidden[i])):
-            draw_example(axis, task, batch, i, gone)
-    write_atomically(path, lambda file: figure.savefig(file, format=Path(path).suffix[1:].lower()))
+    n, titles = len(batch.y), named(task, batch.y)
+    if task.kind in ("number", "positions"):
+        titles = [f"{one:.3g}" if task.kind == "number" else "a label per position" for one in titles]
+    hidden = np.random.default_rng(0).random((n * task.documents, task.length)) < task.mask
+    sheet(path, task, batch, (12, height(task) * n), [
+        (titles, np.zeros_like(hidden)), ([f"{task.mask:.0%} hidden"] * n, hidden)])
     print(f"wrote {path}")
 
 

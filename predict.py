@@ -30,7 +30,7 @@ import torch
 import torch.nn as nn
 from PIL import Image
 
-from data import Split, open_task
+from data import Split, named, open_task, sheet
 from engine.feed import drawing
 from engine.flags import between
 from engine.folder import newest, read_checkpoint
@@ -39,9 +39,9 @@ from engine.targets import KINDS
 from kernels import inside
 from models import Classifier, Denoiser, Joint
 from pretrain import OBJECTIVES, denoising, make_backbone
-from tasks import EOS, IGNORE, MASK, PAD, UNK, folder_name, full_name, restored
+from tasks import EOS, MASK, PAD, UNK, folder_name, full_name, restored
 from tasks.own import OWN_FILES, as_stored, encode, read_file
-from tasks.picture import draw_example, height, picture
+from tasks.picture import height, picture
 from tasks.split import as_numbers, check_each
 from tasks.table import Layout, add_layout, from_frame, given
 
@@ -150,25 +150,15 @@ class Trained:
             return torch.cat(whole).numpy()[np.argsort(order)]
         return torch.cat(found).numpy().reshape(len(split), -1)[np.argsort(order)]
 
-    def named(self, y):
-        """Turn targets (n,), (n, classes) or (n, length) into names (n,) or (n, length), "" for none; in regression,
-        into values in the unit of the labels. Several labels are one text."""
-        if self.task.kind == "labels":
-            return np.array([";".join(self.names[np.asarray(row, bool)]) for row in y])
-        if self.task.classes:
-            return np.where(np.asarray(y) == IGNORE, "", self.names[np.maximum(y, 0)])
-        low, high = self.task.ends
-        return low + (np.asarray(y, np.float64) + 1) / 2 * (high - low)
-
     def answers(self, outputs):
-        """Turn outputs into predictions, as in `named`, and the probability of each class (n[, length], classes); in
+        """Turn outputs into predictions, as `named` does, and the probability of each class (n[, length], classes); in
         regression None."""
         probabilities = torch.from_numpy(outputs)
         if self.task.kind == "labels":
-            return self.named(outputs > 0), probabilities.sigmoid().numpy()
+            return named(self.task, outputs > 0), probabilities.sigmoid().numpy()
         if self.task.classes:
-            return self.named(outputs.argmax(-1)), probabilities.softmax(-1).numpy()
-        return self.named(outputs[:, 0]), None
+            return named(self.task, outputs.argmax(-1)), probabilities.softmax(-1).numpy()
+        return named(self.task, outputs[:, 0]), None
 
     def __call__(self, x):
         """Return `answers` for raw sequences, as in `encoded`, or for one text or series, (l,) or (l, channels)."""
@@ -199,7 +189,7 @@ def held_out(trained):
         raise UserError(f"{trained.run} was trained on {trained.saved['data']}, but {trained.saved['task']} in "
                         f"{trained.data_dir} holds {task.data}")
     rows = np.arange(len(test)) if test.rows is None else test.rows
-    return test, rows, None if trained.pretrained else trained.named(test.y)
+    return test, rows, None if trained.pretrained else named(task, test.y)
 
 
 def new_split(trained, path, flags=None, bad=None):
@@ -226,19 +216,19 @@ def new_split(trained, path, flags=None, bad=None):
                             f"{trained.task.classes} labels{'' if several else ' at each position'}")
         if not several:
             return split, rows, own.labels
-        return split, rows, np.where(own.known, trained.named(np.nan_to_num(own.labels)), UNKNOWN)
+        return split, rows, np.where(own.known, named(trained.task, np.nan_to_num(own.labels)), UNKNOWN)
     if trained.task.classes:
         # The exact name, or else the only one of this number: 1, "1" and 1.0 are the same class, "01" and "1" are two.
         numbers = [as_number(name) for name in trained.names]
         same = {number: name for number, name in zip(numbers, trained.names) if numbers.count(number) == 1}
         pairs = zip(own.labels.tolist(), own.labels.astype(str).tolist())
-        named = [text if text in trained.names else same.get(as_number(label), text) for label, text in pairs]
+        found = [text if text in trained.names else same.get(as_number(label), text) for label, text in pairs]
         sure = trained.task.channels and own.layout and own.layout.width                      # by the number of columns
-        if own.layout and trained.task.own and not sure and not {*named} & {*trained.names}:
+        if own.layout and trained.task.own and not sure and not {*found} & {*trained.names}:
             raise UserError(f"{path}: column {own.layout.label_column} holds no class of {trained.run}, e.g. "
                             f"{trained.names[0]}; --label COLUMN names the label; if there is none, give --label none "
                             "--text COLUMN")
-        return split, rows, np.where(own.known, named, "")
+        return split, rows, np.where(own.known, found, "")
     values = np.full(len(rows), np.nan)
     with reading(f"{path}: not every label is a number", f"{trained.run} predicts numbers"):
         values[own.known] = as_numbers(own.labels[own.known])
@@ -381,7 +371,6 @@ def filled_in(trained, batch):
 
 def show(trained, split, path):
     """Write a picture of four sequences: the original, the model's input, and as the model fills it in."""
-    from matplotlib.figure import Figure
     if not trained.pretrained:
         raise UserError(f"--show needs a run of pretrain.py, but {trained.run} is one of finetune.py")
     task, batch = trained.task, split.batch(np.arange(min(4, len(split))))
@@ -389,21 +378,12 @@ def show(trained, split, path):
     if task.channels and trained.saved["loss"] == "ce":                # gray levels as samples
         guess = (guess[..., None] / task.scale - task.mean) / task.std
     hides, right = OBJECTIVES[trained.saved["objective"]].hides, 1 - wrong.sum() / hidden.sum()
-    stacked = not task.channels                # texts are wide: one axis per row
-    n = len(batch.y)
-    figure = Figure((6.2, 3.3 * height(task) * n) if stacked else (7.2 if task.side else 17, height(task) * n),
-                    layout="constrained")
-    places = figure.subplots(*((3 * n, 1) if stacked else (n, 3)), squeeze=False).reshape(n, 3)
-    for i, (whole, covered, filled) in enumerate(places):
-        k = i * task.documents
-        draw_example(whole, task, batch, i, np.zeros_like(hidden[k]))
-        draw_example(covered, task, batch, i, hidden[k] & hides)
-        draw_example(filled, task, batch, i, hidden[k], guess[k], wrong[k])
-    titles = ("original", f"{trained.saved['mask']:.0%} hidden" if hides else "read from left to right",
-              f"filled in by {trained.saved['model']}")
-    for axis, title in zip(places.flat, titles * n):
-        axis.set_title(title, loc="left", fontsize=8)
-    write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:].lower()))
+    n, stacked = len(batch.y), not task.channels           # texts are wide: below each other
+    covered = f"{trained.saved['mask']:.0%} hidden" if hides else "read from left to right"
+    columns = [(["original"] * n, np.zeros_like(hidden)), ([covered] * n, hidden & hides),
+               ([f"filled in by {trained.saved['model']}"] * n, hidden, guess, wrong)]
+    size = (6.2, 3.3 * height(task) * n) if stacked else (7.2 if task.side else 17, height(task) * n)
+    sheet(path, task, batch, size, columns, stacked)
     colours = ("hidden pixels are blue, wrong ones orange" if task.side else
                "correct predictions are blue, wrong ones orange")
     print(f"wrote {path}: {colours}; of {hidden.sum():,} hidden positions {right:.1%} are correct")
