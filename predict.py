@@ -464,18 +464,13 @@ def export(trained, path):
         raise UserError(f"--export needs a finetuned run, but {trained.run} is a pretraining run")
     exported = Exported(trained).eval()
     ragged = task.ragged or not task.channels
-
-    def drawn(b):
-        """Draw b examples -> x (k b, l[, channels]) and, if they differ, lengths (k b,)."""
-        if exported.samples:
-            noise = torch.randn(k * b, task.length, task.channels, dtype=exported.mean.dtype)
-            x = (noise * exported.std + exported.mean) * task.scale
-        else:
-            x = torch.randint(0 if task.channels else EOS + 1, task.vocab, (k * b, task.length))
-        lengths = torch.cat((torch.tensor([task.length]), torch.randint(1, task.length + 1, (k * b - 1,))))
-        return x, *[lengths] * ragged
-
-    x, *lengths = drawn(3)
+    # Three random examples: x (3 k, l[, channels]) and, if lengths differ, these (3 k,).
+    if exported.samples:
+        noise = torch.randn(3 * k, task.length, task.channels, dtype=exported.mean.dtype)
+        x = (noise * exported.std + exported.mean) * task.scale
+    else:
+        x = torch.randint(0 if task.channels else EOS + 1, task.vocab, (3 * k, task.length))
+    lengths = [torch.cat((torch.tensor([task.length]), torch.randint(1, task.length + 1, (3 * k - 1,))))] * ragged
     stored = x.numpy() if x.ndim == 3 or ragged else x.numpy()[..., None]                     # gray levels
     if ragged:
         stored = np.concatenate([one[:length] for one, length in zip(stored, lengths[0])])
@@ -486,7 +481,8 @@ def export(trained, path):
     trained.dtype = dtype
     ours = torch.from_numpy(answer[:, None] if probabilities is None else probabilities)      # (3, classes or 1)
     batch = torch.export.Dim("batch", min=1)
-    program = torch.export.export(exported, drawn(2), dynamic_shapes=[{0: k * batch}] * (1 + len(lengths)))
+    two = tuple(one[:2 * k] for one in (x, *lengths))
+    program = torch.export.export(exported, two, dynamic_shapes=[{0: k * batch}] * len(two))
     text = json.dumps(described(task, trained.names, x.dtype))
     raw, written = (as_onnx if path.suffix == ".onnx" else as_pt2)(program, text)
     difference = (written(x, *lengths) - ours).abs()
