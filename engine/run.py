@@ -105,7 +105,11 @@ class Run:
         self.feed = Feed(args, self.processes, self.task, self.examples, self.lengths, costly, self.records)
         self.rows, self.parts, self.numbers = self.feed.rows, self.feed.parts, self.feed.numbers
         print_plan(self)
-        self.begin_clock()
+        self.clock = self.saved_at = time.perf_counter()
+        self.times, self.seconds_before, self.evaluation, self.stepping = [], self.state["seconds"], None, False
+        self.folder.begin_log(self.state, total=self.steps, argv=sys.argv,
+                              **environment(self.device, self.processes.world, self.processes.dtype))
+        Processes.current = self               # from now on `guarded` logs errors of this run
         if args.compile:
             # Compile all layers as one graph. Convolution kernels stay outside: complex arithmetic gains nothing.
             model.backbone.body = torch.compile(model.backbone.body)
@@ -278,14 +282,6 @@ class Run:
         self.state["loss_sum"] = self.loss_sum.item()
 
     # ---- clock and files -------------------------------------------------------------------------------------------
-
-    def begin_clock(self):
-        """Start the clock and the log. From now on `guarded` logs errors of this run."""
-        self.clock = self.saved_at = time.perf_counter()
-        self.times, self.seconds_before, self.evaluation, self.stepping = [], self.state["seconds"], None, False
-        self.folder.begin_log(self.state, total=self.steps, argv=sys.argv,
-                              **environment(self.device, self.processes.world, self.processes.dtype))
-        Processes.current = self
 
     def seconds(self):
         return self.seconds_before + time.perf_counter() - self.clock
