@@ -153,12 +153,11 @@ class Trained:
     def answers(self, outputs):
         """Turn outputs into predictions, as `named` does, and the probability of each class (n[, length], classes); in
         regression None."""
-        probabilities = torch.from_numpy(outputs)
+        outputs = torch.from_numpy(outputs)
+        predicted = named(self.task, KINDS[self.task.kind].predict(outputs))
         if self.task.kind == "labels":
-            return named(self.task, outputs > 0), probabilities.sigmoid().numpy()
-        if self.task.classes:
-            return named(self.task, outputs.argmax(-1)), probabilities.softmax(-1).numpy()
-        return named(self.task, outputs[:, 0]), None
+            return predicted, outputs.sigmoid().numpy()
+        return predicted, outputs.softmax(-1).numpy() if self.task.classes else None
 
     def __call__(self, x):
         """Return `answers` for raw sequences, as in `encoded`, or for one text or series, (l,) or (l, channels)."""
