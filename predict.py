@@ -195,6 +195,8 @@ def new_split(trained, path, flags=None, bad=None):
     """Return a file's examples, encoded; the row of each; and its label, "" (NaN in regression) if it has none. None
     instead of labels if the file has none. A table is read as that of the training data, or as flags (`given`) say.
     bad: see `encode`."""
+    import pandas as pd
+
     layout = Layout(**trained.task.layout or {})
     layout = layout._replace(**{"channels_first": bool(layout.channels_first)} | (flags or {}))
     own = read_file(str(path), layout, trained.task.documents, not trained.task.classes, trained.task.target)
@@ -218,10 +220,10 @@ def new_split(trained, path, flags=None, bad=None):
         return split, rows, np.where(own.known, named(trained.task, np.nan_to_num(own.labels)), UNKNOWN)
     if trained.task.classes:
         # The exact name, or else the only one of this number: 1, "1" and 1.0 are the same class, "01" and "1" are two.
-        numbers = [as_number(name) for name in trained.names]
-        same = {number: name for number, name in zip(numbers, trained.names) if numbers.count(number) == 1}
-        pairs = zip(own.labels.tolist(), own.labels.astype(str).tolist())
-        found = [text if text in trained.names else same.get(as_number(label), text) for label, text in pairs]
+        numbers, theirs = (pd.to_numeric(some.tolist(), errors="coerce") for some in (trained.names, own.labels))
+        same = {number: name for number, name in zip(numbers, trained.names) if (numbers == number).sum() == 1}
+        texts = own.labels.astype(str).tolist()
+        found = [text if text in trained.names else same.get(number, text) for number, text in zip(theirs, texts)]
         sure = trained.task.channels and own.layout and own.layout.width                      # by the number of columns
         if own.layout and trained.task.own and not sure and not {*found} & {*trained.names}:
             raise UserError(f"{path}: column {own.layout.label_column} holds no class of {trained.run}, e.g. "
@@ -235,14 +237,6 @@ def new_split(trained, path, flags=None, bad=None):
 
 
 UNKNOWN = "?"                                  # instead of several labels, where none is known: "" means none applies
-
-
-def as_number(label):
-    """Return a label as a number if it is one, else as text."""
-    try:
-        return float(label)
-    except (ValueError, TypeError):            # TypeError: a date
-        return str(label)
 
 
 def tabled(trained, split, rows, labels, outputs):

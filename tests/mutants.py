@@ -68,7 +68,7 @@ MUTANTS = {
         ("recall_score(y, guess, labels=here,", "recall_score(y, guess, labels=names,", "predict"),
         ("f1_score(y, guess, labels=here,", "f1_score(y, guess, labels=names,", "predict"),
         ('enabled=self.dtype == "bfloat16"', "enabled=False", "predict"),
-        (" if numbers.count(number) == 1}", "}", "predict"),
+        (" if (numbers == number).sum() == 1}", "}", "predict"),
         ("low + (outputs.double() + 1) / 2", "low + (outputs + 1) / 2", "predict"),
         ("np.argsort(order)]", "order]", "predict")],
     "compare/reading.py": [
