@@ -30,25 +30,22 @@ from tasks import TASKS
 # no dropout. These rows are not the paper's: demos; *_mini, the stand-ins of `run_all.sh --preset mini`; file:* and
 # ucr:*, your data, for a width of 64 (`fit` widens or narrows them); and *, any other task.
 ATTENTION_SIZES = """
-task                 model                     layers   d heads   ff block
-listops|text         transformer|rotary             6 512     8 1024     -
-retrieval            transformer                    4 128     4  512     -
-retrieval|pathfinder rotary                         6 128     4  512     -
-image                transformer                    3  64     4  128     -
-image|scifar         rotary                         6 256     4  512     -
-pathfinder           transformer                    4 128     8  128     -
-pathx|pathx256       transformer                    4 128     8  128  4096
-pathx|pathx256       rotary                         5 128     4  512  4096
-sc                   rotary                         4 128     4  128  4000
-bidmc_*              rotary                         4 128     4  128     -
-text256|text_demo    transformer|rotary             3  64     2  128     -
-listops_demo         transformer|rotary             3  64     4  128     -
-pathfinder_demo      transformer|rotary             3  32     2   64     -
-image_mini           transformer|rotary             3  28     2   56     -
-scifar_mini          transformer|rotary             3  28     2   56     -
-*_mini               transformer|rotary             3  32     2   64     -
-file:*|ucr:*         transformer|rotary             3  64     2  128     -
-*                    rotary                         4 128     4  256     -
+task                           model                     layers   d heads   ff block
+listops|text                   transformer|rotary             6 512     8 1024     -
+retrieval                      transformer                    4 128     4  512     -
+retrieval|pathfinder           rotary                         6 128     4  512     -
+image                          transformer                    3  64     4  128     -
+image|scifar                   rotary                         6 256     4  512     -
+pathfinder                     transformer                    4 128     8  128     -
+pathx|pathx256                 transformer                    4 128     8  128  4096
+pathx|pathx256                 rotary                         5 128     4  512  4096
+sc                             rotary                         4 128     4  128  4000
+bidmc_*                        rotary                         4 128     4  128     -
+text256|text_demo|file:*|ucr:* transformer|rotary             3  64     2  128     -
+listops_demo                   transformer|rotary             3  64     4  128     -
+image_mini|scifar_mini         transformer|rotary             3  28     2   56     -
+pathfinder_demo|*_mini         transformer|rotary             3  32     2   64     -
+*                              rotary                         4 128     4  256     -
 """
 
 #   s4           Gu et al. 2022, table 11, as the paper's official configurations spell them out. n_ssm: the number of
@@ -61,29 +58,28 @@ file:*|ucr:*         transformer|rotary             3  64     2  128     -
 # Speech Commands the official S4 pretrains with LayerNorm and finetunes with BatchNorm, by accident; here both stages
 # use BatchNorm.
 SSM_SIZES = """
-task                   model layers   d state n_ssm norm  place dt_min dt_max  dt_lr ssm_lr dropout
-listops                s4         8 128    64   128 batch post   0.001    0.1   main  0.001       -
-listops                dlr        8 128  1024     - layer post  0.0001  0.001      - 0.0001       -
-text|retrieval         s4         6 256    64   256 batch pre    0.001    0.1   main  0.001       -
-text|pathx             dlr        6 256  1024     - layer pre   0.0001  0.001      - 0.0001       -
-image                  s4         6 512    64     2 layer post   0.001    0.1   main  0.001     0.1
-image                  dlr        6 512  1024     - layer pre   0.0001  0.001      - 0.0001       -
-pathfinder             s4         6 256    64   256 batch pre    0.001    0.1  0.001  0.001       -
-pathx|pathx256         s4         6 256    64   256 batch pre   0.0001    0.1 0.0005 0.0005       -
-sc                     s4         6 128    64    64 batch pre    0.001    0.1  0.001  0.001       -
-scifar                 s4         6 512    64     2 layer post   0.001    0.1  0.001  0.001     0.1
-bidmc_*                s4         6 128   256     2 layer pre    0.001    0.1  0.001  0.001       -
-pathfinder_demo        s4         3  32    16    32 batch pre    0.001    0.1  0.001  0.001       -
-pathfinder_demo        dlr        3  32   128     - layer pre    0.001    0.1      -  0.001       -
-*_demo|text256         s4         3  64    16    64 batch pre    0.001    0.1  0.001  0.001       -
-*_demo|text256         dlr        3  64   128     - layer pre    0.001    0.1      -  0.001       -
-image_mini|scifar_mini s4         3  48    16     2 batch pre    0.001    0.1  0.001  0.001       -
-*_mini                 s4         3  48    16    48 batch pre    0.001    0.1  0.001  0.001       -
-*_mini                 dlr        3  48   128     - layer pre    0.001    0.1      -  0.001       -
-file:*|ucr:*           s4         3  64    32     2 batch pre    0.001    0.1  0.001  0.001       -
-file:*|ucr:*           dlr        3  64   128     - layer pre    0.001    0.1      -  0.001       -
-*                      s4         4 128    64     2 layer pre    0.001    0.1  0.001  0.001       -
-*                      dlr        4 128   256     - layer pre    0.001    0.1      -  0.001       -
+task                        model layers   d state n_ssm norm  place dt_min dt_max  dt_lr ssm_lr dropout
+listops                     s4         8 128    64   128 batch post   0.001    0.1   main  0.001       -
+listops                     dlr        8 128  1024     - layer post  0.0001  0.001      - 0.0001       -
+text|retrieval              s4         6 256    64   256 batch pre    0.001    0.1   main  0.001       -
+text|pathx                  dlr        6 256  1024     - layer pre   0.0001  0.001      - 0.0001       -
+image                       s4         6 512    64     2 layer post   0.001    0.1   main  0.001     0.1
+image                       dlr        6 512  1024     - layer pre   0.0001  0.001      - 0.0001       -
+pathfinder                  s4         6 256    64   256 batch pre    0.001    0.1  0.001  0.001       -
+pathx|pathx256              s4         6 256    64   256 batch pre   0.0001    0.1 0.0005 0.0005       -
+sc                          s4         6 128    64    64 batch pre    0.001    0.1  0.001  0.001       -
+scifar                      s4         6 512    64     2 layer post   0.001    0.1  0.001  0.001     0.1
+bidmc_*                     s4         6 128   256     2 layer pre    0.001    0.1  0.001  0.001       -
+pathfinder_demo             s4         3  32    16    32 batch pre    0.001    0.1  0.001  0.001       -
+pathfinder_demo             dlr        3  32   128     - layer pre    0.001    0.1      -  0.001       -
+*_demo|text256              s4         3  64    16    64 batch pre    0.001    0.1  0.001  0.001       -
+*_demo|text256|file:*|ucr:* dlr        3  64   128     - layer pre    0.001    0.1      -  0.001       -
+image_mini|scifar_mini      s4         3  48    16     2 batch pre    0.001    0.1  0.001  0.001       -
+*_mini                      s4         3  48    16    48 batch pre    0.001    0.1  0.001  0.001       -
+*_mini                      dlr        3  48   128     - layer pre    0.001    0.1      -  0.001       -
+file:*|ucr:*                s4         3  64    32     2 batch pre    0.001    0.1  0.001  0.001       -
+*                           s4         4 128    64     2 layer pre    0.001    0.1  0.001  0.001       -
+*                           dlr        4 128   256     - layer pre    0.001    0.1      -  0.001       -
 """
 
 # ---- Recipes ---------------------------------------------------------------------------------------------------------

@@ -44,18 +44,17 @@ class LRU(SharedState):
 
 
 SIZES = """
-task            layers   d state norm  place ssm_lr dropout
-listops              6 128   256 batch pre      0.5       -
-text                 6 256   192 batch pre      0.1     0.1
-retrieval            6 128   256 batch pre      0.5     0.1
-image|scifar         6 512   384 batch pre     0.25     0.1
-pathfinder           6 192   256 batch pre     0.25       -
-pathx|pathx256       6 128   256 batch pre     0.25       -
-pathfinder_demo      3  32    32 batch pre     0.25       -
-*_demo|text256       3  64    64 batch pre     0.25       -
-*_mini               3  48    48 batch pre     0.25       -
-file:*|ucr:*         3  64    64 batch pre     0.25       -
-*                    4 128   128 batch pre     0.25       -
+task                        layers   d state norm  place ssm_lr dropout
+listops                          6 128   256 batch pre      0.5       -
+text                             6 256   192 batch pre      0.1     0.1
+retrieval                        6 128   256 batch pre      0.5     0.1
+image|scifar                     6 512   384 batch pre     0.25     0.1
+pathfinder                       6 192   256 batch pre     0.25       -
+pathx|pathx256                   6 128   256 batch pre     0.25       -
+pathfinder_demo                  3  32    32 batch pre     0.25       -
+*_demo|text256|file:*|ucr:*      3  64    64 batch pre     0.25       -
+*_mini                           3  48    48 batch pre     0.25       -
+*                                4 128   128 batch pre     0.25       -
 """
 MODELS |= {
     "lru": Model(SSMBlock, LRU, "s5", sizes=SIZES, changes="""

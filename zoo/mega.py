@@ -132,17 +132,16 @@ def init_mega(backbone):
 
 # v: width of values and of the feed-forward part; z: width of queries and keys.
 SIZES = """
-task                  layers   d   v  z norm  place activation dropout
-listops                    6  80 160 64 layer post  softmax        0.1
-text                       4 128 256 64 scale post  softmax        0.1
-retrieval                  6 128 256 64 scale post  softmax        0.1
-image|scifar               8 160 320 96 batch pre   laplace          -
-pathfinder                 6 128 256 64 batch pre   laplace          -
-pathx|pathx256             4  64 128 32 batch pre   laplace          -
-text256|text_demo          3  64 128 32 layer pre   softmax          -
-*_demo|*_mini              3  32  64 16 layer pre   softmax          -
-file:*|ucr:*               3  64 128 32 layer pre   softmax          -
-*                          4 128 256 64 layer pre   softmax          -
+task                           layers   d   v  z norm  place activation dropout
+listops                             6  80 160 64 layer post  softmax        0.1
+text                                4 128 256 64 scale post  softmax        0.1
+retrieval                           6 128 256 64 scale post  softmax        0.1
+image|scifar                        8 160 320 96 batch pre   laplace          -
+pathfinder                          6 128 256 64 batch pre   laplace          -
+pathx|pathx256                      4  64 128 32 batch pre   laplace          -
+text256|text_demo|file:*|ucr:*      3  64 128 32 layer pre   softmax          -
+*_demo|*_mini                       3  32  64 16 layer pre   softmax          -
+*                                   4 128 256 64 layer pre   softmax          -
 """
 RECIPES = """
 task       objective loss pool head   lr       wd   batch length warmup schedule

@@ -52,18 +52,17 @@ class S5(SharedState):
 
 # state: the number of states, in n_ssm blocks; half of them are stored.
 SIZES = """
-task            layers   d state n_ssm norm  place dt_min dt_max  dt_lr ssm_lr dropout
-listops              8 128    16     8 batch pre    0.001    0.1  0.001  0.001       -
-text                 6 256   192    12 batch pre    0.001    0.1   main  0.001     0.1
-retrieval            6 128   256    16 batch pre    0.001    0.1   main  0.001       -
-image|scifar         6 512   384     3 batch pre    0.001    0.1  0.001  0.001     0.1
-pathfinder           6 192   256     8 batch pre    0.001    0.1 0.0009 0.0009    0.05
-pathx|pathx256       6 128   256    16 batch pre   0.0001    0.1 0.0006 0.0006       -
-pathfinder_demo      3  32    32     1 batch pre    0.001    0.1  0.001  0.001       -
-*_demo|text256       3  64    64     1 batch pre    0.001    0.1  0.001  0.001       -
-*_mini               3  48    48     1 batch pre    0.001    0.1  0.001  0.001       -
-file:*|ucr:*         3  64    64     1 batch pre    0.001    0.1  0.001  0.001       -
-*                    4 128   128     1 batch pre    0.001    0.1  0.001  0.001       -
+task                        layers   d state n_ssm norm  place dt_min dt_max  dt_lr ssm_lr dropout
+listops                          8 128    16     8 batch pre    0.001    0.1  0.001  0.001       -
+text                             6 256   192    12 batch pre    0.001    0.1   main  0.001     0.1
+retrieval                        6 128   256    16 batch pre    0.001    0.1   main  0.001       -
+image|scifar                     6 512   384     3 batch pre    0.001    0.1  0.001  0.001     0.1
+pathfinder                       6 192   256     8 batch pre    0.001    0.1 0.0009 0.0009    0.05
+pathx|pathx256                   6 128   256    16 batch pre   0.0001    0.1 0.0006 0.0006       -
+pathfinder_demo                  3  32    32     1 batch pre    0.001    0.1  0.001  0.001       -
+*_demo|text256|file:*|ucr:*      3  64    64     1 batch pre    0.001    0.1  0.001  0.001       -
+*_mini                           3  48    48     1 batch pre    0.001    0.1  0.001  0.001       -
+*                                4 128   128     1 batch pre    0.001    0.1  0.001  0.001       -
 """
 CHANGES = """
 task           sizes
