@@ -58,8 +58,6 @@ def ssm_scan(Abar, Bbar, C, u):
     return torch.stack(y, dim=-1)                                                        # (b, d, l)
 
 
-@torch.amp.autocast("cpu", enabled=False)
-@torch.amp.autocast("cuda", enabled=False)
 def fft_conv(u, K, K_back=None, D=None):
     """Convolve causally: y[t] = sum_j K[j] u[t-j], plus sum_j K_back[j] u[t+1+j] and D u[t] where these are given.
 
@@ -87,8 +85,6 @@ def diagonal_kernel_naive(W, Lambda, l):
     return (W[..., None] * torch.exp(Lambda[..., None] * k)).sum(-2).real                # (c, d, l)
 
 
-@torch.amp.autocast("cpu", enabled=False)
-@torch.amp.autocast("cuda", enabled=False)
 def diagonal_kernel(W, Lambda, l):
     """Return the kernel of DLR, K[c, d, k] = Re sum_n W[c, d, n] exp(Lambda[n] k) (paper, eq. 3; [2]).
 
@@ -104,6 +100,8 @@ def diagonal_kernel(W, Lambda, l):
     return K.unflatten(1, (c, -1)).transpose(0, 1).flatten(1, 2)                         # (c, d, l)
 
 
+@torch.amp.autocast("cpu", enabled=False)                     # autocast would change only the product in here
+@torch.amp.autocast("cuda", enabled=False)
 def geometric_sums(V, log_p, l, dtype=torch.float32):
     """Return Re sum_n V[d, r, n] exp(log_p[d, n] k) for k = 0 .. l-1: V (d, r, n), log_p (d, n) -> (d, r, l).
 
@@ -250,8 +248,6 @@ def s4_kernel_naive(A, P, B, C, dt, l):
     return torch.fft.irfft(dt * (CB - g * CP * PB / (1 + g * PP)), n=l)                  # (c, d, l)
 
 
-@torch.amp.autocast("cpu", enabled=False)
-@torch.amp.autocast("cuda", enabled=False)
 def s4_kernel(A, P, B, C, dt, l, precise=None):
     """Return the convolution kernel of S4: A_full = diag(A) - P P*, bilinear discretisation (paper, eq. 2; [1]).
 

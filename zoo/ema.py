@@ -13,8 +13,6 @@ from kernels import geometric_sums
 from models import Kernel
 
 
-@torch.amp.autocast("cpu", enabled=False)
-@torch.amp.autocast("cuda", enabled=False)
 def ema_kernel(delta, alpha, beta, gamma, l):
     """Return the kernel of MEGA's damped exponential averages (Ma et al. 2023): four (c, d, h) -> float32 (c, d, l).
 

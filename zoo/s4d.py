@@ -12,8 +12,6 @@ from kernels import diagonal_kernel, hippo_nplr
 from models import MODELS, S4, SSM, Diagonal, Model, SizeError, SSMBlock, log_uniform
 
 
-@torch.amp.autocast("cpu", enabled=False)
-@torch.amp.autocast("cuda", enabled=False)
 def s4d_kernel(A, B, C, dt, l, rule="zoh"):
     """Return the kernel of S4D, a diagonal state space model (Gu et al. 2022, arXiv 2206.11893): A, B complex (d, n) or
     (1, n), one of each conjugate pair; C complex (c, d, n); dt (d,) -> float32 (c, d, l).

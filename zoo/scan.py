@@ -8,8 +8,6 @@ import torch.nn.functional as F
 from kernels import inside
 
 
-@torch.amp.autocast("cpu", enabled=False)
-@torch.amp.autocast("cuda", enabled=False)
 def diagonal_scan(log_lambda, v):
     """Run x[t] = lambda x[t-1] + v[t]: complex (n,), complex (b, l, n) -> complex (b, l, n).
 
