@@ -338,7 +338,9 @@ def attention(q, k, v, causal=False, block=None, lengths=None):
         mask = padding_mask(lengths, l, q.dtype)                                         # (b, 1, 1, l)
     if block is None or block >= l:
         return _attend(q, k, v, causal, mask)
-    if in_one_call(q, l, block):                    # many small blocks on a GPU
+    # All blocks in one call: many small ones on a GPU, which waits for launches, and in compiled code, which would be
+    # compiled anew for every number of blocks.
+    if l > 8 * block and (q.is_cuda or torch.compiler.is_compiling()):
         return near_attention(q, k, v, block, None, causal, lengths)
     # One call per block: where blocks are few and large (4 of 4096 on PathX), a call without a mask may use flash
     # kernels. Block i reads keys[:, :, (i-1) block : (i+2) block]. Interior blocks take them from overlapping `unfold`
@@ -450,12 +452,6 @@ def real_keys(positions, l, lengths):
     """Return which key positions hold a real element: positions (...) -> bool (1 or b, ...)."""
     ends = true_lengths(lengths, 1, l, positions.device)
     return (positions >= 0) & (positions < ends.view(-1, *[1] * positions.ndim))
-
-
-def in_one_call(q, l, block):
-    """Return whether `attention` computes all blocks in one call: many small ones on a GPU, which waits for launches,
-    or in compiled code, which would be compiled anew for every number of blocks."""
-    return l > 8 * block and (q.is_cuda or torch.compiler.is_compiling())
 
 
 def near_attention(q, k, v, size, reach=None, causal=False, lengths=None):
