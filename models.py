@@ -681,9 +681,7 @@ def ssm_block_step(self, x, state):
 def can_step(self):
     """Return whether all layers have a recurrent form. Other models generate by computing everything anew."""
     def steps(part):               # a class that replaces `forward` does not inherit `step`
-        of = [next((i for i, base in enumerate(type(part).__mro__) if name in vars(base)), math.inf)
-              for name in ("step", "forward")]
-        return of[0] <= of[1] and hasattr(part, "step")
+        return "step" in next(vars(base) for base in type(part).__mro__ if {"step", "forward"} & vars(base).keys())
 
     return all(steps(part) for layer in self.layers
                for part in (layer, layer.mixer, getattr(layer.mixer, "kernel", layer)))
