@@ -200,10 +200,9 @@ def hippo_nplr(N):
     P = torch.sqrt(torch.arange(N, dtype=torch.float64) + 0.5)                           # (N,)
     normal = A + P[:, None] * P[None, :]                                                 # -1/2 I + skew
     imag, V = torch.linalg.eigh(-1j * (normal - normal.T).to(torch.complex128) / 2)      # ascending, V unitary
-    first = slice(0, N // 2)                                                             # the negative imaginary parts
-    Vh = V.conj().T.to(torch.complex128)
-    A_diag = torch.complex(torch.full_like(imag, -0.5), imag)
-    return A_diag[first], (Vh @ P.to(Vh.dtype))[first], (Vh @ B.to(Vh.dtype))[first]
+    A = torch.complex(torch.full_like(imag, -0.5), imag)                                 # (N,) the diagonal
+    P, B = (V.mH @ v.to(V.dtype) for v in (P, B))
+    return A[:N // 2], P[:N // 2], B[:N // 2]                                            # the negative imaginary parts
 
 
 def discretize(A, P, B, dt):
