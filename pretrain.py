@@ -76,21 +76,6 @@ def shift(batch, loss):
     return x, targets, there if batch.samples is None or loss == "ce" else there & ~targets.isnan().all(-1)
 
 
-def masked(args, batch, draw):
-    """A batch -> inputs, targets, hidden. draw(hide, ratio[, i]) calls `hide` for this batch -> (b, l)."""
-    return corrupt(batch, draw(hide, args.mask), args.loss)
-
-
-def causal(args, batch, draw):
-    """A batch -> inputs, targets, hidden. Nothing is drawn."""
-    return shift(batch, args.loss)
-
-
-def predicted(args, task):
-    """Return how many outputs the head has: one per symbol (or gray level), or one per channel."""
-    return task.vocab if args.loss == "ce" else task.channels
-
-
 def spt_loss(args, prediction, targets, hidden):
     """Return loss and score, summed over hidden positions: prediction (m, outputs), targets (b, l) or (b, l, channels),
     hidden as in `at`. args.loss:
@@ -113,11 +98,13 @@ def spt_loss(args, prediction, targets, hidden):
 
 
 class Objective(NamedTuple):
-    """A row of OBJECTIVES. To add an objective, write its pretext, perhaps a loss, and a row."""
+    """A row of OBJECTIVES. To add an objective, write its pretext, perhaps a loss, and a row. draw(hide, ratio[, i])
+    calls `hide` for this batch -> (b, l)."""
     pretext: Callable                   # (args, batch, draw) -> inputs, targets, hidden (b, l); lengths if others
     causal: bool                        # the model sees only earlier positions
     hides: bool                         # inputs are corrupted: samples get a mask channel, joint training two passes
-    outputs: Callable = predicted       # (args, task) -> outputs of the head
+    # (args, task) -> outputs of the head: one per symbol (or gray level), or one per channel
+    outputs: Callable = lambda args, task: task.vocab if args.loss == "ce" else task.channels
     loss: Callable = spt_loss           # (args, prediction, targets, hidden) -> loss and score, summed over hidden
     reads: Callable = lambda args, task: task  # the Task that the backbone reads, e.g. one with more symbols
     whole: bool = False                 # a batch is not cut: rows or lengths change, or the loss compares examples (the
@@ -125,8 +112,10 @@ class Objective(NamedTuple):
     score: str = ""                     # what the score is, in result.json; a loss of its own needs it
 
 
-OBJECTIVES = {"masked": Objective(masked, causal=False, hides=True),              # --objective
-              "causal": Objective(causal, causal=True, hides=False)}
+OBJECTIVES = {                                                                                # --objective
+    "masked": Objective(lambda args, batch, draw: corrupt(batch, draw(hide, args.mask), args.loss),
+                        causal=False, hides=True),
+    "causal": Objective(lambda args, batch, draw: shift(batch, args.loss), causal=True, hides=False)}
 
 
 class Denoising(NamedTuple):

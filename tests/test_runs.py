@@ -839,7 +839,7 @@ def test_an_objective_is_a_function_and_a_line(task, model, monkeypatch, tmp_pat
     """BERT's: a tenth of what is to be predicted stays as it is, a tenth becomes another symbol. It has the masked
     recipe, both stages, joint training with two passes, and its name."""
     def bert(args, batch, draw):
-        inputs, targets, hidden = pretrain.masked(args, batch, draw)
+        inputs, targets, hidden = pretrain.corrupt(batch, draw(pretrain.hide, args.mask), args.loss)
         if batch.samples is None:
             kept = draw(lambda shape, ratio, *key: pretrain.hide(shape, ratio, *key, 1), 0.2) & hidden
             inputs = torch.where(kept, targets, inputs)
