@@ -14,7 +14,7 @@ and torchrun are as in stage 1. Joint training, which has no stage 1, stands at 
 """
 from files import UserError  # first: no traceback if Ctrl-C comes while the rest is imported
 
-from typing import NamedTuple
+from collections import namedtuple
 
 import torch
 
@@ -167,16 +167,9 @@ def main(argv=None):
 
 # ---- Joint training --------------------------------------------------------------------------------------------------
 
-class Labelled(NamedTuple):
-    """A part of a batch with labels, and what the objective makes of it (see `Denoising` in pretrain.py)."""
-    symbols: "torch.Tensor | None"
-    samples: "torch.Tensor | None"
-    lengths: "torch.Tensor | None"
-    y: torch.Tensor
-    corrupted: "torch.Tensor | None"              # inputs with hidden positions; None with the causal objective
-    corrupted_lengths: "torch.Tensor | None"
-    hidden: torch.Tensor
-    targets: torch.Tensor
+# A part of a batch with labels (`Batch` in data.py), and what the objective makes of it (`Denoising` in pretrain.py).
+# corrupted: inputs with hidden positions; None with the causal objective.
+Labelled = namedtuple("Labelled", "symbols samples lengths y corrupted corrupted_lengths hidden targets")
 
 
 def joint_training(args, task, train, run, model, forward, optimizer, weights):
