@@ -12,7 +12,7 @@ Validation chooses the checkpoint (in your data, by balanced accuracy if classes
 evaluated once, at the end, with that checkpoint and without dropping an incomplete batch. Loop, run directory, --resume
 and torchrun are as in stage 1. Joint training, which has no stage 1, stands at the end.
 """
-from files import UserError  # first: no traceback if Ctrl-C comes while the rest is imported
+from files import UserError, reading  # first: no traceback if Ctrl-C comes while the rest is imported
 
 from collections import namedtuple
 
@@ -59,26 +59,17 @@ def load_backbone(model, args, say):
     Everything but the head transfers. Only the input layer of a task with samples may differ in shape: its column for
     the mask channel is dropped if nothing is hidden or missing now. Any other difference is an error.
     """
-    directory = args.init
-    checkpoint = read_checkpoint(directory / "best.pt")
-    pretrained = {k: v for k, v in checkpoint["model"].items() if k.startswith("backbone.")}
-    pretrained = {k: v for k, v in pretrained.items() if k.split(".")[-1] not in HELPERS}
-    ours = model.state_dict()
-    encoder = "backbone.encoder.weight"
-    dropped = ""
-    if encoder in pretrained and encoder in ours and pretrained[encoder].shape[1] == ours[encoder].shape[1] + 1:
+    saved, ours = read_checkpoint(args.init / "best.pt")["model"], model.state_dict()
+    pretrained = {k: v for k, v in saved.items() if k.startswith("backbone.") and k.split(".")[-1] not in HELPERS}
+    encoder, dropped = "backbone.encoder.weight", ""
+    if encoder in pretrained and pretrained[encoder].shape[1] == ours[encoder].shape[1] + 1:
         pretrained[encoder] = pretrained[encoder][:, :-1]
         dropped = "; the input layer's column for the mask channel is dropped"
-    head = {k for k in ours if k.startswith("head.")}
-    wrong = sorted(ours.keys() - pretrained.keys() - head) + sorted(pretrained.keys() - ours.keys())
-    wrong += [k for k in pretrained.keys() & ours.keys() if pretrained[k].shape != ours[k].shape]
-    if wrong:
-        raise UserError(f"{directory} holds another architecture than this run, or one of an older version: {wrong[0]} "
-                        f"does not fit ({len(wrong)} such tensors)")
-    model.load_state_dict(pretrained | {k: ours[k] for k in head})
-    say(f"from {directory}: {len(pretrained)} tensors loaded; not loaded: "
-        f"{', '.join(sorted(k for k in checkpoint['model'] if k not in pretrained))}; new: "
-        f"{', '.join(sorted(head))}{dropped}")
+    head = {k: v for k, v in ours.items() if k.startswith("head.")}
+    with reading(f"{args.init} holds another architecture than this run", "it may be of another version of the code"):
+        model.load_state_dict(pretrained | head)
+    say(f"from {args.init}: {len(pretrained)} tensors loaded; not loaded: "
+        f"{', '.join(sorted(saved.keys() - pretrained.keys()))}; new: {', '.join(sorted(head))}{dropped}")
 
 
 def parse_args(argv=None):
