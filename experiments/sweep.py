@@ -27,8 +27,8 @@ def words(text):
 
 
 def combinations(varied):
-    """Return every combination: ['lr=1e-3,3e-3', 'arch.d=32,64'] -> [[(flag, value)]]. A flag without values, such as
-    'freeze', is left out and given. UserError for unknown flags."""
+    """Return every combination: ['lr=1e-3,3e-3', 'arch.d=32,64'] -> [[(stage or "", flag, key of arch or "", value)]].
+    A flag without values, such as 'freeze', is left out and given. UserError for unknown flags."""
     known, found = known_flags(), {}
     names = " ".join(sorted(name.replace("_", "-") for name in set().union(*known.values())))
     for text in varied:
@@ -37,7 +37,7 @@ def combinations(varied):
         flag, _, key = rest.replace("-", "_").partition(".")
         stages = [stage for stage in ([only] if only else known) if flag in known[stage]]
         if not values and stages and known[stages[0]][flag] is False and name not in found:
-            found[name] = [(name, False), (name, True)]
+            found[name] = [(only, flag, key, value) for value in (False, True)]
             continue
         if not values.strip(",") or name in found:
             raise UserError(f"--vary wants FLAG=VALUE,VALUE, each flag once; got {text}")
@@ -45,7 +45,7 @@ def combinations(varied):
             raise UserError(f"--vary {name}: no such flag; choose from: {names}; for arch its keys, such as arch.d")
         for value in words(values):            # reports a wrong value before anything is planned
             flags(stages[0], OBJECTIVES).parse_args([f"--{flag.replace('_', '-')}", f"{key}={value}" if key else value])
-        found[name] = [(name, value) for value in words(values)]
+        found[name] = [(only, flag, key, number(value)) for value in words(values)]
     return [*itertools.product(*found.values())]
 
 
@@ -73,8 +73,8 @@ def check(chain):
 
 
 def sweep(tasks, models, settings, starts, known):
-    """Return rows of tasks x models, with variants of starts x settings; a setting is [(flag, value)]. known: {stage:
-    {flag: its default}}. A flag applies to every stage that has it; pretrain.lr and finetune.lr to that stage only."""
+    """Return rows of tasks x models, with variants of starts x settings (`combinations`). known: {stage: {flag: its
+    default}}. A flag applies to every stage that has it; pretrain.lr and finetune.lr to that stage only."""
     return [Row(task, model, [*dict.fromkeys(
         variant_of(task, model, start, setting, known) for start in starts for setting in settings)])
         for task in tasks for model in models]
@@ -88,14 +88,11 @@ def variant_of(task, model, start, setting, known):
     useless = {"pretrain": set() if pretrained else known["pretrain"].keys(),
                "finetune": {"freeze"} if start == "joint" else DENOISING | passed_on | {"freeze"} if (
                    start == "linear_probe") else DENOISING | passed_on if pretrained else DENOISING}
-    for name, value in sorted(setting, key=lambda pair: pair[0].split(".")[0] in known):  # flags of one stage last
-        only, rest = name.split(".", 1) if name.split(".")[0] in known else (None, name)
-        flag, _, key = rest.replace("-", "_").partition(".")
+    for only, flag, key, value in sorted(setting, key=lambda each: each[0] != ""):       # flags of one stage last
         for stage, some in stages.items():
             asked = {"train_fraction"} if only else set()        # stage 2 may have another share
-            if only in (None, stage) and flag in known[stage].keys() - (useless[stage] - asked):
-                some[flag] = some.get(flag, {}) | {key: number(value)} if key else (
-                    value if isinstance(value, bool) else number(value))
+            if only in ("", stage) and flag in known[stage].keys() - (useless[stage] - asked):
+                some[flag] = some.get(flag, {}) | {key: value} if key else value
     objective = stages["pretrain" if pretrained else "finetune"].get("objective")
     hows = "pretrain", "spt" if pretrained else start
     first, second = (differing(some, task, model, objective, how, known[stage]) if some else {}

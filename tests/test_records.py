@@ -70,8 +70,8 @@ def test_every_value_of_every_flag_arrives(task, model, monkeypatch, tmp_path):
         name, _, key = flag.partition(".")
         usual = recipe[name][key] if key else recipe.get(name)
         for value in {OTHERS[flag], usual} - {None} - ({"l1"} if task == "text_demo" else set()):
-            setting = [(flag.replace("_", "-"), str(value))]
-            row, = sweep.sweep([task], [model], [setting], [start], known)
+            settings = sweep.combinations([f"{flag.replace('_', '-')}={value}"])
+            row, = sweep.sweep([task], [model], settings, [start], known)
             arrived = []
             for command in commands.chains([row], 0, "runs")[0]:
                 _, script, *words = shlex.split(command)
@@ -93,7 +93,7 @@ def test_stage_2_alone_may_have_another_share():
     """Else it has that of its pretraining, which is passed on with --init."""
     for flag, wanted in (("finetune.train-fraction", [False, True]), ("pretrain.train-fraction", [True, False]),
                          ("train-fraction", [True, False])):
-        row, = sweep.sweep(["image"], ["s4"], [[(flag, "0.5")]], ["spt"], sweep.known_flags())
+        row, = sweep.sweep(["image"], ["s4"], sweep.combinations([f"{flag}=0.5"]), ["spt"], sweep.known_flags())
         assert ["--train-fraction 0.5" in line for line in commands.chains([row], 0, "runs")[0]] == wanted
 
 
