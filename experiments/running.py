@@ -110,13 +110,6 @@ def parse_args(argv):
     return args
 
 
-def can_pretrain(task, model):
-    """Return whether the model exists and has a recipe for both stages."""
-    with contextlib.suppress(UserError):
-        return model in MODELS and recipe_line(task, declared(full_name(task)), model, None, "pretrain") is not None
-    return False
-
-
 def plan(args):
     """Return the rows that a target trains, its seeds, and the folder of its runs."""
     target, models, papers = args.target, " ".join(args.models or ()), entries.paper()
@@ -132,8 +125,9 @@ def plan(args):
     tasks = args.tasks or [entries.DEMOS.get(target, [""])[0]]
     if target in (*entries.DEMOS, "own", "sweep"):
         for task, model in itertools.product(tasks, args.models or ()):
-            if not can_pretrain(task, model):
+            if model not in MODELS:
                 raise UserError(f"{target} has no model {model!r}")
+            recipe_line(task, declared(full_name(task)), model, None, "pretrain")     # UserError if it has none
     if unknown := [start for start in args.starts or () if start not in entries.STARTS]:
         raise UserError(f"--starts {unknown[0]}: choose from {' '.join(entries.STARTS)}")
     if target == "own":
