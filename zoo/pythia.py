@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 
-from files import UserError, fetch
+from files import fetch, reading
 from models import MODELS, Attention, Model, TransformerBlock
 
 PYTHIA = "https://huggingface.co/EleutherAI/pythia-70m-deduped/resolve/main"
@@ -23,13 +23,11 @@ def load_pythia(model, task, args, say):
     import safetensors.torch                   # only needed for this format
 
     path, tokenizer = fetch_pythia(args.data_dir)
-    try:
+    problem = f"{path} or {tokenizer.name} does not belong to pythia-70m-deduped, or is damaged"
+    with reading(problem, "remove it and run the same command again"):
         tokens, without = pythia_tokens(task.symbols, tokenizer)
         weights = neox_weights(safetensors.torch.load_file(path), args.arch, tokens)
         model.backbone.load_state_dict(weights)
-    except Exception as error:             # a damaged file can make its reader raise anything
-        raise UserError(f"{path} or {tokenizer.name} does not belong to pythia-70m-deduped, or is damaged "
-                        f"({' '.join(str(error).split())[:200]}); remove it and run the same command again") from None
     say(f"from {path}: {len(weights)} tensors loaded, of the embedding only the {len(tokens)} rows of this task's "
         "symbols" + (f"; symbols without their own token: {' '.join(map(repr, without))}" if without else ""))
 
@@ -38,10 +36,8 @@ def fetch_pythia(data_dir="data"):
     """Download Pythia-70M if it is missing -> paths of model.safetensors and tokenizer.json."""
     folder = Path(data_dir) / "pythia-70m-deduped"
     by_hand = f"put it into {folder} and run the same command again; or use --model pythia_rand, which needs no file"
-    try:
+    with reading(folder, "make room, or choose another --data-dir"):
         return tuple(fetch(f"{PYTHIA}/{name}", folder, by_hand) for name in ("model.safetensors", "tokenizer.json"))
-    except OSError as error:
-        raise UserError(f"{folder}: {error}; make room, or choose another --data-dir") from None
 
 
 def pythia_tokens(symbols, tokenizer):
