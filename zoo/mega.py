@@ -83,13 +83,10 @@ class Mega(nn.Module):
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return y.flatten(1, 2)[:, :l]
 
-    def averages(self, x, lengths, K):
-        """Return the averages from which queries, keys and gates are made, (b, l, d)."""
-        return F.silu(self.convolve(x, K, lengths, self.omega))
-
     def forward(self, x, lengths, raw, K=None):
         K = self.kernel(x.shape[1]) if K is None else K
-        gates = self.gates(self.dropout(self.averages(x, lengths, K))).split((self.d, self.z, self.v, self.d), -1)
+        averages = F.silu(self.convolve(x, K, lengths, self.omega))                           # (b, l, d)
+        gates = self.gates(self.dropout(averages)).split((self.d, self.z, self.v, self.d), -1)
         update, shared, reset, own = gates[0].sigmoid(), F.silu(gates[1]), F.silu(gates[2]), gates[3]
         q, k = (shared * self.scale[i] + self.shift[i] for i in range(2))                     # (b, l, z)
         y = self.attend(q, k, F.silu(self.values(x)), lengths)                                # (b, l, v)
