@@ -35,10 +35,8 @@ class S5(SharedState):
         self.B = nn.Parameter(torch.randn(len(A), c.d, 2) / math.sqrt(2 * c.state))           # (n, d, 2)
         self.log_dt = nn.Parameter(log_uniform(c, len(A)))
         self.out = nn.Linear(c.d, c.d)
-        self.rates = {name: (c.ssm_lr, False) for name in ("A_log_re", "A_im", "B", "log_dt")}
-        for name, main in (("log_dt", c.dt_lr == "main"), ("B", c.fast_B)):
-            if main:                                                     # main rate, and weight decay
-                del self.rates[name]
+        main = ["log_dt"] * (c.dt_lr == "main") + ["B"] * c.fast_B       # main rate, and weight decay
+        self.rates = {name: (c.ssm_lr, False) for name in ("A_log_re", "A_im", "B", "log_dt") if name not in main}
 
     def recurrence(self):
         """Return log lambda (n,) and Bbar (n, d), complex64."""

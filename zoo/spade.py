@@ -32,5 +32,4 @@ class Spade(Mega):
         return self.join(torch.cat((self.norm_ssm(state), self.norm_out(y)), -1))
 
 
-MODELS |= {
-    "spade": Model(MegaBlock, Spade, "mega", init=init_mega, changes=CHUNKS)}
+MODELS |= {"spade": Model(MegaBlock, Spade, "mega", init=init_mega, changes=CHUNKS)}
