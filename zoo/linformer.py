@@ -14,8 +14,7 @@ from models import MODELS, Attention, Key, Model, SizeError, TransformerBlock, s
 
 
 class Linformer(Attention):
-    """Attention to c.rank learned mixtures of all positions instead of the positions themselves (Wang et al. 2020):
-    O(l rank). All heads, keys and values share the mixtures."""
+    """Attention to c.rank learned mixtures of all positions instead of the positions themselves: O(l rank)."""
 
     keys = dict(rank=Key(int, 16))
 

@@ -14,8 +14,7 @@ def longformer_attention(q, k, v, window, causal=False, lengths=None):
 
 
 class Longformer(Attention):
-    """Attention to c.window positions around the own one (Beltagy et al. 2020), without global tokens as in Long Range
-    Arena."""
+    """Attention to c.window positions around the own one (Beltagy et al. 2020)."""
 
     keys = dict(window=Key(int, 512))
 

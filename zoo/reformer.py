@@ -1,7 +1,6 @@
 """Reformer: attention among positions with the same hash (Kitaev et al. 2020).
 
-Sizes and recipes are the Transformer's. The authors' reversible layers are left out: they save memory and change no
-number. Rotations are drawn once and saved with the weights; the authors draw new ones at every step.
+Sizes and recipes are the Transformer's. Reversible layers are left out: they save memory and change no number.
 """
 import torch
 import torch.nn as nn
