@@ -1,13 +1,12 @@
 """Print what models.py and recipes.py hold: `python models.py`, `python recipes.py --task pathx --model s4`."""
 import contextlib
 import sys
-from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import zoo                                     # noqa: F401, fills MODELS
+import zoo
 from files import Parser, UserError, exit_code                      # noqa: F401, the last for its callers
 from models import MODELS, keys_of
 from recipes import arch, recipe_line
@@ -17,10 +16,8 @@ from tasks import TASKS
 def print_models():
     """Print a line per model: what it is, with its paper."""
     for name, model in MODELS.items():
-        mixer = model.mixer.func if isinstance(model.mixer, partial) else model.mixer
-        homes = (sys.modules[part.__module__] for part in (*getattr(model.mixer, "args", ()), mixer, model.block)
-                 if part.__module__.startswith("zoo."))
-        print(f"{name:15} {model.about or next(homes).__doc__.splitlines()[0]}")
+        about = model.about or sys.modules[f"zoo.{zoo.homes[name].stem}"].__doc__.splitlines()[0]
+        print(f"{name:15} {about}")
     print("\nSizes and recipe on a task: python recipes.py --task listops --model s4. Costs: results/costs.md")
 
 
