@@ -15,11 +15,6 @@ from models import MODELS, keys_of
 from recipes import arch, assignments, check_recipes, check_sizes, check_tables, number, read_table
 
 
-def tables_of(name, model):
-    """Return a model's tables of sizes, changes and recipes. AssertionError if a row lacks a cell or has too many."""
-    return [read_table(text) for text in (model.sizes, model.changes, model.recipes)]
-
-
 def check(name, model):
     """Raise ValueError if a model's tables do not fit its classes."""
     keys, chain = keys_of(name), [name]
@@ -29,16 +24,17 @@ def check(name, model):
         chain.append(like)
     if wrong := [key for key in keys if isinstance(keys[key].kind, type) and keys[key].kind not in (int, float)]:
         raise ValueError(f"the kind of {wrong[0]} must be int, float or a collection of allowed values")
-    own, changes, _ = tables_of(name, model)
-    for row in own:
+    for row in read_table(model.sizes):
         check_sizes(name, {key: number(cell) for key, cell in row.items() if key != "task"})
-    if not own and (sizes := arch("listops", name)):
+    if not model.sizes and (sizes := arch("listops", name)):
         check_sizes(name, {key: value for key, value in sizes.items() if key in keys})
-    for row in changes:
+    for row in read_table(model.changes):
         check_sizes(name, assignments(row["sizes"]), whole=False)
     check_recipes(name, model.recipes, "task")
 
 
-homes = load_room(Path(__file__).parent, MODELS, "--model", tables_of)     # reads all tables: one may use another's
+# All tables are read before any is checked: one may use another's.
+homes = load_room(Path(__file__).parent, MODELS, "--model",
+                  lambda name, model: [read_table(text) for text in (model.sizes, model.changes, model.recipes)])
 check_room(tasks.homes, tasks.TASKS, check_tables)                         # tables of tasks may name any model
 check_room(homes, MODELS, check)
