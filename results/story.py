@@ -23,8 +23,6 @@ from kernels import (discretize, fft_conv, hippo_legs, hippo_nplr, s4_kernel, s4
 from models import DLR, S4, config, randomise
 from recipes import arch
 
-PICTURE = ROOT / "results" / "kernels.png"
-
 # ---- One output, form by form ----------------------------------------------------------------------------------------
 
 def step(what, make, exact=None):
@@ -112,7 +110,7 @@ def draw(path):
     write(path, lambda file: figure.savefig(file, format="png", dpi=130))
 
 
-def main(path=PICTURE):
+def main(path=ROOT / "results" / "kernels.png"):
     Parser(description=__doc__, allow_abbrev=False).parse_args()
     walk()
     print()
