@@ -103,9 +103,6 @@ class Diagonal(Kernel):
 
     make = staticmethod(diagonal_kernel)
 
-    def poles(self):
-        return self.arguments(self)
-
 
 class DLR(Diagonal):
     """Kernels of the diagonal linear RNN (paper, eq. 3; Gupta et al. 2022): K[k] = Re sum_n W_n e^(Lambda_n k).
@@ -626,7 +623,7 @@ def ssm_step(self, x, state):
 
 def diagonal_step(self, u, x):
     """Take one step of the recurrence: u (b, d), state x (b, d, n) or None -> y (b, d), x."""
-    W, Lambda = self.poles()
+    W, Lambda = self.arguments(self)
     x = u[..., None] + (0 if x is None else torch.exp(Lambda) * x)                        # (b, d, n)
     return (W[0] * x).real.sum(-1).float(), x
 

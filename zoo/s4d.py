@@ -23,13 +23,14 @@ def s4d_kernel(A, B, C, dt, l, rule="zoh"):
 
 
 def s4d_poles(A, B, C, dt, rule="zoh"):
-    """Return W (c, d, n) and Lambda (d, n), complex128, for which `diagonal_kernel` gives the kernel of S4D."""
+    """Return W (c, d, n) and Lambda (d, n), complex128, for which `diagonal_kernel` gives the kernel of S4D. Layers may
+    come first in all shapes."""
     A, B, C = (v.to(torch.complex128) for v in (A, B, C))
-    dt = dt.double()[:, None]                                                            # (d, 1)
-    x = dt * A                                                                           # (d, n)
+    C, dt = C.movedim(-3, 0), dt.double()[..., None]                                     # (c, ..., d, n), (..., d, 1)
+    x = dt * A                                                                           # (..., d, n)
     if rule == "zoh":
-        return 2 * C * B * torch.expm1(x) / A, x
-    return 2 * C * B * dt / (1 - x / 2), torch.log((1 + x / 2) / (1 - x / 2))
+        return (2 * C * B * torch.expm1(x) / A).movedim(0, -3), x
+    return (2 * C * B * dt / (1 - x / 2)).movedim(0, -3), torch.log((1 + x / 2) / (1 - x / 2))
 
 
 class S4D(Diagonal):
@@ -43,8 +44,6 @@ class S4D(Diagonal):
     """
 
     keys = S4.keys
-
-    make = staticmethod(s4d_kernel)
 
     def __init__(self, c):
         super().__init__()
@@ -66,10 +65,7 @@ class S4D(Diagonal):
         A = torch.complex(-p.A_log_re.float().exp().clamp(min=1e-4), p.A_im.float())          # (n_ssm, n)
         B, C = (torch.view_as_complex(v.float()) for v in (p.B, p.C))
         A, B = (v.tile((self.d // v.shape[-2], 1)) for v in (A, B))                           # (d, n)
-        return A, B, C, p.log_dt.float().exp()
-
-    def poles(self):
-        return s4d_poles(*self.arguments(self))
+        return s4d_poles(A, B, C, p.log_dt.float().exp())
 
 
 MODELS |= {f"s4d{name}": Model(SSMBlock, partial(SSM, S4D), "s4", dict(start=start),
