@@ -33,9 +33,10 @@ from tasks.split import unequal
 # ---- Evaluation ------------------------------------------------------------------------------------------------------
 
 @torch.no_grad()
-def evaluate(model, task, split, run, balanced=False):
-    """Return loss, {name: score} (`KINDS`; balanced: with balanced accuracy) and predictions over a whole split, each
-    sequence once. predictions have the shape of the targets, float64 like the numbers that processes add up."""
+def evaluate(model, task, split, run, name, balanced=False):
+    """Return loss, {name_score: value} (`KINDS`; balanced: with balanced accuracy; validation chooses by the last) and
+    predictions over a whole split, each sequence once. predictions have the shape of the targets, float64 like the
+    numbers that processes add up."""
     model.eval()
     kind, y = KINDS[task.kind], split.y.reshape(len(split), -1)                               # (n, 1, k or length)
     loss = torch.zeros((), dtype=torch.float64, device=run.device)
@@ -48,7 +49,8 @@ def evaluate(model, task, split, run, balanced=False):
         found[rows, :prediction.shape[1]] = prediction
     model.train()
     loss, found = run.total(loss).item(), run.total(found).cpu().numpy().reshape(split.y.shape)
-    return loss / len(split), kind.scores(split.y, found, loss, balanced), found
+    scores = kind.scores(split.y, found, loss, balanced)
+    return loss / len(split), {f"{name}_{score}": value for score, value in scores.items()}, found
 
 
 # ---- Where the weights come from -------------------------------------------------------------------------------------
@@ -122,11 +124,6 @@ def main(argv=None):
             run.backward(KINDS[task.kind].loss(outputs.float(), part.y, weights) / args.batch)
         optimizer.step()
 
-    def scored(split, name):
-        """Return loss, scores and predictions over a split; the last score is the one by which validation chooses."""
-        loss, scores, found = evaluate(model, task, split, run, balanced)
-        return loss, {f"{name}_{score}": value for score, value in scores.items()}, found
-
     make_batch, update = (prepare, learn) if args.joint is None else joint_training(      # adds pretraining's loss
         args, task, train, run, model, forward, optimizer, weights)
     update = run.measured(update)                 # records loss and gradient norm; with --compile a CUDA graph
@@ -135,7 +132,7 @@ def main(argv=None):
     for step in range(run.step, run.steps + 1):   # run.step: 0, or where a stopped run continues
         if run.evaluates(step):                   # every --eval-every steps and at the end
             with run.averaged():                  # as in pretrain.py
-                loss, scores, _ = scored(val, "val")
+                loss, scores, _ = evaluate(model, task, val, run, "val", balanced)
             run.evaluated(step, [*scores.values()][-1], val_loss=loss, **scores)              # logs; best.pt, last.pt
         if step == run.steps:
             break
@@ -147,9 +144,9 @@ def main(argv=None):
 
     # ---- the test split, once, with the checkpoint that validation chose ---------------------------------------
     run.load_best()                               # best.pt into the model
-    test_loss, test_scores, found = scored(test, "test")
+    test_loss, test_scores, found = evaluate(model, task, test, run, "test", balanced)
     val_scores = {f"val_{KINDS[task.kind].score}": run.state["best"]}
-    val_scores = scored(val, "val")[1] if len(test_scores) > 1 else val_scores
+    val_scores = evaluate(model, task, val, run, "val", balanced)[1] if len(test_scores) > 1 else val_scores
     # predictions.npz, result.json, and a last line with the scores
     kept = run.folder.predictions(task, test.y, found)
     run.finish(**val_scores, **test_scores, **kept, test_loss=test_loss, start=args.start,

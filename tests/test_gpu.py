@@ -281,7 +281,7 @@ def test_scores_do_not_depend_on_the_batches_of_an_evaluation():
         run = SimpleNamespace(device=torch.device("cpu"), autocast=contextlib.nullcontext, total=lambda value: value)
         run.batches = lambda split, *_, independent: (
             (i, rows, split.batch(rows)) for i, rows in enumerate(np.array_split(np.arange(37), -(-37 // size))))
-        found.append(finetune.evaluate(model, task, split, run))
+        found.append(finetune.evaluate(model, task, split, run, "test"))
     for _, score, guesses in found[1:]:
         assert score == found[0][1] and np.array_equal(guesses, found[0][2])
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-6) == pytest.approx(found[2][0], rel=1e-6)
