@@ -4,8 +4,6 @@ The layer around the recurrence is S5's (zoo/scan.py). Sizes are the authors'; r
 ssm_lr is a factor of the main learning rate, not a rate.
 """
 import math
-import operator
-from functools import partial
 
 import torch
 import torch.nn as nn
@@ -31,8 +29,7 @@ class LRU(SharedState):
         self.gamma = nn.Parameter((1 - square).log() / 2)
         self.B = nn.Parameter(torch.randn(c.state, c.d, 2) / math.sqrt(2 * c.d))              # (n, d, 2)
         self.out = nn.Linear(c.d, 2 * c.d)
-        share = partial(operator.mul, c.ssm_lr)                              # main rate -> own rate
-        self.rates = {name: (share, False) for name in ("nu", "theta", "gamma", "B")}
+        self.rates = {name: (lambda lr: c.ssm_lr * lr, False) for name in ("nu", "theta", "gamma", "B")}      # lr: main
 
     def recurrence(self):
         """Return log lambda (n,) and Bbar (n, d), complex64."""
