@@ -80,7 +80,7 @@ def kernels_of(runs):
     found = {}
     for run in runs:
         path = run["folder"] / "kernels.npz"
-        prefix = "" if run["folder"].name == run["run"] else f"{run['run']}/"             # kept runs share one file
+        prefix = "" if run["place"] == run["folder"] else f"{run['run']}/"                # kept runs share one file
         if not path.exists():
             continue
         with reading(f"{path} is damaged", "remove it, or make the run again"), np.load(path) as arrays:
@@ -447,7 +447,7 @@ def keep(args):
                 kernels |= {f"{run['run']}/{stage}": arrays[stage] for stage in ("before", "after")}
     if kernels:
         write(args.out / "kernels.npz", lambda file: np.savez_compressed(file, **kernels))
-    lines = [json.dumps({name: run[name] for name in run if name not in ("folder", "score")}) + "\n" for run in runs]
+    lines = [json.dumps({name: run[name] for name in run if name not in ("folder", "place", "score")}) + "\n" for run in runs]
     write(args.out / "runs.jsonl", lambda file: file.write("".join(lines).encode()))
 
 

@@ -23,7 +23,8 @@ from recipes import settings
 def read_runs(source, strict=False):
     """Return the records of all finished runs in a folder of run directories or in a runs.jsonl. A warning names each
     damaged run, which is skipped; strict: UserError. Added to a record: run, its name; folder, where its log.jsonl and
-    kernels.npz are; score of a finetuning run, in the paper's units."""
+    kernels.npz are; place, its path (of a kept run: that of runs.jsonl and its name); score of a finetuning run, in the
+    paper's units."""
     if not source.exists():
         raise UserError(f"no runs in {source}; run_all.sh makes them, and --runs names another folder")
     runs = []
@@ -38,7 +39,8 @@ def read_runs(source, strict=False):
                     LOOKS[run["start"]], Path(run.get("init") or ""), examples(run | {"folder": path.parent})
                 hash(identity(run)), {**(run.get("data") or {}), **(run.get("code") or {})}
                 numbers = dict(seed=int(run["seed"]), steps=int(run["steps"]), seconds=float(run["seconds"]))
-                runs.append(run | numbers | {"folder": path.parent})
+                place = path.parent / run["run"] if source.is_file() else path.parent
+                runs.append(run | numbers | {"folder": path.parent, "place": place})
             except Exception as error:                           # the record may be anything
                 if strict:
                     raise UserError(f"{path} is damaged: {error!r}; remove it and make the run again") from None
@@ -119,27 +121,17 @@ def validation(run):
     return run.get(validation_field(run))
 
 
-def home(run):
-    """Return the folder that holds the folder of a run; for a kept run, the folder that holds runs.jsonl."""
-    return run["folder"].parent if run["folder"].name == run["run"] else run["folder"]
-
-
-def place(run):
-    """Return the path of a run, for messages."""
-    return home(run) / run["run"]
-
-
 def with_pretraining(runs):
     """Yield the finetuning runs. Added to a run: first, its pretraining run; passes (forward and backward passes of a
     batch) and minutes, both including `first`."""
-    pretrained = {place(run).resolve(): run for run in runs if "start" not in run}
+    pretrained = {run["place"].resolve(): run for run in runs if "start" not in run}
     for run in runs:
         if "start" not in run:
             continue
         first = dict(steps=0, seconds=0)
         if init := run.get("init") and Path(run["init"]):
             # Kept runs and moved folders have it beside the run. A checksum, if known, shows whether it was replaced.
-            paths = [init.resolve()] * (home(run) != run["folder"]) + [place(run).resolve().with_name(init.name)]
+            paths = [init.resolve()] * (run["place"] == run["folder"]) + [run["place"].resolve().with_name(init.name)]
             there = (pretrained.get(path) or next(iter(read_runs(path) if path.exists() else []), {}) for path in paths)
             first = next((one for one in there if one and len(
                 {run.get("pretrained"), one.get("best.pt")} - {None}) < 2), None)
@@ -188,20 +180,20 @@ def variants_of(runs, any_code=True):
         if any(there.get(name) != run.get(name) for name in OUTCOME):
             names = [name for name in (*CAUSES, *OUTCOME) if there.get(name) != run.get(name)]
             differ = ", ".join(f"{name} {there.get(name)} and {run.get(name)}" for name in names[:3])
-            raise UserError(f"{place(there)} and {place(run)} are two runs of one setting and seed, but differ: "
+            raise UserError(f"{there['place']} and {run['place']} are two runs of one setting and seed, but differ: "
                             f"{differ}; leave one out, or make your change a flag")
         other = sets.setdefault(run["task"], run)
         one, two = other.get("data") or {}, run.get("data") or {}
         if one.keys() < two.keys():            # older runs recorded less about their data
             sets[run["task"]] = run
         if any(one[name] != two[name] for name in one.keys() & two.keys()):
-            raise UserError(f"{place(other)} and {place(run)} trained on two sets called {run['task']}: "
+            raise UserError(f"{other['place']} and {run['place']} trained on two sets called {run['task']}: "
                             f"{other['data']} and {run['data']}; compare them separately")
     for seeds in found.values():
         records = [record for run in seeds.values() for record in (run, run.get("first", run))]
         counts = Counter(file for file, _ in {pair for one in records for pair in (one.get("code") or {}).items()})
         if several := ", ".join(f"{n} versions of {file}" for file, n in sorted(counts.items()) if n > 1):
-            text = f"seeds of the setting of {place(records[0])} were trained by {several}"
+            text = f"seeds of the setting of {records[0]['place']} were trained by {several}"
             if not any_code:
                 raise UserError(f"{text}; train them again, or pool them with --any-code")
             print(f"warning: {text}", file=sys.stderr)
@@ -215,7 +207,7 @@ def scores(runs):
 
 def provenance(runs):
     """Return how many runs there are and where their numbers come from. A run that others share counts once."""
-    runs = [*{place(run): run for run in runs}.values()]
+    runs = [*{run["place"]: run for run in runs}.values()]
     hours = sum(run["seconds"] * run.get("processes", 1) for run in runs) / 3600
     time_spent = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
     seeds, commits, devices, versions = (", ".join(sorted({str(run.get(field)) for run in runs}))

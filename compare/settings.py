@@ -6,7 +6,7 @@ from collections import defaultdict, namedtuple
 from pathlib import Path
 
 from compare.drawing import LOOKS, dots, draw, markdown
-from compare.reading import (home, kind_of, provenance, read_runs, scores, units, validation, variants_of,
+from compare.reading import (kind_of, provenance, read_runs, scores, units, validation, variants_of,
                              with_pretraining)
 from compare.statistics import gain, half_width_of_mean, how_sure, mean_std, signed
 from engine.targets import KINDS
@@ -28,7 +28,7 @@ def value_of(run, name):
         run, name = run["first"], name.removeprefix("pretraining.")
         if "changed" not in run:                                 # there was no pretraining
             return None
-    if home(run) == run["folder"]:                               # a kept run has no config.json
+    if run["place"] != run["folder"]:                            # a kept run has no config.json
         return "recipe"
     config = read_json(run["folder"] / "config.json")
     for part in name.split("."):

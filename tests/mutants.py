@@ -73,7 +73,7 @@ MUTANTS = {
         ("np.argsort(order)]", "order]", "predict")],
     "compare/reading.py": [
         ('run["start"] == "joint" and objective and objective.hides', 'run["start"] == "joint"', "records analyze"),
-        ('paths = [init.resolve()] * (home(run) != run["folder"]) + ', "paths = ", "records compare"),
+        ('paths = [init.resolve()] * (run["place"] == run["folder"]) + ', "paths = ", "records compare"),
         ("if not any_code:", "if False:", "records"),
         ('if run.get("balanced") else [found]', "if False else [found]", "statistics"),
         ("(error - share * around) / around.mean()", "error - share * around", "statistics"),
