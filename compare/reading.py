@@ -71,14 +71,9 @@ def predicted(run):
     share of R2, F1 or the accuracy over positions, a ratio of two sums that both vary. None if they were not kept."""
     n, path = run.get("test_examples"), run["folder"] / "predictions.npz"
     if run.get("right"):
-        bits = np.unpackbits(np.frombuffer(base64.b64decode(run["right"], validate=True), np.uint8))
-        if not n <= len(bits) < n + 8:
-            raise ValueError(f"{len(bits)} bits for {n} examples")
-        return bits[:n]
-    kind = kind_of(run)
+        return np.unpackbits(np.frombuffer(base64.b64decode(run["right"]), np.uint8), count=n)
     if run.get("shares"):
-        numerators, denominators = np.frombuffer(base64.b64decode(run["shares"]), np.uint16).reshape(2, n).astype(float)
-        return shared(numerators, denominators)
+        return shared(*np.frombuffer(base64.b64decode(run["shares"]), np.uint16).reshape(2, n).astype(float))
     if path.exists():
         with np.load(path) as kept:
             y, found = kept["y"], kept["prediction"]
@@ -86,9 +81,9 @@ def predicted(run):
         y, found = np.frombuffer(base64.b64decode(run["values"]), np.float16).reshape(2, n).astype(np.float64)
     else:
         return None
-    if kind == "class":
+    if kind_of(run) == "class":
         return (found == y)[np.argsort(y, kind="stable")]
-    return None if y.min() == y.max() else shared(*KINDS[kind].shares(y, found))
+    return None if y.min() == y.max() else shared(*KINDS[kind_of(run)].shares(y, found))
 
 
 def shared(numerators, denominators):
@@ -138,8 +133,7 @@ def with_pretraining(runs):
             if first is None:
                 print(f"warning: {run['run']} is left out: its pretraining run was not found", file=sys.stderr)
                 continue
-        objective = OBJECTIVES.get(run["objective"])
-        each = 2 if run["start"] == "joint" and objective and objective.hides else 1
+        each = 2 if run["start"] == "joint" and OBJECTIVES[run["objective"]].hides else 1
         yield run | dict(first=first, passes=each * run["steps"] + first["steps"],
                          minutes=(run["seconds"] + first["seconds"]) / 60)
 

@@ -72,7 +72,7 @@ MUTANTS = {
         ("low + (outputs.double() + 1) / 2", "low + (outputs + 1) / 2", "predict"),
         ("np.argsort(order)]", "order]", "predict")],
     "compare/reading.py": [
-        ('run["start"] == "joint" and objective and objective.hides', 'run["start"] == "joint"', "records analyze"),
+        ('run["start"] == "joint" and OBJECTIVES[run["objective"]].hides', 'run["start"] == "joint"', "records analyze"),
         ('paths = [init.resolve()] * (run["place"] == run["folder"]) + ', "paths = ", "records compare"),
         ("if not any_code:", "if False:", "records"),
         ('if run.get("balanced") else [found]', "if False else [found]", "statistics"),
