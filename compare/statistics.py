@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from compare.reading import examples, kind_of, predicted, units
+from compare.reading import examples, kind_of, predicted, scores, units
 
 
 class Gain(NamedTuple):
@@ -91,11 +91,10 @@ def half_width_of_mean(runs):
 
 def gain(after, before):
     """Return the Gain of runs {seed: run} over others, in common seeds."""
-    seeds = sorted(after.keys() & before.keys())
-    after, before = ([side[seed] for seed in seeds] for side in (after, before))
-    points = {seed: one["score"] - other["score"] for seed, one, other in zip(seeds, after, before)}
+    points = minus(scores(after), scores(before))
+    after, before = ([side[seed] for seed in points] for side in (after, before))
     return Gain(points, half_width(*([run["score"] for run in side] for side in (after, before))),
-                half_width_of_test(after, before) if seeds else 0.0)
+                half_width_of_test(after, before) if points else 0.0)
 
 
 def minus(after, before):
