@@ -479,8 +479,7 @@ def status(args):
     print(f"{len(folders) - len(started)} of {len(folders)} runs are done")
     for folder in started:
         if not (folder / "result.json").exists():
-            with reading(f"{folder / 'log.jsonl'} is damaged", "move that run elsewhere"):
-                print(state_of(folder))
+            print(state_of(folder))
 
 
 def state_of(folder):

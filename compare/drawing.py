@@ -5,7 +5,7 @@ import textwrap
 
 import numpy as np
 
-from files import UserError, reading, write_atomically
+from files import UserError, write_atomically
 
 SCRATCH, SPT, OTHER = "#9aa5b1", "#0072b2", "#d55e00"      # colour-blind safe, also distinct in gray
 # How a finetuning run started -> its name and its colour in tables and figures.
@@ -40,8 +40,7 @@ def wrapped(text, width=100):
 def replace_block(path, name, text, check=False):
     """Put text between <!-- name:begin --> and <!-- name:end --> of a Markdown file, or check that it is there."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    with reading(f"{path} cannot be read", "name another file"):
-        old = path.read_text(encoding="utf-8")
+    old = path.read_text(encoding="utf-8")
     new, found = re.subn(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{text}\n{end}", old, 1, re.S)
     if not found:
         raise UserError(f"{path} has no {begin} ... {end}")

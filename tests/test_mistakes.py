@@ -191,7 +191,6 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("analyze figure 4 --runs kept", "kernels.npz is damaged: all input arrays must have the same shape"),
     ("analyze cut:kept/k/kernels.npz figure 4 --runs kept", "kernels.npz is damaged: File is not a zip file"),
     ("analyze cut:kept/k/kernels.npz keep --runs kept", "kernels.npz is missing or damaged: File is not a zip file"),
-    ("analyze words:pt/log.jsonl status pt", "log.jsonl is damaged: unsupported operand"),
     ("analyze compare ft --figure f.xyz", "--figure 'f.xyz': give a file name that ends in .png, .pdf or .svg"),
     ("analyze compare ft --figure own", "--figure 'own': give a file name"),
     ("data --task file:own/whole.npz --show pictures.png", "--show 'pictures.png': give a file name"),
@@ -246,7 +245,7 @@ def own_files(folder):
         (folder / name).write_bytes(spoiled)
 
 
-JSON = dict(list=[], text="x", number=5, fields={}, words=dict(kind="train", step="a", total="b", ms_per_step="c"))
+JSON = dict(list=[], text="x", number=5, fields={})
 EDITS = dict(                     # what an editor changes in a JSON object or a checkpoint
     steps=lambda it: it.pop("steps"),
     found=lambda it: it.update(found=[]),
