@@ -11,10 +11,11 @@ family, so of sets that are alike name only one.
 import itertools
 import sys
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import pandas
-from scipy.stats import spearmanr, wilcoxon
+from scipy.stats import wilcoxon
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import LeaveOneGroupOut, cross_val_predict
 
@@ -25,31 +26,32 @@ from experiments import entries
 from files import UserError
 
 DRAWS = 4_000                                  # of the bootstrap
-LINEAR = "", "baseline"                        # the variant that is the linear model; others: (model, start)
-PAIRS = [("spt", "scratch"), ("joint", "spt"), ("scratch", LINEAR), ("spt", LINEAR), ("joint", LINEAR)]
-FACTS = ["train_examples", "length", "classes"]                  # in the linear model's record
 FEWEST = 8                                     # families for which intervals and correlations are shown
+PAIRS = [("spt", "scratch"), ("joint", "spt"), ("scratch", "baseline"), ("spt", "baseline"), ("joint", "baseline")]
+FACTS = ["train_examples", "length", "classes"]                  # of a set, in the linear model's record
+DENOISING, GAP = "denoising beside interpolation", "linear - scratch, on validation"          # of a model on a set
 
 
 def collected(runs):
-    """Return {variant: {(family, set): [score of each seed]}}, {(family, set): facts}, and the runs that were used."""
-    seeds, facts, used = defaultdict(dict), {}, []
+    """Return the values of each seed, as lists, and the runs that were used. rows: (family, set); columns: (model,
+    start or fact). The linear model's start is "baseline". It has no model, and neither do facts of a set."""
+    rows, used = defaultdict(dict), []
     for key, compared in comparisons(runs, entries.ucr()).items():
         if not (linear := compared.linear) or "accuracy" not in compared.score:      # R2 and F1 have no common mean
             print(f"warning: {name_of(key)} is left out: it has no linear model, or no accuracy", file=sys.stderr)
             continue
-        place = entries.FAMILIES.get(key.task[4:], key.task), name_of(key).split(",")[0].removeprefix("ucr:")
+        row = rows[entries.FAMILIES.get(key.task[4:], key.task), name_of(key).split(",")[0].removeprefix("ucr:")]
         used += [*runs_of(compared.lines), linear]
-        seeds[LINEAR][place], known = [linear["score"]], facts.setdefault(place, {**linear})
+        row |= {("", "baseline"): [linear["score"]]} | {("", fact): [linear.get(fact, np.nan)] for fact in FACTS}
         for line, starts in compared.lines.items():
             model = f"{line}, {key.passes:,} passes" if key.passes else line
-            for start, some in starts.items():
-                seeds[model, start][place] = [*scores(some).values()]
-            error, behind = denoising_error(starts), [linear["val_accuracy"] - run["val_accuracy"]
-                                                      for run in starts.get("scratch", {}).values()]
-            if error and behind and "denoising" in linear:       # the logarithm of the ratio of errors
-                known[model] = np.log(linear["denoising"]["interpolation"] / error), 100 * np.mean(behind)
-    return seeds, facts, used + [run["first"] for run in used if run.get("init")]
+            row |= {(model, start): [*scores(some).values()] for start, some in starts.items()}
+            error, scratch = denoising_error(starts), starts.get("scratch", {}).values()
+            if error and scratch and "denoising" in linear:      # the logarithm of the ratio of errors
+                row[model, DENOISING] = [np.log(linear["denoising"]["interpolation"] / error)]
+                row[model, GAP] = [100 * np.mean([linear["val_accuracy"] - run["val_accuracy"] for run in scratch])]
+    used += [run["first"] for run in used if run.get("init")]
+    return pandas.DataFrame.from_dict(rows, orient="index").sort_index(), used
 
 
 def of_families(values):
@@ -57,70 +59,62 @@ def of_families(values):
     return values.dropna().groupby(level=0, sort=False).mean()
 
 
-def bootstrap(after, before):
-    """Return the 95 % interval of the families' mean difference of two variants {(family, set): [score of a seed]}."""
-    rng, families = np.random.default_rng(0), defaultdict(list)
+def bootstrap(seeds):
+    """Return the 95 % interval of the families' mean difference of two columns of `collected`."""
+    rng = np.random.default_rng(0)
 
     def mean(values):                                            # of a row, drawn with replacement: (DRAWS, n)
         return np.take_along_axis(values, rng.integers(values.shape[1], size=values.shape), 1).mean(1)       # (DRAWS,)
 
-    for place in sorted(after.keys() & before.keys()):           # a set's own order differs from run to run
-        families[place[0]].append(mean(np.tile(after[place], (DRAWS, 1))) - mean(np.tile(before[place], (DRAWS, 1))))
-    return np.percentile(mean(np.stack([mean(np.stack(some, 1)) for some in families.values()], 1)), (2.5, 97.5))
+    differences = [mean(np.tile(after, (DRAWS, 1))) - mean(np.tile(before, (DRAWS, 1)))
+                   for after, before in seeds.to_numpy()]
+    families = pandas.DataFrame(differences, seeds.index).groupby(level=0)
+    return np.percentile(mean(np.stack([mean(some.to_numpy().T) for _, some in families], 1)), (2.5, 97.5))
 
 
-def signed_rank(differences):
-    """Return p of Wilcoxon's signed-rank test."""
-    return float(wilcoxon(differences).pvalue) if np.any(differences) else 1.0
-
-
-def holm(values):
-    """Return these p values as corrected for their number by Holm's method."""
-    order = np.argsort(values)
-    stepped = np.maximum.accumulate(np.array(values)[order] * np.arange(len(values), 0, -1))
-    return np.minimum(stepped, 1)[np.argsort(order)]
+def signed_rank(samples):
+    """Return p of Wilcoxon's signed-rank test for each sample, and p as corrected for their number by Holm's method."""
+    p = pandas.Series([wilcoxon(sample).pvalue if np.any(sample) else 1.0 for sample in samples])
+    return p, (p.sort_values() * np.arange(len(p), 0, -1)).cummax().clip(upper=1).sort_index()
 
 
 def tests(seeds, means):
     """Return the rows of the table of differences: each model, each pair of its variants."""
-    rows, values = [], []
+    rows, samples = [], []
     for model, (start, other) in itertools.product(dict.fromkeys(model for model, _ in seeds if model), PAIRS):
-        after, before = (model, start), other if other == LINEAR else (model, other)
-        if {after, before} <= seeds.keys() and seeds[after].keys() & seeds[before].keys():
+        after, before = (model, start), ("" if other == "baseline" else model, other)
+        both = seeds.reindex(columns=[after, before]).dropna()
+        if len(both):
             points = (means[after] - means[before]).round(9).dropna()
-            families, (low, high) = of_families(points), bootstrap(seeds[after], seeds[before])
+            families, (low, high) = of_families(points), bootstrap(both)
             interval = f" [{low:+.1f}, {high:+.1f}]" * (len(families) >= FEWEST)
-            values.append(signed_rank(families))
-            rows.append([model, f"{LOOKS[start][0]} - {LOOKS[before[1]][0]}", f"{len(points)} ({len(families)})",
+            samples.append(families)
+            rows.append([model, f"{LOOKS[start][0]} - {LOOKS[other][0]}", f"{len(points)} ({len(families)})",
                          f"{(points > 0).sum()} / {(points == 0).sum()} / {(points < 0).sum()}",
                          f"{families.mean():+.1f}{interval}", f"{points.median():+.1f}"])
     return [[*row, *(f"{p:.3f}" if p >= 0.001 else "< 0.001" for p in pair)]
-            for row, *pair in zip(rows, values, holm(values))]
+            for row, *pair in zip(rows, *signed_rank(samples))]
 
 
-def correlates(model, means, facts):
+def correlates(model, means):
     """Return rows on what goes with a model's gain from SPT, and sentences on whether its sign can be predicted."""
-    rng, of_model = np.random.default_rng(0), ["denoising beside interpolation", "linear - scratch, on validation"]
-    if model not in facts:
-        return [], []
     # The gap to the linear model is that on validation: on test, its noise would be that of the gain.
-    table = facts[FACTS].join(pandas.DataFrame(facts[model].dropna().to_dict(), of_model).T)
-    table = table.assign(gain=(means[model, "spt"] - means[model, "scratch"]).round(9)).astype(float).dropna()
+    table = means.reindex(columns=[*(("", fact) for fact in FACTS), (model, DENOISING), (model, GAP)]).droplevel(0, 1)
+    table = table.assign(gain=(means[model, "spt"] - means[model, "scratch"]).round(9)).dropna()
     table = table.loc[:, (table.nunique() > 1) | (table.columns == "gain")]                   # facts that vary
-    families, names = of_families(table).to_numpy(), [*table.columns[:-1]]                    # (families, facts + gain)
+    rng, families = np.random.default_rng(0), of_families(table)
     if len(families) < FEWEST:
         return [], []
-    with np.errstate(invalid="ignore"):                          # NaN if all drawn values of a fact are equal
-        drawn = [spearmanr(families[rng.integers(len(families), size=len(families))]).statistic[-1, :-1]
-                 for _ in range(DRAWS // 4)]
-        limits = zip(names, spearmanr(families).statistic[-1], *np.nanpercentile(drawn, (2.5, 97.5), axis=0))
-    rows = [[model, name, f"{one:+.2f} [{low:+.2f}, {high:+.2f}]"] for name, one, low, high in limits]
+    drawn = pandas.DataFrame(families.sample(frac=1, replace=True, random_state=rng).corr("spearman").gain
+                             for _ in range(DRAWS // 4))
+    limits = zip(families.corr("spearman").gain[:-1].items(), *drawn.quantile([0.025, 0.975]).to_numpy())
+    rows = [[model, fact, f"{one:+.2f} [{low:+.2f}, {high:+.2f}]"] for (fact, one), low, high in limits]
     table = table[table.gain != 0]                               # no gain has no sign
     better, groups = (table.gain > 0).to_numpy(), table.index.get_level_values(0)
     if min(groups[better].nunique(), groups[~better].nunique()) < 2:
         return rows, []
-    guess = cross_val_predict(LogisticRegression(), table[names].rank() / len(table), better, groups=groups,
-                              cv=LeaveOneGroupOut())
+    guess = cross_val_predict(LogisticRegression(), table.drop(columns="gain").rank() / len(table), better,
+                              groups=groups, cv=LeaveOneGroupOut())
     right, common = (guess == better).sum(), max(better.sum(), (~better).sum())
     return rows, [f"- {model}: a logistic regression on these facts, fitted each time to the other families, predicts "
                   f"the sign of the gain in {right} of {len(table)} sets; always the commoner sign, in {common}."]
@@ -141,7 +135,7 @@ def figure(plt, means, models):
     table, axis = of_families(means.round(9)), axes["ranks"]     # of sets that have every variant
     ranks = table.rank(axis=1, ascending=False).mean().sort_values()
     pairs = [*itertools.combinations(range(len(ranks)), 2)]
-    corrected = holm([signed_rank(table[ranks.index[i]] - table[ranks.index[j]]) for i, j in pairs])
+    _, corrected = signed_rank([table[ranks.index[i]] - table[ranks.index[j]] for i, j in pairs])
     alike = {pair for pair, p in zip(pairs, corrected) if p > 0.05}
     groups = {(i, j) for i, j in pairs if {*itertools.combinations(range(i, j + 1), 2)} <= alike}
     axis.scatter(ranks, range(len(ranks)), s=12, color="black")
@@ -157,19 +151,15 @@ def figure(plt, means, models):
 
 def over_sets(args):
     """Print the tables and draw the figure of the runs in some folders."""
-    runs = [run for folder in args.what or [args.runs] for run in read_runs(type(args.runs)(folder))]
-    seeds, facts, used = collected(runs)
+    seeds, used = collected([run for folder in args.what or [args.runs] for run in read_runs(Path(folder))])
     models = [model for model, start in seeds if start == "spt" and (model, "scratch") in seeds]
-    if len(facts) < 2 or not models:
+    if len(seeds) < 2 or not models:
         raise UserError("sets wants at least two sets, each with runs from scratch, with SPT and a linear model: bash "
                         "run_all.sh own --tasks file:A,file:B")
-    means = pandas.DataFrame({variant: pandas.Series({place: np.mean(some) for place, some in places.items()})
-                              for variant, places in seeds.items()}).sort_index()
-    facts = pandas.DataFrame([facts[place] for place in means.index], means.index)
-    facts[FACTS] = facts.reindex(columns=FACTS)                  # NaN where an older record lacks them
-    parts = [correlates(model, means, facts) for model in models]
-    sets = pandas.concat([facts[FACTS].astype(float).map("{:.0f}".format), means.map("{:.1f}".format)], axis=1)
-    sets = [[*place, *row] for place, row in zip(sets.index, sets.replace("nan", "–").to_numpy())]
+    means = seeds.map(np.mean)
+    facts, variants = means[[("", fact) for fact in FACTS]], means[[name for name in means if name[1] in LOOKS]]
+    sets = pandas.concat([facts.map("{:.0f}".format), variants.map("{:.1f}".format)], axis=1).replace("nan", "–")
+    rows, said = (sum(some, []) for some in zip(*(correlates(model, means) for model in models)))
     text = wrapped("\n\n".join([
         markdown(["model", "difference", "sets (families)", "wins / draws / losses", "mean [95 %]", "median",
                   "p", "p, Holm"], tests(seeds, means)),
@@ -177,12 +167,11 @@ def over_sets(args):
         f"over families, the median over sets. Intervals draw families (at least {FEWEST}), sets and seeds; one seed "
         f"has no spread. p: Wilcoxon's signed-rank test over families, then corrected for all rows. "
         f"{provenance(used)}.",
-        markdown(["model", "fact", "rank correlation with the gain from SPT [95 %]"], [row for rows, _ in parts
-                                                                                       for row in rows]),
-        "\n".join(line for _, said in parts for line in said), "<details><summary>Every set</summary>", markdown([
-            "family", "set", *FACTS, *(f"{model} {LOOKS[start][0]}".strip() for model, start in means)], sets),
-        "</details>"]))
+        markdown(["model", "fact", "rank correlation with the gain from SPT [95 %]"], rows), "\n".join(said),
+        "<details><summary>Every set</summary>",
+        markdown(["family", "set", *FACTS, *(f"{model} {LOOKS[start][0]}".strip() for model, start in variants)],
+                 sets.reset_index().to_numpy().tolist()), "</details>"]))
     print(f"\n{text}\n")
-    draw(lambda plt: figure(plt, means, models), args.figure)
+    draw(lambda plt: figure(plt, variants, models), args.figure)
     if args.readme:
         replace_block(args.readme, "sets", text)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas
 import pytest
 from conftest import ROOT, call
 from scipy.stats import norm, spearmanr, wilcoxon
@@ -91,7 +92,17 @@ def test_one_set_is_not_enough(tmp_path):
 
 def test_holm():
     """By definition: the k-th smallest of n p values times n - k, and never below a smaller one's."""
-    assert np.allclose(sets.holm([0.04, 0.01, 0.03, 0.5]), [0.09, 0.04, 0.09, 0.5])
+    samples = [np.arange(1, 7), np.arange(-1, 9), np.zeros(4), np.arange(-2, 8), np.arange(1, 6)]
+    p, corrected = sets.signed_rank(samples)
+    assert np.allclose(p, [wilcoxon(sample).pvalue if sample.any() else 1 for sample in samples])
+    wanted, least = {}, 0
+    for k, one in enumerate(sorted(p)):
+        wanted[one] = least = max(least, min(1, one * (len(p) - k)))
+    assert [*corrected] == [wanted[one] for one in p] and len({*wanted.values()}) > 2
+
+
+def both(after, before):
+    return pandas.DataFrame(dict(after=after, before=before)).dropna()
 
 
 def test_the_interval_of_families_covers():
@@ -106,7 +117,7 @@ def test_the_interval_of_families_covers():
                 effect = of_family + rng.normal(0, 1)
                 after[str(family), one] = [*(effect + rng.normal(0, 1, 3))]
                 before[str(family), one] = [*rng.normal(0, 1, 3)]
-        low, high = sets.bootstrap(after, before)
+        low, high = sets.bootstrap(both(after, before))
         covered += low <= 1.0 <= high
         widths.append(high - low)
     least = norm.ppf(0.001) * np.sqrt(0.93 * 0.07 / trials) + 0.93
@@ -120,15 +131,15 @@ def test_draws_over_families_not_sets():
     one = {("a", 0): [5.0], ("b", 0): [-1.0], ("c", 0): [2.0]}
     many = one | {("a", i): [5.0] for i in range(10)}
     zero = {place: [0.0] for place in many}
-    assert np.allclose(sets.bootstrap(one, zero), sets.bootstrap(many, zero), atol=0.3)
+    assert np.allclose(*(sets.bootstrap(both(some, zero)) for some in (one, many)), atol=0.3)
 
 
-def test_an_interval_is_the_same_in_every_process():
+def test_an_interval_is_the_same_in_every_process(tmp_path):
     """Python orders the members of a set of strings anew in every process."""
-    code = ("from compare.sets import bootstrap; places = [(str(i), i) for i in range(30)]; print(bootstrap({place: [place[1]] "
-            "for place in places}, {place: [0.0, 1.0] for place in places}))")
-    found = {subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": seed},
-                            capture_output=True, text=True, check=True).stdout for seed in "12"}
+    path = kept(tmp_path, records(len, NAMES[:9]))
+    words = [sys.executable, "analyze.py", "sets", path, "--figure", tmp_path / "sets.png"]
+    found = {subprocess.run(words, cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True,
+                            check=True).stdout for seed in "12"}
     assert len(found) == 1
 
 
