@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas
 import torch
 from scipy import sparse
 from sklearn.base import BaseEstimator, TransformerMixin
@@ -36,7 +37,7 @@ from engine.processes import guarded
 from engine.targets import KINDS
 from pretrain import denoising
 from tasks import IGNORE, SPECIAL, full_name
-from tasks.split import balanced_accuracy, unequal
+from tasks.split import unequal
 
 LONGEST = 5                                    # symbols of the longest n-gram
 WORD = r"\w+|[^\w\s]"                          # with --words: a word, or a punctuation mark
@@ -137,22 +138,19 @@ def interpolated(task, split, most=1_000):
     rows = np.arange(min(len(split), most))
     batch, pretraining = split.batch(rows), SimpleNamespace(objective="masked", loss="l1", mask=task.mask)
     inputs, lengths, hidden, targets = denoising(pretraining, batch, drawing(task, batch, rows, rows, 0))
-    ends = [inputs.shape[1]] * len(rows) if lengths is None else lengths.tolist()
-    inputs, hidden, targets = inputs.numpy(), hidden.numpy(), targets.numpy()                 # (b, l, channels), (b, l)
-    places, found = np.arange(inputs.shape[1]), []
-    for x, y, some, end in zip(inputs, targets, hidden, ends):
-        for before, after in zip(x.T, y.T):                            # a channel with hidden samples, and without
-            visible = ~np.isnan(before) & (places < end)               # not the padding
-            guess = np.interp(places, places[visible], before[visible]) if visible.any() else np.zeros(len(places))
-            found.append(np.stack((after - guess, after), 1)[some & ~np.isnan(after)])        # (m, 2)
-    errors = np.square(np.concatenate(found)).mean(0)
+    found, ends = [], [inputs.shape[1]] * len(rows) if lengths is None else lengths.tolist()
+    for x, y, some, end in zip(inputs.double().numpy(), targets.numpy(), hidden.numpy(), ends):
+        guess = pandas.DataFrame(x[:end]).interpolate(limit_direction="both").fillna(0)       # (l, channels), no padding
+        found.append(np.stack((y[:end] - guess, y[:end]))[:, some[:end]].reshape(2, -1))      # (2, hidden positions m)
+    errors = np.nanmean(np.square(np.concatenate(found, 1)), 1)        # without missing samples
     return dict(zip(("interpolation", "mean"), (-errors).tolist()))
 
 
 # ---- Fitting ---------------------------------------------------------------------------------------------------------
 
 def linear_models(task):
-    """Return {strength of regularisation: linear model of a task's features}, the strongest first."""
+    """Return {strength of regularisation: linear model of a task's features}, the strongest first: it is chosen if scores
+    are equal."""
     if task.kind == "positions":
         return {f"alpha {a:g}": RidgeClassifier(a) for a in (1e4, 1e2, 1)}
     if task.channels:
@@ -165,8 +163,8 @@ def linear_models(task):
 
 
 def fit(task, train, val, test, words=False):
-    """Return the validation score, the test split's predictions (n,), those of the majority class or the mean, and the
-    chosen regularisation."""
+    """Return predictions of the validation and the test split (n,), those of the majority class or the mean for the
+    test split, and the chosen regularisation."""
     splits, positions = (train, val, test), task.kind == "positions"
     count = KERNELS * POSITIONS // max(POSITIONS, task.length * sum(map(len, splits)))
     x, x_val, x_test = (neighbours(task, split) if positions else
@@ -190,24 +188,18 @@ def fit(task, train, val, test, words=False):
         model.fit(x, y)
         fitted.append((model, whole(model.predict(x_val), val), strength))
     balanced = task.kind == "class" and unequal(y)
-    model, guess, strength = max(fitted, key=lambda one: balanced_accuracy(val.y, one[1]) if balanced else
-                                 score(task, val.y, one[1]))           # the first of equal ones
+    model, guess, strength = max(fitted, key=lambda one: [*scores(task, val.y, one[1], balanced).values()][-1])
     constant = np.bincount(y).argmax() if y.ndim == 1 and task.classes else y.mean(0)
     if task.kind == "labels":                  # the labels, the commonest first, whose constant prediction is best
         best = max(range(1, len(constant) + 1), key=lambda k: np.sort(constant)[-k:].sum() / (k + constant.sum()))
         constant = constant >= np.sort(constant)[-best]
-    every = np.broadcast_to(constant, test.y.shape)
-    return score(task, val.y, guess), whole(model.predict(x_test), test), every, strength
+    return guess, whole(model.predict(x_test), test), np.broadcast_to(constant, test.y.shape), strength
 
 
-def scores(task, y, guess):
+def scores(task, y, guess, balanced=False):
     """Return {name: score} for the task's kind of targets, the one that counts last."""
     error = np.square(np.float64(guess) - y).sum() if task.kind == "number" else None
-    return KINDS[task.kind].scores(y, guess, error, False)
-
-
-def score(task, y, guess):
-    return [*scores(task, y, guess).values()][-1]
+    return KINDS[task.kind].scores(y, guess, error, balanced)
 
 
 def main(argv=None):
@@ -220,30 +212,27 @@ def main(argv=None):
     args, start = parser.parse_args(argv), time.perf_counter()
     args.task = full_name(args.task)
     task, train, val, test = open_task(args.task, args.data_dir, None, args.label_fraction, labels=True)
-    name = "neighbours" if task.kind == "positions" else (
-        "random convolutions" if task.channels else f"n-grams of 1 to {LONGEST}")
-    if args.words:
-        name = "words and pairs of words"
-        if task.channels or task.between:
-            raise UserError(f"--words is for texts, and {args.task} holds none; leave it out")
+    if args.words and (task.channels or task.between):
+        raise UserError(f"--words is for texts, and {args.task} holds none; leave it out")
+    name = "neighbours" if task.kind == "positions" else "random convolutions" if task.channels else (
+        "words and pairs of words" if args.words else f"n-grams of 1 to {LONGEST}")
     changed = {"label_fraction": args.label_fraction} if args.label_fraction else {}
     identity = dict(task=args.task, model=name, data=task.data, changed=changed)
     there = read_json(args.out / "result.json") if args.out and (args.out / "result.json").exists() else {}
     if identity.items() <= there.items():
         print(f"{args.out} is finished; nothing to do")
         return
-    val_score, guess, constant, strength = fit(task, train, val, test, args.words)
-    field, seconds = KINDS[task.kind].score, time.perf_counter() - start
-    found = {f"val_{field}": val_score}
-    for of, each in ("test", guess), ("constant", constant):
-        found |= {f"{of}_{score_name}": value for score_name, value in scores(task, test.y, each).items()}
+    val_guess, guess, constant, strength = fit(task, train, val, test, args.words)
+    field, seconds, found = KINDS[task.kind].score, time.perf_counter() - start, {}
+    for of, y, each in ("val", val.y, val_guess), ("test", test.y, guess), ("constant", test.y, constant):
+        found |= {f"{of}_{score}": value for score, value in scores(task, y, each).items()}
     hidden = {"denoising": interpolated(task, val)} if task.channels and task.mask else {}
     names = task.names or range(task.classes)
     always = {"number": "mean label", "labels": "best constant labels"}.get(task.kind) or (
         f"majority class ({names[int(constant.flat[0])]})")
     print(f"{args.task}, {len(train):,} training and {len(test):,} test examples, test {field}\n"
           f"{always}: {found[f'constant_{field}']:.4f}\n"
-          f"linear model of {name}: {found[f'test_{field}']:.4f} (validation {val_score:.4f}, {strength}), "
+          f"linear model of {name}: {found[f'test_{field}']:.4f} (validation {found[f'val_{field}']:.4f}, {strength}), "
           f"{seconds:.0f} s")
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
