@@ -39,22 +39,9 @@ class Comparison(NamedTuple):
     linear: "dict | None"                      # the record of baseline.py, if it was run
     score: str                                 # R2, accuracy, balanced accuracy, micro F1 ...
     ratio: float                               # of the largest class to the smallest
-
-    @property
-    def balanced(self):
-        return self.score == "balanced accuracy"
-
-    @property
-    def r2(self):
-        return self.score == "R2"
-
-    @property
-    def digits(self):
-        return 3 if self.r2 else 1
-
-    @property
-    def unit(self):
-        return "R2" if self.r2 else "points"
+    r2: bool                                   # whether the score is R2
+    digits: int                                # of printed scores
+    unit: str                                  # of printed differences
 
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
@@ -106,11 +93,12 @@ def measured(lines, linear):
             run["macro F1"] = 100 * run["test_macro_f1"]
     there = [n for n in counts[0] if n] if counts else [1]
     ratio = max(there) / min(there)
-    if not (ratio > UNEQUAL and len(counts) == len(runs)):
-        return Comparison(lines, linear, title, ratio)
-    for run in runs:
-        run["accuracy"], run["score"], run["balanced"] = run["score"], 100 * float(recalls(run).mean()), True
-    return Comparison(lines, linear, "balanced accuracy", ratio)
+    if ratio > UNEQUAL and len(counts) == len(runs):
+        title = "balanced accuracy"
+        for run in runs:
+            run["accuracy"], run["score"], run["balanced"] = run["score"], 100 * float(recalls(run).mean()), True
+    r2 = title == "R2"
+    return Comparison(lines, linear, title, ratio, r2, digits=3 if r2 else 1, unit="R2" if r2 else "points")
 
 
 def recalls(run):
@@ -307,7 +295,7 @@ def constant_run(compared):
 
 def constant_of(compared):
     """Return the score of always predicting the majority class, or the mean, by baseline.py."""
-    if compared.balanced:
+    if compared.score == "balanced accuracy":
         return 100 / len(recalls(compared.linear))
     return units(compared.linear) * compared.linear[f"constant_{KINDS[kind_of(compared.linear)].score}"]
 
@@ -371,7 +359,7 @@ def caption(key, compared):
         text.append(f"Nothing is known of classes without a test example: {', '.join(untested)}.")
     if compared.ratio > UNEQUAL:
         text.append(f"Classes are unequal, {compared.ratio:.0f}:1" + (
-            ", so the score is balanced accuracy." if compared.balanced else
+            ", so the score is balanced accuracy." if compared.score == "balanced accuracy" else
             "; older runs did not store per-class counts, so the score is accuracy."))
     sizes, digits = [*filter(None, (half_width_of_test([run]) for run in runs))], compared.digits
     text += [f"The choice of test examples moves a score by up to {statistics.mean(sizes):.{digits}f} {compared.unit} "

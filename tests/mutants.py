@@ -95,7 +95,7 @@ MUTANTS = {
         ("if 0 < found.half < abs(mean) and", "if found.seeds < abs(mean) and", "baseline own"),
         ("max(98, 100 - 200 / n)", "98", "baseline"),
         ("constant + half_width_of_test([run])", "constant", "baseline"),
-        ("if not (ratio > UNEQUAL and len(counts) == len(runs)):", "if not ratio > UNEQUAL:", "baseline")],
+        ("if ratio > UNEQUAL and len(counts) == len(runs):", "if ratio > UNEQUAL:", "baseline")],
     "experiments/running.py": [
         ("[names[int(number)] for number in", "[str(number) for number in", "records"),
         ("or len(gpus) or cores), gpus", "or cores), gpus", "records"),
