@@ -12,7 +12,7 @@ import io
 import re
 import shlex
 from collections import namedtuple
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -143,12 +143,9 @@ def frame_of(path, kind, raw, layout):
             above = comments.count("\n")
             print(f"{path}: the first {above} lines, which begin with #, are left out")
             text = "\n" * above + rest
-        delimiter = delimiter_of(text, usual)
-        wide = 1 + max((line.count(delimiter) for line in text.split("\n")), default=0) if delimiter else 1
-        separator = delimiter or "\x1f"                                # one that no text has
-        frame = pd.read_csv(io.StringIO(text), header=None, names=range(wide), dtype=str, keep_default_na=False,
-                            skip_blank_lines=False, sep=r"\s+" if delimiter == " " else separator,
-                            **quotes_of(path, text, separator))
+        delimiter = delimiter_of(text, usual) or "\x1f"                # one that no text has
+        rows = records(path, text, delimiter)
+        frame = pd.DataFrame(np.array([*zip_longest(*rows, fillvalue="")], object).T)        # (rows, columns)
     filled = frame.ne("").to_numpy() & frame.notna().to_numpy()
     if not filled.any():
         return frame[:0], False
@@ -172,21 +169,22 @@ def frame_of(path, kind, raw, layout):
     return frame.set_axis(frame.index - above - 1), True
 
 
-def quotes_of(path, text, delimiter):
-    """Return how quotes in a text file are meant: around a field and doubled in it, with a backslash, or, in a .tsv, as
-    letters. Blanks before a quote do not belong to the field."""
-    blanks = dict(skipinitialspace=re.search(f'{re.escape(delimiter)} +"', text) is not None)
-    for how in blanks, blanks | dict(escapechar="\\"):
+def records(path, text, delimiter):
+    """Return the lines of a text file as lists of fields. Quotes are around a field and doubled in it, or have a
+    backslash before them, or, in a .tsv, are letters. Blanks before a quote do not belong to the field."""
+    blanks = delimiter == " " or re.search(f'{re.escape(delimiter)} +"', text) is not None
+    how = dict(delimiter=delimiter, skipinitialspace=blanks)
+    for quotes in {}, dict(escapechar="\\"):
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True, **how, **quotes)
         try:
-            reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True, **how)
-            fields = [field for row in reader for field in row if "\n" in field]
-            if delimiter != "\t" or not any("\t" in field for field in fields):              # rows within quotes
-                return how
+            rows = [*reader]
+            if delimiter != "\t" or not any("\t" in field and "\n" in field for row in rows for field in row):
+                return rows                               # else there are rows within quotes
         except csv.Error as error:
             problem = f"{path}, line {reader.line_num}: {error}; double the quotes within a text in quotes"
     if delimiter != "\t":
         raise UserError(problem)
-    return blanks | dict(quoting=csv.QUOTE_NONE)
+    return [*csv.reader(io.StringIO(text, newline=""), quoting=csv.QUOTE_NONE, **how)]
 
 
 def headed(frame):
