@@ -253,20 +253,17 @@ def labelled(column):
 def label_columns(path, frame, header, layout, documents, regression):
     """Return the columns of the labels: one, none, or several, named as a,b,c."""
     columns, new, asked = [*frame.columns], layout.width is not None, layout.label or layout.label_column
-    several = asked.split(",") if "," in asked and asked not in columns else []
-    if several and (layout.label or {*several} <= {*map(str, columns)} and (header or len(columns) > layout.width)):
-        if len({*several}) < len(several) or layout.id is not None:
-            raise UserError(f"{path}: --label {asked}: name each column once; only one if a row is a position (--id)")
-        return [column_of(path, frame, "label", name) for name in several]
-    if layout.label is not None:
-        return [] if layout.label == "none" else [column_of(path, frame, "label", layout.label)]
-    if new and not header and (len(columns) == layout.width or layout.label_column == "none"):
+    wanted = [asked] if asked in columns else asked.split(",")
+    if len(wanted) > 1 and (len({*wanted}) < len(wanted) or layout.id is not None):
+        raise UserError(f"{path}: --label {asked}: name each column once; only one if a row is a position (--id)")
+    # Without a header, a new file has the label in the column of the training data, unless it has only what is read.
+    bare = layout.label_column == "none" or len(columns) in (layout.width, len(layout.columns))
+    if layout.label == "none" or layout.label is None and new and not header and bare:
         return []
-    if new and not header and layout.label_column.isdigit():
-        return [column_of(path, frame, "label", layout.label_column)]
+    if layout.label is not None or new and (not header or {*wanted} <= {*columns}):
+        return [column_of(path, frame, "label", name) for name in wanted]
     if header:
-        same = [name for name in columns if name == layout.label_column]
-        named = same or [name for name in columns if name.lower() in LABELS]
+        named = [name for name in columns if name.lower() in LABELS]
         if len(named) == 1 or new:
             return named[:1]
         raise UserError(f"{path}: {'several columns are' if named else 'no column is'} called {', '.join(LABELS)}; its "
