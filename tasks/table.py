@@ -372,25 +372,22 @@ def long(path, frame, header, apart, labels, rest, per_position):
     if order.map(number).all():
         order = order.map(value).to_numpy()
     else:
-        try:
-            order = pd.to_datetime(order, format="ISO8601").to_numpy()
-        except ValueError:
-            raise UserError(f"{path}: column {time} holds {order.iloc[0]!r}, which is neither a number nor a date as "
-                            "2024-01-31 23:59:00") from None
-    if pd.isna(order).any():
-        raise UserError(f"{place(path, frame.index[pd.isna(order).argmax()], header)}: no {time}")
+        order = pd.to_datetime(order, format="ISO8601", errors="coerce", utc=True).to_numpy("datetime64[ns]")
+    for i in np.flatnonzero(np.isnan(order)):
+        raise UserError(f"{place(path, frame.index[i], header)}: column {time} holds {frame[time].iloc[i]!r}, which is "
+                        "neither a number nor a date as 2024-01-31 23:59:00")
     for key, places in frame.groupby(name, sort=False).indices.items():
         first, places = places.min(), places[np.argsort(order[places], kind="stable")]
         theirs = [] if labels is None else labels.iloc[places].tolist()
         known = {one for one in theirs if one != ""}
-        if len(np.unique(order[places])) < len(places):
+        steps.append(np.diff(order[places]).astype(float))
+        if not steps[-1].all():
             raise UserError(f"{path}: {name} {key} has two rows of one {time}")
         if len(known) > 1 and not per_position:
             raise UserError(f"{path}: {name} {key} has several labels in {labels.name}; if each position has its own, "
                             "give --label-per-position")
         found.append((next((wrong[place] for place in places if place in wrong), values[places]), frame.index[first],
                       [*map(str, theirs)] if per_position else [*known, ""][0]))
-        steps.append(np.diff(order[places].astype(float)))
     if not np.allclose(steps := np.concatenate(steps), steps[:1], rtol=1e-3):
         print(f"note: {time} has steps of several sizes, but each row is one position; where rows lack, add empty ones")
     series, rows, known = zip(*found)

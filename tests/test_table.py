@@ -75,7 +75,9 @@ RISING = lines([["ab"[i % 2], i + 0.5, -i, 3.25] for i in range(9)])
     ("a.csv", "a, tex\nb, more\n", {}, [" tex", " more"], "ab"),
     ("a.txt", "one\x0ctwo\nthree\x85.\n", {}, ["one\x0ctwo", "three\x85."], None),
     ("a.csv", "s,time,hr\n1,2024-01-30,5\n1,2024-02-01,7\n1,2024-01-31,6\n2,2024-01-30,8\n2,2024-01-31,9\n",
-     dict(id="s", time="time", label="none"), [[5, 6, 7], [8, 9]], None)])
+     dict(id="s", time="time", label="none"), [[5, 6, 7], [8, 9]], None),
+    ("a.csv", "s,time,hr\n1,2024-03-30T12:00+01:00,5\n1,2024-03-31T12:00+02:00,6\n2,2024-03-30T12:00Z,8\n",
+     dict(id="s", time="time", label="none"), [[5, 6], [8]], None)])
 def test_forms_that_were_misread(name, text, flags, series, labels):
     own = read(name, text if isinstance(text, bytes) else text.encode(), Layout(**flags))
     found = [one if isinstance(one, str) else one[:, 0].tolist() for one in own.series]
@@ -88,7 +90,7 @@ def test_forms_that_were_misread(name, text, flags, series, labels):
     ("a.csv", 'label,t0,t1\na,"0,234",5.5\nb,"2,500",1.5\n', {}, "does the comma in '0,234' mark thousands or decimals"),
     ("a.csv", "s,time,hr\n1,30.01.2024,5\n1,01.02.2024,6\n", dict(id="s", time="time", label="none"),
      "column time holds '30.01.2024', which is neither a number nor a date as 2024-01-31"),
-    ("a.csv", "s,time,hr\n1,1,5\n1,,6\n", dict(id="s", time="time", label="none"), "line 3: no time"),
+    ("a.csv", "s,time,hr\n1,1,5\n1,,6\n", dict(id="s", time="time", label="none"), "line 3: column time holds '', which"),
     ("a.csv", "s,time,hr\n1,1,5\n", dict(id="s"), "needs both --id COLUMN and --time COLUMN"),
     ("a.csv", lines([[i // 5, 7 * i, i * i % 7, 3.5] for i in range(30)]), {}, "looks like a long table"),
     ("a.jsonl", "a,b\n1,2\n", {}, "a.jsonl cannot be read: .*each line must be a JSON object"),
