@@ -238,9 +238,9 @@ def ended(one):
     return one[:len(one) - np.argmin(np.append(gone[::-1], False))]
 
 
-def points(text):
-    """Return the characters of a text as numbers (l,)."""
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+def symbols_of(one):
+    """Return the symbols of a series as texts: characters, or numbers."""
+    return [*one] if isinstance(one, str) else [*map(str, one.tolist())]
 
 
 def as_stored(task, values):
@@ -252,21 +252,18 @@ def as_stored(task, values):
 
 def fit_own(place, series, train, kind):
     """Return the fields that `open_task` fills in, e.g. the vocabulary or normalisation of the series in `train`."""
-    text = isinstance(series[0], str)
-    series = [points(one).astype(np.int64) if text else one for one in series]
-    check_each(place, [one.shape[1:] == series[0].shape[1:] for one in series], "not as many channels as example 0")
+    text, length = isinstance(series[0], str), max(map(len, series))
     check_each(place, list(map(len, series)), "it is empty")
-    values, length = np.concatenate([series[i] for i in train]), max(map(len, series))       # (positions[, channels])
-    if values.ndim == 1:
-        check_each(place, [one.min() >= 0 for one in series], "a negative or missing symbol; save "
+    if text or series[0].ndim == 1:
+        check_each(place, [text or one.min() >= 0 for one in series], "a negative or missing symbol; save "
                    "measurements as floats")
-        if len(known := np.unique(values)) > 65_000:
-            raise UserError(f"{place}: {len(known):,} different symbols are too many; save numbers as floats")
-        if len(known) > 1_024 and not text and kind is None:
-            raise UserError(f"{place}: {len(known):,} different integers; are they symbols or samples? Say so with "
-                            "--symbols or --samples of data.py or run_all.sh own")
-        names = map(chr if text else str, known.tolist())
-        return dict(vocab=len(SPECIAL) + len(known), symbols=[*SPECIAL, *names], mask=0.15, length=length + 1)
+        names = sorted({name for i in train for name in symbols_of(series[i])}, key=ord if text else int)
+        if len(names) > (65_000 if text or kind else 1_024):
+            raise UserError(f"{place}: {len(names):,} different integers; are they symbols or samples? Say so with "
+                            "--symbols (at most 65,000) or --samples of data.py or run_all.sh own")
+        return dict(vocab=len(SPECIAL) + len(names), symbols=[*SPECIAL, *names], mask=0.15, length=length + 1)
+    check_each(place, [one.shape[1:] == series[0].shape[1:] for one in series], "not as many channels as example 0")
+    values = np.concatenate([series[i] for i in train])                                      # (positions, channels)
     check_each(place, [not (np.abs(one) >= 1e38).any() for one in series], "a value is infinite")
     missing = [int(np.isnan(one).sum()) for one in series]
     least, most = np.fmin.reduce(values), np.fmax.reduce(values)       # NaN if a channel is never there
@@ -339,13 +336,11 @@ def encoded(task, where, one, known):
         if not task.ragged and len(array) != task.length:
             raise UserError(f"{where}: {len(array):,} positions, but training had {task.length:,}")
     else:
-        words = one.split() if text and task.between else points(one) if text else ended(one)
+        words = one.split() if text and task.between else symbols_of(one if text else ended(one))
         whole, words = len(words), words[:task.length - 1 if task.length else None]           # room for EOS
-        values, which, counts = np.unique(words, return_inverse=True, return_counts=True)
-        names = [chr(value) if text and not task.between else str(value) for value in values]
-        strange = {name: int(n) for name, n in zip(names, counts) if name not in known}
-        ids = np.array([known.get(name, UNK) for name in names], np.uint8 if task.vocab <= 254 else np.uint16)
-        array = np.append(ids[which], ids.dtype.type(EOS))
+        strange = Counter(word for word in words if word not in known)
+        ids = [known.get(word, UNK) for word in words]
+        array = np.array([*ids, EOS], np.uint8 if task.vocab <= 254 else np.uint16)
     if not len(array) - (not task.channels):
         raise UserError(f"{where}: it is empty")
     return array, whole, strange

@@ -118,7 +118,7 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("data --task file:own/oneclass.npz", "1 different labels, but there must be 2 to 256 classes"),
     ("data --task file:own/many.npz", "300 different labels, but there must be 2 to 256 classes"),
     ("data --task file:own/few.npz --regression", "1 / 1 / 1 examples to train, validate and test; every split"),
-    ("data --task file:own/numbers.npz", "70,000 different symbols are too many; save numbers as floats"),
+    ("data --task file:own/numbers.npz", "70,000 different integers; are they symbols or samples? Say"),
     ("data --task file:own/header.csv", "header.csv: 1 different labels, but there must be 2 to 256 classes (labels are those of column y;"),
     ("data --task file:own/last.csv", "looks like the label ('yes'), the first does not ('0.5'); give --label -1, or --label 0"),
     ("data --task file:own/counts.npz", "different integers; are they symbols or samples? Say so with --symbols"),
