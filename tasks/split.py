@@ -65,10 +65,8 @@ def targets_own(request, place, labels, known, column):
         return np.where(labels == "", IGNORE, np.searchsorted(names, labels)), names.tolist()
     if labels.dtype.kind == "f" and not (labels[known] % 1).any():
         labels = np.where(known, labels, 0).astype(int)                # 1.0 is class 1
-    if labels.dtype.kind == "U":                                       # 1 and 1.0 are one class
-        there = {*labels[known].tolist()}
-        whole = {name: re.sub(r"^([+-]?\d+)\.0+$", r"\1", name) for name in there}
-        labels = np.array([whole[name] if whole.get(name) in there else name for name in labels.tolist()])
+    if labels.dtype.kind == "U":                                       # likewise
+        labels = np.array([re.sub(r"^([+-]?\d+)\.0+$", r"\1", name) for name in labels.tolist()])
     names, y[known], sizes = np.unique(labels[known], return_inverse=True, return_counts=True)
     for name, size in zip(names.astype(str).tolist(), sizes):
         if name.lower() in MISSING | {"-1", "unknown"} and [*names.astype(str)] != ["-1", "1"]:
