@@ -10,7 +10,6 @@ import contextlib
 import csv
 import io
 import re
-import shlex
 from collections import namedtuple
 from itertools import islice, zip_longest
 from typing import NamedTuple
@@ -235,11 +234,9 @@ def numbers(path, frame, header):
         try:
             values[i, j] = value(cell)
         except ValueError:
-            column, hint = frame.columns[j], "correct it, or leave it empty if it is missing"
-            if not any(map(number, cells[:50, j])):
-                hint = f"if it is the text, give --text {shlex.quote(str(column))}, else leave the column out"
-            wrong.setdefault(i, UserError(f"{place(path, frame.index[i], header)}, column {column}: "
-                                          f"{str(cell)[:40]!r} is no number; {hint}"))
+            wrong.setdefault(i, UserError(
+                f"{place(path, frame.index[i], header)}, column {frame.columns[j]}: {str(cell)[:40]!r} is no number; "
+                "correct it, or leave it empty if it is missing, or leave out the column (if it is the text: --text)"))
     return values, wrong
 
 

@@ -228,7 +228,7 @@ REFUSED = {
     "npz_list_of_pairs.npz": "shapes", "npz_ncl.npz": "--channels-first", "npz_one_class.npz":
     "1 different labels", "npz_three.npz": "class 1 has only one example", "npz_x_1d.npz": "shapes",
     "npz_y_constant_regression.npz": "1 different labels", "npz_y_longer.npz": "shapes", "text_id_label_text.csv":
-    "give --text text", "text_label_last.csv": "give --label -1", "text_one_empty.csv": "line 12: the text is empty",
+    "if it is the text: --text", "text_label_last.csv": "give --label -1", "text_one_empty.csv": "line 12: the text is empty",
     "text_one_empty_first.csv": "line 1: the text is empty", "ts_channels_unequal.ts": "line 8", "ts_empty_value.ts": "line 8",
     "ts_int_targets.ts": "give --regression", "ts_label_with_colon.ts": "the label has a colon"} | dict.fromkeys(
     ("arff_uni.arff", "dna.fasta", "plain.npy", "plain.pkl"), "must end in one of")
