@@ -125,9 +125,7 @@ def frame_of(path, kind, raw, layout):
 
     above = 0
     if not kind.endswith("sv"):
-        advice = {".jsonl": "each line must be a JSON object", ".parquet": "it needs pip install pyarrow",
-                  ".xlsx": "it needs pip install openpyxl"}[kind]
-        with reading(f"{path} cannot be read", f"{advice}; or save it as .csv"):
+        with reading(f"{path} cannot be read", "save it as .csv, or as .jsonl with a JSON object per line"):
             file = io.BytesIO(raw)
             if kind != ".xlsx":
                 frame = pd.read_parquet(file) if kind == ".parquet" else pd.read_json(file, lines=True, dtype=False)

@@ -93,7 +93,7 @@ def test_forms_that_were_misread(name, text, flags, series, labels):
     ("a.csv", "s,time,hr\n1,1,5\n1,,6\n", dict(id="s", time="time", label="none"), "line 3: column time holds '', which"),
     ("a.csv", "s,time,hr\n1,1,5\n", dict(id="s"), "needs both --id COLUMN and --time COLUMN"),
     ("a.csv", lines([[i // 5, 7 * i, i * i % 7, 3.5] for i in range(30)]), {}, "looks like a long table"),
-    ("a.jsonl", "a,b\n1,2\n", {}, "a.jsonl cannot be read: .*each line must be a JSON object"),
+    ("a.jsonl", "a,b\n1,2\n", {}, "a.jsonl cannot be read: .*with a JSON object per line"),
     ("a.jsonl", '{"x":[1,"u"],"label":1}\n{"x":[1,2],"label":0}\n', {}, "a.jsonl, line 1: .* is no list of numbers"),
     ("a.jsonl", '{"x":[[1,2,3],[4,5,6]],"label":1}\n', {}, "is the last axis the positions \\(--channels-first\\), or are there 3"),
     ("a.txt", "label\tt0\tt1\n" + "a\t1.5\t2.5\n" * 5, {}, "holds numbers separated by tabs, but a .txt holds texts")])
