@@ -96,11 +96,9 @@ def number(cell):
 
 def rows_of(text, delimiter, n=50):
     """Return the first lines as lists of fields, without blank lines."""
-    lines = (line for line in io.StringIO(text, newline=None) if line.strip())
-    if delimiter == " ":
-        return [line.split() for line in islice(lines, n)]
     csv.field_size_limit(1 << 30)
-    return [*islice(filter(None, csv.reader(lines, delimiter=delimiter, skipinitialspace=True)), n)]
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
+    return [*islice(filter(any, reader), n)]
 
 
 def delimiter_of(text, usual):
