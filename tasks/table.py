@@ -155,8 +155,8 @@ def frame_of(path, kind, raw, layout):
     if names == [*map(str, range(len(names)))]:                        # an array's, which says nothing
         return frame.iloc[1:].set_axis(frame.index[1:] - 1), False
     frame = frame.iloc[1:].set_axis(names, axis=1)
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"{path}: {len(twice)} columns are called {twice[0]!r}; rename them, or give --no-header")
+    if odd := [name for name in names[1:] if not name or names.count(name) > 1]:
+        raise UserError(f"{path}: {names.count(odd[0])} column(s) called {odd[0]!r}; rename, or give --no-header")
     first = frame.iloc[:, 0]
     if names[0] in ("", "Unnamed: 0") and len(names) > 2 and first.str.fullmatch(r"\d+").all() and first.is_unique:
         print(f"{path}: the first column has no name and no number twice; it is left out, as an index")

@@ -85,7 +85,8 @@ def test_forms_that_were_misread(name, text, flags, series, labels):
 
 
 @pytest.mark.parametrize("name, text, flags, words", [
-    ("a.csv", "label,signal,,\n" + RISING, {}, "2 columns are called ''; rename them, or give --no-header"),
+    ("a.csv", "label,signal,,\n" + RISING, {}, "2 column\\(s\\) called ''; rename, or give --no-header"),
+    ("a.csv", '"label" "t0"\n"1" 1 0.5\n"2" 0 0.7\n', {}, "1 column\\(s\\) called ''"),        # as R writes row names
     ("a.csv", 'label,t0,t1\na,"1,234",5\nb,"2,500",6\n', {}, "does the comma in '1,234' mark thousands or decimals"),
     ("a.csv", 'label,t0,t1\na,"0,234",5.5\nb,"2,500",1.5\n', {}, "does the comma in '0,234' mark thousands or decimals"),
     ("a.csv", "s,time,hr\n1,30.01.2024,5\n1,01.02.2024,6\n", dict(id="s", time="time", label="none"),
