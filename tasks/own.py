@@ -39,8 +39,7 @@ def read_own(path, raw, layout=Layout(), documents=1, regression=False, target=N
     """
     kind, missing = os.path.splitext(path.lower())[1], None
     if kind == ".gz":
-        with reading(f"{path} is damaged", "get it again"):
-            raw, kind = gzip.decompress(raw), Path(path.lower()).suffixes[-2]
+        raw, kind = gzip.decompress(raw), Path(path.lower()).suffixes[-2]
     if kind == ".npz":
         own, missing = read_npz(path, raw, layout, documents, target)
     elif kind == ".txt":
@@ -356,8 +355,7 @@ def save_own(request, place, own):
     series = as_kind(place, own.series, request.kind)
     own = own._replace(series=[one if isinstance(one, str) else ended(one) for one in series])
     if request.group:
-        with reading(f"--group {request.group} cannot be read", "restore it"):
-            names = Path(request.group).read_text().splitlines()
+        names = decoded(request.group, Path(request.group).read_bytes()).splitlines()
         if own.group is not None or len(names) != len(own.series):
             raise UserError(f"--group {request.group} has {len(names):,} lines, but {place} has {len(own.series):,} "
                             "examples" + " and groups in the file" * (own.group is not None))

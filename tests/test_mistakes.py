@@ -124,7 +124,7 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("data --task file:own/counts.npz", "different integers; are they symbols or samples? Say so with --symbols"),
     ("data --task file:own/whole.npz --symbols", "example 0 (counted from 0): not whole numbers in one channel"),
     ("data --task file:own/whole.npz --group own/nothing.csv", "has 1 lines, but "),
-    ("data --task file:own/whole.npz --group none", "--group /"), ("data --task text --group none", "text is fixed"),
+    ("data --task file:own/whole.npz --group none", "No such file or directory: '/"), ("data --task text --group none", "text is fixed"),
     ("data --task file:own/nothing.csv", "nothing.csv holds no series"),
     ("data --task file:own/imaginary.npz --regression", "labels are complex128; they must be numbers or names"),
     ("pretrain " + BASE + "--arch d=64,d=32", "must have each key only once, got d=64,d=32"),
