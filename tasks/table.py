@@ -217,23 +217,20 @@ def place(path, row, header):
 def numbers(path, frame, header):
     """Convert the fields of a frame to float64 (n, columns); fields that say so are missing. Also return the rows that
     hold something else, {row: UserError}."""
-    cells, wrong = frame.astype(object).where(frame.notna(), "nan").to_numpy(), {}
+    cells = frame.astype(object).where(frame.notna(), "nan").to_numpy()
     with contextlib.suppress(ValueError, TypeError):
-        return np.where(cells == "", "nan", cells).astype(np.float64), wrong
+        return np.where(cells == "", "nan", cells).astype(np.float64), {}
     commas = [cell for cell in cells.flat if "," in str(cell)]
     if commas and (all(re.fullmatch(THOUSANDS, str(cell).strip()) for cell in commas)
                    or any("." in str(cell) and number(cell) for cell in cells.flat)):
         raise UserError(f"{path}: does the comma in {commas[0]!r} mark thousands or decimals? Write 1234 for "
                         "thousands, 1.234 for decimals")
-    values = np.full(cells.shape, np.nan)
-    for (i, j), cell in np.ndenumerate(cells):
-        try:
-            values[i, j] = value(cell)
-        except ValueError:
-            wrong.setdefault(i, UserError(
-                f"{place(path, frame.index[i], header)}, column {frame.columns[j]}: {str(cell)[:40]!r} is no number; "
-                "correct it, or leave it empty if it is missing, or leave out the column (if it is the text: --text)"))
-    return values, wrong
+    right, wrong = np.vectorize(number, [bool])(cells), {}
+    for i, j in np.argwhere(~right)[::-1]:                # the first of a row is named
+        wrong[i] = UserError(f"{place(path, frame.index[i], header)}, column {frame.columns[j]}: "
+                             f"{str(cells[i, j])[:40]!r} is no number; correct it, or leave it empty if it is missing, "
+                             "or leave out the column (if it is the text: --text)")
+    return np.vectorize(value, [float])(np.where(right, cells, "nan")), wrong
 
 
 def labelled(column):
