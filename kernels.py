@@ -268,7 +268,7 @@ def s4_kernel(A, P, B, C, dt, l, precise=None):
     denominator = (1 - x) * -torch.expm1(l * log_p)                                      # (d, n)  (1-x) (1-p^l)
     if precise is None:
         smallest = torch.minimum(denominator.detach().abs(), (1 + x.detach()).abs()).min()
-        precise = bool(smallest < NEEDS_FLOAT64)
+        precise = bool(smallest < 0.02)                                                  # float32 would lose digits
     dtype = torch.float64 if precise else torch.float32
 
     with torch.no_grad():                                                                # any beta gives the same sum
@@ -285,9 +285,6 @@ def s4_kernel(A, P, B, C, dt, l, precise=None):
     # irfft(CB' + CP (above - g PB') / (below + g PP)), with the spectra of the sums
     K = WoodburyKernel.apply(sums, torch.cat((above, below), 1).to(dtype))               # (d, c, l)
     return K.float().transpose(0, 1)                                                     # (c, d, l)
-
-
-NEEDS_FLOAT64 = 0.02               # if some |1 - x| |1 - p^l| or |1 + x| is below this, float32 loses digits
 
 
 # ---- 4  Attention and rotary positions -------------------------------------------------------------------------------
