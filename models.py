@@ -15,6 +15,7 @@ vocab and channels, `causal`, and the layer's number. Sizes: b batch, l length, 
 stored states, and in shapes c kernels per channel (2 when bidirectional). Upper-case matrices are explained in
 kernels.py. "Paper" is Amos et al. 2024.
 """
+import contextlib
 import math
 import runpy
 from collections import namedtuple
@@ -606,10 +607,21 @@ class Joint(Classifier):
         if hidden is None:
             return outputs
         if corrupted is not None:
-            # This pass changes only a copy of BatchNorm's averages: it evaluates on inputs that are not corrupted.
-            copy = {name: value.clone() for name, value in self.backbone.named_buffers() if ".running_" in name}
-            features = torch.func.functional_call(self.backbone, copy, (corrupted, corrupted_lengths))
+            with averages_kept(self.backbone):       # BatchNorm evaluates on inputs that are not corrupted
+                features = self.backbone(corrupted, corrupted_lengths)
         return outputs, exactly(self.predict, at(features, hidden))
+
+
+@contextlib.contextmanager
+def averages_kept(backbone):
+    """Leave BatchNorm's running averages as they are."""
+    norms = [norm for norm in backbone.modules() if isinstance(norm, BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    yield
+    for norm, momentum in zip(norms, momenta):
+        norm.momentum = momentum
 
 
 # Generation. `step` is the recurrent form of a part: one position and the state so far -> its output and the new state.
