@@ -447,7 +447,8 @@ def keep(args):
                 kernels |= {f"{run['run']}/{stage}": arrays[stage] for stage in ("before", "after")}
     if kernels:
         write(args.out / "kernels.npz", lambda file: np.savez_compressed(file, **kernels))
-    lines = [json.dumps({name: run[name] for name in run if name not in ("folder", "place", "score")}) + "\n" for run in runs]
+    added = "folder", "place", "score"         # by read_runs
+    lines = [json.dumps({name: run[name] for name in run if name not in added}) + "\n" for run in runs]
     write(args.out / "runs.jsonl", lambda file: file.write("".join(lines).encode()))
 
 

@@ -140,7 +140,7 @@ def interpolated(task, split, most=1_000):
     inputs, lengths, hidden, targets = denoising(pretraining, batch, drawing(task, batch, rows, rows, 0))
     found, ends = [], [inputs.shape[1]] * len(rows) if lengths is None else lengths.tolist()
     for x, y, some, end in zip(inputs.double().numpy(), targets.numpy(), hidden.numpy(), ends):
-        guess = pandas.DataFrame(x[:end]).interpolate(limit_direction="both").fillna(0)       # (l, channels), no padding
+        guess = pandas.DataFrame(x[:end]).interpolate(limit_direction="both").fillna(0)       # (l, channels)
         found.append(np.stack((y[:end] - guess, y[:end]))[:, some[:end]].reshape(2, -1))      # (2, hidden positions m)
     errors = np.nanmean(np.square(np.concatenate(found, 1)), 1)        # without missing samples
     return dict(zip(("interpolation", "mean"), (-errors).tolist()))
@@ -149,8 +149,8 @@ def interpolated(task, split, most=1_000):
 # ---- Fitting ---------------------------------------------------------------------------------------------------------
 
 def linear_models(task):
-    """Return {strength of regularisation: linear model of a task's features}, the strongest first: it is chosen if scores
-    are equal."""
+    """Return {strength of regularisation: linear model of a task's features}, the strongest first, which counts if
+    scores are equal."""
     if task.kind == "positions":
         return {f"alpha {a:g}": RidgeClassifier(a) for a in (1e4, 1e2, 1)}
     if task.channels:

@@ -155,6 +155,8 @@ def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False,
         arrays += ["rows"] * (folder / "train_rows.npy").exists()      # official sets have none
         splits = [Split(task, **{array: np.load(folder / f"{split}_{array}.npy", mmap_mode="r") for array in arrays})
                   for split in SPLITS]
+        if [len(split.y) for split in splits] != meta["sizes"]:
+            raise ValueError("the sizes of its arrays are not those in meta.json")
     train, val, test = splits
     n = len(train) if task.labelled is None else task.labelled
     if labels and n == 0:

@@ -269,8 +269,8 @@ def on_the_archive(key, compared):
             points = gain(*(theirs.lines[line].get(start, {}) for start in ("spt", "scratch"))).points
             gains.setdefault(line, []).extend([round(statistics.mean(points.values()), 9)] if points else [])
     sizes = f"{low} to {high - 1}" if high < math.inf else f"{low} or more"
-    return [f"On the {len(some)} sets of the UCR archive with {sizes} training series, SPT changed {line} by a median of "
-            f"{statistics.median(some):+.1f} points: {sum(one > 0 for one in some)} gained, "
+    return [f"On the {len(some)} sets of the UCR archive with {sizes} training series, SPT changed {line} by a median "
+            f"of {statistics.median(some):+.1f} points: {sum(one > 0 for one in some)} gained, "
             f"{sum(one < 0 for one in some)} lost (results/ucr.md)." for line, some in gains.items() if some]
 
 

@@ -186,6 +186,7 @@ MISTAKES = [                      # words before the flags: environment, or dama
       for how in ("list", "text", "number", "fields", "deep", "steps")),
     *((f"predict {how}:ft/result.json ft", "result.json is missing or damaged: it is no JSON object")
       for how in ("list", "text", "number")),
+    ("data sizes:data/listops_demo/meta.json --task listops_demo", "listops_demo is damaged: the sizes of its arrays"),
     ("data found:data/listops_demo/meta.json --task listops_demo", "damaged: 'list' object has no attribute 'items'"),
     ("data cut:data/listops_demo/val_x.npy --task listops_demo", "listops_demo is damaged: "),
     ("analyze figure 4 --runs kept", "kernels.npz is damaged: all input arrays must have the same shape"),
@@ -248,7 +249,7 @@ def own_files(folder):
 JSON = dict(list=[], text="x", number=5, fields={})
 EDITS = dict(                     # what an editor changes in a JSON object or a checkpoint
     steps=lambda it: it.pop("steps"),
-    found=lambda it: it.update(found=[]),
+    found=lambda it: it.update(found=[]), sizes=lambda it: it.update(sizes=[23, 9, 7]),
     bare=lambda it: it.update(model=None),
     stateless=lambda it: it.update(state={}), still=lambda it: it.pop("optimizer"),
     worded=lambda it: it["state"].update(step="x"), sizeless=lambda it: it["config"].pop("arch"))
