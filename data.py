@@ -284,7 +284,7 @@ def print_tasks(data_dir):
 
 def sheet(path, task, batch, size, columns, stacked=False):
     """Write a picture of a batch: one row per example or, stacked, its columns below each other. size: in inches.
-    columns: (titles, one per example; `hidden` and perhaps more of `draw_example`, one per sequence)."""
+    columns: (titles, one per example; then arguments of `draw_example` from `hidden` on, a row per sequence)."""
     from matplotlib.figure import Figure
     figure, shape = Figure(size, layout="constrained"), (len(batch.y), len(columns))
     axes = figure.subplots(*((np.prod(shape), 1) if stacked else shape), squeeze=False).reshape(shape)

@@ -64,7 +64,7 @@ def load_backbone(model, args, say):
     saved, ours = read_checkpoint(args.init / "best.pt")["model"], model.state_dict()
     pretrained = {k: v for k, v in saved.items() if k.startswith("backbone.") and k.split(".")[-1] not in HELPERS}
     encoder, dropped = "backbone.encoder.weight", ""
-    if encoder in pretrained and pretrained[encoder].shape[1] == ours[encoder].shape[1] + 1:
+    if encoder in pretrained and encoder in ours and pretrained[encoder].shape[1] == ours[encoder].shape[1] + 1:
         pretrained[encoder] = pretrained[encoder][:, :-1]
         dropped = "; the input layer's column for the mask channel is dropped"
     head = {k: v for k, v in ours.items() if k.startswith("head.")}

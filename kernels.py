@@ -100,7 +100,7 @@ def diagonal_kernel(W, Lambda, l):
     return K.unflatten(1, (c, -1)).transpose(0, 1).flatten(1, 2)                         # (c, d, l)
 
 
-@torch.amp.autocast("cpu", enabled=False)                     # autocast would change only the product in here
+@torch.amp.autocast("cpu", enabled=False)                     # it would change the matrix product
 @torch.amp.autocast("cuda", enabled=False)
 def geometric_sums(V, log_p, l, dtype=torch.float32):
     """Return Re sum_n V[d, r, n] exp(log_p[d, n] k) for k = 0 .. l-1: V (d, r, n), log_p (d, n) -> (d, r, l).

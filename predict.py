@@ -245,18 +245,19 @@ def tabled(trained, split, rows, labels, outputs):
     import pandas as pd
 
     task, (predicted, probabilities) = trained.task, trained.answers(outputs)
-    columns = {"prediction": predicted} if labels is None else {"label": labels, "prediction": predicted}
-    for i, name in enumerate(trained.names):
-        columns[f"p({name})"] = np.char.mod("%.6f", probabilities[..., i])
-    if task.kind != "positions":
-        return pd.DataFrame({"row": rows} | columns, dtype=object)
-    lengths = np.full(len(rows), task.length) if split.lengths() is None else split.lengths()
-    lengths = lengths - (not task.channels)                            # <eos> is no position of the user's
-    i, position = np.nonzero(np.arange(task.length) < lengths[:, None])                       # (m,) both
-    if labels is not None:
-        columns["label"] = np.pad(labels, ((0, 0), (0, task.length)))
-    columns = {name: column[i, position] for name, column in columns.items()}
-    return pd.DataFrame({"row": rows[i], "position": position} | columns, dtype=object)
+    places, columns = {"row": rows}, {} if labels is None else {"label": labels}
+    columns["prediction"] = predicted
+    columns |= {f"p({name})": probabilities[..., i] for i, name in enumerate(trained.names)}
+    if task.kind == "positions":
+        lengths = np.full(len(rows), task.length) if split.lengths() is None else split.lengths()
+        lengths = lengths - (not task.channels)                        # <eos> is no position of the user's
+        i, position = np.nonzero(np.arange(task.length) < lengths[:, None])                   # (m,) both
+        if labels is not None:
+            columns["label"] = np.pad(labels, ((0, 0), (0, task.length)))
+        columns = {name: column[i, position] for name, column in columns.items()}
+        places = {"row": rows[i], "position": position}
+    columns |= {name: np.char.mod("%.6f", column) for name, column in columns.items() if name.startswith("p(")}
+    return pd.DataFrame(places | columns, dtype=object)
 
 
 def judged(labels, predicted, names, several=False):

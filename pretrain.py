@@ -98,9 +98,10 @@ def spt_loss(args, prediction, targets, hidden):
 
 
 class Objective(NamedTuple):
-    """A row of OBJECTIVES. To add an objective, write its pretext, perhaps a loss, and a row. draw(hide, ratio[, i])
-    calls `hide` for this batch -> (b, l)."""
-    pretext: Callable                   # (args, batch, draw) -> inputs, targets, hidden (b, l); lengths if others
+    """A row of OBJECTIVES. To add an objective, write its pretext, perhaps a loss, and a row."""
+    # (args, batch, draw) -> inputs, targets, hidden (b, l); lengths if others. draw(hide, ratio[, i]): `hide` for this
+    # batch -> (b, l)
+    pretext: Callable
     causal: bool                        # the model sees only earlier positions
     hides: bool                         # inputs are corrupted: samples get a mask channel, joint training two passes
     # (args, task) -> outputs of the head: one per symbol (or gray level), or one per channel

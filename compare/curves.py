@@ -1,8 +1,6 @@
 """Curves of any runs, finished or not: python analyze.py curves RUN..."""
 from pathlib import Path
 
-import pandas
-
 from compare.drawing import draw
 from engine.folder import read_log
 from files import UserError
@@ -13,15 +11,18 @@ PANELS = {"loss": "loss\n(dashed: validation)", "score": "validation score", "de
 
 def curves_of(folder):
     """Return {panel: [(line style, steps, minutes, values)]} of a run."""
-    log, found = pandas.DataFrame(read_log(folder)), {name: [] for name in PANELS}
-    score = next((name for name in [*log][::-1] if name.startswith("val_") and name != "val_loss"), None)
+    found = {name: [] for name in PANELS}
+    records = [record for record in read_log(folder) if record.get("kind") in ("train", "eval")]
+    score = next((name for record in records[::-1] for name in [*record][::-1]
+                  if name.startswith("val_") and name != "val_loss"), None)
     stage = "denoising" if score == "val_score" else "score"
     for panel, kind, name, style in (("loss", "train", "loss", "-"), ("loss", "eval", "val_loss", "--"),
                                      (stage, "eval", score, "-"), ("lr", "train", "lr", "-"),
                                      ("gradient_norm", "train", "gradient_norm", "-")):
-        some = log[log.kind == kind].dropna(subset=[name]) if name in log else ()
-        if len(some):
-            found[panel].append((style, some.step.tolist(), (some.seconds / 60).tolist(), some[name].tolist()))
+        some = [record for record in records if record["kind"] == kind and name in record]
+        if some:
+            steps, seconds, values = ([record[field] for record in some] for field in ("step", "seconds", name))
+            found[panel].append((style, steps, [each / 60 for each in seconds], values))
     return found
 
 

@@ -71,7 +71,10 @@ def predicted(run):
     share of R2, F1 or the accuracy over positions, a ratio of two sums that both vary. None if they were not kept."""
     n, path = run.get("test_examples"), run["folder"] / "predictions.npz"
     if run.get("right"):
-        return np.unpackbits(np.frombuffer(base64.b64decode(run["right"]), np.uint8), count=n)
+        bits = np.unpackbits(np.frombuffer(base64.b64decode(run["right"], validate=True), np.uint8))
+        if not n <= len(bits) < n + 8:
+            raise ValueError(f"{len(bits)} bits for {n} examples")
+        return bits[:n]
     if run.get("shares"):
         return shared(*np.frombuffer(base64.b64decode(run["shares"]), np.uint16).reshape(2, n).astype(float))
     if path.exists():
@@ -133,7 +136,8 @@ def with_pretraining(runs):
             if first is None:
                 print(f"warning: {run['run']} is left out: its pretraining run was not found", file=sys.stderr)
                 continue
-        each = 2 if run["start"] == "joint" and OBJECTIVES[run["objective"]].hides else 1
+        objective = OBJECTIVES.get(run["objective"])
+        each = 2 if run["start"] == "joint" and objective and objective.hides else 1
         yield run | dict(first=first, passes=each * run["steps"] + first["steps"],
                          minutes=(run["seconds"] + first["seconds"]) / 60)
 

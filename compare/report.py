@@ -6,6 +6,7 @@ The score is accuracy, R2 for regression, or micro F1 for several labels. If cla
 balanced accuracy (the mean over classes of their recall), because always predicting the majority class would have a
 high accuracy.
 """
+import functools
 import itertools
 import math
 import os
@@ -253,25 +254,33 @@ def unfinished(compared):
     return [f"**Still improving at the end**: {', '.join(names)}. Longer runs{longer} may score more."] * bool(names)
 
 
-SIZES = 0, 100, 200, 500, math.inf             # training series
+BOUNDS = 0, 100, 200, 500, math.inf            # of numbers of training series
+
+
+@functools.cache
+def archive():
+    """Return the comparisons of results/ucr.md."""
+    kept = ROOT / "results" / "ucr.jsonl"
+    return comparisons(read_runs(kept), entries.ucr()) if kept.exists() else {}
 
 
 def on_the_archive(key, compared):
-    """Return what SPT gained on the sets of results/ucr.md that have about as many training series."""
+    """Return what SPT changed on the sets of results/ucr.md that have about as many training series."""
     linear, gains = compared.linear or {}, {}
-    if not declared(key.task).own or "denoising" not in linear or kind_of(linear) != "class" or key.share < 1:
-        return []                              # a demo, no series, no classes
-    low, high = next((low, high) for low, high in itertools.pairwise(SIZES) if linear["train_examples"] < high)
-    for other, theirs in comparisons(read_runs(ROOT / "results" / "ucr.jsonl"), entries.ucr()).items():
-        if other.passes or other.task == key.task or not low <= theirs.linear["train_examples"] < high:
+    if not declared(key.task).own or "denoising" not in linear or kind_of(linear) != "class" or key[1:] != (1, None):
+        return []                              # a demo, no series, no classes, other labels or lengths of runs
+    low, high = next((low, high) for low, high in itertools.pairwise(BOUNDS) if linear["train_examples"] < high)
+    for other, theirs in archive().items():
+        if other.passes or other.task == key.task or not theirs.linear or not (
+                low <= theirs.linear["train_examples"] < high):
             continue
         for line in filter(theirs.lines.get, compared.lines):
             points = gain(*(theirs.lines[line].get(start, {}) for start in ("spt", "scratch"))).points
             gains.setdefault(line, []).extend([round(statistics.mean(points.values()), 9)] if points else [])
     sizes = f"{low} to {high - 1}" if high < math.inf else f"{low} or more"
-    return [f"On the {len(some)} sets of the UCR archive with {sizes} training series, SPT changed {line} by a median "
-            f"of {statistics.median(some):+.1f} points: {sum(one > 0 for one in some)} gained, "
-            f"{sum(one < 0 for one in some)} lost (results/ucr.md)." for line, some in gains.items() if some]
+    return [f"On {len(some)} sets of the UCR archive with {sizes} training series (results/ucr.md), SPT changed {line} "
+            f"by a median of {statistics.median(some):+.1f} points: {sum(one > 0 for one in some)} gained, "
+            f"{sum(one < 0 for one in some)} lost." for line, some in gains.items() if len(some) > 2]
 
 
 def trivial(compared):

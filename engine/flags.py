@@ -102,7 +102,8 @@ def inherit(flags):
     if not (flags.init / "config.json").exists():
         raise UserError(f"--init {flags.init} is not the directory of a pretraining run: it has no config.json")
     saved = read_json(flags.init / "config.json")
-    if saved.get("start") != "pretrain":
+    needed = {"task", "model", "objective", "arch", "train_fraction", "changed"}
+    if saved.get("start") != "pretrain" or not needed <= saved.keys():
         raise UserError(f"--init {flags.init} is not a pretraining run, or one of an older version; run pretrain.py")
     for name in ("task", "model", "objective"):
         if getattr(flags, name) not in (None, saved[name]):

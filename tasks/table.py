@@ -97,6 +97,7 @@ def number(cell):
 def rows_of(text, delimiter, n=50):
     """Return the first lines as lists of fields, without blank lines."""
     csv.field_size_limit(1 << 30)
+    text = text.replace("\t", " ") if delimiter == " " else text
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
     return [*islice(filter(any, reader), n)]
 
@@ -155,8 +156,11 @@ def frame_of(path, kind, raw, layout):
     if names == [*map(str, range(len(names)))]:                        # an array's, which says nothing
         return frame.iloc[1:].set_axis(frame.index[1:] - 1), False
     frame = frame.iloc[1:].set_axis(names, axis=1)
-    if odd := [name for name in names[1:] if not name or names.count(name) > 1]:
-        raise UserError(f"{path}: {names.count(odd[0])} column(s) called {odd[0]!r}; rename, or give --no-header")
+    if twice := [name for name in names if name and names.count(name) > 1]:
+        raise UserError(f"{path}: {len(twice)} columns are called {twice[0]!r}; rename them, or give --no-header")
+    if "" in names[1:]:
+        raise UserError(f"{path}: column {names.index('', 1)} (counted from 0) has no name in the header; name it, or "
+                        "remove it")
     first = frame.iloc[:, 0]
     if names[0] in ("", "Unnamed: 0") and len(names) > 2 and first.str.fullmatch(r"\d+").all() and first.is_unique:
         print(f"{path}: the first column has no name and no number twice; it is left out, as an index")
@@ -167,6 +171,7 @@ def frame_of(path, kind, raw, layout):
 def records(path, text, delimiter):
     """Return the lines of a text file as lists of fields. Quotes are around a field and doubled in it, or have a
     backslash before them, or, in a .tsv, are letters. Blanks before a quote do not belong to the field."""
+    text = text.replace("\t", " ") if delimiter == " " else text
     blanks = delimiter == " " or re.search(f'{re.escape(delimiter)} +"', text) is not None
     how = dict(delimiter=delimiter, skipinitialspace=blanks)
     for quotes in {}, dict(escapechar="\\"):
@@ -362,7 +367,8 @@ def long(path, frame, header, apart, labels, rest, per_position):
     if order.map(number).all():
         order = order.map(value).to_numpy()
     else:
-        order = pd.to_datetime(order, format="ISO8601", errors="coerce", utc=True).to_numpy("datetime64[ns]")
+        dates = pd.to_datetime(order, format="ISO8601", errors="coerce", utc=True)
+        order = dates.dt.tz_localize(None).where(~order.map(number)).to_numpy()               # a number is no date
     for i in np.flatnonzero(np.isnan(order)):
         raise UserError(f"{place(path, frame.index[i], header)}: column {time} holds {frame[time].iloc[i]!r}, which is "
                         "neither a number nor a date as 2024-01-31 23:59:00")

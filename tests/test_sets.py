@@ -2,6 +2,7 @@
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -220,6 +221,22 @@ def test_your_report_says_what_spt_changed_on_sets_of_the_archive_of_that_size()
     (key, compared), = ((key, one) for key, one in found.items() if not key.passes)
     line = next(line for line in report.on_the_archive(key, compared) if " changed s4 " in line)
     gained, lost = (sum(sign * one > 0 for one in points.values()) for sign in (1, -1))
-    assert line.startswith(f"On the {len(points)} sets of the UCR archive with 200 to 499 training series, SPT changed s4")
+    assert line.startswith(f"On {len(points)} sets of the UCR archive with 200 to 499 training series (results/ucr.md)")
     assert f"median of {np.median([*points.values()]):+.1f} points: {gained} gained, {lost} lost" in line
     assert not report.on_the_archive(key._replace(share=0.1), compared)
+
+
+def test_pages_say_what_the_kept_records_say(tmp_path):
+    page = (ROOT / "results" / "ucr.md").read_text()
+    copy = tmp_path / "ucr.md"
+    copy.write_text(page)
+    done = call("analyze.py", "sets", ROOT / "results" / "ucr.jsonl", "--figure", tmp_path / "a.png", "--readme", copy)
+    assert not done.returncode, done.stderr
+    assert copy.read_text() == page
+    row = next(line for line in page.splitlines() if line.startswith("| s4 | self-pretrained - from scratch"))
+    sets, families = re.search(r"\| (\d+) \((\d+)\) \|", row).groups()
+    interval = re.search(r"[+-]\d+\.\d \[.*?\]", row)[0]
+    for text in page.split("<!-- sets:begin -->")[0], (ROOT / "README.md").read_text(), (
+            ROOT / "results" / "own.md").read_text():
+        text = " ".join(text.split())
+        assert interval.replace(" [", " points [") in text and f"{sets} sets" in text and f"{families} families" in text

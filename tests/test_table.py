@@ -85,8 +85,8 @@ def test_forms_that_were_misread(name, text, flags, series, labels):
 
 
 @pytest.mark.parametrize("name, text, flags, words", [
-    ("a.csv", "label,signal,,\n" + RISING, {}, "2 column\\(s\\) called ''; rename, or give --no-header"),
-    ("a.csv", '"label" "t0"\n"1" 1 0.5\n"2" 0 0.7\n', {}, "1 column\\(s\\) called ''"),        # as R writes row names
+    ("a.csv", "label,signal,,\n" + RISING, {}, "column 2 \\(counted from 0\\) has no name"),
+    ("a.csv", '"label" "t0"\n"1" 1 0.5\n"2" 0 0.7\n', {}, "column 2 \\(counted from 0\\) has no name"),        # as R writes row names
     ("a.csv", 'label,t0,t1\na,"1,234",5\nb,"2,500",6\n', {}, "does the comma in '1,234' mark thousands or decimals"),
     ("a.csv", 'label,t0,t1\na,"0,234",5.5\nb,"2,500",1.5\n', {}, "does the comma in '0,234' mark thousands or decimals"),
     ("a.csv", "s,time,hr\n1,30.01.2024,5\n1,01.02.2024,6\n", dict(id="s", time="time", label="none"),
@@ -327,3 +327,13 @@ def test_the_reshapes_of_the_page_run(cases, tmp_path, capsys):
 def test_nothing_heavy_is_imported_by_what_reads_no_table():
     code = "import sys, data, tasks; sys.exit('pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_dates_far_apart_and_blanks_of_both_kinds():
+    """Nanoseconds since 1970 end in 2262; a tab is a blank where blanks separate fields."""
+    days = ("9999-12-31", 2), ("1600-01-02", 0), ("2024-01-01", 1)
+    lines = "".join(f"{name},{day},{label},{value}\n" for name, label in (("a", "x"), ("b", "y")) for day, value in days)
+    own = read("a.csv", lines.encode(), Layout(id="0", time="1", label="2"))
+    assert [one.ravel().tolist() for one in own.series] == [[0, 1, 2]] * 2
+    own = read("b.csv", b"1 \t 2 \t 3\n4 \t5\t 6\n1 7 8\n")
+    assert np.array(own.series)[..., 0].tolist() == [[2, 3], [5, 6], [7, 8]]
