@@ -164,7 +164,7 @@ def linear_models(task):
 
 def fit(task, train, val, test, words=False):
     """Return predictions of the validation and the test split (n,), those of the majority class or the mean for the
-    test split, and the chosen regularisation."""
+    test split, the chosen regularisation, and whether balanced accuracy chose it."""
     splits, positions = (train, val, test), task.kind == "positions"
     count = KERNELS * POSITIONS // max(POSITIONS, task.length * sum(map(len, splits)))
     x, x_val, x_test = (neighbours(task, split) if positions else
@@ -193,7 +193,7 @@ def fit(task, train, val, test, words=False):
     if task.kind == "labels":                  # the labels, the commonest first, whose constant prediction is best
         best = max(range(1, len(constant) + 1), key=lambda k: np.sort(constant)[-k:].sum() / (k + constant.sum()))
         constant = constant >= np.sort(constant)[-best]
-    return guess, whole(model.predict(x_test), test), np.broadcast_to(constant, test.y.shape), strength
+    return guess, whole(model.predict(x_test), test), np.broadcast_to(constant, test.y.shape), strength, balanced
 
 
 def scores(task, y, guess, balanced=False):
@@ -222,10 +222,10 @@ def main(argv=None):
     if identity.items() <= there.items():
         print(f"{args.out} is finished; nothing to do")
         return
-    val_guess, guess, constant, strength = fit(task, train, val, test, args.words)
+    val_guess, guess, constant, strength, balanced = fit(task, train, val, test, args.words)
     field, seconds, found = KINDS[task.kind].score, time.perf_counter() - start, {}
     for of, y, each in ("val", val.y, val_guess), ("test", test.y, guess), ("constant", test.y, constant):
-        found |= {f"{of}_{score}": value for score, value in scores(task, y, each).items()}
+        found |= {f"{of}_{score}": value for score, value in scores(task, y, each, balanced).items()}
     hidden = {"denoising": interpolated(task, val)} if task.channels and task.mask else {}
     names = task.names or range(task.classes)
     always = {"number": "mean label", "labels": "best constant labels"}.get(task.kind) or (

@@ -176,7 +176,7 @@ pathx*_mini     s4|dlr             masked        ce   mean linear 1e-2      0  1
 # that chose lengths and rates.
 OWN_RECIPES = """
 task         model              objective     loss pool head lr                  wd batch length      warmup schedule
-file:*|ucr:* transformer|rotary masked|causal -    mean -    3e-3/1e-3           0  16    10e/10e/20e 50     cos
+file:*|ucr:* transformer|rotary masked|causal -    mean -    3e-3/1e-3/1e-3/3e-3 0  16    10e/10e/20e 50     cos
 file:*|ucr:* s4|dlr             masked|causal -    mean -    4e-3/3e-3/3e-3/1e-2 0  16    10e/10e/20e 50     cos
 """
 

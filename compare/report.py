@@ -226,8 +226,8 @@ def denoised(compared):
     if not explained:
         return []
     line = 100 - 100 * known["interpolation"] / known["mean"]
-    return [f"Of the variance of hidden samples (validation), linear interpolation between visible neighbours explains "
-            f"{line:.1f} %, {', '.join(f'{name} {one:.1f} %' for name, one in explained.items())}."
+    return [f"Linear interpolation between visible neighbours explains {line:.1f} % of the variance of hidden samples "
+            f"(validation); {', '.join(f'{name} {one:.1f} %' for name, one in explained.items())}."
             + " **Pretraining has not learned more than interpolation.**" * (max(explained.values()) <= line)]
 
 
@@ -271,8 +271,8 @@ def on_the_archive(key, compared):
         return []                              # a demo, no series, no classes, other labels or lengths of runs
     low, high = next((low, high) for low, high in itertools.pairwise(BOUNDS) if linear["train_examples"] < high)
     for other, theirs in archive().items():
-        if other.passes or other.task == key.task or not theirs.linear or not (
-                low <= theirs.linear["train_examples"] < high):
+        sibling = entries.family(other.task) == entries.family(key.task)
+        if other.passes or sibling or not theirs.linear or not low <= theirs.linear["train_examples"] < high:
             continue
         for line in filter(theirs.lines.get, compared.lines):
             points = gain(*(theirs.lines[line].get(start, {}) for start in ("spt", "scratch"))).points
@@ -280,7 +280,8 @@ def on_the_archive(key, compared):
     sizes = f"{low} to {high - 1}" if high < math.inf else f"{low} or more"
     return [f"On {len(some)} sets of the UCR archive with {sizes} training series (results/ucr.md), SPT changed {line} "
             f"by a median of {statistics.median(some):+.1f} points: {sum(one > 0 for one in some)} gained, "
-            f"{sum(one < 0 for one in some)} lost." for line, some in gains.items() if len(some) > 2]
+            f"{sum(one < 0 for one in some)} lost. Size did not predict the gain there."
+            for line, some in gains.items() if len(some) > 2]
 
 
 def trivial(compared):

@@ -20,7 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import LeaveOneGroupOut, cross_val_predict
 
 from compare.drawing import LOOKS, draw, markdown, replace_block, wrapped
-from compare.reading import provenance, read_runs, scores
+from compare.reading import provenance, read_runs, scores, validation
 from compare.report import comparisons, denoising_error, name_of, runs_of
 from experiments import entries
 from files import UserError
@@ -29,7 +29,7 @@ DRAWS = 4_000                                  # of the bootstrap
 FEWEST = 8                                     # families for which intervals and correlations are shown
 PAIRS = [("spt", "scratch"), ("joint", "spt"), ("scratch", "baseline"), ("spt", "baseline"), ("joint", "baseline")]
 FACTS = ["train_examples", "length", "classes"]                  # of a set, in the linear model's record
-DENOISING, GAP = "denoising beside interpolation", "linear - scratch, on validation"          # of a model on a set
+DENOISING, GAP = "log(interpolation error / model error)", "linear - scratch, on validation"  # of a model on a set
 
 
 def collected(runs):
@@ -40,16 +40,16 @@ def collected(runs):
         if not (linear := compared.linear) or "accuracy" not in compared.score:      # R2 and F1 have no common mean
             print(f"warning: {name_of(key)} is left out: it has no linear model, or no accuracy", file=sys.stderr)
             continue
-        row = rows[entries.FAMILIES.get(key.task[4:], key.task), name_of(key).split(",")[0].removeprefix("ucr:")]
+        row = rows[entries.family(key.task), name_of(key._replace(passes=None)).removeprefix("ucr:")]
         used += [*runs_of(compared.lines), linear]
         row |= {("", "baseline"): [linear["score"]]} | {("", fact): [linear.get(fact, np.nan)] for fact in FACTS}
         for line, starts in compared.lines.items():
             model = f"{line}, {key.passes:,} passes" if key.passes else line
             row |= {(model, start): [*scores(some).values()] for start, some in starts.items()}
             error, scratch = denoising_error(starts), starts.get("scratch", {}).values()
-            if error and scratch and "denoising" in linear:      # the logarithm of the ratio of errors
+            if error and scratch and "denoising" in linear:
                 row[model, DENOISING] = [np.log(linear["denoising"]["interpolation"] / error)]
-                row[model, GAP] = [100 * np.mean([linear["val_accuracy"] - run["val_accuracy"] for run in scratch])]
+                row[model, GAP] = [100 * np.mean([validation(linear) - validation(run) for run in scratch])]
     used += [run["first"] for run in used if run.get("init")]
     return pandas.DataFrame.from_dict(rows, orient="index").sort_index(), used
 
@@ -63,8 +63,9 @@ def bootstrap(seeds):
     """Return the 95 % interval of the families' mean difference of two columns of `collected`."""
     rng = np.random.default_rng(0)
 
-    def mean(values):                                            # of a row, drawn with replacement: (DRAWS, n)
-        return np.take_along_axis(values, rng.integers(values.shape[1], size=values.shape), 1).mean(1)       # (DRAWS,)
+    def mean(values):                  # (DRAWS, n) -> (DRAWS,), of n drawn columns, each with a row of its own
+        rows, columns = (rng.integers(n, size=values.shape) for n in values.shape)
+        return values[rows, columns].mean(1)
 
     differences = [mean(np.tile(after, (DRAWS, 1))) - mean(np.tile(before, (DRAWS, 1)))
                    for after, before in seeds.to_numpy()]
@@ -120,11 +121,24 @@ def correlates(model, means):
                   f"the sign of the gain in {right} of {len(table)} sets; always the commoner sign, in {common}."]
 
 
+def ranked(table):
+    """Return the mean ranks of variants over families (n, variants), sorted; and [(first, last)], the longest groups of
+    neighbours among which no pair differs significantly."""
+    ranks = table.rank(axis=1, ascending=False).mean().sort_values()
+    pairs = [*itertools.combinations(range(len(ranks)), 2)]
+    _, corrected = signed_rank([table[ranks.index[i]] - table[ranks.index[j]] for i, j in pairs])
+    alike = {pair for pair, p in zip(pairs, corrected) if p > 0.05}
+    groups = {(i, j) for i, j in pairs if {*itertools.combinations(range(i, j + 1), 2)} <= alike}
+    return ranks, [(i, j) for i, j in sorted(groups) if not {(i - 1, j), (i, j + 1)} & groups]
+
+
 def figure(plt, means, models):
     """Draw SPT against scratch, a dot per set and a panel per model. Below, a critical-difference diagram: the mean
-    ranks of variants over families, and bars over neighbours among which no pair differs significantly."""
-    picture, axes = plt.subplot_mosaic([models, ["ranks"] * len(models)], height_ratios=(3, 2),
-                                       figsize=(max(6, 3.6 * len(models)), 6.4))
+    ranks of variants over the families that have all of them, and a bar over each group that `ranked` finds."""
+    table = of_families(means.round(9))
+    rows = [models, ["ranks"] * len(models)] if len(table) >= FEWEST else [models]
+    picture, axes = plt.subplot_mosaic(rows, height_ratios=(3, 2)[:len(rows)],
+                                       figsize=(max(6, 3.6 * len(models)), 1 + 2.7 * len(rows)))
     for model in models:
         x, y = means[[(model, "scratch"), (model, "spt")]].dropna().round(9).to_numpy().T
         axes[model].axline((0, 0), slope=1, color="black", linestyle=":")
@@ -132,20 +146,15 @@ def figure(plt, means, models):
         axes[model].set(title=f"{model}, {len(x)} sets: {(y > x).sum()} gain by SPT, {(y < x).sum()} lose",
                         xlabel="from scratch, test score in percent", ylabel="SPT", xlim=(0, 102), ylim=(0, 102),
                         aspect="equal")
-    table, axis = of_families(means.round(9)), axes["ranks"]     # of sets that have every variant
-    ranks = table.rank(axis=1, ascending=False).mean().sort_values()
-    pairs = [*itertools.combinations(range(len(ranks)), 2)]
-    _, corrected = signed_rank([table[ranks.index[i]] - table[ranks.index[j]] for i, j in pairs])
-    alike = {pair for pair, p in zip(pairs, corrected) if p > 0.05}
-    groups = {(i, j) for i, j in pairs if {*itertools.combinations(range(i, j + 1), 2)} <= alike}
-    axis.scatter(ranks, range(len(ranks)), s=12, color="black")
-    widest = [(i, j) for i, j in sorted(groups) if not {(i - 1, j), (i, j + 1)} & groups]
-    for k, (i, j) in enumerate(widest):
-        axis.plot([len(ranks) + 0.3 + 0.2 * k] * 2, (i, j), color=LOOKS["spt"][1], linewidth=3)
-    axis.set_yticks(range(len(ranks)), [f"{model} {LOOKS[start][0]}" for model, start in ranks.index])
-    axis.grid(axis="y", color="0.9")
-    axis.set(xlabel=f"mean rank over {len(table)} families (1 is best)\na bar joins variants without a significant "
-             "difference", ylim=(len(ranks) - 0.5, -0.5))
+    if axis := axes.get("ranks"):
+        ranks, groups = ranked(table)
+        axis.scatter(ranks, range(len(ranks)), s=12, color="black")
+        for k, (i, j) in enumerate(groups):
+            axis.plot([len(ranks) + 0.3 + 0.2 * k] * 2, (i, j), color=LOOKS["spt"][1], linewidth=3)
+        axis.set_yticks(range(len(ranks)), [f"{model} {LOOKS[start][0]}".strip() for model, start in ranks.index])
+        axis.grid(axis="y", color="0.9")
+        axis.set(xlabel=f"mean rank over the {len(table)} families that have all (1 is best)\na bar joins variants "
+                 "without a significant difference", ylim=(len(ranks) - 0.5, -0.5))
     return picture, "Self-pretraining over many sets"
 
 
@@ -164,10 +173,12 @@ def over_sets(args):
         markdown(["model", "difference", "sets (families)", "wins / draws / losses", "mean [95 %]", "median",
                   "p", "p, Holm"], tests(seeds, means)),
         "Points of test accuracy in percent, or of balanced accuracy if classes are more unequal than 3:1. The mean is "
-        f"over families, the median over sets. Intervals draw families (at least {FEWEST}), sets and seeds; one seed "
-        f"has no spread. p: Wilcoxon's signed-rank test over families, then corrected for all rows. "
-        f"{provenance(used)}.",
-        markdown(["model", "fact", "rank correlation with the gain from SPT [95 %]"], rows), "\n".join(said),
+        f"over families, the median over sets. Intervals: bootstrap over families (at least {FEWEST}), sets within "
+        "them and seeds; with one seed, its noise is part of the spread over families. p: Wilcoxon's signed-rank test "
+        f"over families, then corrected for all rows (Holm). {provenance(used)}.",
+        markdown(["model", "fact", "rank correlation with the gain from SPT [95 %]"], rows),
+        *["Over families, the only level that these intervals draw. Errors are squared, on hidden samples of the "
+          "validation split; interpolation is linear, between visible neighbours."] * bool(rows), "\n".join(said),
         "<details><summary>Every set</summary>",
         markdown(["family", "set", *FACTS, *(f"{model} {LOOKS[start][0]}".strip() for model, start in variants)],
                  sets.reset_index().to_numpy().tolist()), "</details>"]))

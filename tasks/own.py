@@ -206,7 +206,7 @@ def prepare_ucr(task, request):
         request = replace(request, raw=packaged)          # read in place, not copied
     place = find(request, f"{name}.zip", ".")
     found = [*members(place, rf"(?:^|/){name}_(TRAIN|TEST)\.(ts|tsv|txt)$")]
-    kind = min((match[2] for match, _ in found), default="ts")         # if several
+    kind = min((match[2] for match, _ in found), default="ts")         # the first of .ts, .tsv, .txt
     some = [(match[1], match[0].replace(".txt", ".tsv"), raw) for match, raw in found if match[2] == kind]
     if sorted(half for half, *_ in some) != ["TEST", "TRAIN"]:
         raise UserError(f"{place} must hold one {name}_TRAIN and one {name}_TEST, as .ts, .tsv or .txt; it holds "

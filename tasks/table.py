@@ -86,19 +86,26 @@ def value(cell):
     return float("nan" if text in MISSING else text.replace(",", ".") if re.fullmatch(COMMA, text) else text)
 
 
+def value_or_none(cell):
+    with contextlib.suppress(ValueError):
+        return value(cell)
+
+
 def number(cell):
     """Return whether a field is a number or says that one is missing."""
-    try:
-        return value(cell) is not None
-    except ValueError:
-        return False
+    return value_or_none(cell) is not None
+
+
+def lines_of(text, delimiter):
+    """Return an iterator over the lines. Where blanks separate fields, tabs do, too."""
+    lines = io.StringIO(text, newline="")
+    return (line.replace("\t", " ") for line in lines) if delimiter == " " else lines
 
 
 def rows_of(text, delimiter, n=50):
     """Return the first lines as lists of fields, without blank lines."""
     csv.field_size_limit(1 << 30)
-    text = text.replace("\t", " ") if delimiter == " " else text
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
+    reader = csv.reader(lines_of(text, delimiter), delimiter=delimiter, skipinitialspace=True)
     return [*islice(filter(any, reader), n)]
 
 
@@ -171,11 +178,10 @@ def frame_of(path, kind, raw, layout):
 def records(path, text, delimiter):
     """Return the lines of a text file as lists of fields. Quotes are around a field and doubled in it, or have a
     backslash before them, or, in a .tsv, are letters. Blanks before a quote do not belong to the field."""
-    text = text.replace("\t", " ") if delimiter == " " else text
     blanks = delimiter == " " or re.search(f'{re.escape(delimiter)} +"', text) is not None
     how = dict(delimiter=delimiter, skipinitialspace=blanks)
     for quotes in {}, dict(escapechar="\\"):
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True, **how, **quotes)
+        reader = csv.reader(lines_of(text, delimiter), strict=True, **how, **quotes)
         try:
             rows = [*reader]
             if delimiter != "\t" or not any("\t" in field and "\n" in field for row in rows for field in row):
@@ -184,7 +190,7 @@ def records(path, text, delimiter):
             problem = f"{path}, line {reader.line_num}: {error}; double the quotes within a text in quotes"
     if delimiter != "\t":
         raise UserError(problem)
-    return [*csv.reader(io.StringIO(text, newline=""), quoting=csv.QUOTE_NONE, **how)]
+    return [*csv.reader(lines_of(text, delimiter), quoting=csv.QUOTE_NONE, **how)]
 
 
 def headed(frame):
@@ -230,12 +236,12 @@ def numbers(path, frame, header):
                    or any("." in str(cell) and number(cell) for cell in cells.flat)):
         raise UserError(f"{path}: does the comma in {commas[0]!r} mark thousands or decimals? Write 1234 for "
                         "thousands, 1.234 for decimals")
-    right, wrong = np.vectorize(number, [bool])(cells), {}
-    for i, j in np.argwhere(~right)[::-1]:                # the first of a row is named
+    values, wrong = np.vectorize(value_or_none, [object])(cells), {}
+    for i, j in np.argwhere(np.equal(values, None))[::-1]:                # the first of a row is named
         wrong[i] = UserError(f"{place(path, frame.index[i], header)}, column {frame.columns[j]}: "
                              f"{str(cells[i, j])[:40]!r} is no number; correct it, or leave it empty if it is missing, "
                              "or leave out the column (if it is the text: --text)")
-    return np.vectorize(value, [float])(np.where(right, cells, "nan")), wrong
+    return values.astype(float), wrong         # None: NaN
 
 
 def labelled(column):

@@ -29,13 +29,13 @@ MUTANTS = {
     "pretrain.py": [
         ("hidden & ~batch.samples.isnan().all(-1)", "hidden", "gaps"),
         ("weight = there.shape[1] / there.sum(-1).clamp(min=1)", "weight = there.sum(-1) * 0 + 1", "gaps")],
-    "finetune.py": [
-        ("(len(train) / (task.classes * sizes))", "(len(train) / sizes)", "splits")],
+    "engine/targets.py": [
+        ("len(train) / (task.classes * sizes)", "len(train) / sizes", "splits")],
     "baseline.py": [
         ("range(len(split)) if split.chosen is None else split.chosen", "range(len(split))", "baseline"),
         ("if identity.items() <= there.items():", "if there:", "baseline"),
         ("constant = np.bincount(y).argmax()", "constant = np.bincount(y).argmin()", "baseline"),
-        ("task.classes and unequal(y)", "task.classes and not unequal(y)", "baseline"),
+        ('task.kind == "class" and unequal(y)', 'task.kind == "class" and not unequal(y)', "baseline"),
         ("some += [y.amax(-1),", "some += [y.mean(-1),", "baseline")],
     "data.py": [
         ("known[:max(task.classes, 1, int(labelled * n))]", "known[:max(1, int(labelled * n))]", "own data"),
@@ -53,7 +53,7 @@ MUTANTS = {
         ("[args.seed, step, self.processes.rank]", "[args.seed, step]", "runs"),
         ("if few and examples < args.batch:", "if False:", "own runs"),
         ("vars(args).update(self.folder.began)", "pass", "records"),
-        ('if score > self.state["best"]:', 'if score >= self.state["best"]:', "runs"),
+        ('if score >= self.state["best"]:', 'if score > self.state["best"]:', "runs"),
         ("(loss * self.processes.world).backward()", "loss.backward()", "runs"),
         ("seconds=round(self.seconds(), 1)", "seconds=round(time.perf_counter() - self.clock, 1)", "records")],
     "engine/folder.py": [
@@ -70,14 +70,29 @@ MUTANTS = {
         ('enabled=self.dtype == "bfloat16"', "enabled=False", "predict"),
         (" if (numbers == number).sum() == 1}", "}", "predict"),
         ("low + (outputs.double() + 1) / 2", "low + (outputs + 1) / 2", "predict"),
-        ("np.argsort(order)]", "order]", "predict")],
+        ("np.argsort(order)]", "order]", "targets predict"),
+        ("reshape(len(split), -1)[np.argsort(order)]", "reshape(len(split), -1)[order]", "predict")],
     "compare/reading.py": [
-        ('run["start"] == "joint" and OBJECTIVES[run["objective"]].hides', 'run["start"] == "joint"', "records analyze"),
+        ('run["start"] == "joint" and objective and objective.hides', 'run["start"] == "joint"', "records analyze"),
         ('paths = [init.resolve()] * (run["place"] == run["folder"]) + ', "paths = ", "records compare"),
         ("if not any_code:", "if False:", "records"),
         ('if run.get("balanced") else [found]', "if False else [found]", "statistics"),
-        ("(error - share * around) / around.mean()", "error - share * around", "statistics"),
+        ("(numerators - ratio * denominators) / max(denominators.mean(), 1e-300)", "(numerators - ratio * denominators)",
+         "statistics"),
         ('hash(identity(run)), {**', 'hash(run["task"]), {**', "analyze")],
+    "compare/sets.py": [
+        ("mean(some.to_numpy().T)", "some.to_numpy().mean(0)", "sets"),
+        ("rows, columns = (rng.integers(n, size=values.shape) for n in values.shape)",
+         "rows, columns = np.indices(values.shape)", "sets"),
+        ("mean(np.tile(after, (DRAWS, 1)))", "np.mean(after)", "sets"),
+        ("* (len(families) >= FEWEST)", "", "sets"),
+        ("ascending=False", "ascending=True", "sets"),
+        ("if p > 0.05}", "if p < 0.05}", "sets"),
+        ("(guess == better).sum()", "(guess != better).sum()", "sets"),
+        ("np.arange(len(p), 0, -1)", "len(p)", "sets"),
+        ('or "accuracy" not in compared.score', "", "sets"),
+        ("validation(linear) - validation(run)", "validation(run) - validation(linear)", "sets"),
+        ('linear["denoising"]["interpolation"] / error', 'error / linear["denoising"]["interpolation"]', "sets")],
     "compare/statistics.py": [
         ("len(sample), len(sample) - 1)", "len(sample), len(sample))", "statistics"),
         ("(np.square(difference).sum() + unit)", "np.square(difference).sum()", "statistics"),
@@ -91,6 +106,11 @@ MUTANTS = {
         ("key=lambda row: (\n        len(row.runs), ", "key=lambda row: (\n        ", "compare"),
         ('not other.own.get("freeze")', "True", "compare")],
     "compare/report.py": [
+        ("if other.passes or sibling or", "if sibling or", "sets"),
+        ("if other.passes or sibling or", "if other.passes or", "sets"),
+        ("if len(some) > 2]", "]", "sets"),
+        ("verdict(compared) + on_the_archive(key, compared)", "verdict(compared)", "sets"),
+        ('or kind_of(linear) != "class" or key[1:] != (1, None):', 'or kind_of(linear) != "class":', "sets"),
         ("if len(ours) == 1 or None in map", "if None in map", "baseline"),
         ("if 0 < found.half < abs(mean) and", "if found.seeds < abs(mean) and", "baseline own"),
         ("max(98, 100 - 200 / n)", "98", "baseline"),

@@ -157,8 +157,8 @@ def test_unequal_classes_choose_by_balanced_accuracy(share, wanted, monkeypatch,
     test = np.zeros(len(splits[2]), int)
     monkeypatch.setattr(baseline, "linear_models", lambda task: {
         "bold": Always(np.ones_like(val), test), "careful": Always(careful, test)})
-    _, _, constant, strength = baseline.fit(task, *splits)
-    assert strength == wanted and (share == 2 or set(constant) == {1})
+    _, _, constant, strength, balanced = baseline.fit(task, *splits)
+    assert strength == wanted and balanced == (share == 5) and (share == 2 or set(constant) == {1})
 
 
 def test_finished_is_only_what_has_the_same_flags(tmp_path, capsys):

@@ -9,8 +9,9 @@ The gates read h[t-1], so the recurrence is not linear as that of a state space 
 parallel scan. A layer is x + Linear(LSTM(norm(x))), a pre-norm residual block with LayerNorm. The causal objective has
 one direction with d hidden units; the masked one has two with d/2 each, concatenated. A layer with two directions then
 has 7 d^2 weights, GRU 5.5 d^2; a Transformer's has 8 d^2 if ff = 2d. Depths, widths and recipes are the rotary
-Transformer's, because none are published for self-pretraining. Leave out --compile: it unrolls the loop over positions
-and takes minutes to compile a hundred of them.
+Transformer's, because none are published for self-pretraining; only the learning rates for your data are the LSTM's own
+(results/ucr.md has the trial). Leave out --compile: it unrolls the loop over positions and takes minutes to compile a
+hundred of them.
 """
 import functools
 
@@ -95,6 +96,12 @@ pathfinder_demo|*_mini           3  32 layer pre
 *_demo|text256|file:*|ucr:*      3  64 layer pre
 *                                4 128 layer pre
 """
+RECIPES = """
+task         objective     loss pool head lr                  wd batch length      warmup schedule
+file:*|ucr:* masked|causal -    mean -    3e-3/3e-3/3e-3/9e-3 0  16    10e/10e/20e 50     cos
+"""
 MODELS |= {
-    "lstm": Model(SSMBlock, LSTM, "rotary", sizes=SIZES, about="LSTM (Hochreiter and Schmidhuber 1997)."),
-    "gru": Model(SSMBlock, Recurrent, "rotary", sizes=SIZES, about="GRU (Cho et al. 2014).")}
+    "lstm": Model(SSMBlock, LSTM, "rotary", sizes=SIZES, recipes=RECIPES,
+                  about="LSTM (Hochreiter and Schmidhuber 1997)."),
+    "gru": Model(SSMBlock, Recurrent, "rotary", sizes=SIZES, recipes=RECIPES,
+                 about="GRU (Cho et al. 2014).")}
