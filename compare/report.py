@@ -277,11 +277,11 @@ def on_the_archive(key, compared):
         for line in filter(theirs.lines.get, compared.lines):
             points = gain(*(theirs.lines[line].get(start, {}) for start in ("spt", "scratch"))).points
             gains.setdefault(line, []).extend([round(statistics.mean(points.values()), 9)] if points else [])
-    sizes = f"{low} to {high - 1}" if high < math.inf else f"{low} or more"
+    sizes = f"{low} or more" if high == math.inf else f"{low} to {high - 1}" if low else f"fewer than {high}"
     return [f"On {len(some)} sets of the UCR archive with {sizes} training series (results/ucr.md), SPT changed {line} "
             f"by a median of {statistics.median(some):+.1f} points: {sum(one > 0 for one in some)} gained, "
             f"{sum(one < 0 for one in some)} lost. Size did not predict the gain there."
-            for line, some in gains.items() if len(some) > 2]
+            for line, some in gains.items() if len(some) > 4]
 
 
 def trivial(compared):

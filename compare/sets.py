@@ -21,14 +21,14 @@ from sklearn.model_selection import LeaveOneGroupOut, cross_val_predict
 
 from compare.drawing import LOOKS, draw, markdown, replace_block, wrapped
 from compare.reading import provenance, read_runs, scores, validation
-from compare.report import comparisons, denoising_error, name_of, runs_of
+from compare.report import comparisons, constant_of, denoising_error, name_of, runs_of
 from experiments import entries
 from files import UserError
 
 DRAWS = 4_000                                  # of the bootstrap
 FEWEST = 8                                     # families for which intervals and correlations are shown
 PAIRS = [("spt", "scratch"), ("joint", "spt"), ("scratch", "baseline"), ("spt", "baseline"), ("joint", "baseline")]
-FACTS = ["train_examples", "length", "classes"]                  # of a set, in the linear model's record
+FACTS = dict(train_examples="training series", length="length", classes="classes")     # in the linear model's record
 DENOISING, GAP = "log(interpolation error / model error)", "linear - scratch, on validation"  # of a model on a set
 
 
@@ -42,7 +42,8 @@ def collected(runs):
             continue
         row = rows[entries.family(key.task), name_of(key._replace(passes=None)).removeprefix("ucr:")]
         used += [*runs_of(compared.lines), linear]
-        row |= {("", "baseline"): [linear["score"]]} | {("", fact): [linear.get(fact, np.nan)] for fact in FACTS}
+        row |= {("", fact): [linear.get(fact, np.nan)] for fact in FACTS}
+        row |= {("", "majority class"): [constant_of(compared)], ("", "baseline"): [linear["score"]]}
         for line, starts in compared.lines.items():
             model = f"{line}, {key.passes:,} passes" if key.passes else line
             row |= {(model, start): [*scores(some).values()] for start, some in starts.items()}
@@ -109,7 +110,8 @@ def correlates(model, means):
     drawn = pandas.DataFrame(families.sample(frac=1, replace=True, random_state=rng).corr("spearman").gain
                              for _ in range(DRAWS // 4))
     limits = zip(families.corr("spearman").gain[:-1].items(), *drawn.quantile([0.025, 0.975]).to_numpy())
-    rows = [[model, fact, f"{one:+.2f} [{low:+.2f}, {high:+.2f}]"] for (fact, one), low, high in limits]
+    rows = [[model, FACTS.get(fact, fact), f"{one:+.2f} [{low:+.2f}, {high:+.2f}]"]
+            for (fact, one), low, high in limits]
     table = table[table.gain != 0]                               # no gain has no sign
     better, groups = (table.gain > 0).to_numpy(), table.index.get_level_values(0)
     if min(groups[better].nunique(), groups[~better].nunique()) < 2:
@@ -126,16 +128,16 @@ def ranked(table):
     neighbours among which no pair differs significantly."""
     ranks = table.rank(axis=1, ascending=False).mean().sort_values()
     pairs = [*itertools.combinations(range(len(ranks)), 2)]
-    _, corrected = signed_rank([table[ranks.index[i]] - table[ranks.index[j]] for i, j in pairs])
+    _, corrected = signed_rank([(table[ranks.index[i]] - table[ranks.index[j]]).round(9) for i, j in pairs])
     alike = {pair for pair, p in zip(pairs, corrected) if p > 0.05}
     groups = {(i, j) for i, j in pairs if {*itertools.combinations(range(i, j + 1), 2)} <= alike}
     return ranks, [(i, j) for i, j in sorted(groups) if not {(i - 1, j), (i, j + 1)} & groups]
 
 
 def figure(plt, means, models):
-    """Draw SPT against scratch, a dot per set and a panel per model. Below, a critical-difference diagram: the mean
-    ranks of variants over the families that have all of them, and a bar over each group that `ranked` finds."""
-    table = of_families(means.round(9))
+    """Draw SPT against scratch, one dot per set and a panel per model. Below, a critical-difference diagram: the mean
+    ranks of the variants that all sets have, and a bar beside each group that `ranked` finds."""
+    table = of_families(means.dropna(axis=1).round(9))
     rows = [models, ["ranks"] * len(models)] if len(table) >= FEWEST else [models]
     picture, axes = plt.subplot_mosaic(rows, height_ratios=(3, 2)[:len(rows)],
                                        figsize=(max(6, 3.6 * len(models)), 1 + 2.7 * len(rows)))
@@ -143,18 +145,19 @@ def figure(plt, means, models):
         x, y = means[[(model, "scratch"), (model, "spt")]].dropna().round(9).to_numpy().T
         axes[model].axline((0, 0), slope=1, color="black", linestyle=":")
         axes[model].scatter(x, y, s=12, color=LOOKS["spt"][1])
-        axes[model].set(title=f"{model}, {len(x)} sets: {(y > x).sum()} gain by SPT, {(y < x).sum()} lose",
+        axes[model].set(title=f"{model}\n{len(x)} sets: {(y > x).sum()} gain by SPT, {(y < x).sum()} lose",
                         xlabel="from scratch, test score in percent", ylabel="SPT", xlim=(0, 102), ylim=(0, 102),
                         aspect="equal")
     if axis := axes.get("ranks"):
         ranks, groups = ranked(table)
-        axis.scatter(ranks, range(len(ranks)), s=12, color="black")
-        for k, (i, j) in enumerate(groups):
-            axis.plot([len(ranks) + 0.3 + 0.2 * k] * 2, (i, j), color=LOOKS["spt"][1], linewidth=3)
+        axis.scatter(ranks, range(len(ranks)), s=12, color="black", zorder=3)
+        for k, (i, j) in enumerate(groups):                      # right of the frame
+            axis.plot([1.02 + 0.02 * k] * 2, (i, j), color=LOOKS["spt"][1], linewidth=3, clip_on=False,
+                      transform=axis.get_yaxis_transform())
         axis.set_yticks(range(len(ranks)), [f"{model} {LOOKS[start][0]}".strip() for model, start in ranks.index])
         axis.grid(axis="y", color="0.9")
-        axis.set(xlabel=f"mean rank over the {len(table)} families that have all (1 is best)\na bar joins variants "
-                 "without a significant difference", ylim=(len(ranks) - 0.5, -0.5))
+        axis.set(xlabel=f"mean rank over {len(table)} families (1 is best), of the variants that all sets have\n"
+                 "a bar joins variants without a significant difference", ylim=(len(ranks) - 0.5, -0.5))
     return picture, "Self-pretraining over many sets"
 
 
@@ -167,20 +170,23 @@ def over_sets(args):
                         "run_all.sh own --tasks file:A,file:B")
     means = seeds.map(np.mean)
     facts, variants = means[[("", fact) for fact in FACTS]], means[[name for name in means if name[1] in LOOKS]]
-    sets = pandas.concat([facts.map("{:.0f}".format), variants.map("{:.1f}".format)], axis=1).replace("nan", "–")
+    scored = means[[("", "majority class"), *variants]].map("{:.1f}".format)
+    sets = pandas.concat([facts.map("{:.0f}".format), scored], axis=1).replace("nan", "–")
     rows, said = (sum(some, []) for some in zip(*(correlates(model, means) for model in models)))
     text = wrapped("\n\n".join([
         markdown(["model", "difference", "sets (families)", "wins / draws / losses", "mean [95 %]", "median",
                   "p", "p, Holm"], tests(seeds, means)),
-        "Points of test accuracy in percent, or of balanced accuracy if classes are more unequal than 3:1. The mean is "
-        f"over families, the median over sets. Intervals: bootstrap over families (at least {FEWEST}), sets within "
-        "them and seeds; with one seed, its noise is part of the spread over families. p: Wilcoxon's signed-rank test "
-        f"over families, then corrected for all rows (Holm). {provenance(used)}.",
+        "Points of test accuracy in percent, or of balanced accuracy if the test set's classes are more unequal than "
+        f"3:1. The mean is over families, the median over sets. Intervals: bootstrap over families (at least {FEWEST}),"
+        " sets within them and seeds; with one seed, its noise is part of the spread over families. p: Wilcoxon's "
+        f"signed-rank test over families, then corrected for all rows (Holm). {provenance(used)}.",
         markdown(["model", "fact", "rank correlation with the gain from SPT [95 %]"], rows),
-        *["Over families, the only level that these intervals draw. Errors are squared, on hidden samples of the "
-          "validation split; interpolation is linear, between visible neighbours."] * bool(rows), "\n".join(said),
+        *["Correlations are over the families' means; their intervals resample families only. Errors are squared, on "
+          "hidden samples of the validation split; interpolation is linear, between visible neighbours."] * bool(rows),
+        "\n".join(said),
         "<details><summary>Every set</summary>",
-        markdown(["family", "set", *FACTS, *(f"{model} {LOOKS[start][0]}".strip() for model, start in variants)],
+        markdown(["family", "set", *FACTS.values(), "majority class",
+                  *(f"{model} {LOOKS[start][0]}".strip() for model, start in variants)],
                  sets.reset_index().to_numpy().tolist()), "</details>"]))
     print(f"\n{text}\n")
     draw(lambda plt: figure(plt, variants, models), args.figure)

@@ -108,7 +108,7 @@ MUTANTS = {
     "compare/report.py": [
         ("if other.passes or sibling or", "if sibling or", "sets"),
         ("if other.passes or sibling or", "if other.passes or", "sets"),
-        ("if len(some) > 2]", "]", "sets"),
+        ("if len(some) > 4]", "]", "sets"),
         ("verdict(compared) + on_the_archive(key, compared)", "verdict(compared)", "sets"),
         ('or kind_of(linear) != "class" or key[1:] != (1, None):', 'or kind_of(linear) != "class":', "sets"),
         ("if len(ours) == 1 or None in map", "if None in map", "baseline"),

@@ -289,7 +289,7 @@ def test_your_report_says_what_spt_changed_on_sets_of_the_archive_of_that_size(t
 
 
 def test_siblings_and_other_lengths_do_not_count_for_your_report(monkeypatch):
-    """FordA's report leaves FordB out; runs of other lengths count nowhere; two sets are too few."""
+    """FordA's report leaves FordB out; runs of other lengths count nowhere; four sets are too few."""
     def comparison(n, gained, classes=True):
         starts = {start: {0: dict(score=score, test_examples=None, folder=ROOT)} for start, score in
                   (("scratch", 50.0), ("spt", 50.0 + gained))}
@@ -302,9 +302,10 @@ def test_siblings_and_other_lengths_do_not_count_for_your_report(monkeypatch):
         return report.on_the_archive(report.Key(key, 1, None), comparison(3000, 0, **more))
 
     of = {("FordB", None): (3000, 9), ("Crop", None): (500, 1), ("ElectricDevices", None): (9000, 2),
-          ("DistalPhalanxOutlineCorrect", None): (510, -4), ("Crop", 2000): (6000, 9), ("Adiac", None): (499, 9)}
+          ("DistalPhalanxOutlineCorrect", None): (510, -4), ("Crop", 2000): (6000, 9), ("Adiac", None): (499, 9),
+          ("Fish", None): (500, 3), ("Car", None): (900, -1)}
     (line,) = said(of)
-    assert "On 3 sets" in line and "median of +1.0 points: 2 gained, 1 lost" in line and "500 or more" in line
+    assert "On 5 sets" in line and "median of +1.0 points: 3 gained, 2 lost" in line and "500 or more" in line
     assert not said(of, classes=False)
     del of["Crop", None]
     assert not said(of)
@@ -320,7 +321,9 @@ def test_pages_say_what_the_kept_records_say(tmp_path):
     row = next(line for line in page.splitlines() if line.startswith("| s4 | self-pretrained - from scratch"))
     sets, families = re.search(r"\| (\d+) \((\d+)\) \|", row).groups()
     interval = re.search(r"[+-]\d+\.\d \[.*?\]", row)[0]
+    for low, high in re.findall(r"^\| \w+ \| training series \| \S+ \[(\S+), (\S+)\]", page, re.M):
+        assert float(low) < 0 < float(high)    # as `own` says beside its sentence on the archive
     for text in page.split("<!-- sets:begin -->")[0], (ROOT / "README.md").read_text(), (
             ROOT / "results" / "own.md").read_text():
-        text = " ".join(text.split())
-        assert interval.replace(" [", " points [") in text and f"{sets} sets" in text and f"{families} families" in text
+        text = " ".join(text.split()).replace(" points [", " [")
+        assert interval in text and f"{sets} sets" in text and f"{families} families" in text

@@ -9,9 +9,9 @@ The gates read h[t-1], so the recurrence is not linear as that of a state space 
 parallel scan. A layer is x + Linear(LSTM(norm(x))), a pre-norm residual block with LayerNorm. The causal objective has
 one direction with d hidden units; the masked one has two with d/2 each, concatenated. A layer with two directions then
 has 7 d^2 weights, GRU 5.5 d^2; a Transformer's has 8 d^2 if ff = 2d. Depths, widths and recipes are the rotary
-Transformer's, because none are published for self-pretraining; only the learning rates for your data are the LSTM's own
-(results/ucr.md has the trial). Leave out --compile: it unrolls the loop over positions and takes minutes to compile a
-hundred of them.
+Transformer's, because none are published for self-pretraining. Only the learning rates for your data were chosen for
+the LSTM (results/ucr.md has the trial); the GRU takes them over. Leave out --compile: it unrolls the loop over
+positions and takes minutes to compile a hundred of them.
 """
 import functools
 
