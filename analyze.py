@@ -516,8 +516,8 @@ def command(argv):
     parser = Parser(examples=True, description=__doc__, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=COMMANDS)
-    parser.add_argument("what", nargs="*", help="number of the table or figure; compare, curves, own, status: folders; "
-                        "demo: a demo of run_all.sh")
+    parser.add_argument("what", nargs="*", help="number of the table or figure; compare, curves, own, sets, status: "
+                        "folders; demo: a demo of run_all.sh")
     parser.add_argument("--preset", choices=("paper", "mini"), default="paper", help="see run_all.sh")
     parser.add_argument("--runs", type=Path, help="folder of runs or runs.jsonl (default: runs/PRESET, else kept runs)")
     parser.add_argument("--out", type=Path, help="folder for the output (default: results/PRESET)")
@@ -526,10 +526,11 @@ def command(argv):
     parser.add_argument("--select", choices=["val"], help="compare: test scores only of settings that validation chose")
     parser.add_argument("--any-code", action="store_true", help="compare: pool seeds trained by different code")
     parser.add_argument("--seeds", type=lambda text: {*map(int, text.split(","))}, metavar="0,1,...",
-                        help="demo, own: only the runs of these seeds")
-    parser.add_argument("--figure", type=Path, help="demo, own, compare, curves: where the figure goes (default: "
-                        "in the folder of the runs)")
-    parser.add_argument("--readme", type=Path, help="demo, own: write tables between their markers in this file")
+                        help="demo, own, sets: only the runs of these seeds")
+    parser.add_argument("--figure", type=Path, help="demo, own, sets, compare, curves: where the figure goes "
+                        "(default: in the folder of the runs)")
+    parser.add_argument("--readme", type=Path, help="demo, own, sets: write tables between their markers in this "
+                        "file")
     args = parser.parse_args(argv)
     of_users = args.command in ("compare", "curves", "demo", "own", "sets")
     if args.command in ("compare", "curves", "own", "sets") and args.what:

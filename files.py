@@ -19,6 +19,7 @@ if ROOT in Path(getattr(sys.modules["__main__"], "__file__", "/")).resolve().par
 # Slow imports come after the hook is set.
 import argparse  # noqa: E402
 import contextlib  # noqa: E402
+import difflib  # noqa: E402
 import hashlib  # noqa: E402
 import importlib  # noqa: E402
 import json  # noqa: E402
@@ -52,7 +53,9 @@ class Parser(argparse.ArgumentParser):
         return super().parse_args(args, namespace)
 
     def error(self, message):
-        raise UserError(message)
+        word, known = message.partition("unrecognized arguments: ")[2].split(" "), self._option_string_actions
+        close = difflib.get_close_matches(word[0], known, 1)
+        raise UserError(message + "".join(f"; did you mean {one}?" for one in close))
 
 
 def exit_code(main, interrupted="interrupted"):

@@ -195,7 +195,9 @@ def beside_linear(compared, means):
             return "not significantly different from"
         return "ahead of" if apart > 0 else "behind"
 
-    best = max(means, key=lambda variant: statistics.mean(map(validation, runs[variant].values())))
+    chosen = {variant: round(statistics.mean(map(validation, runs[variant].values())), 9) for variant in means}
+    best = max(means, key=chosen.get)
+    tied = [called(variant) for variant in means if chosen[variant] == chosen[best]]
     behind, said = [called(variant) for variant in means if variant != best and beside(variant) == "behind"], []
 
     def text(score):
@@ -208,7 +210,8 @@ def beside_linear(compared, means):
     else:
         relation = (f"**{beside(best)}** the linear model ({text(linear['score'])})" if beside(best) else
                     f"the linear model {text(linear['score'])}; which is better is unknown")
-        said.append(f"Validation chooses {called(best)}. It scores {text(means[best])} on test, {relation}."
+        said.append((f"Validation cannot choose between {', '.join(tied)}. The first" if tied[1:] else
+                     f"Validation chooses {called(best)}. It") + f" scores {text(means[best])} on test, {relation}."
                     + f" Behind the linear model: {', '.join(behind)}." * bool(behind))
     none = [called(variant) for variant in means if all(
         run["score"] <= constant + half_width_of_test([run]) for run in runs[variant].values())]
@@ -383,12 +386,15 @@ def caption(key, compared):
     return f"{' '.join(text)}\n\n{source}"
 
 
+def of_seeds(runs, seeds):
+    return [run for run in runs if seeds is None or run["seed"] in seeds or run.get("start") == "baseline"]
+
+
 def report(args):
     """Print a table and a verdict for each data set and share of the labels, and draw a figure: of the finished runs on
     your data or of a demo."""
     name, entry = args.command, []
-    runs = [run for run in read_runs(args.runs)
-            if args.seeds is None or run["seed"] in args.seeds or run.get("start") == "baseline"]
+    runs = of_seeds(read_runs(args.runs), args.seeds)
     if args.command == "demo":
         name = args.what[0] if args.what else args.runs.stem if args.runs.stem in entries.DEMOS else "demo"
         if name not in entries.DEMOS:
@@ -407,7 +413,8 @@ def report(args):
         there = [run for run in runs_of(compared.lines) if (run["folder"] / "best.pt").exists()]
         if there:
             best = max(there, key=validation)["folder"]
-            print(f"To label new sequences, use the best run on validation: python predict.py {best} --input FILE\n")
+            print("To label new sequences with the best network on validation: "
+                  f"python predict.py {best} --input FILE\n")
     draw(lambda plt: figure(plt, found), args.figure)
     if args.readme:
         picture = os.path.relpath(args.figure, args.readme.parent)

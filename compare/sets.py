@@ -21,7 +21,7 @@ from sklearn.model_selection import LeaveOneGroupOut, cross_val_predict
 
 from compare.drawing import LOOKS, draw, markdown, replace_block, wrapped
 from compare.reading import provenance, read_runs, scores, validation
-from compare.report import comparisons, constant_of, denoising_error, name_of, runs_of
+from compare.report import comparisons, constant_of, denoising_error, name_of, of_seeds, runs_of
 from experiments import entries
 from files import UserError
 
@@ -40,7 +40,8 @@ def collected(runs):
         if not (linear := compared.linear) or "accuracy" not in compared.score:      # R2 and F1 have no common mean
             print(f"warning: {name_of(key)} is left out: it has no linear model, or no accuracy", file=sys.stderr)
             continue
-        row = rows[entries.family(key.task), name_of(key._replace(passes=None)).removeprefix("ucr:")]
+        name = name_of(key._replace(passes=None)).removeprefix("ucr:") + r"\*" * ("balanced" in compared.score)
+        row = rows[entries.family(key.task), name]
         used += [*runs_of(compared.lines), linear]
         row |= {("", fact): [linear.get(fact, np.nan)] for fact in FACTS}
         row |= {("", "majority class"): [constant_of(compared)], ("", "baseline"): [linear["score"]]}
@@ -94,8 +95,8 @@ def tests(seeds, means):
             rows.append([model, f"{LOOKS[start][0]} - {LOOKS[other][0]}", f"{len(points)} ({len(families)})",
                          f"{(points > 0).sum()} / {(points == 0).sum()} / {(points < 0).sum()}",
                          f"{families.mean():+.1f}{interval}", f"{points.median():+.1f}"])
-    return [[*row, *(f"{p:.3f}" if p >= 0.001 else "< 0.001" for p in pair)]
-            for row, *pair in zip(rows, *signed_rank(samples))]
+    return [[*row, *("–" if len(sample) < FEWEST else f"{p:.3f}" if p >= 0.001 else "< 0.001" for p in pair)]
+            for row, sample, *pair in zip(rows, samples, *signed_rank(samples))]
 
 
 def correlates(model, means):
@@ -141,12 +142,13 @@ def figure(plt, means, models):
     rows = [models, ["ranks"] * len(models)] if len(table) >= FEWEST else [models]
     picture, axes = plt.subplot_mosaic(rows, height_ratios=(3, 2)[:len(rows)],
                                        figsize=(max(6, 3.6 * len(models)), 1 + 2.7 * len(rows)))
+    low = means.min(axis=None) // 10 * 10
     for model in models:
         x, y = means[[(model, "scratch"), (model, "spt")]].dropna().round(9).to_numpy().T
         axes[model].axline((0, 0), slope=1, color="black", linestyle=":")
         axes[model].scatter(x, y, s=12, color=LOOKS["spt"][1])
         axes[model].set(title=f"{model}\n{len(x)} sets: {(y > x).sum()} gain by SPT, {(y < x).sum()} lose",
-                        xlabel="from scratch, test score in percent", ylabel="SPT", xlim=(0, 102), ylim=(0, 102),
+                        xlabel="from scratch, test score in percent", ylabel="SPT", xlim=(low, 102), ylim=(low, 102),
                         aspect="equal")
     if axis := axes.get("ranks"):
         ranks, groups = ranked(table)
@@ -163,7 +165,8 @@ def figure(plt, means, models):
 
 def over_sets(args):
     """Print the tables and draw the figure of the runs in some folders."""
-    seeds, used = collected([run for folder in args.what or [args.runs] for run in read_runs(Path(folder))])
+    runs = [run for folder in args.what or [args.runs] for run in read_runs(Path(folder))]
+    seeds, used = collected(of_seeds(runs, args.seeds))
     models = [model for model, start in seeds if start == "spt" and (model, "scratch") in seeds]
     if len(seeds) < 2 or not models:
         raise UserError("sets wants at least two sets, each with runs from scratch, with SPT and a linear model: bash "
@@ -173,21 +176,21 @@ def over_sets(args):
     scored = means[[("", "majority class"), *variants]].map("{:.1f}".format)
     sets = pandas.concat([facts.map("{:.0f}".format), scored], axis=1).replace("nan", "–")
     rows, said = (sum(some, []) for some in zip(*(correlates(model, means) for model in models)))
-    text = wrapped("\n\n".join([
+    sets = [[Path(family).name, *row] for family, *row in sets.reset_index().to_numpy().tolist()]
+    text = wrapped("\n\n".join(filter(None, [
         markdown(["model", "difference", "sets (families)", "wins / draws / losses", "mean [95 %]", "median",
                   "p", "p, Holm"], tests(seeds, means)),
-        "Points of test accuracy in percent, or of balanced accuracy if the test set's classes are more unequal than "
-        f"3:1. The mean is over families, the median over sets. Intervals: bootstrap over families (at least {FEWEST}),"
-        " sets within them and seeds; with one seed, its noise is part of the spread over families. p: Wilcoxon's "
-        f"signed-rank test over families, then corrected for all rows (Holm). {provenance(used)}.",
-        markdown(["model", "fact", "rank correlation with the gain from SPT [95 %]"], rows),
-        *["Correlations are over the families' means; their intervals resample families only. Errors are squared, on "
-          "hidden samples of the validation split; interpolation is linear, between visible neighbours."] * bool(rows),
+        "Points of test accuracy in percent, or (\\*) of balanced accuracy if the test set's classes are more unequal "
+        f"than 3:1. The mean is over families, the median over sets. Intervals: bootstrap over families (at least "
+        f"{FEWEST}), sets within them and seeds; with one seed, its noise is part of the spread over families. p: "
+        f"Wilcoxon's signed-rank test over families, then corrected for all rows (Holm). {provenance(used)}.",
+        rows and markdown(["model", "fact", "rank correlation with the gain from SPT [95 %]"], rows),
+        rows and "Correlations are over the families' means; their intervals resample families only. Errors are "
+        "squared, on hidden samples of the validation split; interpolation is linear, between visible neighbours.",
         "\n".join(said),
         "<details><summary>Every set</summary>",
         markdown(["family", "set", *FACTS.values(), "majority class",
-                  *(f"{model} {LOOKS[start][0]}".strip() for model, start in variants)],
-                 sets.reset_index().to_numpy().tolist()), "</details>"]))
+                  *(f"{model} {LOOKS[start][0]}".strip() for model, start in variants)], sets), "</details>"])))
     print(f"\n{text}\n")
     draw(lambda plt: figure(plt, variants, models), args.figure)
     if args.readme:

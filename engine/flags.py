@@ -33,7 +33,7 @@ def flags(stage, objectives):
                     allow_abbrev=False, add_help=False)
     add = parser.add_argument_group("what to run").add_argument
     add("-h", "--help", action="store_true", help="print this help, with the recipe and sizes of a task and model")
-    add("--task", help="one of: " + " ".join(TASKS) + " or your data: file:PATH (.npz, .csv, .tsv, .ts), ucr:NAME")
+    add("--task", help="one of: " + " ".join(TASKS) + " or your data: file:PATH (a table, .npz, .ts, .txt), ucr:NAME")
     add("--model", choices=MODELS, metavar="MODEL", help="one of: " + " ".join(MODELS))
     add("--objective", choices=objectives, help="masked: predict hidden positions from both sides; causal: predict "
         "each position from those before it")

@@ -127,7 +127,7 @@ def plan(args):
     if target in (*entries.DEMOS, "own", "sweep"):
         for task, model in itertools.product(tasks, args.models or ()):
             if model not in MODELS:
-                raise UserError(f"{target} has no model {model!r}")
+                raise UserError(f"{target} has no model {model!r}; choose from {' '.join(MODELS)}")
             recipe_line(task, declared(full_name(task)), model, None, "pretrain")     # UserError if it has none
     if unknown := [start for start in args.starts or () if start not in entries.STARTS]:
         raise UserError(f"--starts {unknown[0]}: choose from {' '.join(entries.STARTS)}")
@@ -302,6 +302,8 @@ def show(args, folder, by_seed, last):
     """Print the table or draw the figure of the runs of these seeds, and return whether that failed. With --select,
     wait for the last seed: validation chooses once, from all runs."""
     target, figure = args.target, ["--figure", str(folder / f"{args.target}.png")]
+    if not last:
+        print(f"\nSo far, seeds {', '.join(by_seed)}:", flush=True)
     runs = ["--runs", folder.as_posix(), *([] if last else ["--seeds", ",".join(by_seed)])]
     reports = {name: ["demo", name] for name in entries.DEMOS} | {"own": ["own"], "ucr": ["sets"]}
     if target in reports:

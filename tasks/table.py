@@ -25,6 +25,7 @@ TEXTS = "text", "review", "sentence"           # of a text's, by which a header 
 MISSING = {"", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?"}                       # in lower case
 COMMA = r"[+-]?\d*,\d+(e[+-]?\d+)?"            # a number with a decimal comma
 THOUSANDS = r"[+-]?[1-9]\d{0,2}(,\d{3})+"      # one that may have commas between thousands
+ID = r"(^|.*[_ .-])(id|idx|index|uuid)"         # the end of a column's name, in lower case
 
 
 class Layout(NamedTuple):
@@ -327,8 +328,14 @@ def from_frame(path, frame, header, layout, documents=1, regression=False):
             series[i] = UserError(f"{place(path, rows[i], header)}: the text is empty; remove that line")
     else:
         values, wrong = numbers(path, frame[rest], header)
-        if header and layout.width is None and len(values) > 9 and set(np.diff(values[:, 0])) == {1}:
-            print(f"note: column {rest[0]} numbers the rows, but is read as a position; if it is none, leave it out")
+        if header and layout.width is None and len(values) > 9 and not wrong:
+            for name, column in zip(rest, values.T):
+                if re.fullmatch(ID, name.lower()) and np.all(column % 1 == 0) and len({*column}) == len(column):
+                    raise UserError(f"{path}: column {name} looks like an id, not a sample; remove it from the file "
+                                    f"(or, if a row is a position: --id {name} --time NAME)")
+            if set(np.diff(values[:, 0])) == {1}:
+                print(f"note: column {rest[0]} counts the rows and is read as the first sample; if it is an id, remove "
+                      "it from the file")
         series = [wrong.get(i, row[:, None]) for i, row in enumerate(values)]
         width *= not np.isnan(values[:, -1]).any()
     found = layout if layout.width is not None else layout._replace(

@@ -233,6 +233,8 @@ def test_baselines_come_first_and_may_be_ahead(tmp_path):
     trained(tmp_path, "rotary", "scratch", [0.83, 0.83, 0.84])
     assert ("- Validation chooses rotary from scratch. It scores 83.3 % on test, **ahead of** the linear model "
             "(77.0 %). Behind the linear model: s4 from scratch, s4 self-pretrained." in shown(tmp_path))
+    trained(tmp_path, "dlr", "scratch", [0.83, 0.83, 0.84])
+    assert "Validation cannot choose between dlr from scratch, rotary from scratch. The first scores" in shown(tmp_path)
 
 
 def test_a_variant_that_scatters_is_not_behind_the_linear_model(tmp_path):

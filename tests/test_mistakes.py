@@ -144,6 +144,7 @@ MISTAKES = [                      # words before the flags: environment, or dama
     ("run_all own --tasks file:none.npz", "none.npz is not a file, or not there"),
     ("run_all own --tasks file:own/infinite.npz", "example 9 (counted from 0): a value is infinite"),
     ("run_all own --tasks file:own/whole.npz --models s4,s5x", "own has no model 's5x'"),
+    ("run_all own --task file:own/whole.npz", "--task file:own/whole.npz; did you mean --tasks?"),
     ("run_all own --tasks file:own/whole.npz --models pythia", "whole.npz/pythia/masked; there is one for"),
     ("data --task own/whole.npz", "did you mean file:own/whole.npz?"),
     ("data --task file:own/latin.csv", "latin.csv: 1 different labels"),

@@ -118,10 +118,19 @@ def test_a_row_per_position():
                      Layout(id="case", time="when"))
 
 
-def test_a_column_that_numbers_the_rows_is_pointed_out(capsys):
+def test_ids_are_no_samples(capsys):
     for first, said in ((range(12), True), (np.random.default_rng(0).permutation(12), False)):
         own = read_own("a.csv", lines([[i, *row] for i, row in zip(first, FIRST)], ",", ["sample", "label", *NAMES]).encode())
-        assert ("note: column sample numbers the rows" in capsys.readouterr().out) == said and own.series[0].shape == (6, 1)
+        assert ("note: column sample counts the rows" in capsys.readouterr().out) == said and own.series[0].shape == (6, 1)
+    ids = np.random.default_rng(0).permutation(9_000)[:12] + 1_000
+    for name, column, refused in ("Customer_ID", ids, True), ("id", ids, True), ("id", ids % 3, False), (
+            "grid", ids, False), ("id", ids + 0.5, False):
+        text = lines([[i, *row] for i, row in zip(column, FIRST)], ",", [name, "label", *NAMES]).encode()
+        if refused:
+            with pytest.raises(UserError, match=f"column {name} looks like an id"):
+                read_own("a.csv", text)
+        else:
+            assert read_own("a.csv", text).series[0].shape == (6, 1)
 
 
 TEXTS = [[y, f'said "{i}", then left'] for i, y in enumerate(Y)]
