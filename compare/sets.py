@@ -95,8 +95,9 @@ def tests(seeds, means):
             rows.append([model, f"{LOOKS[start][0]} - {LOOKS[other][0]}", f"{len(points)} ({len(families)})",
                          f"{(points > 0).sum()} / {(points == 0).sum()} / {(points < 0).sum()}",
                          f"{families.mean():+.1f}{interval}", f"{points.median():+.1f}"])
-    return [[*row, *("–" if len(sample) < FEWEST else f"{p:.3f}" if p >= 0.001 else "< 0.001" for p in pair)]
-            for row, sample, *pair in zip(rows, samples, *signed_rank(samples))]
+    tested = zip(*signed_rank([sample for sample in samples if len(sample) >= FEWEST]))
+    return [[*row, *(f"{p:.3f}" if p >= 0.001 else "< 0.001" for p in next(tested))] if len(sample) >= FEWEST else
+            [*row, "–", "–"] for row, sample in zip(rows, samples)]
 
 
 def correlates(model, means):
