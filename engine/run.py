@@ -341,7 +341,7 @@ def print_plan(run):
         run.say(f"  your data: {args.fitted}")
     run.say(f"  run directory {args.out}; changes to the recipe: {args.changed or 'none'}")
     if args.recipe.split("/")[1:] != [args.model, args.objective]:
-        run.say(f"  note: no {args.objective} recipe of this task for {args.model}: it takes the settings above")
+        run.say(f"  note: no {args.objective} recipe for {args.model} on this task: it takes the settings above")
     if args.warmup >= run.steps:
         run.say(f"  note: the run ends before its {args.warmup} warm-up steps do; shorten them with --warmup")
     if args.micro_batch and args.arch.get("norm") == "batch":

@@ -329,18 +329,23 @@ def from_frame(path, frame, header, layout, documents=1, regression=False):
     else:
         values, wrong = numbers(path, frame[rest], header)
         if header and layout.width is None and len(values) > 9 and not wrong:
-            for name, column in zip(rest, values.T):
-                if re.fullmatch(ID, name.lower()) and np.all(column % 1 == 0) and len({*column}) == len(column):
-                    raise UserError(f"{path}: column {name} looks like an id, not a sample; remove it from the file "
-                                    f"(or, if a row is a position: --id {name} --time NAME)")
-            if set(np.diff(values[:, 0])) == {1}:
-                print(f"note: column {rest[0]} counts the rows and is read as the first sample; if it is an id, remove "
-                      "it from the file")
+            check_ids(path, rest, values)
         series = [wrong.get(i, row[:, None]) for i, row in enumerate(values)]
         width *= not np.isnan(values[:, -1]).any()
     found = layout if layout.width is not None else layout._replace(
         label=None, text=None if header else layout.text, columns=tuple(rest) if header else (), width=width)
     return Own(series, labels, rows=rows, layout=found._replace(label_column=",".join(map(str, named)) or "none"))
+
+
+def check_ids(path, names, values):
+    """Raise UserError if a column of values (n, l) has the name of an id and is one; point out one that counts rows."""
+    for name, column in zip(names, values.T):
+        if re.fullmatch(ID, name.lower()) and np.all(column % 1 == 0) and len({*column}) == len(column):
+            raise UserError(f"{path}: column {name} looks like an id, not a sample; remove it from the file (or, if a "
+                            f"row is a position: --id {name} --time NAME)")
+    if set(np.diff(values[:, 0])) == {1}:
+        print(f"note: column {names[0]} counts the rows and is read as the first sample; if it is an id, remove it "
+              "from the file")
 
 
 def listed(where, cell):

@@ -181,7 +181,7 @@ fi""")
     tries = [here("demo-init") for _ in range(3)]          # first stages, second stages, then all
     assert [done.returncode for done in tries] == [1, 1, 0] and len(list(tmp_path.glob("shot-*"))) > 6
     assert {str(path.parent.relative_to(tmp_path)) for path in tmp_path.glob("runs/**/result.json")} == wanted
-    assert tries[2].stdout == "demo-init took less than 1 minute\n"
+    assert tries[2].stdout == "\nSo far, seeds 0:\n\nSo far, seeds 0, 1:\ndemo-init took less than 1 minute\n"
     analyses = (tmp_path / "analyses.txt").read_text().splitlines()
     words = "analyze.py demo demo-init --runs runs/demo-init --figure runs/demo-init/demo-init.png"
     assert [re.sub(r" --seeds \S+", "", line) for line in analyses] == [words] * 3 * 3
