@@ -25,7 +25,7 @@ TEXTS = "text", "review", "sentence"           # of a text's, by which a header 
 MISSING = {"", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?"}                       # in lower case
 COMMA = r"[+-]?\d*,\d+(e[+-]?\d+)?"            # a number with a decimal comma
 THOUSANDS = r"[+-]?[1-9]\d{0,2}(,\d{3})+"      # one that may have commas between thousands
-ID = r"(^|.*[_ .-])(id|idx|index|uuid)"         # the end of a column's name, in lower case
+ID = r"index|idx|(.*[_ .-])?(id|uuid)"         # a column's name, in lower case; heat_index is none
 
 
 class Layout(NamedTuple):

@@ -25,6 +25,8 @@ MUTANTS = {
     "tasks/table.py": [
         ("if names == [*map(str, range(len(names)))]:", "if False:", "table"),
         ("same, runs = names[1:] == names[:-1]", "same, runs = names[1:] != names[:-1]", "table"),
+        ("np.all(column % 1 == 0) and len({*column}) == len(column)", "np.all(column % 1 == 0)", "table"),
+        ("np.all(column % 1 == 0) and len({*column}) == len(column)", "len({*column}) == len(column)", "table"),
         ("order[places], kind=\"stable\"", "places, kind=\"stable\"", "table")],
     "pretrain.py": [
         ("hidden & ~batch.samples.isnan().all(-1)", "hidden", "gaps"),
@@ -109,6 +111,7 @@ MUTANTS = {
         ("if other.passes or sibling or", "if sibling or", "sets"),
         ("if other.passes or sibling or", "if other.passes or", "sets"),
         ("if len(some) > 4]", "]", "sets"),
+        ("if tied[1:] else", "if False else", "baseline"),
         ("verdict(compared) + on_the_archive(key, compared)", "verdict(compared)", "sets"),
         ('or kind_of(linear) != "class" or key[1:] != (1, None):', 'or kind_of(linear) != "class":', "sets"),
         ("if len(ours) == 1 or None in map", "if None in map", "baseline"),

@@ -321,8 +321,8 @@ def test_pages_say_what_the_kept_records_say(tmp_path):
     row = next(line for line in page.splitlines() if line.startswith("| s4 | self-pretrained - from scratch"))
     sets, families = re.search(r"\| (\d+) \((\d+)\) \|", row).groups()
     interval = re.search(r"[+-]\d+\.\d \[.*?\]", row)[0]
-    for low, high in re.findall(r"^\| \w+ \| training series \| \S+ \[(\S+), (\S+)\]", page, re.M):
-        assert float(low) < 0 < float(high)    # as `own` says beside its sentence on the archive
+    limits = re.findall(r"^\| \w+ \| training series \| \S+ \[(\S+), (\S+)\]", page, re.M)
+    assert len(limits) == 2 and all(float(low) < 0 < float(high) for low, high in limits)         # as `own` says
     for text in page.split("<!-- sets:begin -->")[0], (ROOT / "README.md").read_text(), (
             ROOT / "results" / "own.md").read_text():
         text = " ".join(text.split()).replace(" points [", " [")

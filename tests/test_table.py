@@ -124,7 +124,7 @@ def test_ids_are_no_samples(capsys):
         assert ("note: column sample counts the rows" in capsys.readouterr().out) == said and own.series[0].shape == (6, 1)
     ids = np.random.default_rng(0).permutation(9_000)[:12] + 1_000
     for name, column, refused in ("Customer_ID", ids, True), ("id", ids, True), ("id", ids % 3, False), (
-            "grid", ids, False), ("id", ids + 0.5, False):
+            "grid", ids, False), ("heat_index", ids, False), ("Index", ids, True), ("id", ids + 0.5, False):
         text = lines([[i, *row] for i, row in zip(column, FIRST)], ",", [name, "label", *NAMES]).encode()
         if refused:
             with pytest.raises(UserError, match=f"column {name} looks like an id"):
