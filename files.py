@@ -178,7 +178,8 @@ def fetch(url, folder, by_hand, sha256=None):
                 failures.append("wrong checksum")
             except (RequestException, BrokenBody) as error:
                 grown = part.exists() and part.stat().st_size > have
-                failures = [] if grown else [*failures, str(error)]
+                reason = getattr(next(iter(error.args), None), "reason", error)  # the last of urllib3's three lines
+                failures = [] if grown else [*failures, str(reason)]
                 time.sleep(PAUSE)
             if len(failures) == 4 or "wrong checksum" in failures and not have:
                 raise UserError(f"{url} cannot be downloaded ({'; '.join(dict.fromkeys(failures))}). Get it in another "
