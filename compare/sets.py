@@ -125,6 +125,17 @@ def correlates(model, means):
                   f"the sign of the gain in {right} of {len(table)} sets; always the commoner sign, in {common}."]
 
 
+def repeats(model, seeds):
+    """Return a sentence on how much of a gain from SPT another seed would change, from the sets with several seeds."""
+    both = [pair for pair in seeds[[(model, "spt"), (model, "scratch")]].dropna().to_numpy() if min(map(len, pair)) > 1]
+    if len(both) < FEWEST:
+        return []
+    gains = [after - before for pair in both for after, before in zip(*pair)]
+    one_set = np.sqrt(np.mean([sum(np.var(some, ddof=1) for some in pair) for pair in both]))
+    return [f"- {model}: gains from SPT with one seed have a standard deviation of {one_set:.1f} points over the seeds "
+            f"of one set, and of {np.std(gains, ddof=1):.1f} over all {len(both)} sets with several seeds."]
+
+
 def ranked(table):
     """Return the mean ranks of variants over families (n, variants), sorted; and [(first, last)], the longest groups of
     neighbours among which no pair differs significantly."""
@@ -188,7 +199,7 @@ def over_sets(args):
         rows and markdown(["model", "fact", "rank correlation with the gain from SPT [95 %]"], rows),
         rows and "Correlations are over the families' means; their intervals resample families only. Errors are "
         "squared, on hidden samples of the validation split; interpolation is linear, between visible neighbours.",
-        "\n".join(said),
+        "\n".join(said + sum((repeats(model, seeds) for model in models), [])),
         "<details><summary>Every set</summary>",
         markdown(["family", "set", *FACTS.values(), "majority class",
                   *(f"{model} {LOOKS[start][0]}".strip() for model, start in variants)], sets), "</details>"])))

@@ -62,12 +62,16 @@ def test_the_tables_are_those_of_the_records(tmp_path):
     done = call("analyze.py", "sets", kept(tmp_path, found), "--figure", tmp_path / "sets.png")
     assert "denoising beside" not in done.stdout                        # it is the same for all sets here
     assert not done.returncode, done.stderr
-    points, families = [], {}
+    points, families, single, varied = [], {}, [], []
     for name in NAMES:
         spt, scratch = ([one["test_accuracy"] for one in found if one["task"] == f"ucr:{name}" and one["model"] == "s4"
                          and one.get("start") == start] for start in ("spt", "scratch"))
         points.append(round(100 * (sum(spt) - sum(scratch)) / 3, 9))
         families.setdefault(entries.FAMILIES[name], []).append(points[-1])
+        single += [100 * (after - before) for after, before in zip(spt, scratch)]
+        varied.append(sum((100 * (one - sum(spt) / 3)) ** 2 for one in spt) / 2)         # scratch does not vary
+    assert (f"deviation of {np.sqrt(np.mean(varied)):.1f} points over the seeds of one set, and of "
+            f"{np.std(single, ddof=1):.1f} over all {len(NAMES)} sets" in " ".join(done.stdout.split()))
     mean = np.mean([np.mean(some) for some in families.values()])
     outcomes = [sum(test) for test in zip(*((one > 1e-9, abs(one) <= 1e-9, one < -1e-9) for one in points))]
     line = next(line for line in done.stdout.splitlines() if line.startswith("| s4 | self-pretrained - from scratch"))
