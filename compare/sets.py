@@ -127,13 +127,14 @@ def correlates(model, means):
 
 def repeats(model, seeds):
     """Return a sentence on how much of a gain from SPT another seed would change, from the sets with several seeds."""
-    both = [pair for pair in seeds[[(model, "spt"), (model, "scratch")]].dropna().to_numpy() if min(map(len, pair)) > 1]
-    if len(both) < FEWEST:
+    pairs = seeds[[(model, "spt"), (model, "scratch")]].dropna().to_numpy()
+    gains = [np.subtract(after, before) for after, before in pairs if len(after) == len(before) > 1]
+    if len(gains) < FEWEST:
         return []
-    gains = [after - before for pair in both for after, before in zip(*pair)]
-    one_set = np.sqrt(np.mean([sum(np.var(some, ddof=1) for some in pair) for pair in both]))
+    one_set = np.sqrt(np.mean([np.var(some, ddof=1) for some in gains]))
     return [f"- {model}: gains from SPT with one seed have a standard deviation of {one_set:.1f} points over the seeds "
-            f"of one set, and of {np.std(gains, ddof=1):.1f} over all {len(both)} sets with several seeds."]
+            f"of one set, and of {np.std(np.concatenate(gains), ddof=1):.1f} over all {len(gains)} sets with several "
+            "seeds."]
 
 
 def ranked(table):

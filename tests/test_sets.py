@@ -69,7 +69,7 @@ def test_the_tables_are_those_of_the_records(tmp_path):
         points.append(round(100 * (sum(spt) - sum(scratch)) / 3, 9))
         families.setdefault(entries.FAMILIES[name], []).append(points[-1])
         single += [100 * (after - before) for after, before in zip(spt, scratch)]
-        varied.append(sum((100 * (one - sum(spt) / 3)) ** 2 for one in spt) / 2)         # scratch does not vary
+        varied.append(sum((one - points[-1]) ** 2 for one in single[-3:]) / 2)
     assert (f"deviation of {np.sqrt(np.mean(varied)):.1f} points over the seeds of one set, and of "
             f"{np.std(single, ddof=1):.1f} over all {len(NAMES)} sets" in " ".join(done.stdout.split()))
     mean = np.mean([np.mean(some) for some in families.values()])
