@@ -57,8 +57,9 @@ def collected(runs):
 
 
 def of_families(values):
-    """Return the means over each family's sets, without the sets that lack a value. index: (family, set)."""
-    return values.dropna().groupby(level=0, sort=False).mean()
+    """Return the means over each family's sets, without the sets that lack a value. index: (family, set). Rounded,
+    because equal means may differ in their last bits, which would change ranks."""
+    return values.dropna().groupby(level=0, sort=False).mean().round(9)
 
 
 def bootstrap(seeds):
@@ -122,7 +123,8 @@ def correlates(model, means):
                               groups=groups, cv=LeaveOneGroupOut())
     right, common = (guess == better).sum(), max(better.sum(), (~better).sum())
     return rows, [f"- {model}: a logistic regression on these facts, fitted each time to the other families, predicts "
-                  f"the sign of the gain in {right} of {len(table)} sets; always the commoner sign, in {common}."]
+                  f"the sign of the gain in {right} of {len(table)} sets; always guessing the commoner sign is right "
+                  f"in {common}."]
 
 
 def repeats(model, seeds):
@@ -132,9 +134,9 @@ def repeats(model, seeds):
     if len(gains) < FEWEST:
         return []
     one_set = np.sqrt(np.mean([np.var(some, ddof=1) for some in gains]))
+    spread = np.std(np.concatenate(gains), ddof=1)
     return [f"- {model}: gains from SPT with one seed have a standard deviation of {one_set:.1f} points over the seeds "
-            f"of one set, and of {np.std(np.concatenate(gains), ddof=1):.1f} over all {len(gains)} sets with several "
-            "seeds."]
+            f"of one set, and of {spread:.1f} over all seeds of all {len(gains)} sets that have several."]
 
 
 def ranked(table):
@@ -151,7 +153,7 @@ def ranked(table):
 def figure(plt, means, models):
     """Draw SPT against scratch, one dot per set and a panel per model. Below, a critical-difference diagram: the mean
     ranks of the variants that all sets have, and a bar beside each group that `ranked` finds."""
-    table = of_families(means.dropna(axis=1).round(9))
+    table = of_families(means.dropna(axis=1))
     rows = [models, ["ranks"] * len(models)] if len(table) >= FEWEST else [models]
     picture, axes = plt.subplot_mosaic(rows, height_ratios=(3, 2)[:len(rows)],
                                        figsize=(max(6, 3.6 * len(models)), 1 + 2.7 * len(rows)))

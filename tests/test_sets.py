@@ -71,7 +71,7 @@ def test_the_tables_are_those_of_the_records(tmp_path):
         single += [100 * (after - before) for after, before in zip(spt, scratch)]
         varied.append(sum((one - points[-1]) ** 2 for one in single[-3:]) / 2)
     assert (f"deviation of {np.sqrt(np.mean(varied)):.1f} points over the seeds of one set, and of "
-            f"{np.std(single, ddof=1):.1f} over all {len(NAMES)} sets" in " ".join(done.stdout.split()))
+            f"{np.std(single, ddof=1):.1f} over all seeds of all {len(NAMES)} sets" in " ".join(done.stdout.split()))
     mean = np.mean([np.mean(some) for some in families.values()])
     outcomes = [sum(test) for test in zip(*((one > 1e-9, abs(one) <= 1e-9, one < -1e-9) for one in points))]
     line = next(line for line in done.stdout.splitlines() if line.startswith("| s4 | self-pretrained - from scratch"))
@@ -85,8 +85,8 @@ def test_the_tables_are_those_of_the_records(tmp_path):
     rho = spearmanr([np.mean(some) for some in lengths.values()], [
         np.mean(some).round(9) for some in families.values()]).statistic
     assert f"| s4 | length | {rho:+.2f} [" in done.stdout
-    assert f"of {sum(map(bool, points))} sets; always the commoner sign, in {max(outcomes[0], outcomes[2])}." in (
-        " ".join(done.stdout.split()))
+    assert (f"of {sum(map(bool, points))} sets; always guessing the commoner sign is right in "
+            f"{max(outcomes[0], outcomes[2])}.") in " ".join(done.stdout.split())
     assert (tmp_path / "sets.png").stat().st_size > 10_000
 
 
