@@ -178,7 +178,7 @@ def fetch(url, folder, by_hand, sha256=None):
                 failures.append("wrong checksum")
             except (RequestException, BrokenBody) as error:
                 grown = part.exists() and part.stat().st_size > have
-                reason = getattr(next(iter(error.args), None), "reason", error)  # the last of urllib3's three lines
+                reason = getattr(next(iter(error.args), None), "reason", error)      # without its pool's words
                 failures = [] if grown else [*failures, str(reason)]
                 time.sleep(PAUSE)
             if len(failures) == 4 or "wrong checksum" in failures and not have:

@@ -82,7 +82,11 @@ MUTANTS = {
         ("(numerators - ratio * denominators) / max(denominators.mean(), 1e-300)", "(numerators - ratio * denominators)",
          "statistics"),
         ('hash(identity(run)), {**', 'hash(run["task"]), {**', "analyze")],
+    "files.py": [
+        ('getattr(next(iter(error.args), None), "reason", error)', "error", "sources")],
     "compare/sets.py": [
+        ("sort=False).mean().round(9)", "sort=False).mean()", "sets"),
+        ("if len(after) == len(before) > 1]", "if len(after) > 1]", "sets"),
         ("mean(some.to_numpy().T)", "some.to_numpy().mean(0)", "sets"),
         ("rows, columns = (rng.integers(n, size=values.shape) for n in values.shape)",
          "rows, columns = np.indices(values.shape)", "sets"),

@@ -106,6 +106,25 @@ def test_holm():
     assert [*corrected] == [wanted[one] for one in p] and len({*wanted.values()}) > 2
 
 
+def test_equal_means_are_equal():
+    """Means that differ in their last bits only would get different ranks."""
+    values = pandas.DataFrame(dict(a=[0.1, 0.2, 0.3], b=[(0.1 + 0.2 + 0.3) / 3] * 3), [["f"] * 3, [*range(3)]])
+    assert (values.groupby(level=0).mean().nunique(axis=1) == 2).all()
+    assert (sets.of_families(values).nunique(axis=1) == 1).all()
+
+
+def test_only_sets_with_several_seeds_say_how_much_a_seed_changes():
+    """Gains of 1 and 3 points on eight sets, by seed: sqrt(2) within each, sqrt(16 / 15) over all."""
+    rows = {(str(k), "set"): ([71.0, 73.0], [70.0, 70.0]) for k in range(8)} | {
+        ("one seed", "set"): ([99.0], [10.0]), ("another lacks", "set"): ([99.0, 9.0], [10.0])}
+    table = pandas.DataFrame.from_dict(rows, orient="index", columns=pandas.MultiIndex.from_tuples(
+        [("s4", "spt"), ("s4", "scratch")]))
+    table.index = pandas.MultiIndex.from_tuples(rows)
+    [line] = sets.repeats("s4", table)
+    assert "1.4 points" in line and "of 1.0 over" in line and "all 8 sets" in line
+    assert sets.repeats("s4", table[:7]) == []
+
+
 def both(after, before):
     return pandas.DataFrame(dict(after=after, before=before)).dropna()
 
@@ -327,6 +346,13 @@ def test_pages_say_what_the_kept_records_say(tmp_path):
     interval = re.search(r"[+-]\d+\.\d \[.*?\]", row)[0]
     limits = re.findall(r"^\| \w+ \| training series \| \S+ \[(\S+), (\S+)\]", page, re.M)
     assert len(limits) == 2 and all(float(low) < 0 < float(high) for low, high in limits)         # as `own` says
+    found = re.findall(r"- (\w+): gains .*? of (\S+) points .*? of (\S+) over .*? all (\d+) sets",
+                       " ".join(page.split()))
+    for model, one_set, over_all, several in found:        # typed on top, and S4's elsewhere
+        name = {"s4": "S4", "rotary": "rotary Transformer"}[model]
+        assert f"| {name} | {several} | {one_set} points | {over_all} points |" in page
+    texts = (ROOT / "README.md").read_text(), (ROOT / "results" / "own.md").read_text()
+    assert all(re.search(rf"varies\s+by {found[0][1]} ", text) for text in texts)
     for text in page.split("<!-- sets:begin -->")[0], (ROOT / "README.md").read_text(), (
             ROOT / "results" / "own.md").read_text():
         text = " ".join(text.split()).replace(" points [", " [")
