@@ -16,7 +16,6 @@ from files import Parser, UserError, read_json, write_json
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas
@@ -31,11 +30,11 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from data import open_task
 from engine.feed import drawing
-from engine.flags import between
+from engine.flags import between, completed
 from engine.folder import Folder, environment
 from engine.processes import guarded
 from engine.targets import KINDS
-from pretrain import denoising
+from pretrain import OBJECTIVES, denoising
 from tasks import IGNORE, SPECIAL, full_name
 from tasks.split import unequal
 
@@ -136,7 +135,8 @@ def interpolated(task, split, most=1_000):
     """Return the `val_score` of pretraining, minus the mean squared error on hidden samples, that two guesses have:
     linear interpolation between the visible neighbours, and the mean."""
     rows = np.arange(min(len(split), most))
-    batch, pretraining = split.batch(rows), SimpleNamespace(objective="masked", loss="l1", mask=task.mask)
+    batch = split.batch(rows)
+    pretraining = completed("pretrain", OBJECTIVES, objective="masked", loss="l1", mask=task.mask)
     inputs, lengths, hidden, targets = denoising(pretraining, batch, drawing(task, batch, rows, rows, 0))
     found, ends = [], [inputs.shape[1]] * len(rows) if lengths is None else lengths.tolist()
     for x, y, some, end in zip(inputs.double().numpy(), targets.numpy(), hidden.numpy(), ends):

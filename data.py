@@ -296,14 +296,19 @@ def sheet(path, task, batch, size, columns, stacked=False):
 
 
 def show(name, data_dir, path):
-    """Draw four training examples and write the picture to `path`: on the left as they are, on the right with hidden
-    positions, drawn with the masking ratio of pretraining."""
+    """Draw four training examples and write the picture to `path`: on the left as they are, on the right with the
+    positions that the masked objective hides. Only for this picture, data.py imports what stands above it."""
+    from engine.feed import drawing
+    from engine.flags import completed
+    from pretrain import OBJECTIVES, denoising
     task, train, *_ = open_task(name, data_dir)
-    batch = train.batch(order(len(train), 0, 0)[:4])
+    rows = order(len(train), 0, 0)[:4]
+    batch, loss = train.batch(rows), "l1" if task.channels else "ce"
+    args = completed("pretrain", OBJECTIVES, objective="masked", mask=task.mask, loss=loss)
+    hidden = denoising(args, batch, drawing(task, batch, rows, slice(0, len(rows)), 0)).hidden.numpy()
     n, titles = len(batch.y), named(task, batch.y)
     if task.kind in ("number", "positions"):
         titles = [f"{one:.3g}" if task.kind == "number" else "a label per position" for one in titles]
-    hidden = np.random.default_rng(0).random((n * task.documents, task.length)) < task.mask
     sheet(path, task, batch, (12, height(task) * n), [
         (titles, np.zeros_like(hidden)), ([f"{task.mask:.0%} hidden"] * n, hidden)])
     print(f"wrote {path}")

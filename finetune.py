@@ -26,7 +26,7 @@ from engine.processes import guarded
 from engine.run import Run
 from engine.targets import KINDS, class_weights
 from models import HELPERS, MODELS, Classifier, Joint, make_optimizer
-from pretrain import OBJECTIVES, denoising, make_backbone
+from pretrain import OBJECTIVES, denoising, make_backbone, parts_of
 from recipes import learning_rate
 from tasks.split import unequal
 
@@ -106,7 +106,7 @@ def main(argv=None):
     model = make_model(args, task, run).to(run.device)
     balanced = task.own and task.kind == "class" and unequal(train.labels())
     weights = class_weights(task, train).to(run.device) if args.class_weights else None
-    optimizer = make_optimizer(model, args.lr, args.wd)
+    optimizer = make_optimizer(model, args)
     forward = run.start(model, optimizer)         # restores a stopped run; returns the model to call (compiled, DDP)
     inputs = model.backbone.inputs                # symbols or samples of a batch, whichever the backbone reads
 
@@ -121,7 +121,7 @@ def main(argv=None):
         for part in run.exchange(parts):          # each part; in the last, processes add up their gradients
             with run.autocast():                  # bfloat16 on a GPU
                 outputs = forward(inputs(part), part.lengths)                                 # (b[, l], classes or 1)
-            run.backward(KINDS[task.kind].loss(outputs.float(), part.y, weights) / args.batch)
+            run.backward({"labels": KINDS[task.kind].loss(outputs.float(), part.y, weights) / args.batch})
         optimizer.step()
 
     make_batch, update = (prepare, learn) if args.joint is None else joint_training(      # adds pretraining's loss
@@ -181,7 +181,8 @@ def joint_training(args, task, train, run, model, forward, optimizer, weights):
                 outputs, prediction = forward(inputs(part), part.lengths, part.hidden, part.corrupted,
                                               part.corrupted_lengths)
             loss, _ = objective.loss(args, prediction, part.targets, part.hidden)
-            run.backward(kind.loss(outputs.float(), part.y, weights) / args.batch + args.joint * loss / n)
+            labels = kind.loss(outputs.float(), part.y, weights) / args.batch
+            run.backward({"labels": labels} | parts_of(loss, n, args.joint))               # both are logged
         optimizer.step()
 
     return prepare, learn

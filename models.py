@@ -490,9 +490,9 @@ def param_groups(model, lr, weight_decay):
     return list(groups.values())
 
 
-def make_optimizer(model, lr, weight_decay):
-    """AdamW for both stages. A replacement must set `initial_lr` in each group."""
-    return torch.optim.AdamW(param_groups(model, lr, weight_decay), fused=True)
+def make_optimizer(model, args):
+    """Return the optimiser of both stages, AdamW. Another one takes the same groups, perhaps by a flag in `args`."""
+    return torch.optim.AdamW(param_groups(model, args.lr, args.wd), fused=True)
 
 
 def count(model):
@@ -510,7 +510,7 @@ class Model:
     """A line of `MODELS`: block(c, mixer(c)) is a layer. A block that normalises its own output has `pre` False."""
     block: type
     mixer: object                      # a class, or a partial of classes
-    like: str | None = None            # the model whose sizes and recipes it uses if it has none of its own
+    like: str | None = None            # whose sizes and recipes it uses if it has none of its own (not its positions)
     extras: dict = field(default_factory=dict)      # other defaults of its keys, and what else its classes read in `c`
     positions: object = None           # function (length, d) -> (length, d), added to the input; None: the mixer's
     init: object = nn.Identity()       # sets a backbone's initial weights (Identity: torch's defaults)

@@ -23,7 +23,6 @@ import json
 import math
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -32,7 +31,7 @@ from PIL import Image
 
 from data import Split, named, open_task, sheet
 from engine.feed import drawing
-from engine.flags import between
+from engine.flags import between, completed
 from engine.folder import newest, read_checkpoint
 from engine.processes import guarded
 from engine.targets import KINDS
@@ -62,7 +61,7 @@ class Trained:
         checkpoint, result = read_checkpoint(self.run / "best.pt"), self.run / "result.json"
         self.dtype = (read_json(result) if result.exists() else newest(self.run)).get("dtype", self.dtype)
         self.saved = saved = checkpoint["config"]
-        self.args = SimpleNamespace(**saved)
+        self.args = completed("pretrain" if saved["start"] == "pretrain" else "finetune", OBJECTIVES, **saved)
         with reading(f"{run}/best.pt does not fit its own sizes", "it may come from another version of the code"):
             self.task = task = restored(checkpoint["task"])
             self.names = np.array(task.names or [str(i) for i in range(task.classes)])

@@ -97,6 +97,12 @@ def spt_loss(args, prediction, targets, hidden):
     return (weight * error.abs().mean(-1)).sum(), -(weight * error.square().mean(-1)).sum()
 
 
+def parts_of(loss, n, weight=1.0):
+    """Return {name: weight * loss / n} for what an objective returns, a loss or {name: loss}."""
+    parts = loss if isinstance(loss, dict) else {"denoising": loss}
+    return {name: weight * part / n for name, part in parts.items()}
+
+
 class Objective(NamedTuple):
     """A row of OBJECTIVES. To add an objective, write its pretext, perhaps a loss, and a row."""
     # (args, batch, draw) -> inputs, targets, hidden (b, l); lengths if others. draw(hide, ratio[, i]): `hide` for this
@@ -106,7 +112,9 @@ class Objective(NamedTuple):
     hides: bool                         # inputs are corrupted: samples get a mask channel, joint training two passes
     # (args, task) -> outputs of the head: one per symbol (or gray level), or one per channel
     outputs: Callable = lambda args, task: task.vocab if args.loss == "ce" else task.channels
-    loss: Callable = spt_loss           # (args, prediction, targets, hidden) -> loss and score, summed over hidden
+    # (args, prediction, targets, hidden) -> loss and score, summed over hidden. Of several losses {name: loss}: their sum
+    # is minimised, and each is logged
+    loss: Callable = spt_loss
     reads: Callable = lambda args, task: task  # the Task that the backbone reads, e.g. one with more symbols
     whole: bool = False                 # a batch is not cut: rows or lengths change, or the loss compares examples (the
     #                                     last batch of validation may have one)
@@ -157,6 +165,7 @@ def validate(model, task, split, args, run):
         with run.autocast():                      # bfloat16 on a GPU
             prediction = model(inputs, lengths, hidden)                                       # (m, outputs)
         loss, score = OBJECTIVES[args.objective].loss(args, prediction, targets, hidden)
+        loss = sum(parts_of(loss, 1).values())
         sums += torch.stack((loss.double(), score.double(), (hidden >= 0).sum().double()))
     model.train()
     loss, score, n = run.total(sums).tolist()     # sum over processes
@@ -164,6 +173,19 @@ def validate(model, task, split, args, run):
         raise UserError("no position of the validation split is predicted; " + (
             "use --objective masked" if args.mask is None else f"give a larger --mask than {args.mask}"))
     return loss / n, score / n
+
+
+SCORES = dict(ce="accuracy on predicted positions", l1="minus squared error on predicted samples")
+
+
+def constant_score(split, loss, most=1_000):
+    """Describe what a constant prediction scores on the first examples of a split, beside which a score is read."""
+    batch = split.batch(np.arange(min(len(split), most)))
+    x = batch.symbols if loss == "ce" else batch.samples                                      # (b, l), (b, l, channels)
+    x = x[inside(true_lengths(batch.lengths, *x.shape[:2], x.device), x.shape[1])]            # without padding
+    if loss == "ce":
+        return f"the most common symbol scores {x.bincount().max().item() / len(x):.4f}"
+    return f"the mean scores {-x.square().nanmean().item():.4f}"                              # samples are normalised
 
 
 def parse_args(argv=None):
@@ -181,8 +203,11 @@ def main(argv=None):
     torch.manual_seed(args.seed)
     backbone = make_backbone(args, task)
     model = Denoiser(backbone, objective.outputs(args, task)).to(run.device)
+    score_is, remark = objective.score or SCORES[args.loss], ""
+    if objective.loss is spt_loss:
+        remark = f" ({score_is}; {constant_score(val, args.loss)})"
     kernels_before = kernel_maxima(backbone, task.length)
-    optimizer = make_optimizer(model, args.lr, args.wd)
+    optimizer = make_optimizer(model, args)
     forward = run.start(model, optimizer)         # restores a stopped run; returns the model to call (compiled, DDP)
 
     def prepare(step):
@@ -202,7 +227,7 @@ def main(argv=None):
             with run.autocast():
                 prediction = forward(part.inputs, part.lengths, part.hidden)                  # (m, outputs)
             loss, _ = objective.loss(args, prediction, part.targets, part.hidden)
-            run.backward(loss / n)                # loss.backward(), and adds to the logged loss
+            run.backward(parts_of(loss, n))       # loss.backward(), and adds to the logged loss
         optimizer.step()
 
     # ---- training: evaluate, save, stop?, step, log -----------------------------------------------------------
@@ -210,7 +235,7 @@ def main(argv=None):
         if run.evaluates(step):                   # every --eval-every steps and at the end
             with run.averaged():                  # weights that the optimiser averages over time, if it does
                 loss, score = validate(model, task, val, args, run)
-            run.evaluated(step, score, val_loss=loss, val_score=score)     # logs; writes best.pt, last.pt
+            run.evaluated(step, score, remark, val_loss=loss, val_score=score)     # logs; writes best.pt, last.pt
         if step == run.steps:
             break
 
@@ -220,9 +245,7 @@ def main(argv=None):
         run.stepped(step)                         # log line, checkpoint; ends the run if a signal asked for it
 
     run.keep_kernels(kernels_before, task.length)                      # for figure 4
-    # result.json, and a last line with the scores
-    run.finish(val_score=run.state["best"], score_is=objective.score or (
-        "accuracy on predicted positions" if args.loss == "ce" else "minus squared error on predicted samples"))
+    run.finish(val_score=run.state["best"], score_is=score_is)         # result.json, and a last line with the scores
 
 
 if __name__ == "__main__":

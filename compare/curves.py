@@ -5,7 +5,7 @@ from compare.drawing import draw
 from engine.folder import read_log
 from files import UserError
 
-PANELS = {"loss": "loss\n(dashed: validation)", "score": "validation score", "denoising": "score of\npretraining",
+PANELS = {"loss": "loss\n(dashed: validation;\ndotted: its parts)", "score": "validation score", "denoising": "score of\npretraining",
           "lr": "learning rate", "gradient_norm": "gradient norm"}
 
 
@@ -15,10 +15,12 @@ def curves_of(folder):
     records = [record for record in read_log(folder) if record.get("kind") in ("train", "eval")]
     score = next((name for record in records[::-1] for name in [*record][::-1]
                   if name.startswith("val_") and name != "val_loss"), None)
+    parts = sorted({name for record in records for name in record if name.startswith("loss_")})
     stage = "denoising" if score == "val_score" else "score"
     for panel, kind, name, style in (("loss", "train", "loss", "-"), ("loss", "eval", "val_loss", "--"),
                                      (stage, "eval", score, "-"), ("lr", "train", "lr", "-"),
-                                     ("gradient_norm", "train", "gradient_norm", "-")):
+                                     ("gradient_norm", "train", "gradient_norm", "-"),
+                                     *(("loss", "train", part, ":") for part in parts)):
         some = [record for record in records if record["kind"] == kind and name in record]
         if some:
             steps, seconds, values = ([record[field] for record in some] for field in ("step", "seconds", name))
@@ -47,7 +49,11 @@ def curves(args):
                 left.set_ylabel(label)
                 if panel == "gradient_norm":
                     left.set_yscale("log")
+                    low, high = left.get_ylim()
+                    few = high < 1e3 * low             # decades, so they get more labels
+                    left.yaxis.set_major_locator(plt.LogLocator(subs=(1, 2, 5) if few else (1,)))
                     left.yaxis.set_major_formatter("{x:g}")
+                    left.yaxis.set_minor_formatter(plt.NullFormatter())
         axes[-1, 0].set_xlabel("steps")
         axes[-1, 1].set_xlabel("minutes of training and evaluation")
         return figure, "Training curves"

@@ -180,6 +180,8 @@ def arguments(stage, argv, objectives):
         if getattr(args, flag) is None:
             setattr(args, flag, value)
     check(args, task, objectives[args.objective], parser)
+    if args.start == "spt":                                            # what the backbone reads may depend on them
+        vars(args).update({flag: args.pretraining[flag] for flag in parser.denoising & args.pretraining.keys()})
     args.out = args.out or Path("runs") / run_name(args)
     return args
 
@@ -193,6 +195,12 @@ def print_recipe(parser, args, values):
     parser.description = f"Recipe {args.recipe}: {recipe}. Sizes: {sizes}.{rule}"
     parser.print_help()
     parser.exit()
+
+
+def completed(stage, objectives, **settings):
+    """Return a namespace of settings, with the parser's default for each flag that they lack: kept weights may be older
+    than a flag that a fork reads."""
+    return argparse.Namespace(**vars(flags(stage, objectives).parse_args([])) | settings)
 
 
 SHORT = {"train_fraction": "f", "label_fraction": "l", "pretraining": "pre", "arch": ""}         # in names of runs

@@ -5,6 +5,14 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from files import UserError
 
 
+def records(args, processes, optimizer, equal):
+    """Return whether steps are recorded: with --compile on one GPU, if all steps have the same shapes (`equal`) and the
+    optimiser can read its learning rates from the device, as those of torch can that have the option `capturable`."""
+    capturable = all("capturable" in group for group in optimizer.param_groups)
+    one_gpu = processes.device.type == "cuda" and processes.world == 1
+    return args.compile and one_gpu and equal and capturable and not args.arch.get("guided")
+
+
 class Recorded:
     """A training step as a CUDA graph. A CPU needs longer to launch hundreds of small operations than a GPU to compute
     them, so they are recorded once and then launched with one call.

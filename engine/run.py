@@ -1,7 +1,9 @@
 """`Run`: everything that both stages do around their training loops. A first reading may skip it."""
 import contextlib
 import datetime
+import functools
 import math
+import operator
 import signal
 import sys
 import time
@@ -15,7 +17,7 @@ import zoo
 from engine.feed import Feed
 from engine.flags import defining
 from engine.folder import Folder, code_of, environment, peak_memory, read_checkpoint
-from engine.graph import Recorded
+from engine.graph import Recorded, records
 from engine.processes import PREEMPTED, Processes
 from files import ROOT, UserError, write_atomically
 from models import count
@@ -85,23 +87,25 @@ class Run:
         """Lock the run directory, restore a stopped run, print and log the plan. Return the model to call: compiled or
         distributed, if requested."""
         args, self.model, self.optimizer = self.args, model, optimizer
-        self.state = dict(step=0, evaluated=0, best=-math.inf, best_step=0, seconds=0.0, loss_sum=0.0, loss_steps=0)
+        self.state = dict(step=0, evaluated=0, best=-math.inf, best_step=0, seconds=0.0, loss_sum=0.0, loss_steps=0,
+                          loss_parts={})
         self.folder.take(defining(args))
         self.processes.barrier()
         if self.folder.resumes:
-            self.state = self.folder.restore(model, optimizer, self.state)
+            self.state |= self.folder.restore(model, optimizer, self.state)
         self.switch("train")                                           # schedule-free optimisers insist on it
         self.step = self.first = self.state["step"]
-        self.loss_sum = torch.full((), self.state["loss_sum"], dtype=torch.float64, device=self.device)
+        # The loss, and its parts if it has names for them: of this step, and summed since the last log line.
+        sums = {"loss": self.state["loss_sum"]} | self.state["loss_parts"]
+        self.losses = {name: torch.zeros((), device=self.device) for name in sums}
+        self.loss_sums = {name: torch.full((), value, dtype=torch.float64, device=self.device)
+                          for name, value in sums.items()}
         # step, loss and gradient norm of the last step, or of the first step in which either was not finite
         self.latest = torch.zeros(3, dtype=torch.float64, device=self.device)
         self.count = torch.full((), float(self.step), device=self.device)
-        self.loss = torch.zeros((), device=self.device)
         # Use fewer parts if each computes its convolution kernels again or, on a GPU, launches all operations again.
         costly = self.device.type == "cuda" or any(hasattr(layer.mixer, "kernel") for layer in model.backbone.layers)
-        # If all steps have the same shapes, --compile also records them as a CUDA graph.
-        self.records = (args.compile and self.device.type == "cuda" and self.processes.world == 1 and self.equal
-                        and not args.arch.get("guided"))
+        self.records = records(args, self.processes, optimizer, self.equal)
         self.feed = Feed(args, self.processes, self.task, self.examples, self.lengths, costly, self.records)
         self.rows, self.parts, self.numbers = self.feed.rows, self.feed.parts, self.feed.numbers
         print_plan(self)
@@ -128,14 +132,14 @@ class Run:
         self.due_at = time.perf_counter()
         return due and step > self.state["evaluated"]
 
-    def evaluated(self, step, score, **values):
-        """Log an evaluation. Write last.pt, and best.pt if no `score` was better. Of equal ones the last counts, as in
+    def evaluated(self, step, score, remark="", **values):
+        """Log an evaluation; print it with a remark. Write last.pt, and best.pt if no `score` was better. Of equal ones the last counts, as in
         the official code: a small validation split soon has many."""
         if not all(math.isfinite(value) for value in values.values()):
             raise UserError(f"validation at step {step} gave {values}; {self.folder.last_good()}")
         self.evaluation = time.perf_counter() - self.due_at
         self.folder.log(kind="eval", step=step, seconds=round(self.seconds(), 1), **values)
-        self.say(f"step {step:>6}/{self.steps}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
+        self.say(f"step {step:>6}/{self.steps}  {scores(values)}{remark}")
         self.state["evaluated"] = step
         if score >= self.state["best"]:
             self.state.update(best=score, best_step=step)
@@ -173,12 +177,13 @@ class Run:
             learn(parts)
             norm = torch.nn.utils.get_total_norm(
                 [p.grad for g in self.optimizer.param_groups for p in g["params"] if p.grad is not None])
-            loss = self.total(self.loss)
-            self.loss_sum += loss
-            this = torch.stack((self.count, loss, norm)).double()
+            for name, loss in self.losses.items():
+                self.loss_sums[name] += self.total(loss)
+            this = torch.stack((self.count, self.losses["loss"], norm)).double()
             self.latest.copy_(torch.where(self.latest.isfinite().all(), this, self.latest))
             self.count += 1
-            self.loss.zero_()
+            for loss in self.losses.values():
+                loss.zero_()
 
         return Recorded(step, self.optimizer) if self.records else step
 
@@ -189,10 +194,16 @@ class Run:
             with contextlib.nullcontext() if last else self.forward.no_sync():
                 yield part
 
-    def backward(self, loss):
-        """Add to gradients and logged loss. Call it outside autocast, so that float32 kernels stay float32."""
+    def backward(self, parts):
+        """Add the sum of `parts`, {name: loss}, to gradients and logged loss; log several parts by their names, too.
+        Call it outside autocast, so that float32 kernels stay float32."""
+        loss = functools.reduce(operator.add, parts.values())
         (loss * self.processes.world).backward()         # DDP averages gradients over processes; we want their sum
-        self.loss += loss.detach()
+        names = {f"loss_{name}": part for name, part in parts.items()} if len(parts) > 1 else {}
+        for name, part in ({"loss": loss} | names).items():
+            if name not in self.losses:
+                self.losses[name], self.loss_sums[name] = part.new_zeros(()), part.new_zeros((), dtype=torch.float64)
+            self.losses[name] += part.detach()
 
     def batches(self, split, lengths=None, independent=False):
         """Yield (i, examples, batch) for the evaluation batches of this process. lengths (n,): put examples of similar
@@ -211,7 +222,7 @@ class Run:
         getattr(self.model, "after_step", lambda: None)()
         state, groups = self.state, self.optimizer.param_groups
         state["loss_steps"] += 1
-        logs = (step + 1) % self.args.log_every == 0
+        logs = (step + 1) % self.args.log_every == 0 or step + 1 == self.steps
         if logs:
             self.read_loss()
         now = time.perf_counter()
@@ -223,18 +234,20 @@ class Run:
             pace, lr = sum(later) / len(later), max(group["lr"] for group in groups)
             if not logs:
                 self.read_loss()
-            loss = state["loss_sum"] / state["loss_steps"]
-            self.say(f"step {step + 1:>6}/{self.steps}  loss {loss:.4f}  lr {lr:.2e}  {1000 * pace:7.1f} ms/step  "
+            sums = {"loss": state["loss_sum"]} | state["loss_parts"]
+            losses = {name: value / state["loss_steps"] for name, value in sums.items()}
+            self.say(f"step {step + 1:>6}/{self.steps}  {scores(losses)}  lr {lr:.2e}  {1000 * pace:7.1f} ms/step  "
                      f"time left {self.left(step, pace)}")
             if done == 2:
                 self.warn(step, pace)
             if logs or step + 1 in self.EARLY:
-                self.folder.log(kind="train", step=step + 1, loss=loss, lr=lr, gradient_norm=self.latest[2].item(),
+                self.folder.log(kind="train", step=step + 1, **losses, lr=lr, gradient_norm=self.latest[2].item(),
                                 ms_per_step=round(1000 * pace, 2), seconds=round(self.seconds(), 1))
         if logs:
             self.times = []
-            self.loss_sum.zero_()
-            state.update(loss_sum=0.0, loss_steps=0)
+            for total in self.loss_sums.values():
+                total.zero_()
+            state.update(loss_sum=0.0, loss_parts={}, loss_steps=0)
             if now - self.saved_at > self.SAVE_SECONDS:                # all processes have just read the loss
                 self.save_last(step + 1)
         self.step, self.stepping = step + 1, True
@@ -279,7 +292,8 @@ class Run:
             rates = ", ".join(f"{g['name']} {factor * g['initial_lr']:.3g}" for g in self.optimizer.param_groups)
             raise UserError(f"loss is {loss} at step {step + 1:.0f}: learning rates {rates}, gradient norm {norm:.3g}; "
                             f"{self.folder.last_good()}")
-        self.state["loss_sum"] = self.loss_sum.item()
+        loss, *parts = [(name, value.item()) for name, value in self.loss_sums.items()]
+        self.state.update(loss_sum=loss[1], loss_parts=dict(parts))
 
     # ---- clock and files -------------------------------------------------------------------------------------------
 
@@ -321,10 +335,14 @@ class Run:
             peak_memory_bytes=peak_memory(self.device),
             **environment(self.device, self.processes.world, self.processes.dtype))
         self.folder.finish(record)
-        scores = "  ".join(f"{k} {v:.4f}" for k, v in results.items() if isinstance(v, float))
-        self.say(f"done in {record['seconds']:.0f} s: best at step {record['best_step']}; {scores}; wrote "
+        numbers = {name: value for name, value in results.items() if isinstance(value, float)}
+        self.say(f"done in {record['seconds']:.0f} s: best at step {record['best_step']}; {scores(numbers)}; wrote "
                  f"{args.out / 'result.json'}")
         self.processes.close()
+
+
+def scores(values):
+    return "  ".join(f"{name} {value:.4f}" for name, value in values.items())
 
 
 def print_plan(run):

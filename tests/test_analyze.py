@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
+import matplotlib.pyplot as plt
 import pytest
 
 import analyze
@@ -242,6 +244,22 @@ def test_curves(tmp_path):
     done = run("curves", tmp_path, "--figure", tmp_path / "curves.png")
     assert done.returncode == 0 and (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
     assert "no run was started there" in run("curves", tmp_path / "none", "--figure", tmp_path / "c.png").stderr
+
+
+@pytest.mark.parametrize("norms", [(5.6, 5.7, 6.4), (0.02, 3.0, 7.0), (1e-4, 1.0, 1e4), (0.3, 0.3, 0.3)])
+def test_each_axis_of_the_curves_has_readable_numbers(norms, tmp_path, monkeypatch):
+    lines = [dict(kind="train", step=i, seconds=i, loss=1.0, lr=0.1, gradient_norm=norm) for i, norm in enumerate(norms)]
+    put(tmp_path, "run", "\n".join(map(json.dumps, lines)))
+    figures = []
+    monkeypatch.setattr(curves, "draw", lambda make, path: figures.append(make(plt)[0]))
+    with plt.rc_context({"text.parse_math": False}):
+        curves.curves(SimpleNamespace(what=[tmp_path], figure=None))
+        figures[0].canvas.draw()
+        for axis in figures[0].axes[::2]:
+            low, high = axis.get_ylim()
+            labels = [label for place, label in zip(axis.get_yticks(), axis.get_yticklabels()) if low <= place <= high]
+            texts = [label.get_text() for label in (*labels, *axis.get_yticklabels(minor=True))]
+            assert len([*filter(None, texts)]) >= 2 and not any("$" in text for text in texts)
 
 
 def test_status(tmp_path):

@@ -1,6 +1,7 @@
 """Seven ablations as users make them: each in one place, right at the first attempt, in both stages and in joint
 training. The objectives and the model here are examples to copy."""
 import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,17 +10,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import data
 import finetune
 import predict
 import pretrain
 import recipes
-from conftest import laws, scripts
+from compare.curves import curves_of
+from conftest import calls, laws, scripts
 from engine.feed import drawing
 from kernels import inside, true_lengths
 from models import at, param_groups
 from pretrain import Objective, corrupt, hide, shift
 from tasks import TASKS
-from test_runs import elsewhere, flags, load, mistake, result_of, stop_in  # noqa: F401, fixtures
+from test_runs import assert_same_run, elsewhere, flags, load, mistake, opened, result_of, stop_in  # noqa: F401, fixtures
 
 # ---- InfoNCE: two corrupted views of each sequence find each other ---------------------------------------------------
 
@@ -140,6 +143,76 @@ def test_info_nce_is_its_formula(monkeypatch, tmp_path):
     assert [line["val_loss"] for line in logged if line["kind"] == "eval"][0] == pytest.approx(float(loss / positions), rel=1e-4)
 
 
+# ---- A loss of several parts -----------------------------------------------------------------------------------------
+
+def two_parts(args, prediction, targets, hidden):
+    """The loss, and as an auxiliary one a penalty on large outputs."""
+    loss, score = pretrain.spt_loss(args, prediction, targets, hidden)
+    return {"guess": loss, "size": 0.01 * prediction.float().square().sum()}, score
+
+
+def test_parts_of_a_loss_are_logged_drawn_and_resumed(monkeypatch, tmp_path):
+    """Their sum is the loss; a stopped run goes on with the sums since the last log line; joint training names them
+    beside the loss on labels. The last step is logged."""
+    monkeypatch.setitem(pretrain.OBJECTIVES, "masked", pretrain.OBJECTIVES["masked"]._replace(loss=two_parts, score="share"))
+    words = dict(steps=7, eval_every=7, log_every=4)
+    pretrain.main(flags("whole", **words))
+    stop_in(6, monkeypatch, "pretrain", flags("stopped", **words))
+    pretrain.main(flags("stopped", resume=True, **words))
+    finetune.main(flags("both", joint=0.5, **words))
+    for out, names in (("whole", {"guess", "size"}), ("stopped", {"guess", "size"}), ("both", {"labels", "guess", "size"})):
+        lines = [json.loads(line) for line in (tmp_path / out / "log.jsonl").read_text().splitlines()]
+        train = [line for line in lines if line["kind"] == "train"]
+        assert train[-1]["step"] == 7
+        for line in train:
+            parts = {name.removeprefix("loss_"): value for name, value in line.items() if name.startswith("loss_")}
+            assert parts.keys() == names and sum(parts.values()) == pytest.approx(line["loss"], rel=1e-5)
+        drawn = curves_of(tmp_path / out)["loss"]
+        assert [style for style, *_ in drawn].count(":") == len(names)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+# ---- A flag that a pretext reads -------------------------------------------------------------------------------------
+
+def test_a_flag_that_a_pretext_reads_works_in_every_script(tmp_path):
+    """Also with weights that were kept before there was the flag; finetuning reads the value of its pretraining."""
+    copy = scripts(tmp_path, "tests/conftest.py", "results/weights/*.npz", "results/weights/pathfinder_demo*/*")
+    for file, old, new in (
+            ("engine/flags.py", '    add("--loss"', '    add("--width", type=positive, default=8, help="of spans")\n    add("--loss"'),
+            ("pretrain.py", "draw(hide, args.mask), args.loss),\n", "draw(hide, args.mask / args.width), args.loss),\n"
+             "                        reads=lambda args, task: print(f'width {args.width}') or task,\n")):
+        text = (copy / file).read_text()
+        assert text.count(old) == 1
+        (copy / file).write_text(text.replace(old, new))
+    kept = "results/weights/pathfinder_demo-s4-pretrain"
+    small = ("--steps", 2, "--batch", 4, "--eval-every", 2)
+    task = ("--task", "pathfinder_demo")
+    says = calls(copy, ("data.py", *task, "--train", 40, "--val", 20, "--test", 20, "--show", "sheet.png"),
+                 ("pretrain.py", *task, "--model", "s4", "--width", 2, "--out", "first", *small),
+                 ("finetune.py", "--init", "first", "--out", "second", *small),
+                 ("finetune.py", *task, "--model", "s4", "--joint", 1, "--width", 4, "--out", "both", *small),
+                 ("finetune.py", *task, "--model", "s4", "--out", "scratch", *small),
+                 ("predict.py", "first", "--show", "a.png"), ("predict.py", "second"), ("predict.py", "both"),
+                 ("predict.py", kept, "--show", "b.png"),
+                 ("predict.py", kept.replace("pretrain", "finetuned"), "--input", "results/weights/pathfinder_demo.npz"),
+                 ("baseline.py", *task))
+    widths = [re.search(r"^width (\d+)$", text, re.M) for text in says]
+    assert [width and int(width[1]) for width in widths] == [None, 2, 2, 4, 8, 2, 2, 4, 8, 8, None]
+
+
+def test_the_picture_of_a_task_shows_what_the_objective_hides(monkeypatch, tmp_path):
+    """Here the first half of each sequence; of padding nothing."""
+    monkeypatch.setattr(pretrain, "hide", lambda shape, ratio, *key: np.arange(shape[1]) < np.full(shape, shape[1] // 2))
+    drawn = []
+    monkeypatch.setattr(data, "open_task", opened)
+    monkeypatch.setattr(data, "sheet", lambda path, task, batch, size, columns: drawn.append((task, batch, columns[1][1])))
+    for task in "listops", "image":
+        data.show(task, ".", "sheet.png")
+        task, batch, hidden = drawn.pop()
+        lengths = true_lengths(batch.lengths, *hidden.shape, "cpu")
+        assert hidden.sum(1).tolist() == lengths.clamp(max=task.length // 2).tolist()
+
+
 # ---- Weights averaged over time, and a schedule ----------------------------------------------------------------------
 
 class EMA(torch.optim.AdamW):
@@ -171,7 +244,7 @@ def test_averaged_weights_evaluate_save_and_resume(stage, monkeypatch, tmp_path)
     to the bit."""
     script, words = dict(pretrain=pretrain, finetune=finetune)[stage], dict(eval_every=2)
     script.main(flags("plain", **words))
-    monkeypatch.setattr(script, "make_optimizer", lambda model, lr, wd: EMA(param_groups(model, lr, wd)))
+    monkeypatch.setattr(script, "make_optimizer", lambda model, args: EMA(param_groups(model, args.lr, args.wd)))
     script.main(flags("whole", **words))
     stop_in(4, monkeypatch, stage, flags("stopped", **words))
     script.main(flags("stopped", resume=True, **words))

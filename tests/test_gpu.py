@@ -1,6 +1,7 @@
 """What a GPU would run, as far as it can be seen without one."""
 import contextlib
 import importlib.util
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +17,7 @@ import kernels
 import pretrain
 from engine import run as run_py
 from engine.feed import Feed
-from engine.graph import Recorded
+from engine.graph import Recorded, records
 from engine.run import Run
 from files import UserError
 from kernels import attention, near_attention
@@ -117,7 +118,7 @@ def test_a_step_has_no_more_operations(model, most):
     sizes = dict(arch("text", model), d=32)
     sizes |= {key: value for key, value in dict(n_ssm=2, state=8, ff=32, heads=2).items() if key in sizes}
     denoiser = Denoiser(Backbone(config(sizes, SimpleNamespace(length=64, vocab=100, channels=None))), 100)
-    optimizer = make_optimizer(denoiser, 1e-3, 0.0)
+    optimizer = make_optimizer(denoiser, SimpleNamespace(lr=1e-3, wd=0.0))
     x, lengths = torch.randint(0, 100, (4, 64)), torch.tensor([64, 60, 50, 64])
     hidden = (torch.rand(4, 64) < 0.3).flatten().nonzero()[:, 0]
     for _ in range(2):                                                 # the first makes the state of the optimiser
@@ -212,10 +213,50 @@ def test_recorded_steps_train_as_others_do(stage, words, tmp_path, monkeypatch):
             continue
         stage.main([*words, "--out", str(out)])
         last = torch.load(out / "last.pt", weights_only=True)
-        found.append([torch.tensor(last["state"]["loss_sum"]), *last["model"].values()])
+        lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+        losses = [value for line in lines for name, value in line.items() if name.startswith("loss")]
+        found.append([torch.tensor(losses), *last["model"].values()])
         assert OnTheCpu.replayed == (12 - OnTheCpu.WARM if kind is OnTheCpu else 0)
         for ours, plain in zip(found[-1], found[0], strict=True):
             assert torch.allclose(ours, plain, rtol=1e-5, atol=1e-6)
+
+
+class ByHand(torch.optim.Optimizer):
+    """As a user writes one."""
+
+    def __init__(self, groups):
+        super().__init__(groups, {})
+
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.sub_(p.grad, alpha=float(group["lr"]))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, ByHand,
+                                  *([torch.optim.Muon] if hasattr(torch.optim, "Muon") else [])])
+def test_an_optimiser_is_recorded_if_it_can_be(kind):
+    """Else the compiled step runs as it is. Either way the weights are those of the step without a graph."""
+    args, gpu = SimpleNamespace(compile=True, arch={}), SimpleNamespace(device=torch.device("cuda"), world=1)
+    ends = []
+    for compiled in (False, True):
+        w = torch.ones(3, 3, requires_grad=True)
+        optimizer = kind([dict(params=[w], lr=0.1)])
+
+        def step(x):
+            optimizer.zero_grad()
+            (w @ x).square().sum().backward()
+            optimizer.step()
+
+        run = OnTheCpu(step, optimizer) if compiled and records(args, gpu, optimizer, True) else step
+        for i in range(6):
+            run(torch.full((3,), float(i)))
+        ends.append(w.detach())
+    assert torch.allclose(*ends) and not torch.allclose(ends[0], torch.ones(3, 3))
+    optimizer = torch.optim.AdamW([w])
+    assert records(args, gpu, optimizer, True) and not records(args, gpu, optimizer, False)
+    for other in (SimpleNamespace(device=torch.device("cpu"), world=1), SimpleNamespace(device=gpu.device, world=2)):
+        assert not records(args, other, optimizer, True)
 
 
 def test_a_graph_is_for_its_shapes_and_sees_new_rates():

@@ -10,7 +10,7 @@ import torch
 from data import Batch, Split
 from engine.feed import drawing
 from tasks import EOS, MASK, PAD, SPECIAL, TASKS
-from pretrain import EVAL_KEY, OBJECTIVES, corrupt, hide, shift, spt_loss
+from pretrain import EVAL_KEY, OBJECTIVES, constant_score, corrupt, hide, shift, spt_loss
 
 # What preparing the real data would have found. Of the letters, one is two bytes long and one has no token in Pythia.
 LETTERS = (*SPECIAL, *" abcdefg\u00e9\u4e00")
@@ -32,6 +32,23 @@ def noise(name, length, n, seed=0):
     x = {255: rng.integers(0, 256, shape).astype(np.uint8), 1: rng.standard_normal(shape).astype(np.float32),
          32768: (3000 * rng.standard_normal(shape)).astype(np.int16)}[task.scale]
     return task, Split(task, x, y)
+
+
+@pytest.mark.parametrize("name, loss", [("listops", "ce"), ("pathfinder_demo", "ce"), ("pathfinder_demo", "l1"), ("scifar", "l1")])
+def test_a_score_stands_beside_that_of_a_constant(name, loss):
+    """The most common symbol's share, or the mean's error, over all real positions of the first thousand examples."""
+    _, split = noise(name, 30, 1_100)
+    values = [x for i in range(1_000) for x in sequence(split, i, loss)]
+    expected = np.bincount(values).max() / len(values) if loss == "ce" else -np.square(values).mean()
+    assert float(constant_score(split, loss).split()[-1]) == pytest.approx(expected, abs=1e-4)
+
+
+def sequence(split, i, loss):
+    """The values of an example that have a loss, without padding."""
+    if split.offsets is not None:
+        return split.x[split.offsets[i]:split.offsets[i + 1]]
+    x, task = split.x[i].reshape(-1, split.task.channels), split.task
+    return x[:, 0] if loss == "ce" else ((x / task.scale - task.mean) / task.std).flatten()
 
 
 def test_hide_is_a_function_of_its_key_and_hides_each_position_by_itself():

@@ -1,8 +1,12 @@
 """README: its method names what the code has, its commands are commands, its forks apply and run."""
 import ast
+import contextlib
+import json
 import re
 import runpy
 import shlex
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -132,3 +136,28 @@ def test_fork_span_masks(tmp_path):
     runs = hidden.sum() / (edges.sum() / 2)
     assert runs > 8 and ((edges.sum(1) == 0) | (hidden.sum(1) >= 8)).all()            # no run is shorter than eight
     calls(copy, LISTOPS, *both_stages("--task", "listops_demo", "--model", "s4"))
+
+
+def test_tensorboard_gets_every_number_of_a_log(tmp_path, monkeypatch):
+    """By the lines of results/recipes.md, with a writer that notes what it is given."""
+    text = (ROOT / "results" / "recipes.md").read_text(encoding="utf-8")
+    lines = next(block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "tensorboard" in block)
+    records = [dict(kind="start", step=0, argv=["a"]), dict(kind="train", step=5, loss=0.5, seconds=1.0),
+               dict(kind="eval", step=5, val_loss=0.25, val_score=0.75)]
+    (tmp_path / "runs" / "x").mkdir(parents=True)
+    (tmp_path / "runs" / "x" / "log.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
+    given = set()
+
+    class SummaryWriter(contextlib.nullcontext):
+        def __init__(self, folder):
+            super().__init__(self)
+            self.folder = folder
+
+        def add_scalar(self, *numbers):
+            given.add((self.folder.name, *numbers))
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=SummaryWriter))
+    monkeypatch.chdir(tmp_path)
+    exec(lines, {})
+    assert given == {("tensorboard", name, value, 5) for name, value in dict(
+        loss=0.5, seconds=1.0, val_loss=0.25, val_score=0.75).items()}

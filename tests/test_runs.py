@@ -362,7 +362,7 @@ def test_what_ends_a_run_is_its_last_record_until_it_resumes(stage, ending, code
         calls.append(loss)
         if len(calls) == 6 and ending is not math.nan:
             raise ending
-        backward(run, loss * math.nan if len(calls) == 6 else loss)
+        backward(run, {name: part * math.nan if len(calls) == 6 else part for name, part in loss.items()})
     with monkeypatch.context() as patch:
         patch.setattr(Run, "backward", breaks)
         if code is None:                                              # a defect of ours comes with its traceback
