@@ -73,7 +73,8 @@ class Folder:
         with reading(f"{self.path}/last.pt does not fit", "it may come from another version of the code"):
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
-            state = {name: type(value)(saved["state"].get(name, value)) for name, value in state.items()}
+            kept = {"loss_parts": {}} | saved["state"]     # a kept checkpoint may be older
+            state = {name: type(value)(kept[name]) for name, value in state.items()}
         return state
 
     def begin_log(self, state, **record):

@@ -333,7 +333,7 @@ def test_a_run_says_early_how_long_it_takes(monkeypatch, capsys, tmp_path):
     capsys.readouterr()
     finetune.main(flags("second", steps=8, log_every=100, resume=True))                # from 4, counted anew
     guess *= 1 + 7 / 9
-    assert forecasts(capsys.readouterr().out) == {5: int(300 + guess), 6: int(200 + guess)}
+    assert forecasts(capsys.readouterr().out) == {5: int(300 + guess), 6: int(200 + guess), 8: int(guess)}
 
 
 @pytest.mark.parametrize("task, model, demo", [
@@ -525,17 +525,19 @@ def test_a_run_is_this_loop(stage, task, model, objective, tmp_path):
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
         batch = train.batch(data.order(24, 3, step // 3)[8 * (step % 3):][:8])
-        loss = losses(batch, step).mean()
+        loss, parts = losses(batch, step).mean(), {}
         if stage == "joint":
             seen = {name: value.clone() for name, value in backbone.named_buffers()}
-            loss = loss + 0.7 * hidden_losses(batch, step).mean()
+            parts = dict(loss_labels=loss, loss_denoising=0.7 * hidden_losses(batch, step).mean())
+            loss = sum(parts.values())
             for name, value in backbone.named_buffers():
                 value.copy_(seen[name])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         norm = torch.cat([p.grad.flatten() for g in optimizer.param_groups for p in g["params"]]).double().norm().item()
-        assert next(log) == dict(kind="train", step=step + 1, loss=pytest.approx(loss.item(), rel=1e-4),
+        parts = {name: pytest.approx(part.item(), rel=1e-4) for name, part in parts.items()}
+        assert next(log) == dict(kind="train", step=step + 1, loss=pytest.approx(loss.item(), rel=1e-4), **parts,
                                  lr=optimizer.param_groups[0]["lr"], gradient_norm=pytest.approx(norm, rel=1e-3))
         if step + 1 in (4, 6):
             model.eval()
@@ -779,7 +781,8 @@ def test_bfloat16_is_for_matrix_products_only(begun, monkeypatch, tmp_path):
     backward = Run.backward
 
     def outside(run, loss):
-        assert loss.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+        assert all(part.dtype == torch.float32 for part in loss.values())
+        assert not torch.is_autocast_enabled("cpu")
         backward(run, loss)
     monkeypatch.setattr(Run, "backward", outside)
     for stage in STAGES:
