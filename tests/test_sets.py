@@ -10,6 +10,7 @@ import numpy as np
 import pandas
 import pytest
 from conftest import ROOT, call
+from scipy.stats import f as fisher
 from scipy.stats import norm, spearmanr, wilcoxon
 
 from compare import report, sets
@@ -357,3 +358,24 @@ def test_pages_say_what_the_kept_records_say(tmp_path):
             ROOT / "results" / "own.md").read_text():
         text = " ".join(text.split()).replace(" points [", " [")
         assert interval in text and f"{sets} sets" in text and f"{families} families" in text
+
+
+def test_how_far_gains_of_seeds_repeat_as_typed():
+    """Analysis of variance by its formula, over the sets with two seeds in the kept records."""
+    page, scores = (ROOT / "results" / "ucr.md").read_text(), {}
+    for run in map(json.loads, (ROOT / "results" / "ucr.jsonl").read_text().splitlines()):
+        if run.get("start") in ("scratch", "spt") and not run["changed"]:
+            labels, right = (np.array(run["counts"][name], float) for name in ("labels", "right"))
+            share = right[labels > 0] / labels[labels > 0]
+            uneven = rf"| {run['task'][4:]}\* |" in page
+            score = 100 * (share.mean() if uneven else right.sum() / labels.sum())
+            scores.setdefault((run["model"], run["task"]), {})[run["start"], run["seed"]] = score
+    for model in ("s4", "rotary"):
+        gains = np.array([[of["spt", seed] - of["scratch", seed] for seed in (0, 1)]
+                          for (name, _), of in scores.items() if name == model and ("spt", 1) in of])
+        n, mean = len(gains), gains.mean()
+        between = 2 * sum((gains.mean(1) - mean) ** 2) / (n - 1)
+        ratio = between / (sum(((gains - gains.mean(1, keepdims=True)) ** 2).ravel()) / n)
+        p = f"{fisher.sf(ratio, n - 1, n):.2f}".lstrip("0")
+        r = f"{np.corrcoef(gains.T)[0, 1]:.2f}".lstrip("0")
+        assert f"F({n - 1}, {n}) = {ratio:.2f}, p = {p}" in page and re.search(rf"(by|r =) {re.escape(r)}\b", page)
