@@ -63,3 +63,24 @@ def test_every_table_with_numbers_says_what_made_it(page):
         title = re.findall(r"^#+ (.*)", section, re.M)[-1]
         if re.search(r"[|( ±]\d", re.sub(r"`.*?`", "", table[0])) and title not in FACTS.get(str(page), []):
             assert MADE.search(section), f"{page}, {title}: {table[0][:80]}"
+
+
+def rows_of(text):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:2] == "| "]
+
+
+def test_the_upper_end_of_costs_bounds_every_measured_step():
+    """1.5 times the computed time and 36 microseconds per operation, in gpu.md's steps, costs.md's hours and README."""
+    gpu, costs, readme = ((ROOT / name).read_text() for name in ("results/gpu.md", "results/costs.md", "README.md"))
+    steps = rows_of(gpu.split("<!-- steps:begin")[1].split("<!-- steps:end")[0])[1:]
+    for task, model, _, operations, ms, _, best, realistic, *_ in steps:
+        assert float(ms) <= float(realistic) <= 1.5 * float(best) + 0.036 * int(operations) + 0.01, (task, model)
+    assert len(steps) == 14 and "to 14 steps there, one measurement each" in costs
+    hours = {}
+    for *names, operations, _, _, ms, _, _, _, spent in (row for row in rows_of(costs) if " to " in row[-1]):
+        low, high = hours[tuple(names[:3])] = [float(end) for end in spent.split(" to ")]
+        ratios = [(1.5 * c + 0.036 * int(operations.replace(",", ""))) / max(c, 0.005 * int(operations.replace(",", "")))
+                  for c in (float(ms) - 0.05, float(ms) + 0.05)]
+        assert (low - 0.05) * min(ratios) <= high + 0.05 and high - 0.05 <= (low + 0.05) * max(ratios), names
+    for stage in ("pretrain", "spt", "scratch"):
+        assert "{:.0f} to {:.0f}".format(*hours["pathx", "s4", stage]) in readme
