@@ -268,14 +268,9 @@ def test_the_demo_from_part_of_its_runs(tmp_path):
 def test_a_kept_demo_is_its_folder(tmp_path, monkeypatch):
     """The table and the verdict, which needs the evaluations."""
     monkeypatch.chdir(tmp_path)
-    for start, seed in itertools.product(("scratch", "spt"), (0, 1)):
-        more = {}
-        if start == "spt":
-            put(tmp_path / "runs/demo", f"p{seed}", seed=seed, task="pathfinder_demo")
-            more = dict(init=f"runs/demo/p{seed}")
-        log = "".join(json.dumps(dict(kind="eval", step=step, val_accuracy=step / 2000)) + "\n" for step in (500, 1000))
-        of_demo(tmp_path / "runs/demo", f"{start}{seed}", "s4", start, 0.5 + seed / 10, "pathfinder_demo", seed=seed,
-                log=log, **more)
+    log = "".join(json.dumps(dict(kind="eval", step=step, val_accuracy=step / 2000)) + "\n" for step in (500, 1000))
+    for start, seed in itertools.product(("scratch", "joint"), (0, 1)):
+        of_demo(tmp_path / "runs/demo", f"{start}{seed}", "s4", start, 0.5 + seed / 10, seed=seed, log=log)
     assert call("analyze.py", "keep", "demo").returncode == 0
     folder, kept = (call("analyze.py", "demo", "--runs", tmp_path / source, "--figure", "demo.png").stdout
                     for source in ("runs/demo", "results/demo.jsonl"))
