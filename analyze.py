@@ -5,6 +5,7 @@ results/PRESET/runs.jsonl and kernels.npz, which `keep` makes from them.
     python analyze.py all --preset mini the same at small scale, from runs/mini into results/mini
     python analyze.py table 2           one table in Markdown; `figure 1`: one figure
     python analyze.py keep              all runs as results/paper/runs.jsonl and kernels.npz, to be committed
+    python analyze.py keep demo         the runs in runs/demo as results/demo.jsonl
     python analyze.py readme            write their results into README.md and results/PRESET/README.md; --check
     python analyze.py compare runs/a runs/b     any runs: one row per setting, with gains and intervals; a figure
     python analyze.py demo              the demo's table (Markdown) and figure, from runs/demo
@@ -436,8 +437,14 @@ def everything(args):
 
 def keep(args):
     """Write into --out: runs.jsonl, one line per run (for figure 5 with evaluations); kernels.npz, figure 4's kernels.
-    Weights are not kept."""
+    `keep NAME` writes results/NAME.jsonl, with the evaluations of finetuning. Weights are not kept."""
     runs, kernels = read_runs(args.runs), {}
+    if args.what:
+        for run in runs:
+            if "start" in run:
+                evaluations(run)
+        write_records(args.out / f"{args.what[0]}.jsonl", runs)
+        return
     cells = by_cell(runs, args.preset)
     for task in KERNEL_TASKS:
         curves_of(cells, task)                                                                # adds their evaluations
@@ -447,9 +454,14 @@ def keep(args):
                 kernels |= {f"{run['run']}/{stage}": arrays[stage] for stage in ("before", "after")}
     if kernels:
         write(args.out / "kernels.npz", lambda file: np.savez_compressed(file, **kernels))
-    added = "folder", "place", "score"         # by read_runs
+    write_records(args.out / "runs.jsonl", runs)
+
+
+def write_records(path, runs):
+    """Write one line per run, without what read_runs added."""
+    added = "folder", "place", "score"
     lines = [json.dumps({name: run[name] for name in run if name not in added}) + "\n" for run in runs]
-    write(args.out / "runs.jsonl", lambda file: file.write("".join(lines).encode()))
+    write(path, lambda file: file.write("".join(lines).encode()))
 
 
 def readme(args):
@@ -517,7 +529,7 @@ def command(argv):
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("what", nargs="*", help="number of the table or figure; compare, curves, own, sets, status: "
-                        "folders; demo: a demo of run_all.sh")
+                        "folders; demo, keep: a demo of run_all.sh")
     parser.add_argument("--preset", choices=("paper", "mini"), default="paper", help="see run_all.sh")
     parser.add_argument("--runs", type=Path, help="folder of runs or runs.jsonl (default: runs/PRESET, else kept runs)")
     parser.add_argument("--out", type=Path, help="folder for the output (default: results/PRESET)")
@@ -536,11 +548,11 @@ def command(argv):
     if args.command in ("compare", "curves", "own", "sets") and args.what:
         args.runs = Path(args.what[0])
     name = args.command if of_users else args.preset
-    default = Path("runs", args.what[0] if args.command == "demo" and args.what else name)
+    default = Path("runs", args.what[0] if args.command in ("demo", "keep") and args.what else name)
     kept = ROOT / "results" / args.preset / "runs.jsonl"
     usual = kept if kept.exists() and not default.exists() and not of_users and args.command != "keep" else default
     args.runs = args.runs or usual
-    args.out = args.out or Path("results", args.preset)
+    args.out = args.out or Path("results", "" if args.command == "keep" and args.what else args.preset)
     together = args.runs.is_dir() and len(args.what) < 2             # one folder holds all runs
     args.linked = args.figure is not None                            # then a page of --readme shows it
     args.figure = args.figure or (args.runs if together else Path()) / f"{args.command}.png"

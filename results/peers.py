@@ -219,7 +219,8 @@ def compare(peer, length, threads):
     least = 3 if step(ours, x) + step(peer, x) < TOO_LONG else 1         # and warm up
     memory, pairs, start = (peak(ours, x), peak(peer, x)), [], time.perf_counter()
     while len(pairs) < 9 and (len(pairs) < least or time.perf_counter() - start < SECONDS):
-        pairs.append((step(ours, x), step(peer, x)))
+        turn = 1 - 2 * (len(pairs) % 2)                                  # each goes first in every other pair
+        pairs.append([step(layer, x) for layer in (ours, peer)[::turn]][::turn])
     ratios = sorted(b / a for a, b in pairs)
     sizes = [sum(p.numel() * (1 + p.is_complex()) for p in layer.parameters()) for layer in (mixer, peer)]
     ms = [1000 * statistics.median(column) for column in zip(*pairs)]

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # file: [(line as it is, as it is changed, test files that must catch it)]. The first occurrence is changed.
 MUTANTS = {
+    "analyze.py": [('if "start" in run:', "if False:", "compare")],
     "tasks/split.py": [
         ("if (counts[where[g]] > has)[has > 0].all():", "if True:", "splits"),
         ("if len(where[keys[i]]) > 1", "if len(where[keys[i]]) > 2", "splits"),

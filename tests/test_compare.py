@@ -1,4 +1,5 @@
 """compare/: what a run is, tables of any runs and of demos."""
+import itertools
 import json
 import re
 import subprocess
@@ -6,7 +7,7 @@ import subprocess
 import pytest
 
 from compare import reading, report
-from conftest import ROOT
+from conftest import ROOT, call
 from experiments import commands, entries
 from files import UserError
 from models import MODELS
@@ -262,6 +263,18 @@ def test_the_demo_from_part_of_its_runs(tmp_path):
     assert found == {"transformer": ["50.0 ± 0.0", "70.0", "+20.0 (one seed)"], "s4": ["80.0", "75.0", "-5.0 (one seed)"]}
     assert "**pathfinder_demo**" in done.stdout and rows_of(page.read_text()) == rows_of(done.stdout)
     assert "majority class" not in done.stdout               # an older folder has no run of baseline.py
+
+
+def test_a_kept_demo_is_its_folder(tmp_path, monkeypatch):
+    """The table and the verdict, which needs the evaluations."""
+    monkeypatch.chdir(tmp_path)
+    log = "".join(json.dumps(dict(kind="eval", step=step, val_accuracy=step / 2000)) + "\n" for step in (500, 1000))
+    for start, seed in itertools.product(("scratch", "joint"), (0, 1)):
+        of_demo(tmp_path / "runs/demo", f"{start}{seed}", "s4", start, 0.5 + seed / 10, seed=seed, log=log)
+    assert call("analyze.py", "keep", "demo").returncode == 0
+    folder, kept = (call("analyze.py", "demo", "--runs", tmp_path / source, "--figure", "demo.png").stdout
+                    for source in ("runs/demo", "results/demo.jsonl"))
+    assert folder == kept and "Still improving at the end" in kept
 
 
 def test_baselines_stand_first_in_a_demo(tmp_path):

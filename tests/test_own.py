@@ -4,7 +4,6 @@ import io
 import json
 import re
 import shlex
-import shutil
 import zipfile
 from collections import Counter
 from dataclasses import replace
@@ -566,16 +565,6 @@ def test_an_objective_is_a_line(tmp_path):
         finished(tmp_path / objective, "spt", "s4", 0, score, 150, 120, init=name, objective=objective)
     text = shown(tmp_path)
     assert "| s4 | 60.0 |" in text and "| s4, bert | 80.0 |" in text
-
-
-def test_the_page_is_that_of_the_kept_runs(tmp_path):
-    """results/own.md shows what analyze.py makes of results/own.jsonl."""
-    shutil.copy(ROOT / "results" / "own.md", tmp_path)
-    page = (tmp_path / "own.md").read_text()
-    done = call("analyze.py", "own", ROOT / "results" / "own.jsonl", "--figure", tmp_path / "own.png", "--readme",
-                tmp_path / "own.md")
-    assert done.returncode == 0, done.stderr
-    assert page.count("\n|") > 12 and (tmp_path / "own.md").read_text() == page
 
 
 @pytest.mark.parametrize("kept", [False, True])

@@ -302,6 +302,20 @@ def test_layers_beside_packages_exist(monkeypatch, capsys):
         assert {*copied} <= {*dict(mixer.named_parameters()), *dict(mixer.named_buffers())}
 
 
+def test_layers_take_turns_to_go_first(monkeypatch):
+    """Else the second one of every pair may find warmer caches. Times stay with their layer."""
+    order = []
+
+    def step(layer, x):
+        order.append(layer)
+        return 1.0 if layer is order[0] else 3.0
+
+    monkeypatch.setattr(peers, "step", step)
+    row, _ = peers.compare(peers.PEERS[0], 64, 1)
+    assert [layer is order[0] for layer in order[4:8]] == [True, False, False, True]
+    assert row.startswith("1000.0 | 3000.0 | 3.00 (3.00 to 3.00)")
+
+
 def test_bare_commands_show_what_there_is_or_what_to_type(monkeypatch):
     """A line per model, with its paper; the examples of the docstring."""
     def printed(script, *words):
