@@ -39,8 +39,7 @@ def of_kind(kind, classes=0):
 
 
 def alike(line, other):
-    """Whether two texts, or two lists of dicts of texts, agree, but that numbers with a point are equal to 1e-5 only: on
-    another machine, batches of other sizes differ in the last decimals."""
+    """Whether two texts agree, decimals to 1e-5 only: the last ones depend on the machine and on a batch's size."""
     number, texts = r"[-+]?\d+\.\d+(?:e[-+]?\d+)?", [str(line), str(other)]
     words, values = zip(*((re.split(number, text), [*map(float, re.findall(number, text))]) for text in texts))
     return words[0] == words[1] and np.allclose(*values, rtol=1e-5, atol=1e-5)

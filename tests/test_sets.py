@@ -202,6 +202,18 @@ def test_facts_that_go_with_the_gain(capsys):
     assert f"in {families - 2} of {families} sets" in sentence           # not the two about zero
 
 
+def test_a_sign_is_predicted_from_other_families_only():
+    """Facts say nothing, and 15 of 28 sets gain: without a whole family that gains, losing is commoner, so all guesses are
+    wrong. Leaving out one set, its siblings would say its sign."""
+    places = [(f"{k}", i) for k in range(9) for i in range(3)] + [("9", 0)]
+    columns = [*(("", fact) for fact in sets.FACTS), *(("s4", name) for name in (sets.DENOISING, sets.GAP, "scratch", "spt"))]
+    means = pandas.DataFrame(0.0, pandas.MultiIndex.from_tuples(places), pandas.MultiIndex.from_tuples(columns))
+    means["", "length"] = [1, 2, 3] * 9 + [2]
+    means["s4", "spt"] = [1.0 if int(family) < 5 else -1.0 for family, _ in places]
+    _, (sentence,) = sets.correlates("s4", means)
+    assert "in 0 of 28 sets; always guessing the commoner sign is right in 15." in sentence
+
+
 def test_few_families_have_no_intervals(tmp_path):
     names = [name for name in dict.fromkeys(entries.FAMILIES.values())][:5]
     done = call("analyze.py", "sets", kept(tmp_path, records(lambda name: 5, names)), "--figure", tmp_path / "a.png")
@@ -244,6 +256,9 @@ def test_the_report_says_what_interpolation_explains_and_what_was_not_finished(t
         one |= {"val_score": -0.2} if "val_score" in one else {}
     done = call("analyze.py", "own", kept(tmp_path, found), "--figure", tmp_path / "own.png")
     assert "**Pretraining has not learned more than interpolation.**" in " ".join(done.stdout.split())
+    for one in found:                                            # hidden otherwise, errors say nothing beside each other
+        one |= {"changed": {"mask": 0.1}} if "val_score" in one else {}
+    assert "explains" not in call("analyze.py", "own", kept(tmp_path, found), "--figure", tmp_path / "own.png").stdout
 
 
 @pytest.mark.parametrize("ragged", [False, True])
