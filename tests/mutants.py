@@ -21,7 +21,8 @@ MUTANTS = {
     "tasks/split.py": [
         ("if (counts[where[g]] > has)[has > 0].all():", "if True:", "splits"),
         ("if len(where[keys[i]]) > 1", "if len(where[keys[i]]) > 2", "splits"),
-        ("len(np.unique(end)) > 4", "len(np.unique(end)) > 0", "splits")],
+        ("len(np.unique(end)) > 4", "len(np.unique(end)) > 0", "splits"), ("y[parts[0]].max()]", "y.max()]", "own")],
+    "tasks/recall.py": [("SPLITS.index(split)]", "0]", "data")],
     "tasks/table.py": [
         ("if names == [*map(str, range(len(names)))]:", "if False:", "table"),
         ("same, runs = names[1:] == names[:-1]", "same, runs = names[1:] != names[:-1]", "table"),
@@ -59,7 +60,7 @@ MUTANTS = {
         ("size = most // 2 ", "size = most ", "records")],
     "engine/run.py": [
         ("[args.seed, step, self.processes.rank]", "[args.seed, step]", "runs"),
-        ("if few and examples < args.batch:", "if False:", "own runs"),
+        ("if few and examples < args.batch:", "if False:", "own runs"), ("guide(self.model, step", "guide(self.model, 0", "runs"),
         ("vars(args).update(self.folder.began)", "pass", "records"),
         ('if score >= self.state["best"]:', 'if score > self.state["best"]:', "runs"),
         ("(loss * self.processes.world).backward()", "loss.backward()", "runs"),

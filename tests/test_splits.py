@@ -207,7 +207,6 @@ def test_one_bad_row_has_an_empty_prediction_and_the_rest_is_written(kind, tmp_p
         empty = row == bad
         assert alike(line, dict(row=str(row), prediction="" if empty else str(name)) | {
             f"p({c})": "" if empty else f"{p[c]:.6f}" for c in (0, 1)})
-    capsys.readouterr()
 
 
 # ---- sets that are there already -------------------------------------------------------------------------------------

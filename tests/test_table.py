@@ -206,7 +206,6 @@ def test_new_data_are_read_as_the_training_data_were(tmp_path, monkeypatch, caps
     frame = pd.read_csv("named.csv", sep=";")
     for some in (frame, frame[NAMES], frame[["t3", "t1", "t0", "t4", "t2", "species"]]):
         assert np.allclose(predict.load("named")(some)[1][:, 0], [float(p) for _, _, p in named], atol=1e-5)
-    capsys.readouterr()
 
 
 # Of files of shared/cases, whatever form they have: the same arrays as csv_plain.csv.
