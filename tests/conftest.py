@@ -25,6 +25,7 @@ atexit.register(shutil.rmtree, BIN, ignore_errors=True)
 (BIN / "python").chmod(0o755)
 os.environ["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 import zoo  # noqa: E402, F401, all of MODELS
@@ -35,6 +36,13 @@ torch.set_num_threads(1)
 def of_kind(kind, classes=0):
     """A task whose targets are of this kind, as far as predictions need it."""
     return SimpleNamespace(kind=kind, classes=classes)
+
+
+def alike(line, other):
+    """Whether two texts agree, decimals to 1e-5 only: the last ones depend on the machine and on a batch's size."""
+    number, texts = r"[-+]?\d+\.\d+(?:e[-+]?\d+)?", [str(line), str(other)]
+    words, values = zip(*((re.split(number, text), [*map(float, re.findall(number, text))]) for text in texts))
+    return words[0] == words[1] and np.allclose(*values, rtol=1e-5, atol=1e-5)
 
 
 ROOMS = "tasks", "zoo", "engine", "experiments", "compare"

@@ -22,7 +22,8 @@ MUTANTS = {
     "tasks/split.py": [
         ("if (counts[where[g]] > has)[has > 0].all():", "if True:", "splits"),
         ("if len(where[keys[i]]) > 1", "if len(where[keys[i]]) > 2", "splits"),
-        ("len(np.unique(end)) > 4", "len(np.unique(end)) > 0", "splits")],
+        ("len(np.unique(end)) > 4", "len(np.unique(end)) > 0", "splits"), ("y[parts[0]].max()]", "y.max()]", "own")],
+    "tasks/recall.py": [("SPLITS.index(split)]", "0]", "data")],
     "tasks/table.py": [
         ("if names == [*map(str, range(len(names)))]:", "if False:", "table"),
         ("same, runs = names[1:] == names[:-1]", "same, runs = names[1:] != names[:-1]", "table"),
@@ -30,10 +31,15 @@ MUTANTS = {
         ("np.all(column % 1 == 0) and len({*column}) == len(column)", "len({*column}) == len(column)", "table"),
         ("order[places], kind=\"stable\"", "places, kind=\"stable\"", "table")],
     "pretrain.py": [
-        ("hidden & ~batch.samples.isnan().all(-1)", "hidden", "gaps"),
+        ("hidden & ~batch.samples.isnan().all(-1)", "hidden", "gaps"), ("fresh=args.seed if", "fresh=0 if", "targets"),
         ("weight = there.shape[1] / there.sum(-1).clamp(min=1)", "weight = there.sum(-1) * 0 + 1", "gaps")],
     "engine/targets.py": [
-        ("len(train) / (task.classes * sizes)", "len(train) / sizes", "splits")],
+        ("len(train) / (task.classes * sizes)", "len(train) / sizes", "splits"),
+        ("np.bincount(train.labels()", "np.bincount(train.y", "splits"), (" / y.shape[1]", "", "targets"),
+        (" / (y != IGNORE).sum(1).clamp(min=1)", "", "targets")],
+    "finetune.py": [
+        ("unequal(train.labels())", "unequal(test.labels())", "splits"), ("fresh=args.seed if", "fresh=0 if", "targets"),
+        ('args.pretraining["data"] != task.data', "False", "records"), ("args.label_fraction, lab", "None, lab", "targets")],
     "baseline.py": [
         ("range(len(split)) if split.chosen is None else split.chosen", "range(len(split))", "baseline"),
         ("if identity.items() <= there.items():", "if there:", "baseline"),
@@ -44,17 +50,18 @@ MUTANTS = {
         ("known[:max(task.classes, 1, int(labelled * n))]", "known[:max(1, int(labelled * n))]", "own data"),
         ('{file, own_data.get("group") or there.get("group"), *there', "{file, *there", "own records"),
         ("longest if self.chosen is None else longest[self.chosen]", "longest", "own data"),
-        ('{"code": generator_code(task)}', '{"code": 0}', "data"),
+        ('{"code": generator_code(task)}', '{"code": 0}', "data"), ("8181, self.fresh, i", "8181, 0, i", "targets"),
         ("np.random.RandomState(42).permutation(len(train))", "np.arange(len(train))", "data"),
         ("identity |= {\"inputs\": meta[\"inputs\"]} if", "identity |= {} if", "own"),
         ("for path in map(os.path.abspath, request.read or", "for path in map(os.path.abspath, [] or", "sources")],
     "engine/feed.py": [
         ("self.positions // (width * documents)", "self.positions // width", "runs"),
         ("order(self.examples, args.seed, epoch)", "order(self.examples, args.seed, 0)", "runs"),
+        ("np.arange(step * args.batch, (step + 1) * args.batch)", "np.arange(args.batch)", "targets"),
         ("size = most // 2 ", "size = most ", "records")],
     "engine/run.py": [
         ("[args.seed, step, self.processes.rank]", "[args.seed, step]", "runs"),
-        ("if few and examples < args.batch:", "if False:", "own runs"),
+        ("if few and examples < args.batch:", "if False:", "own runs"), ("guide(self.model, step", "guide(self.model, 0", "runs"),
         ("vars(args).update(self.folder.began)", "pass", "records"),
         ('if score >= self.state["best"]:', 'if score > self.state["best"]:', "runs"),
         ("(loss * self.processes.world).backward()", "loss.backward()", "runs"),
@@ -78,7 +85,7 @@ MUTANTS = {
     "compare/reading.py": [
         ('run["start"] == "joint" and objective and objective.hides', 'run["start"] == "joint"', "records analyze"),
         ('paths = [init.resolve()] * (run["place"] == run["folder"]) + ', "paths = ", "records compare"),
-        ("if not any_code:", "if False:", "records"),
+        ("if not any_code:", "if False:", "records"), (' * run.get("processes", 1)', "", "records"),
         ('if run.get("balanced") else [found]', "if False else [found]", "statistics"),
         ("(numerators - ratio * denominators) / max(denominators.mean(), 1e-300)", "(numerators - ratio * denominators)",
          "statistics"),
@@ -93,7 +100,7 @@ MUTANTS = {
          "rows, columns = np.indices(values.shape)", "sets"),
         ("mean(np.tile(after, (DRAWS, 1)))", "np.mean(after)", "sets"),
         ("* (len(families) >= FEWEST)", "", "sets"),
-        ("ascending=False", "ascending=True", "sets"),
+        ("ascending=False", "ascending=True", "sets"), ("groups=groups", "groups=range(len(table))", "sets"),
         ("if p > 0.05}", "if p < 0.05}", "sets"),
         ("(guess == better).sum()", "(guess != better).sum()", "sets"),
         ("np.arange(len(p), 0, -1)", "len(p)", "sets"),
@@ -104,7 +111,7 @@ MUTANTS = {
         ("len(sample), len(sample) - 1)", "len(sample), len(sample))", "statistics"),
         ("(np.square(difference).sum() + unit)", "np.square(difference).sum()", "statistics"),
         ("variance -= sum(side.var(0, ddof=1)", "variance -= 0 * sum(side.var(0, ddof=1)", "statistics"),
-        ("alike and all(", "alike and any(", "statistics"),
+        ("alike and all(", "alike and any(", "statistics"), (" / len(known[0])", "", "statistics"),
         ("return math.hypot(seeds, half_width_of_test(runs))", "return seeds", "statistics"),
         ("if len(self.points) > 1 else 0.0", "", "compare baseline")],
     "compare/settings.py": [
@@ -116,7 +123,9 @@ MUTANTS = {
         ("if other.passes or sibling or", "if sibling or", "sets"),
         ("if other.passes or sibling or", "if other.passes or", "sets"),
         ("if len(some) > 4]", "]", "sets"),
-        ("if tied[1:] else", "if False else", "baseline"),
+        ("if tied[1:] else", "if False else", "baseline"), ("key=validation", "key=lambda run: run['score']", "baseline"),
+        ("mean(map(validation, runs[variant].values()))", "mean(scores(runs[variant]).values())", "baseline"),
+        ('and "mask" not in first["changed"]', "", "sets"), ("max(late) > max(early)", "max(late) < max(early)", "sets"),
         ("verdict(compared) + on_the_archive(key, compared)", "verdict(compared)", "sets"),
         ('or kind_of(linear) != "class" or key[1:] != (1, None):', 'or kind_of(linear) != "class":', "sets"),
         ("if len(ours) == 1 or None in map", "if None in map", "baseline"),
@@ -128,7 +137,11 @@ MUTANTS = {
         ("[names[int(number)] for number in", "[str(number) for number in", "records"),
         ("or len(gpus) or cores), gpus", "or cores), gpus", "records"),
         ('"data.py", "--task", task, *words]', '"data.py", "--task", task]', "records"),
-        ('(["--label-fraction", fraction] if fraction else [])', "[]", "records")],
+        ('(["--label-fraction", fraction] if fraction else [])', "[]", "records"),
+        (", args.class_weights)", ")", "experiments"), ("entries.ucr(args.starts", "entries.ucr(None", "experiments")],
+    "experiments/entries.py": [
+        ('weights and "--class-weights"', "None", "experiments"), ("passes // 2", "passes", "experiments"),
+        ("starts=starts, passes=passes)]", "starts=starts)]", "experiments")],
     "experiments/commands.py": [
         ("recipe |= dict(epochs=None, eval_every=None) if declared(task).own", "recipe |= {} if True", "records")],
     "experiments/sweep.py": [

@@ -1,4 +1,5 @@
 """experiments/: an entry becomes commands; chains run, fail, are killed and stopped."""
+import itertools
 import json
 import os
 import pty
@@ -49,6 +50,21 @@ def test_what_a_command_trains_is_what_its_entry_says(target, tmp_path, monkeypa
             assert found.resume and [found.task, found.model, found.objective, found.start, found.changed] == [
                 wanted[name] for name in ("task", "model", "objective", "start", "changed")]
             assert getattr(found, "joint", None) == wanted["joint"]
+
+
+def test_what_own_is_asked_for_reaches_the_runs_that_it_concerns():
+    """The share and the weights of labels reach every run that reads labels, and no other; all take as many passes."""
+    for share, weights, passes, start in itertools.product((None, 0.25), (False, True), (None, 600), entries.STARTS):
+        words = ["--starts", start, *["--passes", "600"] * bool(passes)]
+        more = ["--tasks", "file:a.npz", *["--label-fraction", "0.25"] * bool(share), *["--class-weights"] * weights]
+        for target, words in (("own", words + more), ("ucr", words)):
+            for row in running.plan(running.parse_args([target, *words]))[0]:
+                for run in commands.trained(row):
+                    given, first = commands.given(run.flags), commands.given(run.first.flags) if run.first else {}
+                    assert (given.get("label_fraction"), given.get("class_weights", False)) == (
+                        (share, weights) if target == "own" else (None, False))
+                    assert first.keys() <= {"steps"} and bool(run.first) == (start in ("spt", "linear_probe"))
+                    assert first.get("steps", 0) + given.get("steps", 0) * (1 + (start == "joint")) == (passes or 0)
 
 
 def test_no_run_is_in_two_chains():

@@ -80,7 +80,7 @@ def test_s4_kernel_is_the_recurrence(l, dt_range):
         A, P, B, C, dt = random_s4(6, N, 2, l, *dt_range, seed=l)
         ours = s4_kernel(A, P, B, C, dt, l)
         assert relative(ours.double(), dense_s4(A, P, B, uncorrected(A, P, B, C, dt, l), dt, l)) < 1e-4
-        assert torch.equal(s4_kernel(A[:1], P[:1], B[:1], C, dt, l), ours)               # channels may share states
+        assert relative(s4_kernel(A[:1], P[:1], B[:1], C, dt, l), ours) < 1e-5           # channels may share states
 
 
 def test_s4_kernel_with_poles_close_to_roots_of_unity():

@@ -165,6 +165,14 @@ def test_a_replaced_pretraining_is_noticed(mistake, monkeypatch, tmp_path):  # n
     assert result_of(tmp_path / "half")["pretrained"] is result_of(tmp_path / "half")["code"] is None
 
 
+def test_a_pretraining_on_any_other_data_is_refused():
+    ours = dict(source="own data", seed=0, sizes=[9, 3, 3], labels=7, inputs=["a", "b", "c"])
+    for name in ours:
+        args = SimpleNamespace(init="first", pretraining=dict(data=ours | {name: None}), task="x", data_dir="data")
+        with pytest.raises(UserError, match="first was pretrained on .* may hold what was pretrained on"):
+            finetune.make_model(args, SimpleNamespace(data=ours), None)
+
+
 @pytest.mark.parametrize("stage, words", [
     ("pretrain", []), ("finetune", []), ("finetune", ["--joint", "1"]), ("finetune", ["--init", "first"])])
 def test_any_other_flag_is_another_run(stage, words, monkeypatch, tmp_path):
@@ -368,10 +376,11 @@ def test_gains_say_which_seeds_they_are_of(tmp_path):
     finetuned(tmp_path, "s2", 0.517, 2)
     assert [row[-4] for row in told(tmp_path)[0][1:] if "joint" in row][0].endswith(" (common seeds: 2)")
     shutil.rmtree(tmp_path / "s2")
-    finetuned(tmp_path, "s7", 0.517, 7)
+    finetuned(tmp_path, "s7", 0.517, 7, seconds=900.0, processes=8)
     rows, text = told(tmp_path)
     assert [row[-4] for row in rows[1:] if "joint" in row] == ["– (common seeds: none)"]
-    assert "1 run, seeds 7" in reading.provenance(reading.read_runs(tmp_path / "s7"))
+    said = reading.provenance(reading.read_runs(tmp_path / "s7"))
+    assert "1 run, seeds 7" in said and "; 2.0 hours of training" in said      # of all processes
 
 
 # ---- parts, kernels, lengths -----------------------------------------------------------------------------------------

@@ -733,9 +733,12 @@ def test_both_stages_from_end_to_end(task, model, more, objective, begun, monkey
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "finetune"])
-def test_guides_are_trained_while_they_guide(stage, begun, tmp_path):
-    """In both stages, in every layer but the first, which stays dense."""
+def test_guides_are_trained_while_they_guide(stage, begun, monkeypatch, tmp_path):
+    """In both stages, in every layer but the first, which stays dense; each step takes them further back."""
+    steps, guide = [], run_py.guide
+    monkeypatch.setattr(run_py, "guide", lambda *words: steps.append(words[1:]) or guide(*words))
     STAGES[stage].main(flags(tmp_path / "run", "text_demo", "rotary", ",ffn=lowrank,guided=0.5"))
+    assert steps == [(step, len(steps)) for step in range(6)]
     guides = {key: value for key, value in begun[0].state_dict().items() if key.endswith(".guide")}
     assert guides.keys() == {"backbone.layers.1.ff.0.guide", "backbone.layers.1.ff.2.guide"}
     last = load(tmp_path / "run" / "last.pt")["model"]

@@ -46,6 +46,16 @@ def test_half_of_an_interval_by_hand():
     assert stats.half_width([1], [5, 6]) == 0 == stats.half_width([5, 5], [6, 6])
 
 
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_a_mean_of_recalls_varies_as_accuracy_does_if_classes_are_alike(classes):
+    """Balanced accuracy is then accuracy, and so is its interval: alone, and beside another variant."""
+    rng, n = np.random.default_rng(0), 400
+    right = [np.concatenate([rng.permutation(np.arange(n) < share * n) for _ in range(classes)]) for share in (0.8, 0.7)]
+    several, single = ([made(line, [n] * classes, 0) for line in right], [made(line, [n * classes], 0) for line in right])
+    for pick in (lambda one, other: ([one],)), (lambda one, other: ([one], [other])):
+        assert stats.half_width_of_test(*pick(*several)) == pytest.approx(stats.half_width_of_test(*pick(*single)), rel=0.05)
+
+
 # ---- the test set ----------------------------------------------------------------------------------------------------
 
 def made(right, sizes, seed):

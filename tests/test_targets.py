@@ -1,5 +1,6 @@
 """Targets of other kinds: several labels per example, and a label at every position; associative recall."""
 import csv
+import itertools
 import json
 from types import SimpleNamespace
 
@@ -9,7 +10,10 @@ import torch
 from sklearn import metrics
 
 import data
+import finetune
+import pretrain
 from conftest import call
+from engine.feed import Feed
 from engine.targets import KINDS
 from tasks import EOS, IGNORE, TASKS, making
 
@@ -30,6 +34,45 @@ def test_recall_is_a_lookup_and_fresh_samples_are_new():
     some, other = split.batch([3, 70_000]), split.batch([70_000])
     assert torch.equal(some.symbols[1], other.symbols[0]) and not torch.equal(some.symbols[0], some.symbols[1])
     assert torch.equal(some.y[1], other.y[0]) and split.lengths() is None
+    split.fresh = 8
+    assert not torch.equal(split.batch([3]).symbols[0], some.symbols[0])                      # another seed
+
+
+@pytest.mark.parametrize("batch, n", [(1, 1), (4, 9), (7, 20)])
+def test_fresh_steps_share_no_example(batch, n):
+    args = SimpleNamespace(batch=batch, micro_batch=None, seed=3, fresh=True)
+    feed = Feed(args, SimpleNamespace(world=1, rank=0, device=None), dict(target=""), n, None, False, False)
+    assert len({row for step in range(3 * n) for row in feed.rows(step)[0].tolist()}) == 3 * n * batch
+
+
+@pytest.mark.parametrize("stage", [pretrain, finetune], ids=lambda stage: stage.__name__)
+def test_flags_choose_the_examples_of_either_stage(stage, monkeypatch):
+    """--seed draws fresh examples; shares reach `open_task`, that of the labels in stage 2."""
+    def opened(name, folder, fraction=None, labelled=None, labels=False, fresh=None):
+        raise InterruptedError(name, folder, fraction, labelled, labels, fresh)
+
+    monkeypatch.setattr(stage, "open_task", opened)
+    for seed, flag in itertools.product((0, 5), ("--wd", "--fresh", "--train-fraction") + ("--label-fraction",) * (stage is finetune)):
+        words = ["--task", "recall", "--model", "s4", "--data-dir", "there", "--steps", 1, "--seed", seed, flag]
+        with pytest.raises(InterruptedError) as asked:
+            stage.main([*map(str, words), *["0.3"] * (flag != "--fresh")])
+        assert asked.value.args == ("recall", "there", 0.3 if flag[2] == "t" else None, 0.3 if flag[2] == "l" else None,
+                                    stage is finetune, seed if flag == "--fresh" else None)
+
+
+@pytest.mark.parametrize("kind, outputs, y", [
+    ("class", torch.randn(5, 4), torch.arange(5) % 4), ("number", torch.randn(5, 1), torch.randn(5)),
+    ("labels", torch.randn(5, 3), torch.eye(5)[:, :3]), ("positions", torch.randn(5, 6, 4), torch.arange(30).view(5, 6) % 4)])
+def test_a_loss_is_the_sum_over_examples_of_means_over_labels(kind, outputs, y):
+    """As many labels again, and positions without one, change nothing."""
+    loss = KINDS[kind].loss
+    whole = pytest.approx(loss(outputs, y).item(), 1e-5)
+    assert sum(loss(outputs[i:i + 1], y[i:i + 1]) for i in range(5)).item() == whole
+    if y.ndim > 1:
+        assert loss(outputs.repeat_interleave(4, 1), y.repeat_interleave(4, 1)).item() == whole
+    if kind == "positions":
+        more = torch.cat((outputs, outputs), 1), torch.cat((y, torch.full_like(y, IGNORE)), 1)
+        assert loss(*more).item() == whole
 
 
 def test_recall_from_data_to_table(tmp_path):
