@@ -33,6 +33,8 @@ MUTANTS = {
         ("weight = there.shape[1] / there.sum(-1).clamp(min=1)", "weight = there.sum(-1) * 0 + 1", "gaps")],
     "engine/targets.py": [
         ("len(train) / (task.classes * sizes)", "len(train) / sizes", "splits")],
+    "kernels.py": [
+        ("(block <= 512 or q.is_cuda or", "(q.is_cuda or", "kernels")],
     "baseline.py": [
         ("range(len(split)) if split.chosen is None else split.chosen", "range(len(split))", "baseline"),
         ("if identity.items() <= there.items():", "if there:", "baseline"),
