@@ -334,9 +334,10 @@ def attention(q, k, v, causal=False, block=None, lengths=None):
         mask = padding_mask(lengths, l, q.dtype)                                         # (b, 1, 1, l)
     if block is None or block >= l:
         return _attend(q, k, v, causal, mask)
-    # All blocks in one call: many small ones on a GPU, which waits for launches, and in compiled code, which would be
-    # compiled anew for every number of blocks.
-    if l > 8 * block and (q.is_cuda or torch.compiler.is_compiling()):
+    # Many small blocks take one call: a call costs launches on a GPU, and on a CPU a start and a
+    # wait of all threads; the compiler starts anew for every number of calls. Masks of large causal
+    # blocks would fill a CPU's memory.
+    if l > 8 * block and (block <= 512 or q.is_cuda or torch.compiler.is_compiling()):
         return near_attention(q, k, v, block, None, causal, lengths)
     # One call per block: where blocks are few and large (4 of 4096 on PathX), a call without a mask may use flash
     # kernels. Block i reads keys[:, :, (i-1) block : (i+2) block]. Interior blocks take them from overlapping `unfold`
@@ -456,9 +457,11 @@ def near_attention(q, k, v, size, reach=None, causal=False, lengths=None):
     b, h, l, e = q.shape
     size = min(size, l)
     n, blocks = ceil_div(l, size), 2 if causal else 3                                    # of queries; of keys for each
-    q = split_blocks(q, size, n)                                                         # (b, h, n, size, e)
     width, after = blocks * size, (n + blocks - 2) * size - l                            # after: filled up at the end
-    k, v = (F.pad(x, (0, 0, size, after)).unfold(2, width, size).transpose(-1, -2) for x in (k, v))
+    q = split_blocks(q, size, n).transpose(1, 2)                                # (b, n, h, size, e)
+    k, v = (F.pad(x, (0, 0, size, after)).unflatten(2, (-1, size)).transpose(1, 2) for x in (k, v))
+    # Copies beside each other (w: width); the gradient of overlapping `unfold` views takes longer.
+    k, v = (torch.cat([x[:, i:i + n] for i in range(blocks)], 3) for x in (k, v))  # (b, n, h, w, e)
     i = torch.arange(n * size, device=q.device).view(n, size, 1)
     j = torch.arange(-size, width - size, device=q.device) + size * torch.arange(n, device=q.device)[:, None, None]
     seen = real_keys(j, l, lengths)                                                      # (1 or b, n, 1, width)
@@ -467,8 +470,8 @@ def near_attention(q, k, v, size, reach=None, causal=False, lengths=None):
     if causal:
         seen = seen & (j <= i)
     seen = seen | ~seen.any(-1, keepdim=True)                # padded queries may see no key; softmax needs one
-    seen = seen.expand(b, -1, size, -1).flatten(0, 1)[:, None]                           # (b n, 1, size, width)
-    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))                       # (b n, h, size or width, e)
+    seen = seen.expand(b, -1, -1, -1).flatten(0, 1)[:, None]            # (b n, 1, 1 or size, width)
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))                      # (b n, h, size or width, e)
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)                          # (b n, h, size, e)
     return y.unflatten(0, (b, n)).transpose(1, 2).flatten(2, 3)[:, :, :l]                # (b, h, l, e)
 

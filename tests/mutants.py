@@ -40,6 +40,8 @@ MUTANTS = {
     "finetune.py": [
         ("unequal(train.labels())", "unequal(test.labels())", "splits"), ("fresh=args.seed if", "fresh=0 if", "targets"),
         ('args.pretraining["data"] != task.data', "False", "records"), ("args.label_fraction, lab", "None, lab", "targets")],
+    "kernels.py": [
+        ("(block <= 512 or q.is_cuda or", "(q.is_cuda or", "kernels")],
     "baseline.py": [
         ("range(len(split)) if split.chosen is None else split.chosen", "range(len(split))", "baseline"),
         ("if identity.items() <= there.items():", "if there:", "baseline"),

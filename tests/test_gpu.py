@@ -42,9 +42,10 @@ def same(one, other, heads, lengths):
         assert torch.allclose(a, b, atol=1e-10)
 
 
-@pytest.mark.parametrize("l, block", [(40, 4), (37, 4), (33, 4), (5, 8)])
+@pytest.mark.parametrize("l, block", [(32, 4), (29, 4), (25, 4), (5, 8)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_folded_blocks_are_a_call_per_block(l, block, causal):
+    """`attention` itself folds more than eight blocks."""
     heads, lengths = drawn(l), torch.tensor([l, 1, l // 2])
     ours = near_attention(*heads, block, None, causal, lengths)
     same(ours, attention(*heads, causal, block, lengths), heads, lengths)

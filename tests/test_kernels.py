@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import kernels
 from conftest import ROOT
@@ -345,6 +346,21 @@ def test_attention_is_the_dense_mask(l, block, causal, padded):
     exact = scores.masked_fill(~allowed, -math.inf).softmax(-1) @ v.double()
     rows = real[:, None, :, None].expand_as(ours)
     assert torch.isfinite(ours).all() and torch.allclose(ours.double()[rows], exact[rows], atol=1e-5)
+
+
+@pytest.mark.parametrize("lengths", [None, torch.tensor([100, 7])])
+@pytest.mark.parametrize("causal", [False, True])
+def test_many_small_blocks_take_one_call(lengths, causal, monkeypatch):
+    """On a CPU, too, where every call starts its threads and waits for them."""
+    calls, attend = [], F.scaled_dot_product_attention
+
+    def counted(*arguments, **options):
+        calls.append(arguments)
+        return attend(*arguments, **options)
+
+    monkeypatch.setattr(kernels.F, "scaled_dot_product_attention", counted)
+    attention(*torch.randn(3, 2, 2, 100, 8), causal=causal, block=4, lengths=lengths)
+    assert len(calls) == 1
 
 
 def test_rotary_scores_depend_on_distance_only():
