@@ -249,6 +249,8 @@ def _make(request, lock, meta):
     folder.mkdir(exist_ok=True)
     try:
         found = task.prepare(task, request) or {}
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; run the same command again to resume") from None
     finally:
         if not os.listdir(folder):
             folder.rmdir()
@@ -318,7 +320,7 @@ def show(name, data_dir, path):
 
 def main(argv=None):
     """Run a command of the module's docstring and return its `exit_code`."""
-    return exit_code(lambda: command(argv), "interrupted; run the same command again to resume")
+    return exit_code(lambda: command(argv))
 
 
 def command(argv):

@@ -167,7 +167,8 @@ def arguments(stage, argv, objectives):
     other_sizes = {key: value for key, value in args.arch.items() if sizes.get(key) != value}
     args.changed = {"arch": other_sizes} if other_sizes else {}
     for flag in sorted(named):                                         # also flags that a fork adds
-        same = flag == "micro_batch" and args.arch.get("norm") != "batch"        # the gradient is the whole batch's
+        cut = (args.micro_batch or math.inf) < (args.batch or values["batch"])
+        same = flag == "micro_batch" and not (cut and args.arch.get("norm") == "batch")  # gradients
         if not same and getattr(args, flag) not in (None, values.get(flag), parser.get_default(flag)):
             args.changed[flag] = getattr(args, flag)
     if args.start == "spt":                                            # changes in pretraining are changes of this run

@@ -49,7 +49,9 @@ class Folder:
             if old := saved.get("code"):                               # a changed file has both checksums
                 self.began["code"] = old | {file: was if one in (was := old.get(file, one)) else f"{was}+{one}"
                                             for file, one in config["code"].items()}
-            for key in sorted((saved.keys() | config.keys()) - {*self.RECORDS}):
+            cut = {"micro_batch"} - saved.get("changed", {}).keys() - config.get("changed", {}).keys()
+            apart = {*self.RECORDS} | (cut if "result.json" in there else set())
+            for key in sorted((saved.keys() | config.keys()) - apart):
                 if saved.get(key) != config.get(key) and (key in saved or config[key]):       # a newer flag, not given
                     raise UserError(f"--resume: {out} was started with {key} = {saved.get(key)}, now "
                                     f"{config.get(key)}; give the same flags as before, or choose another --out")

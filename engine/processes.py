@@ -27,7 +27,7 @@ class Processes:
     """The processes of a run, one per GPU. world: their number; rank: the index of this process; device: its device;
     main: whether this is the first process, which prints and writes."""
 
-    told = None                                # the signal that asked this process to stop
+    told = None                                # name of the signal that asked this process to stop
     asked = None                               # the flag that `stops` exchanges, and the handle of the exchange
     current = None                             # this process's Run: `guarded` logs what ended it
 
@@ -122,15 +122,16 @@ PREEMPTED = 143                                # exit code after SIGTERM and SIG
 
 def on_signal(number, _):
     """Stop a run after its current step or batch, so that it can save. Exit at once if there is nothing to save yet."""
-    if Processes.current is not None and Processes.current.stepping:
-        Processes.current.processes.told = number
-    else:
+    run = Processes.current
+    if run is not None:
+        run.processes.told = signal.Signals(number).name
+    if run is None or not run.stepping:
         raise SystemExit(PREEMPTED)
 
 
 def guarded(main):
-    """Run a script's main and end with its `exit_code`. An error in a run is written to the run's log as a last record,
-    for `analyze.py status`; --resume removes it."""
+    """Run a script's main and end with its `exit_code`. The error or signal that ends a run is the
+    last record of its log, for `analyze.py status`. --resume removes it."""
     def logged():
         try:
             return main()
@@ -149,6 +150,14 @@ def guarded(main):
             if text is None:                                           # exit_code prints the traceback of a bug
                 raise
             raise KeyboardInterrupt(f"error: {text}") if isinstance(error, KeyboardInterrupt) else UserError(text)
+        except SystemExit as end:
+            if end.code == PREEMPTED and (run := Processes.current):
+                text = f"stopped by {run.processes.told or 'a signal'} after step {run.step}"
+                run.folder.log(kind="stop", text=text)
+                run.say(f"{text}; the same command with --resume continues")
+            elif end.code == PREEMPTED:        # before the run has a folder, perhaps in its data
+                print("stopped by a signal; the same command continues", flush=True)
+            raise
         finally:
             if Processes.current is not None:
                 Processes.current.folder.lock.close()                  # this process may resume it

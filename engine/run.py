@@ -4,10 +4,10 @@ import datetime
 import functools
 import math
 import operator
-import signal
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,18 +20,17 @@ from engine.folder import Folder, code_of, environment, peak_memory, read_checkp
 from engine.graph import Recorded, records
 from engine.processes import PREEMPTED, Processes
 from files import ROOT, UserError, write_atomically
-from models import count
+from models import Backbone, config, count
 from recipes import learning_rate
-from tasks import TASKS, kept
+from tasks import TASKS, declared, folder_name, kept
 from zoo.structured import guide
 
 
 def code_of_run(args):
     """Return `code_of` the stage, model and task of a run; without the files of other models and tasks."""
-    own = ROOT / "tasks" / "own.py"
-    homes = filter(None, (zoo.homes.get(args.model), tasks.homes.get(args.task, own)))
+    homes = zoo.homes.get(args.model), tasks.homes.get(args.task, ROOT / "tasks" / "own.py")
     return code_of("pretrain.py" if args.start == "pretrain" else "finetune.py",
-                   *(f"{home.parent.name}/{home.name}" for home in homes))
+                   *(f"{home.parent.name}/{home.name}" for home in homes if home))
 
 
 class Run:
@@ -50,6 +49,14 @@ class Run:
         self.device, self.say = self.processes.device, self.processes.say
         self.autocast, self.total = self.processes.autocast, self.processes.total
         self.folder = Folder(args.out, self.processes.main)
+        task, made = declared(args.task), Path(args.data_dir, folder_name(args.task), "meta.json")
+        if self.device.type == "cpu" and not made.exists():            # else `warn` measures soon
+            share = args.train_fraction or getattr(args, "label_fraction", None) or 1
+            steps = args.steps or args.epochs * (int(share * task.sizes[0]) // args.batch)
+            flops = 6 * count(Backbone(config(args.arch, task))) * task.documents * task.length
+            days = steps * args.batch * flops / (1e10 * torch.get_num_threads()) / 86400
+            if days > 1:                       # 1e10 FLOP/s per thread; measured on PathX: 1.1e10
+                self.say(f"  note: no GPU: about {days:,.0f} days of training (results/costs.md)")
 
     def open(self, task, train):
         """Set the length of the run for these training examples. Check that the run directory is empty or, with
@@ -111,9 +118,9 @@ class Run:
         print_plan(self)
         self.clock = self.saved_at = time.perf_counter()
         self.times, self.seconds_before, self.evaluation, self.stepping = [], self.state["seconds"], None, False
+        Processes.current = self               # from now on `guarded` logs what ends this run
         self.folder.begin_log(self.state, total=self.steps, argv=sys.argv,
                               **environment(self.device, self.processes.world, self.processes.dtype))
-        Processes.current = self               # from now on `guarded` logs errors of this run
         if args.compile:
             # Compile all layers as one graph. Convolution kernels stay outside: complex arithmetic gains nothing.
             model.backbone.body = torch.compile(model.backbone.body)
@@ -276,10 +283,6 @@ class Run:
         """Save what is not saved yet and end this process."""
         if self.step > self.state["step"]:
             self.save_last(self.step)
-        told = self.processes.told
-        text = f"stopped by {signal.Signals(told).name if told else 'a signal'} after step {self.step}"
-        self.folder.log(kind="stop", text=text)       # it has no step, so --resume removes it
-        self.say(f"{text}; the same command with --resume continues")
         self.processes.close()
         raise SystemExit(PREEMPTED)
 
@@ -362,7 +365,7 @@ def print_plan(run):
         run.say(f"  note: no {args.objective} recipe for {args.model} on this task: it takes the settings above")
     if args.warmup >= run.steps:
         run.say(f"  note: the run ends before its {args.warmup} warm-up steps do; shorten them with --warmup")
-    if args.micro_batch and args.arch.get("norm") == "batch":
+    if args.micro_batch and args.micro_batch < args.batch and args.arch.get("norm") == "batch":
         run.say("  note: BatchNorm takes its statistics per micro-batch, so --micro-batch changes the results")
 
 

@@ -3,9 +3,10 @@ import shlex
 from collections import namedtuple
 
 import zoo                                     # noqa: F401, fills MODELS
+from files import ROOT
 from models import MODELS, keys_of
 from pretrain import OBJECTIVES
-from recipes import INHERITED, arch, assignments, halved, number, recipe_line
+from recipes import INHERITED, arch, assignments, halved, number, read_table, recipe_line
 from tasks import declared, folder_name
 
 # One run, trained by one command. first: the run of its pretraining, or None.
@@ -48,15 +49,27 @@ def trained(row):
     return found
 
 
-def chains(entry, seed, folder):
-    """Return the commands of an entry for one seed, one list per chain. A chain is a single run, or a pretraining
-    followed by all finetunings that start from it."""
+def chains(entry, seed, folder, machine=""):
+    """Return the commands of an entry for one seed, all with the flags of `machine`: one list per
+    chain, a single run, or a pretraining followed by all finetunings that start from it."""
     groups = {}
     for run in dict.fromkeys(run for row in entry for run in trained(row)):
         group = groups.setdefault(run.first or run, [run.first] if run.first else [])
         group.append(run)
     order = "pretrain", "scratch", "spt", "joint"
-    return [commands(group, seed, folder) for group in sorted(groups.values(), key=lambda g: order.index(g[-1].start))]
+    groups = sorted(groups.values(), key=lambda group: order.index(group[-1].start))
+    return [commands(group, seed, folder, machine) for group in groups]
+
+
+def price(chains):
+    """Return what the missing runs of these chains cost, from results/hours.txt, as a sentence."""
+    costs = {row["run"]: row for row in read_table((ROOT / "results" / "hours.txt").read_text())}
+    outs = [ROOT / shlex.split(command)[-1] for chain in chains for command in chain]
+    rows = [costs[out.name.rpartition("-s")[0]] for out in outs if not (out / "result.json").exists()]
+    low, high = (sum(float(row[column]) for row in rows) for column in ("best", "realistic"))
+    large = sorted({f"{row['run']} {row['gb']}" for row in rows if float(row["gb"]) > 80})
+    text = f"{len(chains)} chains, {low:,.0f} to {high:,.0f} computed H100 hours (results/costs.md)"
+    return text + f"; GB without --micro-batch: {', '.join(large)}" * bool(large)
 
 
 def record(run):
@@ -77,8 +90,8 @@ def record(run):
     return dict(task=run.task, model=run.model, objective=objective, start=start, joint=weight, changed=changed)
 
 
-def commands(group, seed, folder):
-    """Return the commands of one chain of runs."""
+def commands(group, seed, folder, machine=""):
+    """Return the commands of a chain of runs. A run's flags follow those of `machine` and win."""
     found = []
 
     def out(run):
@@ -88,6 +101,6 @@ def commands(group, seed, folder):
     for run in group:
         script = "pretrain" if run.start == "pretrain" else "finetune"
         what = f"--init {out(run.first)}" if run.first else f"--task {shlex.quote(run.task)} --model {run.model}"
-        flags = f" {run.flags}" if run.flags else ""
-        found.append(f"python {script}.py {what}{flags} --seed {seed} --resume --out {out(run)}")
+        flags = " ".join(filter(None, (what, machine, run.flags)))
+        found.append(f"python {script}.py {flags} --seed {seed} --resume --out {out(run)}")
     return found

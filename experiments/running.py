@@ -26,6 +26,7 @@
                                      and sweep take any model
     --gpus 0,1,2,3                   run on these of the visible GPUs (default: all), one chain at a time per GPU
     --raw DIR                        prepare the data from official files in DIR
+    --micro-batch 16 --compile --dtype float32                       flags of every run
 
 experiments/entries.py says what each target trains. Rerunning skips finished runs and resumes stopped ones.
 `python analyze.py status RUNS` shows the state of the runs. Environment: JOBS=runs side by side (default: CPU cores,
@@ -53,7 +54,7 @@ from tqdm import tqdm
 from engine.flags import between
 from engine.processes import guarded
 from experiments import entries, sweep
-from experiments.commands import chains
+from experiments.commands import chains, price
 from experiments.sweep import words
 from models import MODELS
 from recipes import recipe_line
@@ -93,18 +94,22 @@ def parse_args(argv):
     parser.format_help = lambda: __doc__
     add = parser.add_argument
     add("target", nargs="?", default="")
-    for name in ("list", "any-code", "class-weights", *OWN_FLAGS):
+    for name in ("list", "any-code", "class-weights", "compile", *OWN_FLAGS):
         add(f"--{name.replace('_', '-')}", action="store_true")
     for name in OWN_VALUES:
         add(f"--{name}", type=Path if name == "group" else str)
     add("--preset", choices=("paper", "mini"), default="paper")
     add("--raw", type=Path)
     for name, kind in (("seeds", numbers), ("gpus", numbers), ("tasks", paths), ("models", words),
-                       ("label-fraction", between(float, 1e-9, 1)), ("passes", even), ("starts", words)):
+                       ("label-fraction", between(float, 1e-9, 1)), ("passes", even),
+                       ("starts", words), ("micro-batch", between(int, 1))):
         add(f"--{name}", type=kind)
     add("--vary", action="append", default=[])
     add("--select", choices=["val"])
+    add("--dtype", choices=("auto", "float32", "bfloat16"))
     args = parser.parse_args(argv)
+    machine = {name: getattr(args, name) or False for name in ("micro_batch", "compile", "dtype")}
+    args.machine = sweep.text_of(machine)
     for name, theirs in OF_TARGETS.items():
         if getattr(args, name) and args.target not in theirs:
             raise UserError(f"--{name.replace('_', '-')} is for: run_all.sh {' or '.join(theirs)}")
@@ -271,7 +276,7 @@ def train(args, entry, seeds, folder):
     for command in linear_commands(args, entry, folder):
         if subprocess.run(command).returncode:
             print("warning: the linear model failed; the table lacks it", file=sys.stderr)
-    by_seed = {seed: chains(entry, seed, folder.as_posix()) for seed in seeds}
+    by_seed = {seed: chains(entry, seed, folder.as_posix(), args.machine) for seed in seeds}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     pool = Pool(int(os.environ.get("JOBS") or len(gpus) or cores), gpus, folder)
 
@@ -345,7 +350,9 @@ def carry_out(args, entry, seeds, folder):
         raise UserError(f"JOBS must be a number of runs side by side, got '{jobs}'")
     if not re.fullmatch(r"[\w./][\w./-]*", str(folder), re.ASCII):
         raise UserError(f"RUNS must consist of letters, digits, and . _ / -: '{folder}'")
-    by_seed = {seed: chains(entry, seed, folder.as_posix()) for seed in seeds}
+    by_seed = {seed: chains(entry, seed, folder.as_posix(), args.machine) for seed in seeds}
+    if args.target in entries.paper() and args.preset == "paper":
+        print(f"{args.target}:", price([*itertools.chain(*by_seed.values())]), file=sys.stderr)
     if args.target == "sweep":
         for chain in by_seed[seeds[0]]:
             sweep.check(chain)

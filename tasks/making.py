@@ -16,6 +16,7 @@ import signal
 import sys
 import tarfile
 import threading
+import time
 import zipfile
 import zlib
 from concurrent.futures import ProcessPoolExecutor
@@ -109,6 +110,13 @@ def run_chunks(draw, counts, request):
     jobs = list(enumerate(counts))
     todo = [job for job in jobs if not request.part(*job).exists()]
     workers = max(min(request.workers or os.cpu_count(), len(todo)), 1)
+    if todo:
+        start, few, total = time.perf_counter(), 20, sum(counts)
+        arrays = draw(request.task, np.random.default_rng(0), few).values()
+        seconds = (time.perf_counter() - start) / few * sum(count for _, count in todo) / workers
+        gigabytes = sum(array.nbytes for array in arrays) / few * total / 1e9
+        print(f"{request.folder}: generating {total:,} examples, {gigabytes:.2f} GB, about "
+              f"{seconds / 60:.0f} minutes on {workers} CPU cores", file=sys.stderr, flush=True)
     # "spawn", because a forked copy of a process that has used torch or threads can hang.
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
     made = (_make_chunk(draw, request, *job) for job in todo)

@@ -70,7 +70,7 @@ MUTANTS = {
         ("seconds=round(self.seconds(), 1)", "seconds=round(time.perf_counter() - self.clock, 1)", "records")],
     "engine/folder.py": [
         ("if before != now and before and now:", "if False:", "records"),
-        ("for key in sorted((saved.keys() | config.keys()) - {*self.RECORDS}):", "for key in ():", "records"),
+        ("for key in sorted((saved.keys() | config.keys()) - apart):", "for key in ():", "records"),
         ("without_comments(source).encode()", "source.encode()", "records"),
         ('right[np.argsort(y, kind="stable")]', "right", "statistics predict")],
     "predict.py": [
@@ -140,12 +140,14 @@ MUTANTS = {
         ("or len(gpus) or cores), gpus", "or cores), gpus", "records"),
         ('"data.py", "--task", task, *words]', '"data.py", "--task", task]', "records"),
         ('(["--label-fraction", fraction] if fraction else [])', "[]", "records"),
+        ("[*itertools.chain(*by_seed.values())]), file=sys.stderr", "[]), file=sys.stderr", "experiments"),
         (", args.class_weights)", ")", "experiments"), ("entries.ucr(args.starts", "entries.ucr(None", "experiments")],
     "experiments/entries.py": [
         ('weights and "--class-weights"', "None", "experiments"), ("passes // 2", "passes", "experiments"),
         ("starts=starts, passes=passes)]", "starts=starts)]", "experiments")],
     "experiments/commands.py": [
-        ("recipe |= dict(epochs=None, eval_every=None) if declared(task).own", "recipe |= {} if True", "records")],
+        ("recipe |= dict(epochs=None, eval_every=None) if declared(task).own", "recipe |= {} if True", "records"),
+        ("(what, machine, run.flags)", "(what, run.flags, machine)", "experiments")],
     "experiments/sweep.py": [
         ('asked = {"train_fraction"} if only else set()', "asked = set()", "records")],
 }

@@ -24,7 +24,7 @@ import torch
 import data
 import files
 import tasks
-from conftest import ROOT
+from conftest import ROOT, call
 from tasks import listops, making, snakes
 
 SMALL = (1100, 60, 40)
@@ -321,6 +321,36 @@ def test_ctrl_c_and_a_killed_worker(tmp_path, sign, seconds, code, words):
     assert time.time() - start < 2.5 and "Traceback" not in err
     assert running.returncode == code and re.match(words, err.splitlines()[-1])
     wait_for(lambda: not group(running), 5)
+
+
+def test_size_and_time_are_said_before_chunks_are_made(tmp_path, capsys):
+    """50 kB and 60 ms per example; what is there costs nothing."""
+    def draw(task, rng, count):
+        time.sleep(0.06 * count if count == 20 else 0)
+        return dict(x=np.zeros((count, 50_000), np.uint8))
+
+    request = making.Request("mine", tmp_path, tasks.TASKS["listops_demo"], 1, [2_030, 1, 1], 0, None, 1)
+    for line in "generating 2,033 examples, 0.10 GB, about 2 minutes on 1 CPU cores\n", "":
+        making.run_chunks(draw, [2_000, 30, 1, 1, 1], request)
+        said = capsys.readouterr().err
+        assert said.startswith(f"{tmp_path}: {line}" if line else "\r") and said.count("generating") == bool(line)
+
+
+@pytest.mark.parametrize("task, days", [("pathx", range(100, 2000)), ("pathfinder_demo", [])])
+def test_without_a_gpu_days_are_foretold_before_data_are_made(task, days, monkeypatch, tmp_path):
+    """S4 on PathX: 1,000,000 steps of 8 sequences, 6 s of two cores each, are 555 days. Ctrl-C then resumes."""
+    said = []
+
+    def stops(*_):
+        said.append(sys.stdout.getvalue())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules[tasks.TASKS[task].prepare.__module__], "run_chunks", stops)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    done = call("pretrain.py", "--task", task, "--model", "s4", "--device", "cpu", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "interrupted; run the same command again to resume\n")
+    found = re.findall(r"no GPU: about (\d+) days", said[0].replace(",", ""))
+    assert len(found) == bool(days) and all(int(number) in days for number in found)
 
 
 def test_a_script_without_a_guard_prepares_a_set_and_runs_once(tmp_path):

@@ -23,6 +23,7 @@ from experiments import commands, entries, running, sweep
 from files import UserError
 from finetune import parse_args as second
 from pretrain import parse_args as first
+from recipes import read_table
 from test_analyze import listed
 
 ENTRIES = {**entries.paper(), **{f"mini {name}": rows for name, rows in entries.paper("mini").items()},
@@ -91,6 +92,54 @@ def test_no_chain_is_listed_twice_and_filters_filter():
     linear, *chains = listed("demo", "--models", "mamba", "--seeds", "0")
     assert linear == "python baseline.py --task pathfinder_demo --out runs/demo/pathfinder_demo-baseline"
     assert len(chains) == 2 and all("baseline.py" not in line for line in everything)
+
+
+@pytest.mark.parametrize("words", [("table2", "--seeds", "0"), ("demo",), ("table3", "--preset", "mini"), (
+    "sweep", "--tasks", "text_demo", "--models", "s4", "--vary", "micro-batch=2", "--starts", "scratch,spt,joint")])
+def test_machine_flags_reach_every_command_and_no_name(words):
+    """A run's own flag follows, so that it counts."""
+    machine = "--compile --dtype float32 --micro-batch 1024"
+    plain, marked = listed(*words), listed(*words, *shlex.split(machine))
+    assert [line.replace(f" {machine}", "") for line in marked] == plain
+    stages = [command for line in marked for command in line.split(" && ") if "baseline.py" not in command]
+    assert all(machine in command for command in stages)
+    args = first(shlex.split(next(command for command in stages if "pretrain.py" in command))[2:])
+    assert args.compile and args.dtype == "float32" and args.micro_batch == (2 if words[0] == "sweep" else 1024)
+    assert args.changed == ({"micro_batch": 2} if words[0] == "sweep" else {})
+
+
+def test_micro_batches_change_a_recipe_only_where_they_cut_a_batch_that_is_normalised():
+    """S4 on PathX pretrains with BatchNorm on batches of 8, rotary with LayerNorm."""
+    changed = [first(["--task", "pathx", "--model", model, "--micro-batch", size]).changed
+               for model, size in (("s4", "4"), ("s4", "8"), ("s4", "16"), ("rotary", "4"))]
+    assert changed == [{"micro_batch": 4}, {}, {}, {}]
+
+
+def test_the_price_covers_every_run_and_is_that_of_the_page(tmp_path):
+    """Steps and batches are those of the commands; what is finished costs nothing."""
+    costs = {row["run"]: row for row in read_table((ROOT / "results/hours.txt").read_text())}
+    chains = {target: commands.chains(rows, 0, str(tmp_path)) for target, rows in entries.paper().items()}
+    for target, command in {(target, command) for target in chains for command in sum(chains[target], [])}:
+        row = costs[Path(shlex.split(command)[-1]).name.removesuffix("-s0")]
+        if target in ("table2", "table8") and "--init" not in command:
+            args = (first if "pretrain.py" in command else second)(shlex.split(command)[2:])
+            steps = args.steps or args.epochs * (commands.declared(args.task).sizes[0] // args.batch)
+            assert (int(row["steps"]), int(row["batch"])) == (steps, args.batch), command
+    page = (ROOT / "results/costs.md").read_text().split("<!-- hours:begin -->")[1]
+    lines = re.findall(r"^\| (\w+) \| (\w+) \| (\w+) \| .* \| ([\d.]+) to ([\d.]+) \|$", page, re.M)
+    for *name, low, high in lines:
+        row = costs["-".join(name)]
+        assert [float(low), float(high)] == pytest.approx([float(row["best"]), float(row["realistic"])], abs=0.06), name
+    ours = [chain for chain in chains["table2"] if "pythia" not in chain[0]]
+    total = re.search(r"^Total: (\d+ to \d+) hours", page, re.M)[1]
+    assert len(lines) == 39 and commands.price(ours).startswith(f"26 chains, {total} computed H100 hours")
+    assert commands.price(ours).endswith("GB without --micro-batch: pathx256-s4-spt 177.6, retrieval-s4-spt 86.2")
+    for out in re.findall(r"--out (\S+)", " ".join(" ".join(chain) for chain in ours)):
+        Path(out).mkdir()
+        Path(out, "result.json").touch()
+    assert commands.price(ours) == "26 chains, 0 to 0 computed H100 hours (results/costs.md)"
+    done = call("run_all.sh", "table2", "--list")
+    assert done.stderr.startswith("table2: 108 chains, ") and "chains, " not in done.stdout
 
 
 def test_a_sweep_has_every_combination_where_it_has_a_meaning():

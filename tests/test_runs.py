@@ -34,7 +34,7 @@ import data
 import finetune
 import predict
 import pretrain
-from conftest import ROOT
+from conftest import ROOT, call
 from data import Split
 from engine import folder as folder_py
 from engine import run as run_py
@@ -285,6 +285,8 @@ def test_a_signal_at_any_time_ends_a_run_in_order(name, n, step, start, tmp_path
     process.join()
     assert process.exitcode == 143 and not (out / "result.json").exists(), Path("errors").read_text()
     assert not (out / "last.pt").exists() if step is None else load(out / "last.pt")["state"]["step"] == step
+    if name not in ("open_task", "print_plan"):            # else the run has no log yet
+        assert analyze.state_of(out).startswith(f"stopped  run: stopped by SIGTERM after step {step or 0} of 6")
     finetune.main(flags(out, resume=True))
     assert_same_run(tmp_path / "quiet", out)
 
@@ -345,6 +347,13 @@ def test_where_a_run_takes_days_it_says_what_ends_today(task, model, demo, monke
     note = (f"  note: about 144.7 days on this machine. To finish today: --steps 3456, or --task {demo}. GPU hours: "
             "results/costs.md\n")
     assert note in capsys.readouterr().out
+
+
+def test_a_finished_run_stays_finished_whatever_the_memory():
+    """Its chain may go on with micro-batches. With BatchNorm they are a change where they cut the batch."""
+    pretrain.main(flags(out := Path("run")))
+    again = [call("pretrain.py", *flags(out, resume=True, micro_batch=size)) for size in (8, 4)]
+    assert [done.returncode for done in again] == [0, 2] and "micro_batch = None, now 4" in again[1].stderr
 
 
 NAN = "loss is nan at step 6: learning rates main .*, own .*, gradient norm nan; the last good checkpoint is .*"
