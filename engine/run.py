@@ -140,8 +140,8 @@ class Run:
         return due and step > self.state["evaluated"]
 
     def evaluated(self, step, score, remark="", **values):
-        """Log an evaluation; print it with a remark. Write last.pt, and best.pt if no `score` was better. Of equal ones the last counts, as in
-        the official code: a small validation split soon has many."""
+        """Log an evaluation and print it, with a remark. Write last.pt, and best.pt if no `score` was better. Of equal
+        ones the last counts, as in the official code: a small validation split soon has many."""
         if not all(math.isfinite(value) for value in values.values()):
             raise UserError(f"validation at step {step} gave {values}; {self.folder.last_good()}")
         self.evaluation = time.perf_counter() - self.due_at
