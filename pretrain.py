@@ -112,8 +112,8 @@ class Objective(NamedTuple):
     hides: bool                         # inputs are corrupted: samples get a mask channel, joint training two passes
     # (args, task) -> outputs of the head: one per symbol (or gray level), or one per channel
     outputs: Callable = lambda args, task: task.vocab if args.loss == "ce" else task.channels
-    # (args, prediction, targets, hidden) -> loss and score, summed over hidden. Of several losses {name: loss}: their sum
-    # is minimised, and each is logged
+    # (args, prediction, targets, hidden) -> loss and score, summed over hidden positions. A loss of
+    # several parts is {name: part}: their sum is minimised, each is logged.
     loss: Callable = spt_loss
     reads: Callable = lambda args, task: task  # the Task that the backbone reads, e.g. one with more symbols
     whole: bool = False                 # a batch is not cut: rows or lengths change, or the loss compares examples (the

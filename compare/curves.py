@@ -5,8 +5,13 @@ from compare.drawing import draw
 from engine.folder import read_log
 from files import UserError
 
-PANELS = {"loss": "loss\n(dashed: validation;\ndotted: its parts)", "score": "validation score", "denoising": "score of\npretraining",
-          "lr": "learning rate", "gradient_norm": "gradient norm"}
+PANELS = {
+    "loss": "loss\n(dashed: validation;\ndotted: its parts)",
+    "score": "validation score",
+    "denoising": "score of\npretraining",
+    "lr": "learning rate",
+    "gradient_norm": "gradient norm",
+}
 
 
 def curves_of(folder):
