@@ -51,7 +51,7 @@ ROOMS = "tasks", "zoo", "engine", "experiments", "compare"
 def scripts(folder, *more):
     """Copy all scripts into a folder, to change them there; more: other files of the repository, or patterns -> the
     folder."""
-    patterns = ["*.py", "run_all.sh", *(f"{room}/*.py" for room in ROOMS), *more]
+    patterns = ["*.py", "run_all.sh", "results/hours.txt", *(f"{room}/*.py" for room in ROOMS), *more]
     for path in {path for pattern in patterns for path in ROOT.glob(pattern)}:
         place = folder / path.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -270,6 +270,7 @@ fi""")
         os.execvpe("bash", ["bash", "run_all.sh", target],
                    os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "JOBS": "2"})
     while not calls.exists() or calls.read_text().count("--resume") < 2:
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0), os.read(terminal, 4096).decode()
         time.sleep(0.1)
     assert "another run_all.sh works on runs/" in here(target).stderr
     if how == "ctrl-c":
