@@ -25,6 +25,7 @@ in engine/.
 from files import UserError  # first: no traceback if Ctrl-C comes while the rest is imported
 
 import math
+from types import SimpleNamespace
 from typing import Callable, NamedTuple
 
 import numpy as np
@@ -145,7 +146,9 @@ def make_backbone(args, task):
     """Return the backbone of a run of either stage. It has a mask channel if samples may be hidden or missing."""
     objective = OBJECTIVES[args.objective]
     hides = args.start in ("pretrain", "joint") and objective.hides and task.channels is not None
-    return Backbone(config(args.arch, objective.reads(args, task), objective.causal, mask_channel=task.gaps or hides))
+    pretraining = SimpleNamespace(**vars(args) | (getattr(args, "pretraining", None) or {}))         # what `reads` sees
+    read = objective.reads(pretraining, task)
+    return Backbone(config(args.arch, read, objective.causal, mask_channel=task.gaps or hides))
 
 
 # ---- Validation and training -----------------------------------------------------------------------------------------

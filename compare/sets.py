@@ -201,8 +201,8 @@ def over_sets(args):
         f"Wilcoxon's signed-rank test over families, then corrected for all rows (Holm). {provenance(used)}.",
         rows and markdown(["model", "fact", "rank correlation with the gain from SPT [95 %]"], rows),
         rows and "Correlations are over the families' means; their intervals resample families only. Errors are "
-        "squared, on hidden samples of the validation split (networks are trained on the absolute error); interpolation "
-        "is linear, between visible neighbours.",
+        "squared, on hidden samples of the validation split (networks are trained on the absolute error); "
+        "interpolation is linear, between visible neighbours.",
         "\n".join(said + sum((repeats(model, seeds) for model in models), [])),
         "<details><summary>Every set</summary>",
         markdown(["family", "set", *FACTS.values(), "majority class",

@@ -166,9 +166,9 @@ def arguments(stage, argv, objectives):
         print_recipe(parser, args, values)
     other_sizes = {key: value for key, value in args.arch.items() if sizes.get(key) != value}
     args.changed = {"arch": other_sizes} if other_sizes else {}
+    cut = args.micro_batch and args.micro_batch < (args.batch or values["batch"])      # matters to BatchNorm
     for flag in sorted(named):                                         # also flags that a fork adds
-        cut = (args.micro_batch or math.inf) < (args.batch or values["batch"])
-        same = flag == "micro_batch" and not (cut and args.arch.get("norm") == "batch")  # gradients
+        same = flag == "micro_batch" and not (cut and args.arch.get("norm") == "batch")
         if not same and getattr(args, flag) not in (None, values.get(flag), parser.get_default(flag)):
             args.changed[flag] = getattr(args, flag)
     if args.start == "spt":                                            # changes in pretraining are changes of this run
@@ -177,12 +177,8 @@ def arguments(stage, argv, objectives):
             args.changed["pretraining"] = before
     if "epochs" in args.changed:
         values.pop("steps", None)                                      # --epochs replaces the recipe's steps
-    for flag, value in values.items():
-        if getattr(args, flag) is None:
-            setattr(args, flag, value)
+    vars(args).update({flag: value for flag, value in values.items() if getattr(args, flag) is None})
     check(args, task, objectives[args.objective], parser)
-    if args.start == "spt":                                            # what the backbone reads may depend on them
-        vars(args).update({flag: args.pretraining[flag] for flag in parser.denoising & args.pretraining.keys()})
     args.out = args.out or Path("runs") / run_name(args)
     return args
 

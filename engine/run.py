@@ -49,14 +49,7 @@ class Run:
         self.device, self.say = self.processes.device, self.processes.say
         self.autocast, self.total = self.processes.autocast, self.processes.total
         self.folder = Folder(args.out, self.processes.main)
-        task, made = declared(args.task), Path(args.data_dir, folder_name(args.task), "meta.json")
-        if self.device.type == "cpu" and not made.exists():            # else `warn` measures soon
-            share = args.train_fraction or getattr(args, "label_fraction", None) or 1
-            steps = args.steps or args.epochs * (int(share * task.sizes[0]) // args.batch)
-            flops = 6 * count(Backbone(config(args.arch, task))) * task.documents * task.length
-            days = steps * args.batch * flops / (1e10 * torch.get_num_threads()) / 86400
-            if days > 1:                       # 1e10 FLOP/s per thread; measured on PathX: 1.1e10
-                self.say(f"  note: no GPU: about {days:,.0f} days of training (results/costs.md)")
+        warn_before(self)
 
     def open(self, task, train):
         """Set the length of the run for these training examples. Check that the run directory is empty or, with
@@ -246,7 +239,7 @@ class Run:
             self.say(f"step {step + 1:>6}/{self.steps}  {scores(losses)}  lr {lr:.2e}  {1000 * pace:7.1f} ms/step  "
                      f"time left {self.left(step, pace)}")
             if done == 2:
-                self.warn(step, pace)
+                warn(self, self.left(step, pace))
             if logs or step + 1 in self.EARLY:
                 self.folder.log(kind="train", step=step + 1, **losses, lr=lr, gradient_norm=self.latest[2].item(),
                                 ms_per_step=round(1000 * pace, 2), seconds=round(self.seconds(), 1))
@@ -268,16 +261,6 @@ class Run:
         each = self.evaluation or pace / 3 * val / self.args.batch     # a forward pass is a third of a step
         times = often + (self.steps % self.args.eval_every > 0) + (test / val if self.args.start != "pretrain" else 0)
         return datetime.timedelta(seconds=int(pace * (self.steps - step - 1) + each * times))
-
-    def warn(self, step, pace):
-        """If the run would take days, print which runs finish today."""
-        left = self.left(step, pace)
-        if left.days:
-            steps = int(self.steps * (datetime.timedelta(hours=12) / left))
-            demo = f"{self.task['family']}_demo"
-            other = f", or --task {demo if demo in TASKS else 'pathfinder_demo'}" if self.args.start != "spt" else ""
-            self.say(f"  note: about {left / datetime.timedelta(days=1):.1f} days on this machine. To finish today: "
-                     f"--steps {steps}{other}. GPU hours: results/costs.md")
 
     def leave(self):
         """Save what is not saved yet and end this process."""
@@ -342,6 +325,29 @@ class Run:
         self.say(f"done in {record['seconds']:.0f} s: best at step {record['best_step']}; {scores(numbers)}; wrote "
                  f"{args.out / 'result.json'}")
         self.processes.close()
+
+
+def warn_before(run):
+    """Warn, before data are made, if a CPU would train for days."""
+    args, task = run.args, declared(run.args.task)
+    if run.device.type == "cuda" or Path(args.data_dir, folder_name(args.task), "meta.json").exists():
+        return
+    share = args.train_fraction or getattr(args, "label_fraction", None) or 1
+    steps = args.steps or args.epochs * (int(share * task.sizes[0]) // args.batch)
+    flops = 6 * count(Backbone(config(args.arch, task))) * task.documents * task.length
+    days = steps * args.batch * flops / (1e10 * torch.get_num_threads()) / 86400         # 1.1e10 measured on PathX
+    if days > 1:
+        run.say(f"  note: no GPU: about {days:,.0f} days of training (results/costs.md)")
+
+
+def warn(run, left):
+    """If the rest of a run would take days, print which runs finish today."""
+    if left.days:
+        steps = int(run.steps * (datetime.timedelta(hours=12) / left))
+        demo = f"{run.task['family']}_demo"
+        other = f", or --task {demo if demo in TASKS else 'pathfinder_demo'}" if run.args.start != "spt" else ""
+        run.say(f"  note: about {left / datetime.timedelta(days=1):.1f} days on this machine. To finish today: "
+                f"--steps {steps}{other}. GPU hours: results/costs.md")
 
 
 def scores(values):
