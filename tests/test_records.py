@@ -452,7 +452,7 @@ def test_gpus_that_are_not_visible_are_one_line(here, monkeypatch, tmp_path):  #
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     done = here("table7", "--tasks", "image", "--gpus", "0,5")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: --gpus 0,5: CUDA_VISIBLE_DEVICES=4,6 leaves only 0 to 1")
+    assert done.stderr.splitlines()[-1].startswith("error: --gpus 0,5: CUDA_VISIBLE_DEVICES=4,6 leaves only 0 to 1")
 
 
 def test_a_micro_batch_alone_is_the_recipe():
