@@ -74,7 +74,7 @@ def test_the_upper_end_of_costs_bounds_every_measured_step():
         assert float(ms) <= float(realistic) <= 1.5 * float(best) + 0.036 * int(operations) + 0.01, (task, model)
     assert len(steps) == 14 and "to 14 steps there, one measurement each" in costs
     hours = {}
-    for *names, operations, _, _, ms, _, _, _, spent in (row for row in rows_of(costs) if " to " in row[-1]):
+    for *names, operations, _, _, ms, _, _, _, spent in (row for row in rows_of(costs) if len(row) > 8 and " to " in row[-1]):
         low, high = hours[tuple(names[:3])] = [float(end) for end in spent.split(" to ")]
         waits = 0.036 * int(operations.replace(",", ""))
         ratios = [(1.5 * c + waits) / max(c, waits * 5 / 36) for c in (float(ms) - 0.05, float(ms) + 0.05)]
