@@ -111,11 +111,11 @@ def run_chunks(draw, counts, request):
     todo = [job for job in jobs if not request.part(*job).exists()]
     workers = max(min(request.workers or os.cpu_count(), len(todo)), 1)
     if todo:
-        start, few, total = time.perf_counter(), 20, sum(counts)
-        arrays = draw(request.task, np.random.default_rng(0), few).values()
+        for few in 1, 100:                                # the first call takes longer
+            start, arrays = time.perf_counter(), draw(request.task, np.random.default_rng(0), few)
         seconds = (time.perf_counter() - start) / few * sum(count for _, count in todo) / workers
-        gigabytes = sum(array.nbytes for array in arrays) / few * total / 1e9
-        print(f"{request.folder}: generating {total:,} examples, {gigabytes:.2f} GB, about "
+        gigabytes = sum(array.nbytes for array in arrays.values()) / few * sum(counts) / 1e9
+        print(f"{request.folder}: generating {sum(counts):,} examples, {gigabytes:.2f} GB, about "
               f"{seconds / 60:.0f} minutes on {workers} CPU cores", file=sys.stderr, flush=True)
     # "spawn", because a forked copy of a process that has used torch or threads can hang.
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
