@@ -13,6 +13,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import models
 from gradients import MaskedNorm
@@ -262,7 +263,8 @@ def test_sizes_are_those_of_the_first_own_row_or_of_the_model_it_is_like():
     assert arch("image", "sgconv", power=0.5, cosine=1)["power"] == 0.5
     assert arch("image", "bigbird", random=0)["random"] == 0
     for model, wrong in (("sgconv", dict(cosine=2)), ("lru", dict(angle=-1)), ("rotary", dict(ffn="lowrank", guided=2)),
-                         ("rotary", dict(guided=0.5)), ("local", dict(block=0)), ("s4", dict(dt_min=math.nan))):
+                         ("rotary", dict(guided=0.5)), ("local", dict(block=0)), ("s4", dict(dt_min=math.nan)),
+                         ("linformer", dict(rotary=0.5))):
         with pytest.raises(SizeError):
             arch("image", model, **wrong)
     changes = dict(d=64, dropout=0, norm="batch", layers=1)
@@ -473,6 +475,14 @@ def test_linformer_is_its_formula(rank, lengths):
         E = layer.mix[:n].T                                                                   # (r, n)
         heads = ((q @ (E @ k).transpose(1, 2) / 2).softmax(-1) @ (E @ v)).transpose(0, 1)     # (n, h, e)
         assert torch.allclose(y[:n], layer.out(heads.flatten(1)), atol=1e-6)
+
+
+def test_linformer_projects_keys_and_values_of_its_mixtures_only():
+    """Queries and outputs take l d^2 products each; keys and values of all positions would take as many again."""
+    layer = Linformer(mixer_settings(d=64, heads=4, length=256, rank=4, rotary=0, block=None))
+    with FlopCounterMode(display=False) as counter:
+        layer(torch.randn(1, 256, 64))
+    assert 2 < counter.get_total_flops() / (2 * 256 * 64 * 64) < 3
 
 
 # ---- initial kernels -------------------------------------------------------------------------------------------------

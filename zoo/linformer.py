@@ -1,13 +1,16 @@
 """Linformer: attention to learned mixtures of all positions (Wang et al. 2020).
 
-With E (l, r), the output is softmax(q (E^T k)^T / sqrt(e)) E^T v: O(l r). The formula needs no faster form. Heads, keys
-and values share one E, as in Long Range Arena (Tay et al. 2020). Padding adds nothing, because k and v are zero there.
-Sizes and recipes are the Transformer's.
+With E (l, r), the output is softmax(q (E^T k)^T / sqrt(e)) E^T v: O(l r). Heads, keys and values
+share one E, as in Long Range Arena (Tay et al. 2020), so the code mixes x:
+    E^T (x W + b) = (E^T x) W + (E^T 1) b
+Keys and values are then projected at r mixtures instead of l positions, which excludes rotary
+positions. Padding adds nothing, because E is zero there. Sizes and recipes are the Transformer's.
 """
 import math
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 from kernels import attention, inside
 from models import MODELS, Attention, Key, Model, SizeError, TransformerBlock, sinusoids
@@ -16,7 +19,7 @@ from models import MODELS, Attention, Key, Model, SizeError, TransformerBlock, s
 class Linformer(Attention):
     """Attention to c.rank learned mixtures of all positions instead of the positions themselves: O(l rank)."""
 
-    keys = dict(rank=Key(int, 16))
+    keys = dict(rank=Key(int, 16), rotary=Key(float, 0.0, most=0, shown=False))
 
     def __init__(self, c):
         super().__init__(c)
@@ -25,13 +28,15 @@ class Linformer(Attention):
         bound = math.sqrt(6 / (c.length + c.rank))
         self.mix = nn.Parameter(torch.empty(c.length, c.rank).uniform_(-bound, bound))          # (length, r)
 
-    def attend(self, q, k, v, lengths):
-        if lengths is not None:                                              # padding must add nothing to a mixture
-            real = inside(lengths, k.shape[2])[:, None, :, None]                              # (b, 1, l, 1)
-            k, v = k * real, v * real
-        mix = self.mix[: k.shape[2]].T                                                        # (r, l)
-        k, v = mix @ k, mix @ v                                                               # (b, h, r, e)
-        return attention(q, k, v)
+    def forward(self, x, lengths=None):
+        mix = self.mix[: x.shape[1]].T                                       # (r, l)
+        if lengths is not None:                            # padding must add nothing to a mixture
+            mix = mix * inside(lengths, x.shape[1])[:, None]                 # (b, r, l)
+        W, b, d = self.qkv.weight, self.qkv.bias, x.shape[-1]              # queries first: (3 d, d)
+        q = F.linear(x, W[:d], b[:d]).unflatten(-1, (self.heads, self.e)).transpose(1, 2)
+        kv = F.linear(mix @ x, W[d:]) + mix.sum(-1, keepdim=True) * b[d:]    # (b, r, 2 d)
+        k, v = kv.unflatten(-1, (2, self.heads, self.e)).permute(2, 0, 3, 1, 4)  # (b, h, r, e)
+        return self.merge(attention(q, k, v))
 
 
 MODELS |= {"linformer": Model(TransformerBlock, Linformer, "transformer", positions=sinusoids)}
