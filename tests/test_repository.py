@@ -12,18 +12,14 @@ import shutil
 import subprocess
 import sys
 from graphlib import TopologicalSorter
-from types import SimpleNamespace
 
 import pytest
 
 import data
 import models
-import peers
 import pretrain
 import story
 from conftest import ROOT, call, scripts
-from files import exit_code
-from recipes import arch
 from test_analyze import listed
 
 FOUR = "kernels", "models", "pretrain", "finetune"
@@ -289,33 +285,6 @@ def test_a_mistake_of_the_command_line_has_no_traceback():
 def test_no_large_file_is_committed():
     tracked = subprocess.run(["git", "-C", ROOT, "ls-files"], capture_output=True, text=True).stdout.split()
     assert not [name for name in tracked if (ROOT / name).exists() and (ROOT / name).stat().st_size > 4 << 20]
-
-
-def test_layers_beside_packages_exist(monkeypatch, capsys):
-    """With the weights that results/peers.py copies; the packages are not installed here, which a row says."""
-    monkeypatch.setattr(sys, "argv", ["peers.py", "--only", "nothing"])
-    assert exit_code(peers.main) == 2 and capsys.readouterr().err.count("\n") == 1
-    monkeypatch.setattr(sys, "argv", ["peers.py", "--only", "minimamba", "--lengths", "64", "--threads", "1"])
-    assert exit_code(peers.main) == 0 and "| mamba | minimamba | 1 | 64 | ModuleNotFoundError: " in capsys.readouterr().out
-    for name, causal, *_, copy in peers.PEERS:
-        sizes = SimpleNamespace(length=64, vocab=16, channels=None)
-        mixer = models.MODELS[name].mixer(models.config(arch("listops", name) | peers.SIZES, sizes, causal))
-        copied = [pair.split("=")[1].split("/")[0] for pair in copy.split()] if "=" in str(copy) else []
-        assert {*copied} <= {*dict(mixer.named_parameters()), *dict(mixer.named_buffers())}
-
-
-def test_layers_take_turns_to_go_first(monkeypatch):
-    """Else the second one of every pair may find warmer caches. Times stay with their layer."""
-    order = []
-
-    def step(layer, x):
-        order.append(layer)
-        return 1.0 if layer is order[0] else 3.0
-
-    monkeypatch.setattr(peers, "step", step)
-    row, _ = peers.compare(peers.PEERS[0], 64, 1)
-    assert [layer is order[0] for layer in order[4:8]] == [True, False, False, True]
-    assert row.startswith("1000.0 | 3000.0 | 3.00 (3.00 to 3.00)")
 
 
 def test_bare_commands_show_what_there_is_or_what_to_type(monkeypatch):
