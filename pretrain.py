@@ -101,6 +101,7 @@ def spt_loss(args, prediction, targets, hidden):
 def parts_of(loss, n, weight=1.0):
     """Return {name: weight * loss / n} for what an objective returns, a loss or {name: loss}."""
     parts = loss if isinstance(loss, dict) else {"denoising": loss}
+    assert "labels" not in parts, "joint training calls the loss on labels so"
     return {name: weight * part / n for name, part in parts.items()}
 
 

@@ -113,10 +113,12 @@ def run_chunks(draw, counts, request):
     if todo:
         for few in 1, 100:                                # the first call takes longer
             start, arrays = time.perf_counter(), draw(request.task, np.random.default_rng(0), few)
-        seconds = (time.perf_counter() - start) / few * sum(count for _, count in todo) / workers
-        gigabytes = sum(array.nbytes for array in arrays.values()) / few * sum(counts) / 1e9
-        print(f"{request.folder}: generating {sum(counts):,} examples, {gigabytes:.2f} GB, about "
-              f"{seconds / 60:.0f} minutes on {workers} CPU cores", file=sys.stderr, flush=True)
+        left = sum(count for _, count in todo)
+        minutes = (time.perf_counter() - start) / few * left / workers / 60
+        gigabytes = sum(array.nbytes for array in arrays.values()) / few * left / 1e9
+        if minutes > 1:
+            print(f"{request.folder}: generating {left:,} examples, {gigabytes:.2f} GB, about {minutes:.0f} minutes on "
+                  f"{workers} CPU cores", file=sys.stderr, flush=True)
     # "spawn", because a forked copy of a process that has used torch or threads can hang.
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
     made = (_make_chunk(draw, request, *job) for job in todo)

@@ -336,7 +336,7 @@ def test_size_and_time_are_said_before_chunks_are_made(tmp_path, capsys):
         assert said.startswith(f"{tmp_path}: {line}" if line else "\r") and said.count("generating") == bool(line)
 
 
-@pytest.mark.parametrize("task, days", [("pathx", range(100, 2000)), ("pathfinder_demo", [])])
+@pytest.mark.parametrize("task, days", [("pathx", range(400, 800)), ("pathfinder_demo", [])])
 def test_without_a_gpu_days_are_foretold_before_data_are_made(task, days, monkeypatch, tmp_path):
     """S4 on PathX: 1,000,000 steps of 8 sequences, 6 s of two cores each, are 555 days. Ctrl-C then resumes."""
     said = []

@@ -145,7 +145,7 @@ def test_tensorboard_gets_every_number_of_a_log(tmp_path, monkeypatch):
     records = [dict(kind="start", step=0, argv=["a"]), dict(kind="train", step=5, loss=0.5, seconds=1.0),
                dict(kind="eval", step=5, val_loss=0.25, val_score=0.75)]
     (tmp_path / "runs" / "x").mkdir(parents=True)
-    (tmp_path / "runs" / "x" / "log.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
+    (tmp_path / "runs" / "x" / "log.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n{torn")
     given = set()
 
     class SummaryWriter(contextlib.nullcontext):
