@@ -156,7 +156,7 @@ def guarded(main):
                 run.folder.log(kind="stop", text=text)
                 run.say(f"{text}; the same command with --resume continues")
             elif end.code == PREEMPTED:        # before the run has a folder, perhaps in its data
-                print("stopped by a signal; the same command continues", flush=True)
+                print("stopped by a signal; to go on, run the same command again", flush=True)
             raise
         finally:
             if Processes.current is not None:

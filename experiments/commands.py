@@ -65,10 +65,13 @@ def price(chains):
     """Return what the missing runs of these chains cost, from results/hours.txt, as a sentence."""
     costs = {row["run"]: row for row in read_table((ROOT / "results" / "hours.txt").read_text())}
     outs = [ROOT / shlex.split(command)[-1] for chain in chains for command in chain]
-    rows = [costs[out.name.rpartition("-s")[0]] for out in outs if not (out / "result.json").exists()]
+    missing = [out.name.rpartition("-s")[0] for out in outs if not (out / "result.json").exists()]
+    rows = [costs[name] for name in missing if name in costs]
     low, high = (sum(float(row[column]) for row in rows) for column in ("best", "realistic"))
     large = sorted({f"{row['run']} {row['gb']}" for row in rows if float(row["gb"]) > 80})
     text = f"{len(chains)} chains, {low:,.0f} to {high:,.0f} computed H100 hours (results/costs.md)"
+    if unknown := len(missing) - len(rows):                       # of a fork
+        text += f" and {unknown} runs whose hours are unknown"
     return text + f"; GB without --micro-batch: {', '.join(large)}" * bool(large)
 
 

@@ -132,6 +132,9 @@ def test_the_price_covers_every_run_and_is_that_of_the_page(tmp_path):
         assert [float(low), float(high)] == pytest.approx([float(row["best"]), float(row["realistic"])], abs=0.06), name
     ours = [chain for chain in chains["table2"] if "pythia" not in chain[0]]
     total = re.search(r"^Total: (\d+ to \d+) hours", page, re.M)[1]
+    fork = [*ours, ["python finetune.py --task text --model mine --seed 0 --out runs/text-mine-scratch-s0"]]
+    assert commands.price(fork).startswith(f"27 chains, {total} computed H100 hours")
+    assert " and 1 runs whose hours are unknown; GB" in commands.price(fork)
     assert len(lines) == 39 and commands.price(ours).startswith(f"26 chains, {total} computed H100 hours")
     assert commands.price(ours).endswith("GB without --micro-batch: pathx256-s4-spt 177.6, retrieval-s4-spt 86.2")
     for out in re.findall(r"--out (\S+)", " ".join(" ".join(chain) for chain in ours)):
