@@ -1,4 +1,5 @@
-"""Stage 2, supervised training: learn the labels of sequences, from a self-pretrained run or from scratch.
+"""Stage 2, supervised training: learn the labels of sequences, from a self-pretrained run or from
+scratch.
 
     python finetune.py --task pathfinder_demo --model transformer                            from scratch
     python finetune.py --init runs/pathfinder_demo-transformer-masked-pretrain-s0            task and model: the run's
@@ -6,13 +7,15 @@
     python finetune.py --task pathfinder_demo --model transformer --joint 1                  both losses at once
     python finetune.py --freeze --init runs/pathfinder_demo-transformer-masked-pretrain-s0   a linear probe
 
-Three things differ from pretrain.py: a new head on the pooled sequence, the labels, and where the weights come from
-(`load_backbone`). The loss is cross-entropy, the score accuracy; engine/targets.py has those of other targets, too.
-Validation chooses the checkpoint (in your data, by balanced accuracy if classes are unequal). The test split is
-evaluated once, at the end, with that checkpoint and without dropping an incomplete batch. Loop, run directory, --resume
-and torchrun are as in stage 1. Joint training, which has no stage 1, stands at the end.
-"""
-from files import UserError, reading  # first: no traceback if Ctrl-C comes while the rest is imported
+Three things differ from pretrain.py: a new head on the pooled sequence, the labels, and where the
+weights come from (`load_backbone`). The loss is cross-entropy, the score accuracy;
+engine/targets.py has those of other targets, too. Validation chooses the checkpoint (in your data,
+by balanced accuracy if classes are unequal). The test split is evaluated once, at the end, with
+that checkpoint and without dropping an incomplete batch. Loop, run directory, --resume and torchrun
+are as in stage 1. Joint training, which has no stage 1, stands at the end."""
+
+# first: no traceback if Ctrl-C comes while the rest is imported
+from files import UserError, reading
 
 from collections import namedtuple
 
@@ -30,48 +33,66 @@ from pretrain import OBJECTIVES, denoising, make_backbone, parts_of
 from recipes import learning_rate
 from tasks.split import unequal
 
-# ---- Evaluation ------------------------------------------------------------------------------------------------------
+# ---- Evaluation ----------------------------------------------------------------------------------
+
 
 @torch.no_grad()
 def evaluate(model, task, split, run, name, balanced=False):
-    """Return loss, {name_score: value} (`KINDS`; balanced: with balanced accuracy; validation chooses by the last) and
-    predictions over a whole split, each sequence once. predictions have the shape of the targets, float64 like the
-    numbers that processes add up."""
+    """Return loss, {name_score: value} (`KINDS`; balanced: with balanced accuracy; validation
+    chooses by the last) and predictions over a whole split, each sequence once. predictions have
+    the shape of the targets, float64 like the numbers that processes add up."""
     model.eval()
-    kind, y = KINDS[task.kind], split.y.reshape(len(split), -1)                               # (n, 1, k or length)
+    kind, y = KINDS[task.kind], split.y.reshape(len(split), -1)  # (n, 1, k or length)
     loss = torch.zeros((), dtype=torch.float64, device=run.device)
     found = torch.zeros(y.shape, dtype=torch.float64, device=run.device)
-    for _, rows, batch in run.batches(split, split.lengths(), independent=True):          # this process's batches
+    # this process's batches
+    for _, rows, batch in run.batches(split, split.lengths(), independent=True):
         with run.autocast():
-            outputs = model(model.backbone.inputs(batch), batch.lengths).double()             # (b[, l], classes or 1)
+            # (b[, l], classes or 1)
+            outputs = model(model.backbone.inputs(batch), batch.lengths).double()
         loss += kind.loss(outputs, batch.y)
-        prediction = kind.predict(outputs).double().reshape(len(rows), -1)                    # (b, 1, k or l)
-        found[rows, :prediction.shape[1]] = prediction
+        prediction = kind.predict(outputs).double().reshape(len(rows), -1)  # (b, 1, k or l)
+        found[rows, : prediction.shape[1]] = prediction
     model.train()
     loss, found = run.total(loss).item(), run.total(found).cpu().numpy().reshape(split.y.shape)
     scores = kind.scores(split.y, found, loss, balanced)
     return loss / len(split), {f"{name}_{score}": value for score, value in scores.items()}, found
 
 
-# ---- Where the weights come from -------------------------------------------------------------------------------------
+# ---- Where the weights come from -----------------------------------------------------------------
+
 
 def load_backbone(model, args, say):
     """Load the pretrained backbone into a Classifier and print what was loaded.
 
-    Everything but the head transfers. Only the input layer of a task with samples may differ in shape: its column for
-    the mask channel is dropped if nothing is hidden or missing now. Any other difference is an error.
-    """
+    Everything but the head transfers. Only the input layer of a task with samples may differ in
+    shape: its column for the mask channel is dropped if nothing is hidden or missing now. Any other
+    difference is an error."""
     saved, ours = read_checkpoint(args.init / "best.pt")["model"], model.state_dict()
-    pretrained = {k: v for k, v in saved.items() if k.startswith("backbone.") and k.split(".")[-1] not in HELPERS}
+    pretrained = {
+        k: v
+        for k, v in saved.items()
+        if k.startswith("backbone.") and k.split(".")[-1] not in HELPERS
+    }
     encoder, dropped = "backbone.encoder.weight", ""
-    if encoder in pretrained and encoder in ours and pretrained[encoder].shape[1] == ours[encoder].shape[1] + 1:
+    if (
+        encoder in pretrained
+        and encoder in ours
+        and pretrained[encoder].shape[1] == ours[encoder].shape[1] + 1
+    ):
         pretrained[encoder] = pretrained[encoder][:, :-1]
         dropped = "; the input layer's column for the mask channel is dropped"
     head = {k: v for k, v in ours.items() if k.startswith("head.")}
-    with reading(f"{args.init} holds another architecture than this run", "it may be of another version of the code"):
+    with reading(
+        f"{args.init} holds another architecture than this run",
+        "it may be of another version of the code",
+    ):
         model.load_state_dict(pretrained | head)
-    say(f"from {args.init}: {len(pretrained)} tensors loaded; not loaded: "
-        f"{', '.join(sorted(saved.keys() - pretrained.keys()))}; new: {', '.join(sorted(head))}{dropped}")
+    say(
+        f"from {args.init}: {len(pretrained)} tensors loaded; not loaded: "
+        f"{', '.join(sorted(saved.keys() - pretrained.keys()))}; new: "
+        f"{', '.join(sorted(head))}{dropped}"
+    )
 
 
 def parse_args(argv=None):
@@ -81,11 +102,16 @@ def parse_args(argv=None):
 def make_model(args, task, run):
     """Return the model: from a pretraining run, from trained weights or from scratch."""
     if args.init is not None and args.pretraining["data"] != task.data:
-        raise UserError(f"{args.init} was pretrained on {args.pretraining['data']}, and {args.task} in {args.data_dir} "
-                        f"holds {task.data}; its test split may hold what was pretrained on")
+        raise UserError(
+            f"{args.init} was pretrained on {args.pretraining['data']}, and {args.task} in "
+            f"{args.data_dir} "
+            f"holds {task.data}; its test split may hold what was pretrained on"
+        )
     backbone, outputs = make_backbone(args, task), task.classes or 1
     if args.start == "joint":
-        return Joint(backbone, outputs, args.pool, args.head, OBJECTIVES[args.objective].outputs(args, task))
+        return Joint(
+            backbone, outputs, args.pool, args.head, OBJECTIVES[args.objective].outputs(args, task)
+        )
     model = Classifier(backbone, outputs, args.pool, args.head)
     if args.start == "spt" and not run.folder.resumes:
         load_backbone(model, args, run.say)
@@ -98,91 +124,124 @@ def make_model(args, task, run):
 
 def main(argv=None):
     args = parse_args(argv)
-    run = Run(args)                               # device, processes
-    task, train, val, test = open_task(args.task, args.data_dir, args.train_fraction, args.label_fraction, labels=True,
-                                       fresh=args.seed if args.fresh else None)
-    run.open(task, train)                         # sets the number of steps; checks the run directory
+    run = Run(args)  # device, processes
+    task, train, val, test = open_task(
+        args.task,
+        args.data_dir,
+        args.train_fraction,
+        args.label_fraction,
+        labels=True,
+        fresh=args.seed if args.fresh else None,
+    )
+    run.open(task, train)  # sets the number of steps; checks the run directory
     torch.manual_seed(args.seed)
     model = make_model(args, task, run).to(run.device)
     balanced = task.own and task.kind == "class" and unequal(train.labels())
     weights = class_weights(task, train).to(run.device) if args.class_weights else None
     optimizer = make_optimizer(model, args)
-    forward = run.start(model, optimizer)         # restores a stopped run; returns the model to call (compiled, DDP)
-    inputs = model.backbone.inputs                # symbols or samples of a batch, whichever the backbone reads
+    # restores a stopped run; returns the model to call (compiled, DDP)
+    forward = run.start(model, optimizer)
+    inputs = model.backbone.inputs  # symbols or samples of a batch, whichever the backbone reads
 
     def prepare(step):
         """Make a step's batch on the CPU, while the step before runs. Return it in parts."""
-        rows, mine = run.rows(step)               # examples of the whole batch; which of them are this process's
-        return run.parts(train.batch(rows[mine]), rows, mine, task.documents)     # sequences of similar length together
+        rows, mine = run.rows(step)  # examples of the whole batch; which of them are this process's
+        # sequences of similar length together
+        return run.parts(train.batch(rows[mine]), rows, mine, task.documents)
 
     def learn(parts):
-        """Take one optimiser step: the gradient of the whole batch's mean loss, summed part by part."""
+        """Take one optimiser step: the gradient of the whole batch's mean loss, summed part by
+        part."""
         optimizer.zero_grad(set_to_none=True)
-        for part in run.exchange(parts):          # each part; in the last, processes add up their gradients
-            with run.autocast():                  # bfloat16 on a GPU
-                outputs = forward(inputs(part), part.lengths)                                 # (b[, l], classes or 1)
-            run.backward({"labels": KINDS[task.kind].loss(outputs.float(), part.y, weights) / args.batch})
+        for part in run.exchange(parts):  # each part; in the last, processes add up their gradients
+            with run.autocast():  # bfloat16 on a GPU
+                outputs = forward(inputs(part), part.lengths)  # (b[, l], classes or 1)
+            run.backward(
+                {"labels": KINDS[task.kind].loss(outputs.float(), part.y, weights) / args.batch}
+            )
         optimizer.step()
 
-    make_batch, update = (prepare, learn) if args.joint is None else joint_training(      # adds pretraining's loss
-        args, task, train, run, model, forward, optimizer, weights)
-    update = run.measured(update)                 # records loss and gradient norm; with --compile a CUDA graph
+    # adds pretraining's loss
+    make_batch, update = (
+        (prepare, learn)
+        if args.joint is None
+        else joint_training(args, task, train, run, model, forward, optimizer, weights)
+    )
+    update = run.measured(update)  # records loss and gradient norm; with --compile a CUDA graph
 
-    # ---- training: evaluate, save, stop?, step, log -----------------------------------------------------------
-    for step in range(run.step, run.steps + 1):   # run.step: 0, or where a stopped run continues
-        if run.evaluates(step):                   # every --eval-every steps and at the end
-            with run.averaged():                  # as in pretrain.py
+    # ---- training: evaluate, save, stop?, step, log ----------------------------------------------
+    for step in range(run.step, run.steps + 1):  # run.step: 0, or where a stopped run continues
+        if run.evaluates(step):  # every --eval-every steps and at the end
+            with run.averaged():  # as in pretrain.py
                 loss, scores, _ = evaluate(model, task, val, run, "val", balanced)
-            run.evaluated(step, [*scores.values()][-1], val_loss=loss, **scores)              # logs; best.pt, last.pt
+            # logs; best.pt, last.pt
+            run.evaluated(step, [*scores.values()][-1], val_loss=loss, **scores)
         if step == run.steps:
             break
 
-        for group in optimizer.param_groups:      # the schedule scales each group's own rate
+        for group in optimizer.param_groups:  # the schedule scales each group's own rate
             group["lr"] = group["initial_lr"] * learning_rate(step, run.steps, args)
-        update(run.begin(step, make_batch))       # seeds dropout; returns the prepared parts, on the device
-        run.stepped(step)                         # log line, checkpoint; ends the run if a signal asked for it
+        # seeds dropout; returns the prepared parts, on the device
+        update(run.begin(step, make_batch))
+        run.stepped(step)  # log line, checkpoint; ends the run if a signal asked for it
 
-    # ---- the test split, once, with the checkpoint that validation chose ---------------------------------------
-    run.load_best()                               # best.pt into the model
+    # ---- the test split, once, with the checkpoint that validation chose -------------------------
+    run.load_best()  # best.pt into the model
     test_loss, test_scores, found = evaluate(model, task, test, run, "test", balanced)
     val_scores = {f"val_{KINDS[task.kind].score}": run.state["best"]}
-    val_scores = evaluate(model, task, val, run, "val", balanced)[1] if len(test_scores) > 1 else val_scores
+    val_scores = (
+        evaluate(model, task, val, run, "val", balanced)[1] if len(test_scores) > 1 else val_scores
+    )
     # predictions.npz, result.json, and a last line with the scores
     kept = run.folder.predictions(task, test.y, found)
-    run.finish(**val_scores, **test_scores, **kept, test_loss=test_loss, start=args.start,
-               init=str(args.init) if args.init else None)
+    run.finish(
+        **val_scores,
+        **test_scores,
+        **kept,
+        test_loss=test_loss,
+        start=args.start,
+        init=str(args.init) if args.init else None,
+    )
 
 
-# ---- Joint training --------------------------------------------------------------------------------------------------
+# ---- Joint training ------------------------------------------------------------------------------
 
-# A part of a batch with labels (`Batch` in data.py), and what the objective makes of it (`Denoising` in pretrain.py).
-# corrupted: inputs with hidden positions; None with the causal objective.
-Labelled = namedtuple("Labelled", "symbols samples lengths y corrupted corrupted_lengths hidden targets")
+# A part of a batch with labels (`Batch` in data.py), and what the objective makes of it
+# (`Denoising` in pretrain.py). corrupted: inputs with hidden positions; None with the causal
+# objective.
+Labelled = namedtuple(
+    "Labelled", "symbols samples lengths y corrupted corrupted_lengths hidden targets"
+)
 
 
 def joint_training(args, task, train, run, model, forward, optimizer, weights):
-    """Return prepare and learn of joint training: the loss on labels plus --joint times pretraining's loss on the same
-    examples. Without a first stage, it shows what the second loss by itself is worth."""
+    """Return prepare and learn of joint training: the loss on labels plus --joint times
+    pretraining's loss on the same examples. Without a first stage, it shows what the second loss by
+    itself is worth."""
     objective, inputs, kind = OBJECTIVES[args.objective], model.backbone.inputs, KINDS[task.kind]
 
     def prepare(step):
-        rows, mine = run.rows(step)               # as in pretrain.py
+        rows, mine = run.rows(step)  # as in pretrain.py
         batch = train.batch(rows[mine])
         made = denoising(args, batch, drawing(task, batch, rows, mine, args.seed, step))
-        whole = Labelled(*batch, *(made if objective.hides else made._replace(inputs=None, lengths=None)))
+        whole = Labelled(
+            *batch, *(made if objective.hides else made._replace(inputs=None, lengths=None))
+        )
         parts = [whole] if objective.whole else run.parts(whole, rows, mine, task.documents)
         return [part._replace(hidden=run.numbers(part.hidden)) for part in parts]
 
     def learn(parts):
-        n = run.total(sum((part.hidden >= 0).sum() for part in parts)).clamp(min=1)   # as in pretrain.py
+        # as in pretrain.py
+        n = run.total(sum((part.hidden >= 0).sum() for part in parts)).clamp(min=1)
         optimizer.zero_grad(set_to_none=True)
         for part in run.exchange(parts):
             with run.autocast():
-                outputs, prediction = forward(inputs(part), part.lengths, part.hidden, part.corrupted,
-                                              part.corrupted_lengths)
+                outputs, prediction = forward(
+                    inputs(part), part.lengths, part.hidden, part.corrupted, part.corrupted_lengths
+                )
             loss, _ = objective.loss(args, prediction, part.targets, part.hidden)
             labels = kind.loss(outputs.float(), part.y, weights) / args.batch
-            run.backward({"labels": labels} | parts_of(loss, n, args.joint))               # both are logged
+            run.backward({"labels": labels} | parts_of(loss, n, args.joint))  # both are logged
         optimizer.step()
 
     return prepare, learn

@@ -1,4 +1,5 @@
-"""Stage 1, self-pretraining (SPT): learn to reconstruct the task's own training inputs. No labels, no other data.
+"""Stage 1, self-pretraining (SPT): learn to reconstruct the task's own training inputs. No labels,
+no other data.
 
     python pretrain.py --task pathfinder_demo --model transformer    about a minute on one CPU core
     python pretrain.py --task pathx --model s4                       the paper's run, on one GPU
@@ -18,10 +19,10 @@ The masked objective hides and predicts, with the paper's masking ratio and loss
     Pathfinder, PathX            50 %           reads gray values and a mark     predicts one of 256        ce
     Image, sCIFAR                50 %           reads gray or RGB and a mark     predicts the value         l1
     audio (sc), BIDMC            25 %           reads samples and a mark         predicts the sample        l1
-The result is a run directory. Its `best.pt` holds the weights that predicted the validation split best; hand the
-directory to `finetune.py --init`. Recipes are in recipes.py. Flags and `Run`, everything that is not the method, are
-in engine/.
-"""
+The result is a run directory. Its `best.pt` holds the weights that predicted the validation split
+best; hand the directory to `finetune.py --init`. Recipes are in recipes.py. Flags and `Run`,
+everything that is not the method, are in engine/."""
+
 from files import UserError  # first: no traceback if Ctrl-C comes while the rest is imported
 
 import math
@@ -42,59 +43,72 @@ from models import Backbone, Denoiser, at, config, make_optimizer
 from recipes import learning_rate
 from tasks import IGNORE, MASK
 
-# ---- The objective ---------------------------------------------------------------------------------------------------
+# ---- The objective -------------------------------------------------------------------------------
+
 
 def hide(shape, ratio, *key):
-    """Return which positions to hide: bool of `shape`, each independently with probability `ratio`. (An exact count
-    would tell the model how many are left.) A pure function of `key`, so there is no sampler state to save; 1717
-    separates these draws from others with the same key. Change this function to try another masking."""
+    """Return which positions to hide: bool of `shape`, each independently with probability `ratio`.
+    (An exact count would tell the model how many are left.) A pure function of `key`, so there is
+    no sampler state to save; 1717 separates these draws from others with the same key. Change this
+    function to try another masking."""
     return np.random.default_rng((1717, *key)).random(shape, dtype=np.float32) < ratio
 
 
 def corrupt(batch, hidden, loss):
-    """Hide positions (b, l) of a batch -> inputs, targets, hidden (without padding). This is the masked objective.
+    """Hide positions (b, l) of a batch -> inputs, targets, hidden (without padding). This is the
+    masked objective.
 
-    A hidden symbol becomes <mask>. A hidden sample becomes NaN in all its channels, as a missing one is; the backbone
-    reads both as 0 and a mark. What is missing is never predicted. Unlike BERT, no chosen position is kept or replaced
-    at random. Padding is never hidden; <eos> may be. Gray images have both forms: `samples`, which are read, and with
-    loss ce the gray levels in `symbols`, which are predicted.
-    """
+    A hidden symbol becomes <mask>. A hidden sample becomes NaN in all its channels, as a missing
+    one is; the backbone reads both as 0 and a mark. What is missing is never predicted. Unlike
+    BERT, no chosen position is kept or replaced at random. Padding is never hidden; <eos> may be.
+    Gray images have both forms: `samples`, which are read, and with loss ce the gray levels in
+    `symbols`, which are predicted."""
     if batch.lengths is not None:
         hidden = hidden & inside(batch.lengths, hidden.shape[1])
     if batch.samples is None:
-        return batch.symbols.masked_fill(hidden, MASK), batch.symbols, hidden                 # (b, l) all three
-    inputs = batch.samples.masked_fill(hidden[..., None], math.nan)                           # (b, l, channels)
-    return inputs, batch.symbols if loss == "ce" else batch.samples, hidden & ~batch.samples.isnan().all(-1)
+        return batch.symbols.masked_fill(hidden, MASK), batch.symbols, hidden  # (b, l) all three
+    inputs = batch.samples.masked_fill(hidden[..., None], math.nan)  # (b, l, channels)
+    return (
+        inputs,
+        batch.symbols if loss == "ce" else batch.samples,
+        hidden & ~batch.samples.isnan().all(-1),
+    )
 
 
 def shift(batch, loss):
-    """Return inputs, targets, and which positions (b, l) have a target. This is the causal objective: the target at t
-    is the input at t + 1; the last position has none."""
-    x = batch.symbols if batch.samples is None else batch.samples                             # (b, l), (b, l, channels)
+    """Return inputs, targets, and which positions (b, l) have a target. This is the causal
+    objective: the target at t is the input at t + 1; the last position has none."""
+    x = batch.symbols if batch.samples is None else batch.samples  # (b, l), (b, l, channels)
     targets = torch.roll(batch.symbols if loss == "ce" else x, -1, dims=1)
     b, l = x.shape[:2]
-    there = inside(true_lengths(batch.lengths, b, l, x.device) - 1, l)                        # (b, l)
-    return x, targets, there if batch.samples is None or loss == "ce" else there & ~targets.isnan().all(-1)
+    there = inside(true_lengths(batch.lengths, b, l, x.device) - 1, l)  # (b, l)
+    return (
+        x,
+        targets,
+        there if batch.samples is None or loss == "ce" else there & ~targets.isnan().all(-1),
+    )
 
 
 def spt_loss(args, prediction, targets, hidden):
-    """Return loss and score, summed over hidden positions: prediction (m, outputs), targets (b, l) or (b, l, channels),
-    hidden as in `at`. args.loss:
+    """Return loss and score, summed over hidden positions: prediction (m, outputs), targets (b, l)
+    or (b, l, channels), hidden as in `at`. args.loss:
 
-    ce: cross-entropy over symbols or gray levels 0..255; score: number of correct predictions.
-    l1: absolute error of the normalised sample, mean over channels; score: negative squared error, mean over channels.
-    A missing channel has no error; those that are there count more.
-    Sums, because micro-batches and processes hold different numbers of hidden positions; the caller divides by the
-    number in the whole batch. An index below 0 in `hidden` is filling, because CUDA graphs need a fixed number.
-    """
-    targets = at(targets, hidden)                                                             # (m,) or (m, channels)
+    ce: cross-entropy over symbols or gray levels 0..255; score: number of correct predictions. l1:
+    absolute error of the normalised sample, mean over channels; score: negative squared error, mean
+    over channels. A missing channel has no error; those that are there count more. Sums, because
+    micro-batches and processes hold different numbers of hidden positions; the caller divides by
+    the number in the whole batch. An index below 0 in `hidden` is filling, because CUDA graphs need
+    a fixed number."""
+    targets = at(targets, hidden)  # (m,) or (m, channels)
     none = hidden < 0 if hidden.ndim == 1 else targets.new_zeros(len(targets), dtype=torch.bool)
     if args.loss == "ce":
-        targets = targets.masked_fill(none, IGNORE)                # cross_entropy leaves it out
-        return F.cross_entropy(prediction.float(), targets, reduction="sum"), (prediction.argmax(-1) == targets).sum()
-    there = ~targets.isnan() & ~none[:, None]                                                 # (m, channels)
+        targets = targets.masked_fill(none, IGNORE)  # cross_entropy leaves it out
+        return F.cross_entropy(prediction.float(), targets, reduction="sum"), (
+            prediction.argmax(-1) == targets
+        ).sum()
+    there = ~targets.isnan() & ~none[:, None]  # (m, channels)
     error = (prediction.float() - targets.nan_to_num()).masked_fill(~there, 0.0)
-    weight = there.shape[1] / there.sum(-1).clamp(min=1)                                      # 1 if none is missing
+    weight = there.shape[1] / there.sum(-1).clamp(min=1)  # 1 if none is missing
     return (weight * error.abs().mean(-1)).sum(), -(weight * error.square().mean(-1)).sum()
 
 
@@ -107,34 +121,44 @@ def parts_of(loss, n, weight=1.0):
 
 class Objective(NamedTuple):
     """A row of OBJECTIVES. To add an objective, write its pretext, perhaps a loss, and a row."""
-    # (args, batch, draw) -> inputs, targets, hidden (b, l); lengths if others. draw(hide, ratio[, i]): `hide` for this
-    # batch -> (b, l)
+
+    # (args, batch, draw) -> inputs, targets, hidden (b, l); lengths if others. draw(hide, ratio[,
+    # i]): `hide` for this batch -> (b, l)
     pretext: Callable
-    causal: bool                        # the model sees only earlier positions
-    hides: bool                         # inputs are corrupted: samples get a mask channel, joint training two passes
+    causal: bool  # the model sees only earlier positions
+    hides: bool  # inputs are corrupted: samples get a mask channel, joint training two passes
     # (args, task) -> outputs of the head: one per symbol (or gray level), or one per channel
     outputs: Callable = lambda args, task: task.vocab if args.loss == "ce" else task.channels
     # (args, prediction, targets, hidden) -> loss and score, summed over hidden positions. A loss of
     # several parts is {name: part}: their sum is minimised, each is logged.
     loss: Callable = spt_loss
-    reads: Callable = lambda args, task: task  # the Task that the backbone reads, e.g. one with more symbols
-    whole: bool = False                 # a batch is not cut: rows or lengths change, or the loss compares examples (the
+    # the Task that the backbone reads, e.g. one with more symbols
+    reads: Callable = lambda args, task: task
+    # a batch is not cut: rows or lengths change, or the loss compares examples (the
+    whole: bool = False
     #                                     last batch of validation may have one)
-    score: str = ""                     # what the score is, in result.json; a loss of its own needs it
+    score: str = ""  # what the score is, in result.json; a loss of its own needs it
 
 
-OBJECTIVES = {                                                                                # --objective
-    "masked": Objective(lambda args, batch, draw: corrupt(batch, draw(hide, args.mask), args.loss),
-                        causal=False, hides=True),
-    "causal": Objective(lambda args, batch, draw: shift(batch, args.loss), causal=True, hides=False)}
+OBJECTIVES = {  # --objective
+    "masked": Objective(
+        lambda args, batch, draw: corrupt(batch, draw(hide, args.mask), args.loss),
+        causal=False,
+        hides=True,
+    ),
+    "causal": Objective(
+        lambda args, batch, draw: shift(batch, args.loss), causal=True, hides=False
+    ),
+}
 
 
 class Denoising(NamedTuple):
     """A part of a batch: sequences that pass through the model together."""
-    inputs: torch.Tensor                # (b, l) or (b, l, channels)
-    lengths: "torch.Tensor | None"      # (b,)
-    hidden: torch.Tensor                # positions to predict: a mask (b, l), later flat indices (m,)
-    targets: torch.Tensor               # (b, l) or (b, l, channels)
+
+    inputs: torch.Tensor  # (b, l) or (b, l, channels)
+    lengths: "torch.Tensor | None"  # (b,)
+    hidden: torch.Tensor  # positions to predict: a mask (b, l), later flat indices (m,)
+    targets: torch.Tensor  # (b, l) or (b, l, channels)
 
 
 def denoising(args, batch, draw):
@@ -144,38 +168,48 @@ def denoising(args, batch, draw):
 
 
 def make_backbone(args, task):
-    """Return the backbone of a run of either stage. It has a mask channel if samples may be hidden or missing."""
+    """Return the backbone of a run of either stage. It has a mask channel if samples may be hidden
+    or missing."""
     objective = OBJECTIVES[args.objective]
     hides = args.start in ("pretrain", "joint") and objective.hides and task.channels is not None
-    pretraining = SimpleNamespace(**vars(args) | (getattr(args, "pretraining", None) or {}))         # what `reads` sees
+    # what `reads` sees
+    pretraining = SimpleNamespace(**vars(args) | (getattr(args, "pretraining", None) or {}))
     read = objective.reads(pretraining, task)
     return Backbone(config(args.arch, read, objective.causal, mask_channel=task.gaps or hides))
 
 
-# ---- Validation and training -----------------------------------------------------------------------------------------
+# ---- Validation and training ---------------------------------------------------------------------
 
-EVAL_KEY = 1 << 40      # every evaluation hides the same positions, drawn apart from those of training steps
+# every evaluation hides the same positions, drawn apart from those of training steps
+EVAL_KEY = 1 << 40
 
 
 @torch.no_grad()
 def validate(model, task, split, args, run):
-    """Return loss and score per hidden position of a split; the score is accuracy (ce) or minus squared error (l1)."""
+    """Return loss and score per hidden position of a split; the score is accuracy (ce) or minus
+    squared error (l1)."""
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=run.device)
-    for i, rows, batch in run.batches(split):     # this process's batches of the split
+    for i, rows, batch in run.batches(split):  # this process's batches of the split
         draw = drawing(task, batch, rows, slice(0, len(rows)), args.seed, EVAL_KEY, i)
         inputs, lengths, hidden, targets = denoising(args, batch, draw)
         hidden = run.numbers(hidden)
-        with run.autocast():                      # bfloat16 on a GPU
-            prediction = model(inputs, lengths, hidden)                                       # (m, outputs)
+        with run.autocast():  # bfloat16 on a GPU
+            prediction = model(inputs, lengths, hidden)  # (m, outputs)
         loss, score = OBJECTIVES[args.objective].loss(args, prediction, targets, hidden)
         loss = sum(parts_of(loss, 1).values())
         sums += torch.stack((loss.double(), score.double(), (hidden >= 0).sum().double()))
     model.train()
-    loss, score, n = run.total(sums).tolist()     # sum over processes
+    loss, score, n = run.total(sums).tolist()  # sum over processes
     if n == 0:
-        raise UserError("no position of the validation split is predicted; " + (
-            "use --objective masked" if args.mask is None else f"give a larger --mask than {args.mask}"))
+        raise UserError(
+            "no position of the validation split is predicted; "
+            + (
+                "use --objective masked"
+                if args.mask is None
+                else f"give a larger --mask than {args.mask}"
+            )
+        )
     return loss / n, score / n
 
 
@@ -183,13 +217,15 @@ SCORES = dict(ce="accuracy on predicted positions", l1="minus squared error on p
 
 
 def constant_score(split, loss, most=1_000):
-    """Describe what a constant prediction scores on the first examples of a split, beside which a score is read."""
+    """Describe what a constant prediction scores on the first examples of a split, beside which a
+    score is read."""
     batch = split.batch(np.arange(min(len(split), most)))
-    x = batch.symbols if loss == "ce" else batch.samples                                      # (b, l), (b, l, channels)
-    x = x[inside(true_lengths(batch.lengths, *x.shape[:2], x.device), x.shape[1])]            # without padding
+    x = batch.symbols if loss == "ce" else batch.samples  # (b, l), (b, l, channels)
+    # without padding
+    x = x[inside(true_lengths(batch.lengths, *x.shape[:2], x.device), x.shape[1])]
     if loss == "ce":
         return f"the most common symbol scores {x.bincount().max().item() / len(x):.4f}"
-    return f"the mean scores {-x.square().nanmean().item():.4f}"                              # samples are normalised
+    return f"the mean scores {-x.square().nanmean().item():.4f}"  # samples are normalised
 
 
 def parse_args(argv=None):
@@ -198,12 +234,13 @@ def parse_args(argv=None):
 
 def main(argv=None):
     args = parse_args(argv)
-    run, objective = Run(args), OBJECTIVES[args.objective]                                    # device, processes
-    task, train, val, _ = open_task(args.task, args.data_dir, args.train_fraction,
-                                    fresh=args.seed if args.fresh else None)
-    run.open(task, train)                         # sets the number of steps; checks the run directory
+    run, objective = Run(args), OBJECTIVES[args.objective]  # device, processes
+    task, train, val, _ = open_task(
+        args.task, args.data_dir, args.train_fraction, fresh=args.seed if args.fresh else None
+    )
+    run.open(task, train)  # sets the number of steps; checks the run directory
 
-    # ---- model and optimiser: every process builds the same --------------------------------------------------
+    # ---- model and optimiser: every process builds the same --------------------------------------
     torch.manual_seed(args.seed)
     backbone = make_backbone(args, task)
     model = Denoiser(backbone, objective.outputs(args, task)).to(run.device)
@@ -212,44 +249,51 @@ def main(argv=None):
         remark = f" ({score_is}; {constant_score(val, args.loss)})"
     kernels_before = kernel_maxima(backbone, task.length)
     optimizer = make_optimizer(model, args)
-    forward = run.start(model, optimizer)         # restores a stopped run; returns the model to call (compiled, DDP)
+    # restores a stopped run; returns the model to call (compiled, DDP)
+    forward = run.start(model, optimizer)
 
     def prepare(step):
         """Make a step's batch on the CPU, while the step before runs. Return it in parts."""
-        rows, mine = run.rows(step)               # examples of the whole batch; which of them are this process's
+        rows, mine = run.rows(step)  # examples of the whole batch; which of them are this process's
         batch = train.batch(rows[mine])
         whole = denoising(args, batch, drawing(task, batch, rows, mine, args.seed, step))
-        parts = [whole] if objective.whole else run.parts(whole, rows, mine, task.documents)  # of similar lengths
-        return [part._replace(hidden=run.numbers(part.hidden)) for part in parts]     # mask (b, l) -> indices (m,)
+        # of similar lengths
+        parts = [whole] if objective.whole else run.parts(whole, rows, mine, task.documents)
+        # mask (b, l) -> indices (m,)
+        return [part._replace(hidden=run.numbers(part.hidden)) for part in parts]
 
-    @run.measured                                 # records loss and gradient norm; with --compile a CUDA graph
+    @run.measured  # records loss and gradient norm; with --compile a CUDA graph
     def learn(parts):
-        """Take one optimiser step: the gradient of the whole batch's mean loss, summed part by part."""
-        n = run.total(sum((part.hidden >= 0).sum() for part in parts)).clamp(min=1)   # positions, over all processes
+        """Take one optimiser step: the gradient of the whole batch's mean loss, summed part by
+        part."""
+        # positions, over all processes
+        n = run.total(sum((part.hidden >= 0).sum() for part in parts)).clamp(min=1)
         optimizer.zero_grad(set_to_none=True)
-        for part in run.exchange(parts):          # each part; in the last, processes add up their gradients
+        for part in run.exchange(parts):  # each part; in the last, processes add up their gradients
             with run.autocast():
-                prediction = forward(part.inputs, part.lengths, part.hidden)                  # (m, outputs)
+                prediction = forward(part.inputs, part.lengths, part.hidden)  # (m, outputs)
             loss, _ = objective.loss(args, prediction, part.targets, part.hidden)
-            run.backward(parts_of(loss, n))       # loss.backward(), and adds to the logged loss
+            run.backward(parts_of(loss, n))  # loss.backward(), and adds to the logged loss
         optimizer.step()
 
-    # ---- training: evaluate, save, stop?, step, log -----------------------------------------------------------
-    for step in range(run.step, run.steps + 1):   # run.step: 0, or where a stopped run continues
-        if run.evaluates(step):                   # every --eval-every steps and at the end
-            with run.averaged():                  # weights that the optimiser averages over time, if it does
+    # ---- training: evaluate, save, stop?, step, log ----------------------------------------------
+    for step in range(run.step, run.steps + 1):  # run.step: 0, or where a stopped run continues
+        if run.evaluates(step):  # every --eval-every steps and at the end
+            with run.averaged():  # weights that the optimiser averages over time, if it does
                 loss, score = validate(model, task, val, args, run)
-            run.evaluated(step, score, remark, val_loss=loss, val_score=score)     # logs; writes best.pt, last.pt
+            # logs; writes best.pt, last.pt
+            run.evaluated(step, score, remark, val_loss=loss, val_score=score)
         if step == run.steps:
             break
 
-        for group in optimizer.param_groups:      # the schedule scales each group's own rate
+        for group in optimizer.param_groups:  # the schedule scales each group's own rate
             group["lr"] = group["initial_lr"] * learning_rate(step, run.steps, args)
-        learn(run.begin(step, prepare))           # seeds dropout; returns the prepared parts, on the device
-        run.stepped(step)                         # log line, checkpoint; ends the run if a signal asked for it
+        learn(run.begin(step, prepare))  # seeds dropout; returns the prepared parts, on the device
+        run.stepped(step)  # log line, checkpoint; ends the run if a signal asked for it
 
-    run.keep_kernels(kernels_before, task.length)                      # for figure 4
-    run.finish(val_score=run.state["best"], score_is=score_is)         # result.json, and a last line with the scores
+    run.keep_kernels(kernels_before, task.length)  # for figure 4
+    # result.json, and a last line with the scores
+    run.finish(val_score=run.state["best"], score_is=score_is)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
-"""The paper's tables 4 to 6: the size and the recipe of each model on each task, and how a run finds its line.
+"""The paper's tables 4 to 6: the size and the recipe of each model on each task, and how a run
+finds its line.
 
     python recipes.py --task pathx --model s4       print the sizes and the recipe of a task and model
     python pretrain.py --task pathx --model s4 --arch d=64,layers=3 --lr 1e-3       change a size and the recipe
 
-These are the settings behind the paper's numbers. A first reading may skip the lower half, which looks lines up. An
-architecture in zoo/ adds tables without the column `model`. A task may add tables without the column `task`.
+These are the settings behind the paper's numbers. A first reading may skip the lower half, which
+looks lines up. An architecture in zoo/ adds tables without the column `model`. A task may add
+tables without the column `task`.
 
-In all tables tasks and models are shell patterns, a|b stands for two rows, and the first row that matches counts. A
-dash means "does not apply". A model without its own rows uses those of the model named in its `like` (models.py).
-"""
+In all tables tasks and models are shell patterns, a|b stands for two rows, and the first row that
+matches counts. A dash means "does not apply". A model without its own rows uses those of the model
+named in its `like` (models.py)."""
+
 import contextlib
 import fnmatch
 import functools
@@ -22,13 +25,14 @@ from files import UserError
 from models import FEED_FORWARD, MODELS, Attention, Key, SizeError, keys_of
 from tasks import TASKS
 
-# ---- Sizes -----------------------------------------------------------------------------------------------------------
+# ---- Sizes ---------------------------------------------------------------------------------------
 
-#   transformer  paper table 4, rows marked with a dagger: the sizes of Tay et al. 2020, sinusoidal positions
-#   rotary       paper table 4, "Transformer + Rotary"; on sCIFAR the sizes of Image (appendix C.1.6)
-# block: attention is cut into blocks of that many positions. Transformers have LayerNorm before attention and FF, and
-# no dropout. These rows are not the paper's: demos; *_mini, the stand-ins of `run_all.sh --preset mini`; file:* and
-# ucr:*, your data, for a width of 64 (`fit` widens or narrows them); and *, any other task.
+# transformer  paper table 4, rows marked with a dagger: the sizes of Tay et al. 2020, sinusoidal
+# positions rotary       paper table 4, "Transformer + Rotary"; on sCIFAR the sizes of Image
+# (appendix C.1.6) block: attention is cut into blocks of that many positions. Transformers have
+# LayerNorm before attention and FF, and no dropout. These rows are not the paper's: demos; *_mini,
+# the stand-ins of `run_all.sh --preset mini`; file:* and ucr:*, your data, for a width of 64 (`fit`
+# widens or narrows them); and *, any other task.
 ATTENTION_SIZES = """
 task                           model                     layers   d heads   ff block
 listops|text                   transformer|rotary             6 512     8 1024     -
@@ -48,14 +52,14 @@ pathfinder_demo|*_mini         transformer|rotary             3  32     2   64  
 *                              rotary                         4 128     4  256     -
 """
 
-#   s4           Gu et al. 2022, table 11, as the paper's official configurations spell them out. n_ssm: the number of
-#                copies of (A, P, B), which the d channels share
-#   dlr          S4's depth and width, more states, LayerNorm (appendix C.1.3). dt_min, dt_max: twice its smallest and
-#                largest decay rate
-# norm, place: the norm, and its place before the layer (pre) or after the residual sum (post). dt_lr, ssm_lr: learning
-# rates of the step size and of A, P, B (DLR: ssm_lr is for all three parameters of its kernel); "main" is the rate of
-# the rest of the model. dropout drops whole channels of a sequence, inside the layer and on the residual branch. On
-# Speech Commands the official S4 pretrains with LayerNorm and finetunes with BatchNorm, by accident; here both stages
+# s4           Gu et al. 2022, table 11, as the paper's official configurations spell them out.
+# n_ssm: the number of copies of (A, P, B), which the d channels share dlr          S4's depth and
+# width, more states, LayerNorm (appendix C.1.3). dt_min, dt_max: twice its smallest and largest
+# decay rate norm, place: the norm, and its place before the layer (pre) or after the residual sum
+# (post). dt_lr, ssm_lr: learning rates of the step size and of A, P, B (DLR: ssm_lr is for all
+# three parameters of its kernel); "main" is the rate of the rest of the model. dropout drops whole
+# channels of a sequence, inside the layer and on the residual branch. On Speech Commands the
+# official S4 pretrains with LayerNorm and finetunes with BatchNorm, by accident; here both stages
 # use BatchNorm.
 SSM_SIZES = """
 task                        model layers   d state n_ssm norm  place dt_min dt_max  dt_lr ssm_lr dropout
@@ -82,14 +86,15 @@ file:*|ucr:*                s4         3  64    32     2 batch pre    0.001    0
 *                           dlr        4 128   256     - layer pre    0.001    0.1      -  0.001       -
 """
 
-# ---- Recipes ---------------------------------------------------------------------------------------------------------
+# ---- Recipes -------------------------------------------------------------------------------------
 
-# One line per (task, model, objective), for both stages, as the paper's tables 4 to 6 print it. A cell is
-# pretraining/finetuning/from scratch; if it has fewer values, the last one serves the rest. A dash in place of an lr
-# means that the line does not apply to that start. length: of the run, in epochs (50e) or steps (1300); the best
-# checkpoint is used. eval: steps between evaluations, by default an epoch. The masking ratio is the task's (tasks/). A
-# batch of Retrieval counts pairs. Sources: the paper's tables 4 to 6 and appendix C.1; for its gaps the official
-# configurations; for S4 from scratch Gu et al. 2022. results/recipes.md lists each cell's source, gaps and misprints.
+# One line per (task, model, objective), for both stages, as the paper's tables 4 to 6 print it. A
+# cell is pretraining/finetuning/from scratch; if it has fewer values, the last one serves the rest.
+# A dash in place of an lr means that the line does not apply to that start. length: of the run, in
+# epochs (50e) or steps (1300); the best checkpoint is used. eval: steps between evaluations, by
+# default an epoch. The masking ratio is the task's (tasks/). A batch of Retrieval counts pairs.
+# Sources: the paper's tables 4 to 6 and appendix C.1; for its gaps the official configurations; for
+# S4 from scratch Gu et al. 2022. results/recipes.md lists each cell's source, gaps and misprints.
 RECIPES = """
 task       model       objective loss pool head   lr             wd   batch     length   warmup     schedule
 listops    transformer masked    ce   mean linear 1e-3/1e-4      0.1  128/64    100e     2000       const
@@ -141,9 +146,10 @@ bidmc_hr   s4          masked    l1   mean linear 1e-3           0.05 64/64/32  
 bidmc_*    s4          masked    l1   mean linear 1e-3/1e-3/1e-2 0.05 64/64/32  500e     500/0      const/step
 """
 
-# These recipes are not the paper's: attention on PathX-256, with PathX's numbers; the demos; *_mini, the stand-ins of
-# `run_all.sh --preset mini`; and *, a default for tasks for which the model has no other line. From scratch, demos
-# train for as many steps as both stages together; the others, as in the paper, for as many steps as finetuning.
+# These recipes are not the paper's: attention on PathX-256, with PathX's numbers; the demos;
+# *_mini, the stand-ins of `run_all.sh --preset mini`; and *, a default for tasks for which the
+# model has no other line. From scratch, demos train for as many steps as both stages together; the
+# others, as in the paper, for as many steps as finetuning.
 SMALL_RECIPES = """
 task            model              objective     loss pool head   lr        wd batch length         warmup schedule eval
 pathx256        transformer|rotary masked|causal ce   max  linear 1e-3/5e-4 0  8/32  200e           5000   const    -
@@ -171,43 +177,60 @@ pathx*_mini     s4|dlr             masked        ce   mean linear 1e-2      0  1
 *               s4|dlr             masked|causal -    mean -      4e-3      0  32    50e            500    cos      -
 """
 
-# Your data. From scratch they train for as many steps as both stages together (`fit` says what an epoch is). The fourth
-# learning rate is for joint training, which elsewhere has that of training from scratch. results/ucr.md has the trial
-# that chose lengths and rates.
+# Your data. From scratch they train for as many steps as both stages together (`fit` says what an
+# epoch is). The fourth learning rate is for joint training, which elsewhere has that of training
+# from scratch. results/ucr.md has the trial that chose lengths and rates.
 OWN_RECIPES = """
 task         model              objective     loss pool head lr                  wd batch length      warmup schedule
 file:*|ucr:* transformer|rotary masked|causal -    mean -    3e-3/1e-3/1e-3/3e-3 0  16    10e/10e/20e 50     cos
 file:*|ucr:* s4|dlr             masked|causal -    mean -    4e-3/3e-3/3e-3/1e-2 0  16    10e/10e/20e 50     cos
 """
 
-# ---- Reading tables --------------------------------------------------------------------------------------------------
+# ---- Reading tables ------------------------------------------------------------------------------
+
 
 @functools.cache
 def read_table(text):
-    """Read a whitespace table -> list of {column: string} in row order. Cells that are a dash are left out, and a line
-    with a|b in a cell becomes a row with a and one with b."""
+    """Read a whitespace table -> list of {column: string} in row order. Cells that are a dash are
+    left out, and a line with a|b in a cell becomes a row with a and one with b."""
     head, *lines = [line.split() for line in text.strip().splitlines() or [""]]
     for line in lines:
-        assert len(line) == len(head), f"table row has {len(line)} cells, the head {len(head)}: {' '.join(line)}"
-    return [{key: cell for key, cell in zip(head, row) if cell != "-"}
-            for line in lines for row in itertools.product(*(cell.split("|") for cell in line))]
+        assert len(line) == len(head), (
+            f"table row has {len(line)} cells, the head {len(head)}: {' '.join(line)}"
+        )
+    return [
+        {key: cell for key, cell in zip(head, row) if cell != "-"}
+        for line in lines
+        for row in itertools.product(*(cell.split("|") for cell in line))
+    ]
 
 
 def rows(kind, *tables):
-    """Return all rows of a kind (sizes, recipes): first those that tasks add, then those of `tables`, then those that
-    models add."""
+    """Return all rows of a kind (sizes, recipes): first those that tasks add, then those of
+    `tables`, then those that models add."""
     field = "models" if kind == "sizes" else kind
-    of_tasks = [{"task": name} | row for name, task in TASKS.items() for row in read_table(getattr(task, field))]
-    of_models = [row | {"model": name} for name, model in MODELS.items() for row in read_table(getattr(model, kind))]
+    of_tasks = [
+        {"task": name} | row
+        for name, task in TASKS.items()
+        for row in read_table(getattr(task, field))
+    ]
+    of_models = [
+        row | {"model": name}
+        for name, model in MODELS.items()
+        for row in read_table(getattr(model, kind))
+    ]
     return of_tasks + [row for text in tables for row in read_table(text)] + of_models
 
 
 def matching(rows, model, **wanted):
-    """Return the first of `rows` for this model whose patterns match everything wanted, or None. A model's own rows
-    come before those of the model named in its `like`."""
+    """Return the first of `rows` for this model whose patterns match everything wanted, or None. A
+    model's own rows come before those of the model named in its `like`."""
     while model is not None:
         for row in rows:
-            if all(fnmatch.fnmatchcase(value, row[key]) for key, value in (wanted | {"model": model}).items()):
+            if all(
+                fnmatch.fnmatchcase(value, row[key])
+                for key, value in (wanted | {"model": model}).items()
+            ):
                 return row
         model = MODELS[model].like
     return None
@@ -222,7 +245,8 @@ def number(text):
 
 
 def assignments(text):
-    """Parse 'd=64,layers=3' -> {"d": 64, "layers": 3}. Anything else raises argparse's error for a flag's value."""
+    """Parse 'd=64,layers=3' -> {"d": 64, "layers": 3}. Anything else raises argparse's error for a
+    flag's value."""
     pairs = [pair.strip().partition("=") for pair in text.split(",")]
     if not all(key and value for key, _, value in pairs):
         raise ArgumentTypeError(f"must be key=value,key=value, got {text}")
@@ -231,54 +255,82 @@ def assignments(text):
     return {key: number(value) for key, _, value in pairs}
 
 
-INHERITED = {"arch", "train_fraction"}                           # settings that finetuning takes from pretraining
+INHERITED = {"arch", "train_fraction"}  # settings that finetuning takes from pretraining
 
 
 def settings(changed):
-    """Flatten `changed` of a result.json, the settings of both stages that differ from the recipe: {"lr": 0.01,
-    "arch.d": 64, "pretraining.mask": 0.5}. A setting that finetuning inherits is listed once."""
+    """Flatten `changed` of a result.json, the settings of both stages that differ from the recipe:
+    {"lr": 0.01, "arch.d": 64, "pretraining.mask": 0.5}. A setting that finetuning inherits is
+    listed once."""
     found = {}
     for name, value in changed.items():
         if name != "pretraining":
             nested = value if isinstance(value, dict) else None
-            found |= {name: value} if nested is None else {f"{name}.{key}": each for key, each in nested.items()}
+            found |= (
+                {name: value}
+                if nested is None
+                else {f"{name}.{key}": each for key, each in nested.items()}
+            )
     first = settings(changed["pretraining"]) if "pretraining" in changed else {}
     inherited = {name for name in first if name.split(".")[0] in INHERITED}
-    return found | {f"pretraining.{name}": value for name, value in first.items()
-                    if name not in inherited or found.get(name) != value}
+    return found | {
+        f"pretraining.{name}": value
+        for name, value in first.items()
+        if name not in inherited or found.get(name) != value
+    }
 
 
-# ---- How a run finds its line ----------------------------------------------------------------------------------------
+# ---- How a run finds its line --------------------------------------------------------------------
+
 
 def arch(task, model, /, **overrides):
-    """Return a model's sizes on a task as a plain dict, which config.json and checkpoints save. Later sources override
-    earlier ones: the defaults of its keys, its row above, the numbers among its extras, its own changes, `overrides`.
-    None if there is no row; SizeError for an override that nothing reads."""
+    """Return a model's sizes on a task as a plain dict, which config.json and checkpoints save.
+    Later sources override earlier ones: the defaults of its keys, its row above, the numbers among
+    its extras, its own changes, `overrides`. None if there is no row; SizeError for an override
+    that nothing reads."""
     if model not in MODELS:
-        raise SizeError(f"no model {model}; the models are: {' '.join(MODELS)} (with those of zoo/ after import zoo)")
+        raise SizeError(
+            f"no model {model}; the models are: {' '.join(MODELS)} (with those of zoo/ after "
+            "import zoo)"
+        )
     row = matching(rows("sizes", ATTENTION_SIZES, SSM_SIZES), model, task=task)
     if row is None:
         return None
     keys = keys_of(model, overrides.get("ffn", "dense"))
     defaults = {name: key.default for name, key in keys.items() if key.default is not ...}
     shown = {name: value for name, value in defaults.items() if keys[name].shown}
-    sizes = {name: shown[name] for name in shown if name in ("block", "norm", "dropout")}     # their order in run names
+    # their order in run names
+    sizes = {name: shown[name] for name in shown if name in ("block", "norm", "dropout")}
     sizes |= {key: number(cell) for key, cell in row.items() if key != "task"} | {"model": model}
     sizes |= {name: value for name, value in shown.items() if name not in sizes}
-    sizes |= {key: value for key, value in MODELS[model].extras.items() if type(value) in (int, float)}
-    own = [row["sizes"] for row in read_table(MODELS[model].changes) if fnmatch.fnmatchcase(task, row["task"])]
+    sizes |= {
+        key: value for key, value in MODELS[model].extras.items() if type(value) in (int, float)
+    }
+    own = [
+        row["sizes"]
+        for row in read_table(MODELS[model].changes)
+        if fnmatch.fnmatchcase(task, row["task"])
+    ]
     sizes |= assignments(own[0]) if own else {}
     known = {name: value for name, value in (defaults | sizes).items() if name in keys}
     for name, value in overrides.items():
-        if name not in known:                                          # no class reads it, even if the row has it
-            parts = [ffn for ffn, part in FEED_FORWARD.items() if "ffn" in known and name in part.keys]
-            there = f"it comes with ffn={' or '.join(parts)}" if parts else f"it has: {' '.join(known)}"
+        if name not in known:  # no class reads it, even if the row has it
+            parts = [
+                ffn for ffn, part in FEED_FORWARD.items() if "ffn" in known and name in part.keys
+            ]
+            there = (
+                f"it comes with ffn={' or '.join(parts)}" if parts else f"it has: {' '.join(known)}"
+            )
             raise SizeError(f"--arch {name}={value}: {model} on {task} has no {name}; {there}")
         if wanted := lacking(keys[name], value):
-            raise SizeError(f"--arch {name}={value}: {name} must be {wanted}; on {task} it is {known[name]}")
+            raise SizeError(
+                f"--arch {name}={value}: {name} must be {wanted}; on {task} it is {known[name]}"
+            )
     sizes |= overrides
     if "dt_min" in sizes and not 0 < sizes["dt_min"] <= sizes["dt_max"]:
-        raise SizeError(f"dt_min={sizes['dt_min']}, dt_max={sizes['dt_max']}: must be 0 < dt_min <= dt_max")
+        raise SizeError(
+            f"dt_min={sizes['dt_min']}, dt_max={sizes['dt_max']}: must be 0 < dt_min <= dt_max"
+        )
     return sizes
 
 
@@ -286,30 +338,55 @@ def lacking(key, value):
     """Return None if a value fits a `Key`, else a description of the values that do."""
     if key.kind not in (int, float) and float not in key.kind:
         return None if value in key.kind else "one of: " + " ".join(map(str, key.kind))
-    whole, words = key.kind is int, [] if key.kind in (int, float) else [word for word in key.kind if word is not float]
+    whole, words = (
+        key.kind is int,
+        [] if key.kind in (int, float) else [word for word in key.kind if word is not float],
+    )
     least = (1 if whole else 0) if key.least is None else key.least
-    if value in words or type(value) in ((int,) if whole else (int, float)) and least <= value <= key.most:
+    if (
+        value in words
+        or type(value) in ((int,) if whole else (int, float))
+        and least <= value <= key.most
+    ):
         return None
     if whole:
-        return f"a whole number of at least {least}" + (f" and at most {key.most}" if key.most < 10**9 else "")
+        return f"a whole number of at least {least}" + (
+            f" and at most {key.most}" if key.most < 10**9 else ""
+        )
     return " or ".join([f"a number from {least:g} to {key.most:g}", *words])
 
 
-# The factor on the learning rate after warm-up, a function of (step, steps, warmup). To add a schedule, add a line.
-SCHEDULES = {"constant": lambda step, steps, warmup: 1.0,
-             "cosine": lambda step, steps, warmup: 0.5 * (1 + math.cos(
-                 math.pi * (step - warmup) / max(1, steps - warmup))),                        # half a cosine, down to 0
-             "step": lambda step, steps, warmup: 0.5 ** (5 * step // steps)}                  # halves after each fifth
-ABBREVIATIONS = dict(const="constant", cos="cosine")             # in RECIPES
+# The factor on the learning rate after warm-up, a function of (step, steps, warmup). To add a
+# schedule, add a line.
+SCHEDULES = {
+    "constant": lambda step, steps, warmup: 1.0,
+    "cosine": lambda step, steps, warmup: (
+        0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+    ),  # half a cosine, down to 0
+    # halves after each fifth
+    "step": lambda step, steps, warmup: 0.5 ** (5 * step // steps),
+}
+ABBREVIATIONS = dict(const="constant", cos="cosine")  # in RECIPES
 # What a cell of RECIPES may be. The flags accept the same words.
-CELLS = dict(loss=Key(("ce", "l1")), pool=Key(("mean", "max", "last", "none")), head=Key(("linear", "mlp", "pair")),
-             lr=Key(float), wd=Key(float), batch=Key(int), length=Key(int), warmup=Key(int, least=0), eval=Key(int),
-             schedule=Key((*ABBREVIATIONS, *SCHEDULES)))
-STAGES = dict(pretrain=0, spt=1, corpus=1, scratch=2, joint=3)       # how a run starts: which value of a cell it uses
+CELLS = dict(
+    loss=Key(("ce", "l1")),
+    pool=Key(("mean", "max", "last", "none")),
+    head=Key(("linear", "mlp", "pair")),
+    lr=Key(float),
+    wd=Key(float),
+    batch=Key(int),
+    length=Key(int),
+    warmup=Key(int, least=0),
+    eval=Key(int),
+    schedule=Key((*ABBREVIATIONS, *SCHEDULES)),
+)
+# how a run starts: which value of a cell it uses
+STAGES = dict(pretrain=0, spt=1, corpus=1, scratch=2, joint=3)
 
 
 def learning_rate(step, steps, args):
-    """Return the factor on every group's initial learning rate: linear warm-up, then the schedule."""
+    """Return the factor on every group's initial learning rate: linear warm-up, then the
+    schedule."""
     if step < args.warmup:
         return (step + 1) / args.warmup
     return SCHEDULES[args.schedule](step, steps, args.warmup)
@@ -322,20 +399,26 @@ def cell(line, flag, start):
 
 
 def recipe_line(name, task, model, objective, start):
-    """Find the line of RECIPES for a run -> its name, its objective, {flag: value} for the stage that `start` names."""
-    lines = [line for line in rows("recipes", RECIPES, SMALL_RECIPES, OWN_RECIPES)
-             if fnmatch.fnmatchcase(name, line["task"]) and cell(line, "lr", start) != "-"]
+    """Find the line of RECIPES for a run -> its name, its objective, {flag: value} for the stage
+    that `start` names."""
+    lines = [
+        line
+        for line in rows("recipes", RECIPES, SMALL_RECIPES, OWN_RECIPES)
+        if fnmatch.fnmatchcase(name, line["task"]) and cell(line, "lr", start) != "-"
+    ]
     named = [line for line in lines if line["task"] != "*"]
     line = None
     for some in (named, lines):
         line = line or matching(some, model, **{"objective": objective} if objective else {})
-        if line is None and objective is not None:                     # else the recipe of the masked objective
+        if line is None and objective is not None:  # else the recipe of the masked objective
             line = matching(some, model, objective="masked")
     if line is None:
         there = {f"{line['model']}/{line['objective']}" for line in named or lines}
-        raise UserError(f"no recipe to {'finetune' if STAGES[start] else 'pretrain'} {name}/{model}/"
-                        f"{objective or 'masked'}; there is one for these and models like them: "
-                        f"{' '.join(sorted(there))}")
+        raise UserError(
+            f"no recipe to {'finetune' if STAGES[start] else 'pretrain'} {name}/{model}/"
+            f"{objective or 'masked'}; there is one for these and models like them: "
+            f"{' '.join(sorted(there))}"
+        )
     values = {flag: number(cell(line, flag, start)) for flag in line}
     name = "/".join(values.pop(column) for column in ("task", "model", "objective"))
     length, objective = str(values.pop("length")), objective or line["objective"]
@@ -350,35 +433,47 @@ def recipe_line(name, task, model, objective, start):
 
 
 def check_sizes(model, sizes, whole=True):
-    """Raise ValueError if sizes {key: value} do not fit the classes of a model or, with `whole`, lack a needed one."""
+    """Raise ValueError if sizes {key: value} do not fit the classes of a model or, with `whole`,
+    lack a needed one."""
     keys = keys_of(model, sizes.get("ffn", "dense"))
     for key, value in sizes.items():
         if key not in keys:
             raise ValueError(f"no class of {model} declares {key} in its keys")
         if value != keys[key].default and (wanted := lacking(keys[key], value)):
             raise ValueError(f"{key} of {model} must be {wanted}, got {value}")
-    missing = {key for key in keys if keys[key].default is ...} - sizes.keys() - MODELS[model].extras.keys()
+    missing = (
+        {key for key in keys if keys[key].default is ...}
+        - sizes.keys()
+        - MODELS[model].extras.keys()
+    )
     if whole and missing:
-        raise ValueError(f"sizes of {model} lack {' '.join(sorted(missing))}, and its key has no default")
+        raise ValueError(
+            f"sizes of {model} lack {' '.join(sorted(missing))}, and its key has no default"
+        )
 
 
 def check_recipes(name, text, first):
-    """Raise ValueError if recipes that a model or task adds lack a column, or if a cell is not a value of its flag.
-    first: the name of the first column, "task" or "model"."""
+    """Raise ValueError if recipes that a model or task adds lack a column, or if a cell is not a
+    value of its flag. first: the name of the first column, "task" or "model"."""
     columns = {first, "objective", *CELLS} - {"eval"}
     if text and (missing := columns - {*text.strip().split("\n")[0].split()}):
         raise ValueError(f"recipes of {name} lack {' '.join(sorted(missing))}")
     for line in read_table(text):
         if first == "model" and not fnmatch.filter(MODELS, line[first]):
             raise ValueError(f"recipes of {name}: there is no model {line[first]}")
-        for flag, part in ((flag, part) for flag in line if flag in CELLS for part in line[flag].split("/")):
-            wanted = lacking(CELLS[flag], number(part.removesuffix("e") if flag == "length" else part))
+        for flag, part in (
+            (flag, part) for flag in line if flag in CELLS for part in line[flag].split("/")
+        ):
+            wanted = lacking(
+                CELLS[flag], number(part.removesuffix("e") if flag == "length" else part)
+            )
             if wanted and part != "-":
                 raise ValueError(f"{flag} of {line[first]} must be {wanted}, got {part}")
 
 
 def check_tables(name, task):
-    """Raise ValueError if the tables that a task adds do not fit the models that they name. Models are loaded first."""
+    """Raise ValueError if the tables that a task adds do not fit the models that they name. Models
+    are loaded first."""
     check_recipes(name, task.recipes, "model")
     for row in read_table(task.models):
         if "model" not in row:
@@ -390,24 +485,34 @@ def check_tables(name, task):
 
 
 def halved(recipe):
-    """Halve the length of a recipe for joint training, which takes two passes per step if the objective `hides`."""
+    """Halve the length of a recipe for joint training, which takes two passes per step if the
+    objective `hides`."""
     return recipe | {name: recipe[name] // 2 for name in ("steps", "epochs") if name in recipe}
 
 
 def fit(task, examples, recipe, sizes):
-    """Fit a recipe, in place, to the number and the length of the examples of your data. Return the sizes to change
-    and a sentence that reports the choice."""
+    """Fit a recipe, in place, to the number and the length of the examples of your data. Return the
+    sizes to change and a sentence that reports the choice."""
     width = 32 if examples < 1_000 else 64 if examples < 10_000 else 128
-    epoch = min(max(examples // recipe["batch"], 200), 1_000)          # in steps
-    blocks = task.length > 2_048 and MODELS[sizes["model"]].mixer is Attention and sizes["block"] is None
+    epoch = min(max(examples // recipe["batch"], 200), 1_000)  # in steps
+    blocks = (
+        task.length > 2_048 and MODELS[sizes["model"]].mixer is Attention and sizes["block"] is None
+    )
 
-    recipe |= dict(batch=min(recipe["batch"], examples), steps=recipe.pop("epochs") * epoch, eval_every=epoch // 2)
+    recipe |= dict(
+        batch=min(recipe["batch"], examples),
+        steps=recipe.pop("epochs") * epoch,
+        eval_every=epoch // 2,
+    )
     widths = {"d", "ff", "v", "z"} & keys_of(sizes["model"]).keys() & sizes.keys()
     changed = {key: sizes[key] * width // 64 for key in sizes if key in widths}
     changed |= dict(block=1_024) if blocks else {}
-    return changed, (f"{examples:,} examples: width {width} (32 below 1,000, 64 below 10,000, then 128) and {epoch} "
-                     f"steps per epoch (at least 200, at most 1,000)"
-                     f"{'; attention in blocks of 1,024 (above 2,048 positions)' if blocks else ''}")
+    return changed, (
+        f"{examples:,} examples: width {width} (32 below 1,000, 64 below 10,000, then 128) and "
+        f"{epoch} "
+        f"steps per epoch (at least 200, at most 1,000)"
+        f"{'; attention in blocks of 1,024 (above 2,048 positions)' if blocks else ''}"
+    )
 
 
 if __name__ == "__main__":

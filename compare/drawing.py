@@ -1,4 +1,5 @@
 """Tables in Markdown, blocks of pages, and figures."""
+
 import re
 import statistics
 import textwrap
@@ -7,11 +8,16 @@ import numpy as np
 
 from files import UserError, write_atomically
 
-SCRATCH, SPT, OTHER = "#9aa5b1", "#0072b2", "#d55e00"      # colour-blind safe, also distinct in gray
+SCRATCH, SPT, OTHER = "#9aa5b1", "#0072b2", "#d55e00"  # colour-blind safe, also distinct in gray
 # How a finetuning run started -> its name and its colour in tables and figures.
-LOOKS = {"baseline": ("linear model", "black"), "scratch": ("from scratch", SCRATCH),
-         "spt": ("self-pretrained", SPT), "joint": ("joint", OTHER),
-         "linear_probe": ("linear probe", "#009e73"), "corpus": ("pretrained elsewhere", "#cc79a7")}
+LOOKS = {
+    "baseline": ("linear model", "black"),
+    "scratch": ("from scratch", SCRATCH),
+    "spt": ("self-pretrained", SPT),
+    "joint": ("joint", OTHER),
+    "linear_probe": ("linear probe", "#009e73"),
+    "corpus": ("pretrained elsewhere", "#cc79a7"),
+}
 
 
 def write(path, save):
@@ -25,86 +31,146 @@ def markdown(head, rows):
     """Return a table in Markdown; '' if there are no rows."""
     if not rows:
         return ""
-    cells = [[f" {cell} ".replace("|", r"\|") if cell else " " for cell in row] for row in (head, *rows)]
+    cells = [
+        [f" {cell} ".replace("|", r"\|") if cell else " " for cell in row] for row in (head, *rows)
+    ]
     first, *others = [f"|{'|'.join(row)}|" for row in cells]
     return "\n".join([first, "|---" * len(head) + "|", *others])
 
 
 def wrapped(text, width=100):
     """Break the lines of a Markdown text that are not rows of a table."""
-    return "\n".join(line if line.startswith("|") else textwrap.fill(
-        line, width, subsequent_indent="  " * line.startswith("- "), break_long_words=False, break_on_hyphens=False)
-        for line in text.splitlines())
+    return "\n".join(
+        line
+        if line.startswith("|")
+        else textwrap.fill(
+            line,
+            width,
+            subsequent_indent="  " * line.startswith("- "),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in text.splitlines()
+    )
 
 
 def replace_block(path, name, text, check=False):
-    """Put text between <!-- name:begin --> and <!-- name:end --> of a Markdown file, or check that it is there."""
+    """Put text between <!-- name:begin --> and <!-- name:end --> of a Markdown file, or check that
+    it is there."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     old = path.read_text(encoding="utf-8")
-    new, found = re.subn(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{text}\n{end}", old, 1, re.S)
+    new, found = re.subn(
+        f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{text}\n{end}", old, 1, re.S
+    )
     if not found:
         raise UserError(f"{path} has no {begin} ... {end}")
     if new == old:
         return
     if check:
-        raise UserError(f"{path} differs from the runs after {begin}; to update it, repeat the command without --check")
+        raise UserError(
+            f"{path} differs from the runs after {begin}; to update it, repeat the command without "
+            "--check"
+        )
     write(path, lambda file: file.write(new.encode()))
 
 
 def draw(make, path):
-    """Write the figure that make(plt) -> figure, title draws, with one legend that has each label once."""
+    """Write the figure that make(plt) -> figure, title draws, with one legend that has each label
+    once."""
     import matplotlib.pyplot as plt
 
     plt.switch_backend("Agg")
-    plt.rcParams.update({"font.size": 8, "axes.titlesize": 8, "lines.linewidth": 1, "text.parse_math": False})
+    plt.rcParams.update(
+        {"font.size": 8, "axes.titlesize": 8, "lines.linewidth": 1, "text.parse_math": False}
+    )
     figure, title = make(plt)
-    entries = {label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels())}
+    entries = {
+        label: handle
+        for axis in figure.axes
+        for handle, label in zip(*axis.get_legend_handles_labels())
+    }
     width, height = figure.get_size_inches()
     longest = max(map(len, entries), default=0)
-    columns = min(5, max(1, int(14 * width / (8 + longest))))                                  # that fit side by side
-    figure.legend(entries.values(), entries.keys(), loc="lower center", ncols=columns, frameon=False)
+    columns = min(5, max(1, int(14 * width / (8 + longest))))  # that fit side by side
+    figure.legend(
+        entries.values(), entries.keys(), loc="lower center", ncols=columns, frameon=False
+    )
     figure.suptitle(title, fontsize=10)
-    figure.tight_layout(rect=(0.01, (0.15 + 0.18 * -(-len(entries) // columns)) / height, 0.99, 0.98))
+    figure.tight_layout(
+        rect=(0.01, (0.15 + 0.18 * -(-len(entries) // columns)) / height, 0.99, 0.98)
+    )
     write(path, lambda file: figure.savefig(file, format=path.suffix[1:].lower(), dpi=150))
     plt.close(figure)
 
 
 def bars(axis, names, variants, chance, papers=({}, {})):
-    """Draw two bars in percent per name and one dot per seed. variants: {name: {seed: score}} from scratch, the same
-    after SPT; papers: {name: the paper's number} for both; chance: {name: chance accuracy}."""
+    """Draw two bars in percent per name and one dot per seed. variants: {name: {seed: score}} from
+    scratch, the same after SPT; papers: {name: the paper's number} for both; chance: {name: chance
+    accuracy}."""
     looks = (-0.19, SCRATCH, "from scratch"), (0.19, SPT, "self-pretrained (SPT)")
     for i, name in enumerate(names):
         for (shift, colour, label), variant, paper in zip(looks, variants, papers):
             values = list(variant.get(name, {}).values())
             if values:
                 axis.bar(i + shift, statistics.mean(values), 0.36, color=colour, label=label)
-                axis.scatter([i + shift] * len(values), values, s=10, color="black", zorder=3, label="one seed")
-                axis.text(i + shift, max(values) + 3, f"{statistics.mean(values):.1f}", ha="center",
-                          bbox=dict(facecolor="white", edgecolor="none", pad=1))     # a line may run behind it
+                axis.scatter(
+                    [i + shift] * len(values),
+                    values,
+                    s=10,
+                    color="black",
+                    zorder=3,
+                    label="one seed",
+                )
+                axis.text(
+                    i + shift,
+                    max(values) + 3,
+                    f"{statistics.mean(values):.1f}",
+                    ha="center",
+                    # a line may run behind it
+                    bbox=dict(facecolor="white", edgecolor="none", pad=1),
+                )
             else:
-                axis.text(i + shift, 1, "not run", rotation=90, ha="center", va="bottom", color="0.5")
+                axis.text(
+                    i + shift, 1, "not run", rotation=90, ha="center", va="bottom", color="0.5"
+                )
             if name in paper:
-                axis.scatter([i + shift], [paper[name]], s=30, marker="D", facecolors="none", edgecolors=OTHER,
-                             zorder=4, label="the paper")
+                axis.scatter(
+                    [i + shift],
+                    [paper[name]],
+                    s=30,
+                    marker="D",
+                    facecolors="none",
+                    edgecolors=OTHER,
+                    zorder=4,
+                    label="the paper",
+                )
         if name in chance:
-            axis.hlines(chance[name], i - 0.4, i + 0.4, color="black", linestyle=":", label="chance")
+            axis.hlines(
+                chance[name], i - 0.4, i + 0.4, color="black", linestyle=":", label="chance"
+            )
     axis.set_xticks(range(len(names)), names)
     axis.set(ylabel="test accuracy, %", ylim=(0, 108))
 
 
 def dots(axis, lines, halves=None):
-    """Draw {line: {start: runs}}: one dot per seed, a bar at the mean. halves: {line: half of its 95 % interval}."""
+    """Draw {line: {start: runs}}: one dot per seed, a bar at the mean. halves: {line: half of its
+    95 % interval}."""
     for y, (line, variants) in enumerate(lines.items()):
         for i, start in enumerate(start for start in LOOKS if start in variants):
             runs, (label, colour) = variants[start], LOOKS[start]
             height = y + 0.2 * (i - (len(variants) - 1) / 2)
             if runs:
                 values = [run["score"] for run in runs]
-                heights = np.linspace(height - 0.04, height + 0.04, len(runs))                # separates equal scores
-                axis.scatter(values, heights, s=7, color=colour, label=label, clip_on=False, zorder=3)
+                # separates equal scores
+                heights = np.linspace(height - 0.04, height + 0.04, len(runs))
+                axis.scatter(
+                    values, heights, s=7, color=colour, label=label, clip_on=False, zorder=3
+                )
                 axis.plot([statistics.mean(values)] * 2, [height - 0.1, height + 0.1], color=colour)
                 if halves:
-                    axis.errorbar(statistics.mean(values), height, xerr=halves[line], color=colour, capsize=3)
+                    axis.errorbar(
+                        statistics.mean(values), height, xerr=halves[line], color=colour, capsize=3
+                    )
     axis.set_yticks(range(len(lines)), lines)
     axis.set(ylim=(len(lines) - 0.5, -0.5), xlabel="test accuracy, %: seeds and mean")
     axis.grid(axis="x", color="0.9")

@@ -1,11 +1,12 @@
-"""The report on your data and the demos: baselines, each model with each start, and a verdict in words.
+"""The report on your data and the demos: baselines, each model with each start, and a verdict in
+words.
 
     python analyze.py own runs/own                  a table, a verdict and a figure of all finished runs
 
-The score is accuracy, R2 for regression, or micro F1 for several labels. If classes are more unequal than 3:1, it is
-balanced accuracy (the mean over classes of their recall), because always predicting the majority class would have a
-high accuracy.
-"""
+The score is accuracy, R2 for regression, or micro F1 for several labels. If classes are more
+unequal than 3:1, it is balanced accuracy (the mean over classes of their recall), because always
+predicting the majority class would have a high accuracy."""
+
 import functools
 import itertools
 import math
@@ -18,10 +19,30 @@ from typing import NamedTuple
 import numpy as np
 
 from compare.drawing import LOOKS, dots, draw, markdown, replace_block, wrapped
-from compare.reading import (evaluations, examples, identity, kind_of, provenance, read_runs, scores, units, validation,
-                             validation_field, variants_of, with_pretraining)
+from compare.reading import (
+    evaluations,
+    examples,
+    identity,
+    kind_of,
+    provenance,
+    read_runs,
+    scores,
+    units,
+    validation,
+    validation_field,
+    variants_of,
+    with_pretraining,
+)
 from compare.settings import shown
-from compare.statistics import gain, half_width, half_width_of_test, how_sure, mean_std, signed, t_interval
+from compare.statistics import (
+    gain,
+    half_width,
+    half_width_of_test,
+    how_sure,
+    mean_std,
+    signed,
+    t_interval,
+)
 from engine.targets import KINDS
 from experiments import entries
 from experiments.commands import record, trained
@@ -36,23 +57,31 @@ Key = namedtuple("Key", "task share passes")
 
 class Comparison(NamedTuple):
     """The content of one table: variants on the same data with the same labels."""
-    lines: dict                                # {model with what differs from the recipe: {start: {seed: run}}}
-    linear: "dict | None"                      # the record of baseline.py, if it was run
-    score: str                                 # R2, accuracy, balanced accuracy, micro F1 ...
-    ratio: float                               # of the largest class to the smallest
-    r2: bool                                   # whether the score is R2
-    digits: int                                # of printed scores
-    unit: str                                  # of printed differences
+
+    lines: dict  # {model with what differs from the recipe: {start: {seed: run}}}
+    linear: "dict | None"  # the record of baseline.py, if it was run
+    score: str  # R2, accuracy, balanced accuracy, micro F1 ...
+    ratio: float  # of the largest class to the smallest
+    r2: bool  # whether the score is R2
+    digits: int  # of printed scores
+    unit: str  # of printed differences
 
 
-# ---- Reading ---------------------------------------------------------------------------------------------------------
+# ---- Reading -------------------------------------------------------------------------------------
+
 
 def comparisons(runs, entry=()):
-    """Arrange runs -> {Key: Comparison}. entry: rows whose variants are named by model and word only, without what
-    differs from the recipe."""
-    rows = [(record(run), f"{row.model} ({row.word})" if row.word else row.model)
-            for row in entry for run in trained(row)]
-    called, renamed = {identity(run): name for run, name in rows}, {name for run, name in rows if run["changed"]}
+    """Arrange runs -> {Key: Comparison}. entry: rows whose variants are named by model and word
+    only, without what differs from the recipe."""
+    rows = [
+        (record(run), f"{row.model} ({row.word})" if row.word else row.model)
+        for row in entry
+        for run in trained(row)
+    ]
+    called, renamed = (
+        {identity(run): name for run, name in rows},
+        {name for run, name in rows if run["changed"]},
+    )
     found, linear = {}, {}
     for variant in variants_of(with_pretraining(runs)):
         start, run = variant.start, next(iter(variant.runs.values()))
@@ -63,15 +92,27 @@ def comparisons(runs, entry=()):
         steps = [own.pop(name, None) for name in ("steps", "pretraining.steps")]
         if start == "spt" and own.pop("freeze", False):
             start = "linear_probe"
-        words = ((name.replace("arch.", "").replace(".", " "), value) for name, value in own.items())
-        line = ", ".join([run["model"], *([run["objective"]] if run["objective"] != "masked" else []), *(
-            name.replace("_", " ") if value is True else f"{name}={shown(value)}" for name, value in words)])
+        words = (
+            (name.replace("arch.", "").replace(".", " "), value) for name, value in own.items()
+        )
+        line = ", ".join(
+            [
+                run["model"],
+                *([run["objective"]] if run["objective"] != "masked" else []),
+                *(
+                    name.replace("_", " ") if value is True else f"{name}={shown(value)}"
+                    for name, value in words
+                ),
+            ]
+        )
         if start in entries.STARTS:
             key = Key(run["task"], share, run["passes"] if any(steps) else None)
-            line += ", recipe" * (line in renamed)         # the entry has a variant of this name
-            found.setdefault(key, {}).setdefault(called.get(identity(run), line), {})[start] = variant.runs
+            line += ", recipe" * (line in renamed)  # the entry has a variant of this name
+            found.setdefault(key, {}).setdefault(called.get(identity(run), line), {})[start] = (
+                variant.runs
+            )
     order = [*called.values()]
-    for key, lines in found.items():           # first in the entry's order, then the others
+    for key, lines in found.items():  # first in the entry's order, then the others
         names = sorted(lines, key=lambda line: order.index(line) if line in order else len(order))
         found[key] = measured({line: lines[line] for line in names}, linear.get(key[:2]))
     return found
@@ -82,8 +123,9 @@ def runs_of(lines):
 
 
 def measured(lines, linear):
-    """Return a Comparison. If classes are unequal, scores become balanced accuracies, if all runs have them."""
-    linear = linear and dict(linear)           # a copy, because other tables have it, too
+    """Return a Comparison. If classes are unequal, scores become balanced accuracies, if all runs
+    have them."""
+    linear = linear and dict(linear)  # a copy, because other tables have it, too
     runs = runs_of(lines) + ([linear] if linear else [])
     title = KINDS[kind_of(runs[0])].title
     counts = [run["counts"]["labels"] for run in runs if run.get("counts")]
@@ -97,9 +139,15 @@ def measured(lines, linear):
     if ratio > UNEQUAL and len(counts) == len(runs):
         title = "balanced accuracy"
         for run in runs:
-            run["accuracy"], run["score"], run["balanced"] = run["score"], 100 * float(recalls(run).mean()), True
+            run["accuracy"], run["score"], run["balanced"] = (
+                run["score"],
+                100 * float(recalls(run).mean()),
+                True,
+            )
     r2 = title == "R2"
-    return Comparison(lines, linear, title, ratio, r2, digits=3 if r2 else 1, unit="R2" if r2 else "points")
+    return Comparison(
+        lines, linear, title, ratio, r2, digits=3 if r2 else 1, unit="R2" if r2 else "points"
+    )
 
 
 def recalls(run):
@@ -116,7 +164,11 @@ def macro_f1(counts):
 
 def runs_by_variant(compared):
     """Return {(line, start): {seed: run}}."""
-    return {(line, start): seeds for line, starts in compared.lines.items() for start, seeds in starts.items()}
+    return {
+        (line, start): seeds
+        for line, starts in compared.lines.items()
+        for start, seeds in starts.items()
+    }
 
 
 def called(variant):
@@ -124,40 +176,61 @@ def called(variant):
     return f"{variant[0]} {LOOKS[variant[1]][0]}"
 
 
-# ---- The verdict -----------------------------------------------------------------------------------------------------
+# ---- The verdict ---------------------------------------------------------------------------------
+
 
 def verdict(compared):
     """Return what the table shows, one sentence per line."""
     n, said = runs_of(compared.lines)[0]["test_examples"], []
-    means = {variant: statistics.mean(scores(seeds).values())
-             for variant, seeds in runs_by_variant(compared).items() if variant[1] != "linear_probe"}
-    top = math.inf if compared.r2 else max(98, 100 - 200 / n)             # above it there is nothing to gain
+    means = {
+        variant: statistics.mean(scores(seeds).values())
+        for variant, seeds in runs_by_variant(compared).items()
+        if variant[1] != "linear_probe"
+    }
+    top = math.inf if compared.r2 else max(98, 100 - 200 / n)  # above it there is nothing to gain
     if means and min(means.values()) > top:
-        said.append(f"**Everything is at the ceiling** ({min(means.values()):.1f} to {max(means.values()):.1f} %): "
-                    "this set is too easy to compare models.")
+        said.append(
+            f"**Everything is at the ceiling** ({min(means.values()):.1f} to "
+            f"{max(means.values()):.1f} %): "
+            "this set is too easy to compare models."
+        )
     for line, starts in compared.lines.items():
-        words = {start: outcome(compared, line, start, top)
-                 for start in ("spt", "joint") if {start, "scratch"} <= starts.keys()}
-        said += [text for start, text in words.items()
-                 if text and (start == "spt" or "by joint" in text or "spt" not in words)]
+        words = {
+            start: outcome(compared, line, start, top)
+            for start in ("spt", "joint")
+            if {start, "scratch"} <= starts.keys()
+        }
+        said += [
+            text
+            for start, text in words.items()
+            if text and (start == "spt" or "by joint" in text or "spt" not in words)
+        ]
     for variant, seeds in runs_by_variant(compared).items():
-        classes = [[*filter(None, run["counts"]["predicted"])] for run in seeds.values() if run.get("counts")]
+        classes = [
+            [*filter(None, run["counts"]["predicted"])]
+            for run in seeds.values()
+            if run.get("counts")
+        ]
         if single := sum(len(one) == 1 for one in classes):
-            said.append(f"**{called(variant)} predicts only one class** in {single} of {len(seeds)} seeds.")
+            said.append(
+                f"**{called(variant)} predicts only one class** in {single} of {len(seeds)} seeds."
+            )
     said += beside_linear(compared, means) if compared.linear and means else []
     return said + denoised(compared) + unfinished(compared)
 
 
 def outcome(compared, line, start, top):
-    """Return what SPT or joint training changed for a model; None if no seed has both. top: the score above which a
-    model is at the ceiling."""
+    """Return what SPT or joint training changed for a model; None if no seed has both. top: the
+    score above which a model is at the ceiling."""
     ours, scratch = compared.lines[line][start], compared.lines[line]["scratch"]
     found, by = gain(ours, scratch), {"spt": "SPT", "joint": "joint training"}[start]
     if not found.points:
         return None
     mean, seeds = statistics.mean(found.points.values()), len(found.points)
     n = runs_of(compared.lines)[0]["test_examples"]
-    change, _, interval = signed(found.points, compared.digits, found.half).rsplit(" (", 1)[0].partition(" ")
+    change, _, interval = (
+        signed(found.points, compared.digits, found.half).rsplit(" (", 1)[0].partition(" ")
+    )
     name = line if start == "spt" else f"{line}, joint training"
     ceiling = statistics.mean(scores(scratch).values()) > top
     if seeds == 1 or None in map(examples, [*ours.values(), *scratch.values()]):
@@ -168,18 +241,31 @@ def outcome(compared, line, start, top):
         return f"**{line} {'gains' if mean > 0 else 'loses'} by {by}**: {text}."
     variances = [statistics.variance(scores(runs).values()) for runs in (ours, scratch)]
     return f"**{name}: no significant difference**: {text}; " + (
-        "from scratch it is already at the ceiling." if ceiling else "the scores are equal." if not mean else
-        f"noise from {n:,} test examples reaches ±{found.test:.{compared.digits}f} {compared.unit}, so more seeds "
-        "would not settle it." if abs(mean) <= found.test else
-        f"if the difference stays, {enough(mean, found.test, variances, seeds)} seeds would settle it.")
+        "from scratch it is already at the ceiling."
+        if ceiling
+        else "the scores are equal."
+        if not mean
+        else f"noise from {n:,} test examples reaches ±{found.test:.{compared.digits}f} "
+        f"{compared.unit}, so more seeds "
+        "would not settle it."
+        if abs(mean) <= found.test
+        else f"if the difference stays, {enough(mean, found.test, variances, seeds)} seeds would "
+        "settle it."
+    )
 
 
 def enough(mean, test, variances, seeds, most=100):
-    """Return how many seeds make a difference of this mean significant. test: half of the 95 % interval due to the test
-    set; variances: of both variants over seeds."""
-    return next((k for k in range(seeds + 1, most + 1)
-                 if math.hypot(t_interval(*((variance / k, k - 1) for variance in variances)), test) < abs(mean)),
-                f"more than {most}")
+    """Return how many seeds make a difference of this mean significant. test: half of the 95 %
+    interval due to the test set; variances: of both variants over seeds."""
+    return next(
+        (
+            k
+            for k in range(seeds + 1, most + 1)
+            if math.hypot(t_interval(*((variance / k, k - 1) for variance in variances)), test)
+            < abs(mean)
+        ),
+        f"more than {most}",
+    )
 
 
 def beside_linear(compared, means):
@@ -195,33 +281,60 @@ def beside_linear(compared, means):
             return "not significantly different from"
         return "ahead of" if apart > 0 else "behind"
 
-    chosen = {variant: round(statistics.mean(map(validation, runs[variant].values())), 9) for variant in means}
+    chosen = {
+        variant: round(statistics.mean(map(validation, runs[variant].values())), 9)
+        for variant in means
+    }
     best = max(means, key=chosen.get)
     tied = [called(variant) for variant in means if chosen[variant] == chosen[best]]
-    behind, said = [called(variant) for variant in means if variant != best and beside(variant) == "behind"], []
+    behind, said = (
+        [called(variant) for variant in means if variant != best and beside(variant) == "behind"],
+        [],
+    )
 
     def text(score):
         return f"{score:.3f}" if compared.r2 else f"{score:.1f} %"
 
     if len(behind) == len(means) - 1 and beside(best) == "behind":
         most = max(means, key=means.get)
-        said.append(f"**The linear model is ahead of every network**: it scores {text(linear['score'])}, and "
-                    f"{called(most)} {text(means[most])}.")
+        said.append(
+            f"**The linear model is ahead of every network**: it scores {text(linear['score'])}, "
+            "and "
+            f"{called(most)} {text(means[most])}."
+        )
     else:
-        relation = (f"**{beside(best)}** the linear model ({text(linear['score'])})" if beside(best) else
-                    f"the linear model {text(linear['score'])}; which is better is unknown")
-        said.append((f"Validation cannot choose between {', '.join(tied)}. The first" if tied[1:] else
-                     f"Validation chooses {called(best)}. It") + f" scores {text(means[best])} on test, {relation}."
-                    + f" Behind the linear model: {', '.join(behind)}." * bool(behind))
-    none = [called(variant) for variant in means if all(
-        run["score"] <= constant + half_width_of_test([run]) for run in runs[variant].values())]
+        relation = (
+            f"**{beside(best)}** the linear model ({text(linear['score'])})"
+            if beside(best)
+            else f"the linear model {text(linear['score'])}; which is better is unknown"
+        )
+        said.append(
+            (
+                f"Validation cannot choose between {', '.join(tied)}. The first"
+                if tied[1:]
+                else f"Validation chooses {called(best)}. It"
+            )
+            + f" scores {text(means[best])} on test, {relation}."
+            + f" Behind the linear model: {', '.join(behind)}." * bool(behind)
+        )
+    none = [
+        called(variant)
+        for variant in means
+        if all(
+            run["score"] <= constant + half_width_of_test([run]) for run in runs[variant].values()
+        )
+    ]
     if none:
-        said.append(f"Not significantly better than the {trivial(compared)} ({text(constant)}): {', '.join(none)}.")
+        said.append(
+            f"Not significantly better than the {trivial(compared)} ({text(constant)}): "
+            f"{', '.join(none)}."
+        )
     return said
 
 
 def denoised(compared):
-    """Return how much of the variance of hidden samples each pretrained model explains, and linear interpolation."""
+    """Return how much of the variance of hidden samples each pretrained model explains, and linear
+    interpolation."""
     known, explained = (compared.linear or {}).get("denoising"), {}
     for line, starts in compared.lines.items():
         if known and (error := denoising_error(starts)):
@@ -229,35 +342,53 @@ def denoised(compared):
     if not explained:
         return []
     line = 100 - 100 * known["interpolation"] / known["mean"]
-    return [f"Linear interpolation between visible neighbours explains {line:.1f} % of the variance of hidden samples "
-            f"(validation); {', '.join(f'{name} {one:.1f} %' for name, one in explained.items())}."
-            + " **Pretraining has not learned more than interpolation.**" * (max(explained.values()) <= line)]
+    return [
+        f"Linear interpolation between visible neighbours explains {line:.1f} % of the variance of "
+        "hidden samples "
+        f"(validation); {', '.join(f'{name} {one:.1f} %' for name, one in explained.items())}."
+        + " **Pretraining has not learned more than interpolation.**"
+        * (max(explained.values()) <= line)
+    ]
 
 
 def denoising_error(starts):
-    """Return the mean validation score of a model's pretraining runs, if `interpolated` of baseline.py is its like:
-    minus the squared error, hidden as the task says. Else None."""
+    """Return the mean validation score of a model's pretraining runs, if `interpolated` of
+    baseline.py is its like: minus the squared error, hidden as the task says. Else None."""
     firsts = [run["first"] for run in starts.get("spt", {}).values()]
-    alike = [first["val_score"] for first in firsts if first["objective"] == "masked" and "mask" not in first["changed"]
-             and first.get("score_is") == "minus squared error on predicted samples"]
+    alike = [
+        first["val_score"]
+        for first in firsts
+        if first["objective"] == "masked"
+        and "mask" not in first["changed"]
+        and first.get("score_is") == "minus squared error on predicted samples"
+    ]
     return statistics.mean(alike) if alike and len(alike) == len(firsts) else None
 
 
 def unfinished(compared):
-    """Return which variants improved to the end: most of their seeds validate best in the last tenth of the run."""
+    """Return which variants improved to the end: most of their seeds validate best in the last
+    tenth of the run."""
+
     def improved(run):
         steps, field = run["steps"], validation_field(run)
-        early, late = ([each[field] for each in evaluations(run) if (each["step"] > 0.9 * steps) == last]
-                       for last in (False, True))
+        early, late = (
+            [each[field] for each in evaluations(run) if (each["step"] > 0.9 * steps) == last]
+            for last in (False, True)
+        )
         return bool(early and late) and max(late) > max(early)
 
-    names = [called(variant) for variant, seeds in runs_by_variant(compared).items()
-             if len(seeds) > 1 and sum(map(improved, seeds.values())) > len(seeds) / 2]
+    names = [
+        called(variant)
+        for variant, seeds in runs_by_variant(compared).items()
+        if len(seeds) > 1 and sum(map(improved, seeds.values())) > len(seeds) / 2
+    ]
     longer = " (--passes)" if declared(runs_of(compared.lines)[0]["task"]).own else ""
-    return [f"**Still improving at the end**: {', '.join(names)}. Longer runs{longer} may score more."] * bool(names)
+    return [
+        f"**Still improving at the end**: {', '.join(names)}. Longer runs{longer} may score more."
+    ] * bool(names)
 
 
-BOUNDS = 0, 100, 200, 500, math.inf            # of numbers of training series
+BOUNDS = 0, 100, 200, 500, math.inf  # of numbers of training series
 
 
 @functools.cache
@@ -268,41 +399,77 @@ def archive():
 
 
 def on_the_archive(key, compared):
-    """Return what SPT changed on the sets of results/ucr.md that have about as many training series."""
+    """Return what SPT changed on the sets of results/ucr.md that have about as many training
+    series."""
     linear, gains = compared.linear or {}, {}
-    if not declared(key.task).own or "denoising" not in linear or kind_of(linear) != "class" or key[1:] != (1, None):
-        return []                              # a demo, no series, no classes, other labels or lengths of runs
-    low, high = next((low, high) for low, high in itertools.pairwise(BOUNDS) if linear["train_examples"] < high)
+    if (
+        not declared(key.task).own
+        or "denoising" not in linear
+        or kind_of(linear) != "class"
+        or key[1:] != (1, None)
+    ):
+        return []  # a demo, no series, no classes, other labels or lengths of runs
+    low, high = next(
+        (low, high) for low, high in itertools.pairwise(BOUNDS) if linear["train_examples"] < high
+    )
     for other, theirs in archive().items():
         sibling = entries.family(other.task) == entries.family(key.task)
-        if other.passes or sibling or not theirs.linear or not low <= theirs.linear["train_examples"] < high:
+        if (
+            other.passes
+            or sibling
+            or not theirs.linear
+            or not low <= theirs.linear["train_examples"] < high
+        ):
             continue
         for line in filter(theirs.lines.get, compared.lines):
-            points = gain(*(theirs.lines[line].get(start, {}) for start in ("spt", "scratch"))).points
-            gains.setdefault(line, []).extend([round(statistics.mean(points.values()), 9)] if points else [])
-    sizes = f"{low} or more" if high == math.inf else f"{low} to {high - 1}" if low else f"fewer than {high}"
-    return [f"On {len(some)} sets of the UCR archive with {sizes} training series (results/ucr.md), SPT changed {line} "
-            f"by a median of {statistics.median(some):+.1f} points: {sum(one > 0 for one in some)} gained, "
-            f"{sum(one < 0 for one in some)} lost. Size did not predict the gain there."
-            for line, some in gains.items() if len(some) > 4]
+            points = gain(
+                *(theirs.lines[line].get(start, {}) for start in ("spt", "scratch"))
+            ).points
+            gains.setdefault(line, []).extend(
+                [round(statistics.mean(points.values()), 9)] if points else []
+            )
+    sizes = (
+        f"{low} or more"
+        if high == math.inf
+        else f"{low} to {high - 1}"
+        if low
+        else f"fewer than {high}"
+    )
+    return [
+        f"On {len(some)} sets of the UCR archive with {sizes} training series (results/ucr.md), "
+        f"SPT changed {line} "
+        f"by a median of {statistics.median(some):+.1f} points: {sum(one > 0 for one in some)} "
+        "gained, "
+        f"{sum(one < 0 for one in some)} lost. Size did not predict the gain there."
+        for line, some in gains.items()
+        if len(some) > 4
+    ]
 
 
 def trivial(compared):
     """Return what the trivial baseline predicts."""
-    return {"R2": "mean label", "micro F1": "best constant labels"}.get(compared.score, "majority class")
+    return {"R2": "mean label", "micro F1": "best constant labels"}.get(
+        compared.score, "majority class"
+    )
 
 
 def further(compared):
-    """Return the scores that all runs of a table have besides the one that decides it: accuracy, macro F1."""
+    """Return the scores that all runs of a table have besides the one that decides it: accuracy,
+    macro F1."""
     runs = runs_of(compared.lines) + [compared.linear] * bool(compared.linear)
-    return [name for name in ("accuracy", "macro F1") if not compared.r2 and all(name in run for run in runs)]
+    return [
+        name
+        for name in ("accuracy", "macro F1")
+        if not compared.r2 and all(name in run for run in runs)
+    ]
 
 
 def constant_run(compared):
     """Return the scores of always predicting the majority class, as `further` names them."""
     share = compared.linear.get("constant_accuracy", 0)
     classes = len(recalls(compared.linear)) if compared.linear.get("counts") else 1
-    f1 = compared.linear.get("constant_macro_f1", 2 * share / (1 + share) / classes)           # of several labels
+    # of several labels
+    f1 = compared.linear.get("constant_macro_f1", 2 * share / (1 + share) / classes)
     return {"accuracy": 100 * share, "macro F1": 100 * f1}
 
 
@@ -310,18 +477,29 @@ def constant_of(compared):
     """Return the score of always predicting the majority class, or the mean, by baseline.py."""
     if compared.score == "balanced accuracy":
         return 100 / len(recalls(compared.linear))
-    return units(compared.linear) * compared.linear[f"constant_{KINDS[kind_of(compared.linear)].score}"]
+    return (
+        units(compared.linear)
+        * compared.linear[f"constant_{KINDS[kind_of(compared.linear)].score}"]
+    )
 
 
-# ---- Table, caption, figure ------------------------------------------------------------------------------------------
+# ---- Table, caption, figure ----------------------------------------------------------------------
+
 
 def name_of(key):
     few = f" with {100 * key.share:g} % of the labels" if key.share < 1 else ""
-    return Path(key.task.removeprefix("file:")).name + few + (f", {key.passes:,} passes per run" if key.passes else "")
+    return (
+        Path(key.task.removeprefix("file:")).name
+        + few
+        + (f", {key.passes:,} passes per run" if key.passes else "")
+    )
 
 
-DIFFERENCES = {"SPT - scratch": ("spt", "scratch"), "joint - scratch": ("joint", "scratch"),
-               "SPT - joint": ("spt", "joint")}
+DIFFERENCES = {
+    "SPT - scratch": ("spt", "scratch"),
+    "joint - scratch": ("joint", "scratch"),
+    "SPT - joint": ("spt", "joint"),
+}
 
 
 def table(compared):
@@ -329,8 +507,12 @@ def table(compared):
     there = {start for starts in compared.lines.values() for start in starts}
     starts = [start for start in entries.STARTS if start in there]
     pairs = {name: pair for name, pair in DIFFERENCES.items() if there.issuperset(pair)}
-    head = ["model", *(LOOKS[start][0] for start in starts), *(
-        f"{name} [95 % interval] (seeds)" if i == 0 else name for i, name in enumerate(pairs)), "minutes per run"]
+    head = [
+        "model",
+        *(LOOKS[start][0] for start in starts),
+        *(f"{name} [95 % interval] (seeds)" if i == 0 else name for i, name in enumerate(pairs)),
+        "minutes per run",
+    ]
 
     def cell(score, runs):
         means = [f"{statistics.mean(run[name] for run in runs):.1f}" for name in further(compared)]
@@ -340,81 +522,157 @@ def table(compared):
     if one := compared.linear:
         nothing = [""] * (len(head) - 3)
         constant = f"{constant_of(compared):.{compared.digits}f}"
-        rows += [[f"*{trivial(compared)}*", cell(constant, [constant_run(compared)]), *nothing, ""],
-                 [f"*linear: {one['model']}*", cell(f"{one['score']:.{compared.digits}f}", [one]),
-                  *nothing, f"{one['seconds']:.0f} s"]]
+        rows += [
+            [f"*{trivial(compared)}*", cell(constant, [constant_run(compared)]), *nothing, ""],
+            [
+                f"*linear: {one['model']}*",
+                cell(f"{one['score']:.{compared.digits}f}", [one]),
+                *nothing,
+                f"{one['seconds']:.0f} s",
+            ],
+        ]
     for line, variants in compared.lines.items():
         cells, minutes = [], []
         for start in starts:
             some = variants.get(start, {})
-            cells.append(cell(mean_std(scores(some), compared.digits), some.values()) if some else "–")
-            minutes.append(f"{statistics.mean(run['minutes'] for run in some.values()):.1f}" if some else "–")
+            cells.append(
+                cell(mean_std(scores(some), compared.digits), some.values()) if some else "–"
+            )
+            minutes.append(
+                f"{statistics.mean(run['minutes'] for run in some.values()):.1f}" if some else "–"
+            )
         gains = [gain(*(variants.get(start, {}) for start in pair)) for pair in pairs.values()]
-        rows.append([line, *cells, *(signed(found.points, compared.digits, found.half) for found in gains),
-                     " / ".join(minutes)])
+        rows.append(
+            [
+                line,
+                *cells,
+                *(signed(found.points, compared.digits, found.half) for found in gains),
+                " / ".join(minutes),
+            ]
+        )
     return markdown(head, rows)
 
 
 def caption(key, compared):
     """Return two paragraphs: what the scores are; how sure they are and where they come from."""
     runs = runs_of(compared.lines)
-    n, passes = runs[0]["test_examples"], [{run["passes"] for run in runs_of({line: starts})}
-                                           for line, starts in compared.lines.items()]
-    equal = f"{min(passes[0]):,} passes per run" if len(set.union(*passes)) == 1 else (
-        "equal passes in each row" if all(len(some) == 1 for some in passes) else "unequal passes")
+    n, passes = (
+        runs[0]["test_examples"],
+        [
+            {run["passes"] for run in runs_of({line: starts})}
+            for line, starts in compared.lines.items()
+        ],
+    )
+    equal = (
+        f"{min(passes[0]):,} passes per run"
+        if len(set.union(*passes)) == 1
+        else (
+            "equal passes in each row"
+            if all(len(some) == 1 for some in passes)
+            else "unequal passes"
+        )
+    )
     some = [run["data"] for run in runs if "labelled" in run.get("data", {})]
     bare = some[0]["sizes"][0] - some[0]["labelled"] if some else 0
     joint = any("joint" in starts for starts in compared.lines.values()) and (key.share < 1 or bare)
     percent, words = "" if compared.r2 else " in percent", " and ".join(further(compared))
-    text = [f"Test {compared.score}{percent} on {n:,} examples, mean ± standard deviation over seeds"
-            f"{f'; {words} in parentheses' if words else ''}."]
+    text = [
+        f"Test {compared.score}{percent} on {n:,} examples, mean ± standard deviation over seeds"
+        f"{f'; {words} in parentheses' if words else ''}."
+    ]
     if untested := runs[0].get("untested"):
         text.append(f"Nothing is known of classes without a test example: {', '.join(untested)}.")
     if compared.ratio > UNEQUAL:
-        text.append(f"Classes are unequal, {compared.ratio:.0f}:1" + (
-            ", so the score is balanced accuracy." if compared.score == "balanced accuracy" else
-            "; older runs did not store per-class counts, so the score is accuracy."))
+        text.append(
+            f"Classes are unequal, {compared.ratio:.0f}:1"
+            + (
+                ", so the score is balanced accuracy."
+                if compared.score == "balanced accuracy"
+                else "; older runs did not store per-class counts, so the score is accuracy."
+            )
+        )
     sizes, digits = [*filter(None, (half_width_of_test([run]) for run in runs))], compared.digits
-    text += [f"The choice of test examples moves a score by up to {statistics.mean(sizes):.{digits}f} {compared.unit} "
-             "(95 %)."] if sizes else []
-    made = runs + [run["first"] for run in runs if run["init"]] + [compared.linear] * bool(compared.linear)
+    text += (
+        [
+            "The choice of test examples moves a score by up to "
+            f"{statistics.mean(sizes):.{digits}f} {compared.unit} "
+            "(95 %)."
+        ]
+        if sizes
+        else []
+    )
+    made = (
+        runs
+        + [run["first"] for run in runs if run["init"]]
+        + [compared.linear] * bool(compared.linear)
+    )
     notes = ["joint training uses only the labelled inputs"] * bool(joint)
-    notes += [f"only SPT used the {bare:,} sequences without a label"] * bool(bare) + [equal, provenance(made)]
+    notes += [f"only SPT used the {bare:,} sequences without a label"] * bool(bare) + [
+        equal,
+        provenance(made),
+    ]
     notes = "; ".join(notes)
-    small = "" if declared(key.task).own else " Small models on a small or shortened set: not the paper's task."
-    source = f"{how_sure([*runs_by_variant(compared).values()])} {notes[0].upper()}{notes[1:]}.{small}"
+    small = (
+        ""
+        if declared(key.task).own
+        else " Small models on a small or shortened set: not the paper's task."
+    )
+    source = (
+        f"{how_sure([*runs_by_variant(compared).values()])} {notes[0].upper()}{notes[1:]}.{small}"
+    )
     return f"{' '.join(text)}\n\n{source}"
 
 
 def of_seeds(runs, seeds):
-    return [run for run in runs if seeds is None or run["seed"] in seeds or run.get("start") == "baseline"]
+    return [
+        run
+        for run in runs
+        if seeds is None or run["seed"] in seeds or run.get("start") == "baseline"
+    ]
 
 
 def report(args):
-    """Print a table and a verdict for each data set and share of the labels, and draw a figure: of the finished runs on
-    your data or of a demo."""
+    """Print a table and a verdict for each data set and share of the labels, and draw a figure: of
+    the finished runs on your data or of a demo."""
     name, entry = args.command, []
     runs = of_seeds(read_runs(args.runs), args.seeds)
     if args.command == "demo":
-        name = args.what[0] if args.what else args.runs.stem if args.runs.stem in entries.DEMOS else "demo"
+        name = (
+            args.what[0]
+            if args.what
+            else args.runs.stem
+            if args.runs.stem in entries.DEMOS
+            else "demo"
+        )
         if name not in entries.DEMOS:
             raise UserError(f"demo {name}: choose from {' '.join(entries.DEMOS)}")
         names = dict.fromkeys([*entries.DEMOS[name][1].split(), *(run["model"] for run in runs)])
         entry = entries.demo(name, " ".join(model for model in names if model in MODELS))
     found = comparisons(runs, entry)
     if not found:
-        raise UserError(f"no finished finetuning run in {args.runs}; run: bash run_all.sh " + (
-            name if entry else "own --tasks file:PATH"))
-    blocks = [block for key, compared in found.items() for block in (
-        f"**{name_of(key)}**", table(compared), caption(key, compared),
-        "\n".join(f"- {line}" for line in verdict(compared) + on_the_archive(key, compared)))]
+        raise UserError(
+            f"no finished finetuning run in {args.runs}; run: bash run_all.sh "
+            + (name if entry else "own --tasks file:PATH")
+        )
+    blocks = [
+        block
+        for key, compared in found.items()
+        for block in (
+            f"**{name_of(key)}**",
+            table(compared),
+            caption(key, compared),
+            "\n".join(f"- {line}" for line in verdict(compared) + on_the_archive(key, compared)),
+        )
+    ]
     print("\n" + "\n\n".join(blocks) + "\n")
     for compared in found.values():
         there = [run for run in runs_of(compared.lines) if (run["folder"] / "best.pt").exists()]
         if there:
             best = max(there, key=validation)["folder"]
-            print("To label new sequences with the best network on validation: "
-                  f"python predict.py {best} --input FILE\n")
+            print(
+                "To label new sequences with the best network on validation: "
+                f"python predict.py {best} --input FILE\n"
+            )
     draw(lambda plt: figure(plt, found), args.figure)
     if args.readme:
         picture = os.path.relpath(args.figure, args.readme.parent)
@@ -423,11 +681,18 @@ def report(args):
 
 
 def figure(plt, found):
-    """Draw for each data set and share of the labels: scores of all seeds (left), gains over scratch (right)."""
+    """Draw for each data set and share of the labels: scores of all seeds (left), gains over
+    scratch (right)."""
     heights = [max(1.6, 0.24 * len(compared.lines)) for compared in found.values()]
-    picture, axes = plt.subplots(len(found), 2, figsize=(9, 1.2 + sum(heights)), squeeze=False, height_ratios=heights,
-                                 sharey="row")
-    firsts = {}                                # gains have one scale for all accuracies, and one for all R2
+    picture, axes = plt.subplots(
+        len(found),
+        2,
+        figsize=(9, 1.2 + sum(heights)),
+        squeeze=False,
+        height_ratios=heights,
+        sharey="row",
+    )
+    firsts = {}  # gains have one scale for all accuracies, and one for all R2
     for (left, right), (key, compared) in zip(axes, found.items()):
         if firsts.setdefault(compared.r2, right) is not right:
             right.sharex(firsts[compared.r2])
@@ -436,12 +701,28 @@ def figure(plt, found):
                 gained = gain(starts.get(start, {}), starts.get("scratch", {}))
                 if gained.points:
                     mean = statistics.mean(gained.points.values())
-                    right.errorbar(mean, height, xerr=gained.half or None, color=LOOKS[start][1], marker="o", capsize=3)
-        dots(left, {line: {start: [*seeds.values()] for start, seeds in starts.items()}
-                    for line, starts in compared.lines.items()})
+                    right.errorbar(
+                        mean,
+                        height,
+                        xerr=gained.half or None,
+                        color=LOOKS[start][1],
+                        marker="o",
+                        capsize=3,
+                    )
+        dots(
+            left,
+            {
+                line: {start: [*seeds.values()] for start, seeds in starts.items()}
+                for line, starts in compared.lines.items()
+            },
+        )
         if compared.linear:
-            left.axvline(constant_of(compared), color="black", linestyle=":", label=trivial(compared))
-            left.axvline(compared.linear["score"], color="black", linestyle="--", label="linear model")
+            left.axvline(
+                constant_of(compared), color="black", linestyle=":", label=trivial(compared)
+            )
+            left.axvline(
+                compared.linear["score"], color="black", linestyle="--", label="linear model"
+            )
         left.set_xlabel(f"test {compared.score}{'' if compared.r2 else ', %'}: seeds and mean")
         if not compared.r2:
             left.set_xlim(right=101)

@@ -1,4 +1,5 @@
 """A training step as a CUDA graph, for --compile."""
+
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -6,22 +7,23 @@ from files import UserError
 
 
 def records(args, processes, optimizer, equal):
-    """Return whether steps are recorded: with --compile on one GPU, if all steps have the same shapes (`equal`) and the
-    optimiser can read its learning rates from the device, as those of torch can that have the option `capturable`."""
+    """Return whether steps are recorded: with --compile on one GPU, if all steps have the same
+    shapes (`equal`) and the optimiser can read its learning rates from the device, as those of
+    torch can that have the option `capturable`."""
     capturable = all("capturable" in group for group in optimizer.param_groups)
     one_gpu = processes.device.type == "cuda" and processes.world == 1
     return args.compile and one_gpu and equal and capturable and not args.arch.get("guided")
 
 
 class Recorded:
-    """A training step as a CUDA graph. A CPU needs longer to launch hundreds of small operations than a GPU to compute
-    them, so they are recorded once and then launched with one call.
+    """A training step as a CUDA graph. A CPU needs longer to launch hundreds of small operations
+    than a GPU to compute them, so they are recorded once and then launched with one call.
 
-    Call it like the step itself. The first steps run eagerly, because a library's first calls cannot be recorded. Steps
-    of other shapes than the recorded one run eagerly, too. A step that reads a value on the CPU raises UserError.
-    """
+    Call it like the step itself. The first steps run eagerly, because a library's first calls
+    cannot be recorded. Steps of other shapes than the recorded one run eagerly, too. A step that
+    reads a value on the CPU raises UserError."""
 
-    WARM = 3                                   # steps before recording
+    WARM = 3  # steps before recording
 
     def __init__(self, step, optimizer):
         self.step, self.optimizer = step, optimizer
@@ -45,24 +47,32 @@ class Recorded:
         self.replay()
 
     def record(self, tensors, structure):
-        """Record the step. The graph reads its inputs from `tensors` and its learning rates from `rates`."""
+        """Record the step. The graph reads its inputs from `tensors` and its learning rates from
+        `rates`."""
         groups = self.optimizer.param_groups
         before = [(group["lr"], group["capturable"]) for group in groups]
         self.tensors = [v if v is None else v.clone() for v in tensors]
-        self.rates = [torch.tensor(rate, device=group["params"][0].device) for group, (rate, _) in zip(groups, before)]
+        self.rates = [
+            torch.tensor(rate, device=group["params"][0].device)
+            for group, (rate, _) in zip(groups, before)
+        ]
         for group, rate in zip(groups, self.rates):
             group.update(lr=rate, capturable=True)
         try:
             self.replay = self.capture(lambda: self.step(*tree_unflatten(self.tensors, structure)))
         except RuntimeError as error:
-            cause = str(error.__context__ or error).strip().splitlines()[0]      # ending a failed recording raises, too
-            raise UserError(f"--compile: cannot record a step as a CUDA graph: {cause}; leave out --compile") from error
+            # ending a failed recording raises, too
+            cause = str(error.__context__ or error).strip().splitlines()[0]
+            raise UserError(
+                f"--compile: cannot record a step as a CUDA graph: {cause}; leave out --compile"
+            ) from error
         for group, (rate, capturable) in zip(groups, before):
             group.update(lr=rate, capturable=capturable)
 
     def capture(self, function):
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):     # feed.py's thread runs meanwhile
+        # feed.py's thread runs meanwhile
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             function()
         return graph.replay
 

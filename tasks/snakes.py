@@ -1,9 +1,11 @@
-"""Generate Pathfinder: images of dashed curves, by the process of the official generator [2]. No data is needed.
+"""Generate Pathfinder: images of dashed curves, by the process of the official generator [2]. No
+data is needed.
 
-The official generator is a rejection sampler that draws and tests one attempt at a time. Here arrays hold thousands of
-attempts. An attempt is a list of segments, and every test against the mask is a look-up in a table over pairs of
-segments, so no mask is drawn while snakes grow. The distribution is the same, hundreds of times faster on one core.
-tasks/pathfinder.py calls `make_pathfinder` and stores its images. Read that function first, then upwards from it.
+The official generator is a rejection sampler that draws and tests one attempt at a time. Here
+arrays hold thousands of attempts. An attempt is a list of segments, and every test against the mask
+is a look-up in a table over pairs of segments, so no mask is drawn while snakes grow. The
+distribution is the same, hundreds of times faster on one core. tasks/pathfinder.py calls
+`make_pathfinder` and stores its images. Read that function first, then upwards from it.
 
 Glossary
     snake       a dashed curve of `contour` segments; two long target snakes and several short distractors
@@ -18,6 +20,7 @@ Glossary
 [1] github.com/google-research/long-range-arena, lra_benchmarks/data: parameters
 [2] github.com/drewlinsley/pathfinder, snakes2.py and snakes.py (Linsley et al. 2018)
 """
+
 import functools
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -29,31 +32,34 @@ from PIL import Image, ImageDraw
 @dataclass(frozen=True)
 class Snakes:
     """Parameters of the Pathfinder generator [1, 2]; lengths in px."""
-    padding: int                    # width of the forbidden frame
-    seed_distance: int              # distance between the two tails
-    paddle: int                     # segment length
-    thickness: float                # segment width
-    margins: tuple                  # each image draws one, uniformly
-    continuity: float               # turns of up to 90 / continuity degrees
-    marker: float                   # disc radius
-    distractors: int                # number attempted; those that find no room are left out
-    snake_contrast: float           # gray of distractors; targets have snake_contrast * paddle_contrast
+
+    padding: int  # width of the forbidden frame
+    seed_distance: int  # distance between the two tails
+    paddle: int  # segment length
+    thickness: float  # segment width
+    margins: tuple  # each image draws one, uniformly
+    continuity: float  # turns of up to 90 / continuity degrees
+    marker: float  # disc radius
+    distractors: int  # number attempted; those that find no room are left out
+    snake_contrast: float  # gray of distractors; targets have snake_contrast * paddle_contrast
     paddle_contrast: float = 1.0
-    frame: int | None = None        # width of the frame without first seeds; official: twice the seed distance
-    contour: int = 14               # segments of a target snake
-    distractor: int = 4             # segments of a distractor (contour // 3)
-    levels: int = 256               # gray levels kept
+    # width of the frame without first seeds; official: twice the seed distance
+    frame: int | None = None
+    contour: int = 14  # segments of a target snake
+    distractor: int = 4  # segments of a distractor (contour // 3)
+    levels: int = 256  # gray levels kept
 
 
-# ---- tables ----------------------------------------------------------------------------------------------------------
-# Coordinates are (row, column); angles turn from +column to +row. Everything that depends on a segment's orientation is
-# tabulated once per margin. Orientations 0..359 are a seed's whole degrees -180..179; orientation 360 + k means that
-# the head was candidate k of its circle. A stamp depends only on where the line ends on the fine grid, so a few dozen
-# distinct stamps serve all orientations. `t` is always the namespace of these tables.
+# ---- tables --------------------------------------------------------------------------------------
+# Coordinates are (row, column); angles turn from +column to +row. Everything that depends on a
+# segment's orientation is tabulated once per margin. Orientations 0..359 are a seed's whole degrees
+# -180..179; orientation 360 + k means that the head was candidate k of its circle. A stamp depends
+# only on where the line ends on the fine grid, so a few dozen distinct stamps serve all
+# orientations. `t` is always the namespace of these tables.
 
-ANTIALIAS = 2          # fine pixels per pixel
-FAR = -(1 << 20)       # coordinate of an absent segment: beyond the reach of every table
-HIT = 459              # a segment collides where mask + stamp >= 1.8, in units of 1/255
+ANTIALIAS = 2  # fine pixels per pixel
+FAR = -(1 << 20)  # coordinate of an absent segment: beyond the reach of every table
+HIT = 459  # a segment collides where mask + stamp >= 1.8, in units of 1/255
 
 
 def _step(angle, distance):
@@ -63,19 +69,20 @@ def _step(angle, distance):
 def _move(origin, step):
     """Return the pixel a step away. Rounds up each component, as in [2].
 
-    Do not tabulate this as an offset: sines and cosines of right angles are not exactly 0 in floating point, and
-    whether the sum loses the difference depends on the origin. Close to the top and left edges the difference pushes
-    snakes one pixel inwards. With tabulated offsets a tenth more attempts succeed at 32 px.
-    """
+    Do not tabulate this as an offset: sines and cosines of right angles are not exactly 0 in
+    floating point, and whether the sum loses the difference depends on the origin. Close to the top
+    and left edges the difference pushes snakes one pixel inwards. With tabulated offsets a tenth
+    more attempts succeed at 32 px."""
     return np.ceil(origin + step).astype(np.int64)
 
 
 def _spread(image, radius):
-    """Dilate image (..., side, side) by a disk. The size stays the same, so leave room for the disk."""
+    """Dilate image (..., side, side) by a disk. The size stays the same, so leave room for the
+    disk."""
     padded = np.pad(image, [(0, 0)] * (image.ndim - 2) + [(radius, radius)] * 2)
     side, out, grid = image.shape[-1], np.zeros_like(image), np.arange(-radius, radius + 1)
-    for row, column in np.argwhere(grid[:, None] ** 2 + grid ** 2 <= radius ** 2):
-        np.maximum(out, padded[..., row:row + side, column:column + side], out=out)
+    for row, column in np.argwhere(grid[:, None] ** 2 + grid**2 <= radius**2):
+        np.maximum(out, padded[..., row : row + side, column : column + side], out=out)
     return out
 
 
@@ -84,29 +91,33 @@ def _shrink(image, side):
 
 
 def _stamps(snakes, t, ends):
-    """Draw ink and mask of the lines from a centre to `ends` (s, 2) on the fine grid -> two uint8 (s, side, side).
+    """Draw ink and mask of the lines from a centre to `ends` (s, 2) on the fine grid -> two uint8
+    (s, side, side).
 
-    As in [2], the line is drawn on the fine grid, for the mask also dilated, and both are shrunk by a Lanczos filter.
-    The filter's ringing leaves the faint speckle of 1 to 6 gray levels around every segment of the official images.
-    """
+    As in [2], the line is drawn on the fine grid, for the mask also dilated, and both are shrunk by
+    a Lanczos filter. The filter's ringing leaves the faint speckle of 1 to 6 gray levels around
+    every segment of the official images."""
     centre, side, ink, mask = t.half * ANTIALIAS, 2 * t.half + 1, [], []
     for row, column in ends + centre:
         fine = Image.new("L", (2 * centre + 1, 2 * centre + 1))
         width = round(snakes.thickness * ANTIALIAS)
-        ImageDraw.Draw(fine).line([(centre, centre), (int(column), int(row))], fill=255, width=width)
+        ImageDraw.Draw(fine).line(
+            [(centre, centre), (int(column), int(row))], fill=255, width=width
+        )
         ink.append(_shrink(np.asarray(fine), side))
         mask.append(_shrink(_spread(np.asarray(fine), t.margin * ANTIALIAS), side))
     return np.stack(ink), np.stack(mask)
 
 
 def _seed_kernel(mask, reach):
-    """Return the pixels (n, 2) that must be free for a seed at (0, 0), or None if its orientation never finds a place.
+    """Return the pixels (n, 2) that must be free for a seed at (0, 0), or None if its orientation
+    never finds a place.
 
-    The official test [2] dilates the blocked map by the stamp's pixels of exactly 1, drawn one pixel off the centre
-    both ways. If the stamp of a corner pixel lies wholly outside the image, OpenCV's dilation returns -DBL_MAX, the
-    count of free pixels comes out as zero and the attempt is lost. So only stamps with a pixel in each closed quadrant
-    are usable. At 32 px these are 30 of 360 degrees, so all seeds point up and left.
-    """
+    The official test [2] dilates the blocked map by the stamp's pixels of exactly 1, drawn one
+    pixel off the centre both ways. If the stamp of a corner pixel lies wholly outside the image,
+    OpenCV's dilation returns -DBL_MAX, the count of free pixels comes out as zero and the attempt
+    is lost. So only stamps with a pixel in each closed quadrant are usable. At 32 px these are 30
+    of 360 degrees, so all seeds point up and left."""
     kernel = np.argwhere(mask == 255) - mask.shape[-1] // 2 + 1
     kernel = kernel[(np.abs(kernel) <= reach).all(1)]
     usable = all((kernel * sign >= 0).all(1).any() for sign in ((1, 1), (1, -1), (-1, 1), (-1, -1)))
@@ -114,48 +125,55 @@ def _seed_kernel(mask, reach):
 
 
 def _pad_rows(rows):
-    """Stack ragged rows into one int64 array. Short rows repeat their first entry (a pixel named twice is harmless)."""
+    """Stack ragged rows into one int64 array. Short rows repeat their first entry (a pixel named
+    twice is harmless)."""
     out = np.zeros((len(rows), max(map(len, rows))) + np.shape(rows[0])[1:], np.int64)
     for i, row in enumerate(rows):
-        out[i], out[i, :len(row)] = row[0], row
+        out[i], out[i, : len(row)] = row[0], row
     return out
 
 
 @functools.lru_cache(maxsize=None)
 def _tables(snakes, margin):
-    """Build all tables of one margin. Sizes: K candidates, S stamps, O = 360 + K orientations, T choices."""
+    """Build all tables of one margin. Sizes: K candidates, S stamps, O = 360 + K orientations, T
+    choices."""
     reach = snakes.paddle + margin
     t = SimpleNamespace(margin=margin, reach=reach, half=reach + int(np.ceil(snakes.thickness)))
 
-    # Candidates: the distinct pixels of the circle of radius `reach`, truncated, about one sample per pixel.
+    # Candidates: the distinct pixels of the circle of radius `reach`, truncated, about one sample
+    # per pixel.
     around = np.deg2rad(np.arange(0, 360, 360 / (2 * np.pi * reach)))
     circle = np.floor(512 + _step(around, reach)).astype(np.int64) - 512
-    t.candidate = np.unique(circle, axis=0)                                            # (K, 2) from the pivot
+    t.candidate = np.unique(circle, axis=0)  # (K, 2) from the pivot
     degrees = np.deg2rad(np.arange(-180, 180))
-    direction = np.concatenate([degrees, np.arctan2(*t.candidate.T)])                    # (O,)
+    direction = np.concatenate([degrees, np.arctan2(*t.candidate.T)])  # (O,)
 
     # Stamps: a seed is drawn forwards from its tail, every later segment backwards from its head.
     drawn = np.concatenate([degrees, direction[360:] + np.pi])
     centre = t.half * ANTIALIAS
     ends = _move(centre, _step(drawn, snakes.paddle * ANTIALIAS)) - centre
-    ends, t.stamp = np.unique(ends, axis=0, return_inverse=True)                         # t.stamp (O,)
-    t.ink, t.mask = _stamps(snakes, t, ends)                                             # (S, side, side)
+    ends, t.stamp = np.unique(ends, axis=0, return_inverse=True)  # t.stamp (O,)
+    t.ink, t.mask = _stamps(snakes, t, ends)  # (S, side, side)
 
-    # Growth: the next pivot, and how much each candidate within the largest turn is favoured by its turn.
-    t.advance = _step(direction, reach + margin)                                         # (O, 2)
-    t.to_head, t.to_pivot = _step(degrees, snakes.paddle), _step(degrees + np.pi, reach)  # (360, 2) of seeds
+    # Growth: the next pivot, and how much each candidate within the largest turn is favoured by its
+    # turn.
+    t.advance = _step(direction, reach + margin)  # (O, 2)
+    # (360, 2) of seeds
+    t.to_head, t.to_pivot = _step(degrees, snakes.paddle), _step(degrees + np.pi, reach)
     turn = np.abs(direction[360:] - direction[:, None])
     turn = np.minimum(turn, 2 * np.pi - turn)
-    favour = np.cos(np.minimum(snakes.continuity * turn, np.pi / 2)) ** 2                # (O, K)
+    favour = np.cos(np.minimum(snakes.continuity * turn, np.pi / 2)) ** 2  # (O, K)
     choices = [np.flatnonzero(row > 1e-12) for row in favour]
-    t.choice = _pad_rows(choices)                                                  # (O, T) candidate numbers
+    t.choice = _pad_rows(choices)  # (O, T) candidate numbers
     t.favour = np.take_along_axis(favour, t.choice, 1)
     t.favour[np.arange(t.choice.shape[1]) >= np.array([len(row) for row in choices])[:, None]] = 0
 
     # Seeds: pixels that must be free, and their bounding box; the distance between the two tails.
     kernels = [_seed_kernel(t.mask[stamp], reach) for stamp in t.stamp[:360]]
-    t.usable = np.array([kernel is not None for kernel in kernels])                      # (360,)
-    t.kernel = _pad_rows([np.zeros((1, 2), int) if kernel is None else kernel for kernel in kernels])
+    t.usable = np.array([kernel is not None for kernel in kernels])  # (360,)
+    t.kernel = _pad_rows(
+        [np.zeros((1, 2), int) if kernel is None else kernel for kernel in kernels]
+    )
     t.apart = _step(np.deg2rad(np.arange(360)), snakes.seed_distance)
     _conflict_tables(t, margin)
     return t
@@ -165,17 +183,17 @@ def _conflict_tables(t, margin):
     """Tabulate what an older segment forbids to a newer one, by the difference of their positions.
 
     blocked (S, wide, wide): the older stamp's mask, dilated by the margin, at a candidate pixel.
-    hits (K, S, broad, broad): true if a segment with its head at candidate k collides with the older one.
-    Both have zeros at their edges: segments further apart do not conflict.
-    """
+    hits (K, S, broad, broad): true if a segment with its head at candidate k collides with the
+    older one. Both have zeros at their edges: segments further apart do not conflict."""
     far = np.abs(t.candidate).max()
-    t.near = t.half + margin + far + 1                    # a segment does not block pivots this far away
+    t.near = t.half + margin + far + 1  # a segment does not block pivots this far away
     t.blocked = _spread(np.pad(t.mask, [(0, 0)] + [(t.near + far - t.half,) * 2] * 2), margin)
     t.wide = t.blocked.shape[-1]
     t.candidate_flat = t.candidate @ (t.wide, 1)
 
-    core = [np.argwhere(t.mask[stamp] >= HIT - 255) for stamp in t.stamp[360:]]     # only these pixels reach HIT
-    t.core_low = np.stack([pixels.min(0) for pixels in core]) - t.half             # (K, 2) bounding boxes
+    # only these pixels reach HIT
+    core = [np.argwhere(t.mask[stamp] >= HIT - 255) for stamp in t.stamp[360:]]
+    t.core_low = np.stack([pixels.min(0) for pixels in core]) - t.half  # (K, 2) bounding boxes
     t.core_high = np.stack([pixels.max(0) for pixels in core]) - t.half
     t.span = 2 * t.half + 1
     t.broad = 2 * t.span + 1
@@ -184,29 +202,32 @@ def _conflict_tables(t, margin):
     for k, pixels in enumerate(core):
         for row, column in pixels:
             least = HIT - int(t.mask[t.stamp[360 + k], row, column])
-            t.hits[k] |= padded[:, row:row + t.broad, column:column + t.broad] >= least
+            t.hits[k] |= padded[:, row : row + t.broad, column : column + t.broad] >= least
 
 
-# ---- growth ----------------------------------------------------------------------------------------------------------
-# The mask is the pixel-wise maximum of its segments' stamps and a frame of ones, so the outcome of a test against the
-# mask is the worst of the tests against its segments. `old` (n, 3, a) is the mask of a attempts: row, column and stamp
-# of its n segments.
+# ---- growth --------------------------------------------------------------------------------------
+# The mask is the pixel-wise maximum of its segments' stamps and a frame of ones, so the outcome of
+# a test against the mask is the worst of the tests against its segments. `old` (n, 3, a) is the
+# mask of a attempts: row, column and stamp of its n segments.
+
 
 def _extend(rng, t, side, padding, old, pivot, orientation):
-    """Add one segment to one snake of each attempt -> alive, and the new pivot, orientation and segment (3, p).
+    """Add one segment to one snake of each attempt -> alive, and the new pivot, orientation and
+    segment (3, p).
 
-    pivot (2, a), orientation (a,): those of the snake's last segment. alive (p,): the attempts that found a place.
-    """
+    pivot (2, a), orientation (a,): those of the snake's last segment. alive (p,): the attempts that
+    found a place."""
     pivot = _move(pivot, t.advance[orientation].T)
-    free = 255 - _blocked(t, old, pivot, orientation)                                    # (a, T)
-    choice, low, high = t.choice[orientation], padding + t.margin, side - padding - t.margin   # the dilated frame
+    free = 255 - _blocked(t, old, pivot, orientation)  # (a, T)
+    # the dilated frame
+    choice, low, high = t.choice[orientation], padding + t.margin, side - padding - t.margin
     outer = np.flatnonzero(((pivot < low + t.reach) | (pivot >= high - t.reach)).any(0))
-    place = pivot[:, outer, None] + t.candidate.T[:, choice[outer]]                      # (2, outer attempts, T)
+    place = pivot[:, outer, None] + t.candidate.T[:, choice[outer]]  # (2, outer attempts, T)
     free[outer] *= ((place >= low) & (place < high)).all(0)
     odds = np.cumsum(t.favour[orientation] * free, axis=1)
-    todo = np.flatnonzero(odds[:, -1] >= 1e-4 * 255)                               # the others are dead ends
+    todo = np.flatnonzero(odds[:, -1] >= 1e-4 * 255)  # the others are dead ends
     chosen = np.full(len(odds), -1)
-    for _ in range(3):                                                             # up to three draws, same odds
+    for _ in range(3):  # up to three draws, same odds
         ball = rng.random(len(todo)) * odds[todo, -1]
         k = choice[todo, (odds[todo] > ball[:, None]).argmax(1)]
         hit = _collides(t, side, padding, old, todo, pivot[:, todo] + t.candidate[k].T, k)
@@ -219,9 +240,9 @@ def _extend(rng, t, side, padding, old, pivot, orientation):
 
 
 def _near(old, point, reach):
-    """Find the older segments within reach of point (2, a), attempt by attempt -> attempt, stamp of the segment, and
-    how far down and right of it the point is, each (pairs,)."""
-    down, right = point[0] - old[:, 0], point[1] - old[:, 1]                             # (n, a)
+    """Find the older segments within reach of point (2, a), attempt by attempt -> attempt, stamp of
+    the segment, and how far down and right of it the point is, each (pairs,)."""
+    down, right = point[0] - old[:, 0], point[1] - old[:, 1]  # (n, a)
     attempt, segment = np.nonzero(((np.abs(down) < reach) & (np.abs(right) < reach)).T)
     return attempt, old[segment, 2, attempt], down[segment, attempt], right[segment, attempt]
 
@@ -231,15 +252,18 @@ def _blocked(t, old, pivot, orientation):
     worst = np.zeros((len(orientation), t.choice.shape[1]), np.uint8)
     attempt, stamp, down, right = _near(old, pivot, t.near)
     if len(attempt):
-        start = stamp * t.wide ** 2 + (t.wide // 2 + down) * t.wide + t.wide // 2 + right
-        candidates = t.candidate_flat[t.choice][orientation[attempt]]                    # (pairs, T)
-        first = np.flatnonzero(np.diff(attempt, prepend=-1))                             # an attempt's first pair
-        worst[attempt[first]] = np.maximum.reduceat(t.blocked.take(start[:, None] + candidates), first)
+        start = stamp * t.wide**2 + (t.wide // 2 + down) * t.wide + t.wide // 2 + right
+        candidates = t.candidate_flat[t.choice][orientation[attempt]]  # (pairs, T)
+        first = np.flatnonzero(np.diff(attempt, prepend=-1))  # an attempt's first pair
+        worst[attempt[first]] = np.maximum.reduceat(
+            t.blocked.take(start[:, None] + candidates), first
+        )
     return worst
 
 
 def _collides(t, side, padding, old, attempt, head, k):
-    """Test segments with head (2, p), candidate k (p,), in `attempt` (p,) for collisions -> bool (p,)."""
+    """Test segments with head (2, p), candidate k (p,), in `attempt` (p,) for collisions -> bool
+    (p,)."""
     corner = head + t.core_low[k].T, head + t.core_high[k].T
     hit = (corner[0] < padding).any(0) | (corner[1] >= side - padding).any(0)
     near, stamp, down, right = _near(old[:, :, attempt], head, t.span)
@@ -248,58 +272,63 @@ def _collides(t, side, padding, old, attempt, head, k):
 
 
 def _seed_pivot(t, tail, degree):
-    return _move(_move(tail, t.to_head[degree].T), t.to_pivot[degree].T)                 # (2, a)
+    return _move(_move(tail, t.to_head[degree].T), t.to_pivot[degree].T)  # (2, a)
 
 
 def _grow_pairs(rng, t, side, snakes, count):
-    """Make `count` attempts at the two target snakes -> numbers (s,) of the successes, their segments (s, n, 3).
+    """Make `count` attempts at the two target snakes -> numbers (s,) of the successes, their
+    segments (s, n, 3).
 
-    Segment 2i + j is segment i of snake j. The first seed's stamp keeps clear of a frame twice the seed distance wide;
-    the second seed lies a seed distance away, tested only against the image's edge. A segment enters the mask late,
-    after its snake has grown another one, so step s sees segments 0 .. s - 3.
-    """
+    Segment 2i + j is segment i of snake j. The first seed's stamp keeps clear of a frame twice the
+    seed distance wide; the second seed lies a seed distance away, tested only against the image's
+    edge. A segment enters the mask late, after its snake has grown another one, so step s sees
+    segments 0 .. s - 3."""
     degree = rng.integers(0, 360, (2, count))
     compass = rng.integers(0, 360, count)
     number = np.flatnonzero(t.usable[degree[0]])
     degree, compass = degree[:, number], compass[number]
     frame = snakes.frame or 2 * snakes.seed_distance
-    low, high = frame - t.kernel.min(1)[degree[0]], side - frame - t.kernel.max(1)[degree[0]]   # (a, 2) high exclusive
+    # (a, 2) high exclusive
+    low, high = frame - t.kernel.min(1)[degree[0]], side - frame - t.kernel.max(1)[degree[0]]
     tail = low + np.floor(rng.random(low.shape) * np.maximum(high - low, 0)).astype(np.int64)
     tails = tail, np.round(tail + t.apart[compass]).astype(np.int64)
     heads = _move(tails[1], t.to_head[degree[1]])
     ends = np.stack([tails[1], heads, _move(heads, t.to_pivot[degree[1]])])
     inside = (high > low).all(1) & (ends >= 0).all((0, 2)) & (ends < side).all((0, 2))
     number, degree = number[inside], degree[:, inside]
-    tails = [tail[inside].T for tail in tails]                                           # (2, a) each
-    grown = np.stack([[*tails[j], t.stamp[degree[j]]] for j in (0, 1)])                  # (2, 3, a)
+    tails = [tail[inside].T for tail in tails]  # (2, a) each
+    grown = np.stack([[*tails[j], t.stamp[degree[j]]] for j in (0, 1)])  # (2, 3, a)
     pivots = [_seed_pivot(t, tails[j], degree[j]) for j in (0, 1)]
     orientations = [degree[0], degree[1]]
     for step in range(2, 2 * snakes.contour):
         j = step % 2
         alive, pivot, orientation, segment = _extend(
-            rng, t, side, snakes.padding, grown[:step - 2], pivots[j], orientations[j])
+            rng, t, side, snakes.padding, grown[: step - 2], pivots[j], orientations[j]
+        )
         pivots[1 - j], orientations[1 - j] = pivots[1 - j][:, alive], orientations[1 - j][alive]
         pivots[j], orientations[j] = pivot, orientation
         number, grown = number[alive], np.concatenate([grown[:, :, alive], segment[None]])
     return number, grown.transpose(2, 0, 1)
 
 
-# ---- distractors and drawing -----------------------------------------------------------------------------------------
+# ---- distractors and drawing ---------------------------------------------------------------------
+
 
 def _find_tails(rng, t, side, taken, image, degree):
-    """Draw a free place for a seed, uniformly, in each `image` (p,) -> found (p,) bool, tails (2, p).
+    """Draw a free place for a seed, uniformly, in each `image` (p,) -> found (p,) bool, tails (2,
+    p).
 
-    taken (n, width, width): where the mask blocks seeds, in a margin of `reach` zeros. Places are drawn until one is
-    free. If dozens of draws fail, the map of all free places is computed.
-    """
+    taken (n, width, width): where the mask blocks seeds, in a margin of `reach` zeros. Places are
+    drawn until one is free. If dozens of draws fail, the map of all free places is computed."""
     width = taken.shape[-1]
-    kernel = t.kernel[degree] @ (width, 1) + t.reach * (width + 1)                       # (p, pixels)
+    kernel = t.kernel[degree] @ (width, 1) + t.reach * (width + 1)  # (p, pixels)
     found, tails = np.zeros(len(image), bool), np.zeros((2, len(image)), np.int64)
     todo, draws = np.arange(len(image)), max(4, 256 // kernel.shape[1])
     for _ in range(6):
         places = rng.integers(0, side, (2, len(todo), draws))
-        start = image[todo, None] * width ** 2 + places[0] * width + places[1]
-        free = ~taken.reshape(-1).take(start[..., None] + kernel[todo, None]).any(-1)    # (todo, draws)
+        start = image[todo, None] * width**2 + places[0] * width + places[1]
+        # (todo, draws)
+        free = ~taken.reshape(-1).take(start[..., None] + kernel[todo, None]).any(-1)
         first = free.argmax(1)
         good = free[np.arange(len(todo)), first]
         found[todo[good]] = True
@@ -308,7 +337,7 @@ def _find_tails(rng, t, side, taken, image, degree):
     for i in todo:
         free = np.ones((side, side), bool)
         for row, column in t.kernel[degree[i]] + t.reach:
-            free &= taken[image[i], row:row + side, column:column + side] == 0
+            free &= taken[image[i], row : row + side, column : column + side] == 0
         places = np.argwhere(free)
         if len(places):
             found[i], tails[:, i] = True, places[rng.integers(len(places))]
@@ -321,24 +350,29 @@ def _mark_taken(t, taken, images, segments):
     grid = np.arange(-half, half + 1)
     pixels = (grid[:, None] * width + grid + t.reach * (width + 1)).reshape(-1)
     blocks = (t.mask > 0.3 * 255).reshape(len(t.mask), -1)
-    stamp_pixels = _pad_rows([pixels[row] for row in blocks])                            # (S, most)
+    stamp_pixels = _pad_rows([pixels[row] for row in blocks])  # (S, most)
     for row, column, stamp in segments:
-        taken.reshape(-1)[(images * width ** 2 + row * width + column)[:, None] + stamp_pixels[stamp]] = 1
+        taken.reshape(-1)[
+            (images * width**2 + row * width + column)[:, None] + stamp_pixels[stamp]
+        ] = 1
 
 
 def _add_distractors(rng, t, side, snakes, pairs):
-    """Add the distractors to pairs (n, 2 * contour, 3) -> segments (n, slots, 3), number of distractors placed (n,).
+    """Add the distractors to pairs (n, 2 * contour, 3) -> segments (n, slots, 3), number of
+    distractors placed (n,).
 
-    Each has up to five attempts; if all fail it is left out, and its slots are FAR. As in [2], the first target snake's
-    last segment is not in the mask (an oversight there), so a distractor may cross it. [2] also stops if less than 1 %
-    of the mask is free; this test is left out, because a third or more is always free.
-    """
+    Each has up to five attempts; if all fail it is left out, and its slots are FAR. As in [2], the
+    first target snake's last segment is not in the mask (an oversight there), so a distractor may
+    cross it. [2] also stops if less than 1 % of the mask is free; this test is left out, because a
+    third or more is always free."""
     n, own = len(pairs), 2 * snakes.contour
     segments = np.full((own + snakes.distractors * snakes.distractor, 3, n), FAR)
     segments[:, 2], segments[:own] = 0, pairs.transpose(1, 2, 0)
     in_mask = [slot for slot in range(own) if slot != own - 2]
-    frame = np.pad(np.zeros((side - 2 * snakes.padding,) * 2, np.uint8), snakes.padding, constant_values=1)
-    taken = np.tile(np.pad(frame, t.reach), (n, 1, 1))                                   # (n, width, width)
+    frame = np.pad(
+        np.zeros((side - 2 * snakes.padding,) * 2, np.uint8), snakes.padding, constant_values=1
+    )
+    taken = np.tile(np.pad(frame, t.reach), (n, 1, 1))  # (n, width, width)
     _mark_taken(t, taken, np.arange(n), segments[in_mask])
     placed = np.zeros(n, np.int64)
     for slot in range(own, len(segments), snakes.distractor):
@@ -350,10 +384,12 @@ def _add_distractors(rng, t, side, snakes, pairs):
             image, degree, tails = image[found], degree[found], tails[:, found]
             new, pivot = np.stack([*tails, t.stamp[degree]])[None], _seed_pivot(t, tails, degree)
             for step in range(1, snakes.distractor):
-                old = np.concatenate([segments[in_mask][:, :, image], new[:step - 1]])
-                alive, pivot, degree, segment = _extend(rng, t, side, snakes.padding, old, pivot, degree)
+                old = np.concatenate([segments[in_mask][:, :, image], new[: step - 1]])
+                alive, pivot, degree, segment = _extend(
+                    rng, t, side, snakes.padding, old, pivot, degree
+                )
                 image, new = image[alive], np.concatenate([new[:, :, alive], segment[None]])
-            segments[slot:slot + snakes.distractor, :, image] = new
+            segments[slot : slot + snakes.distractor, :, image] = new
             _mark_taken(t, taken, image, new)
             placed[image] += 1
             waiting = np.setdiff1d(waiting, image)
@@ -364,11 +400,11 @@ def _add_distractors(rng, t, side, snakes, pairs):
 def _disc(radius):
     """Return the disc's stamp, centred on its pixel: float32 (side, side), 0..1.
 
-    [2] draws it on the even fine grid of the whole image, so its centre is the first fine pixel of its pixel.
-    """
-    half = int(np.ceil(radius)) + 3                       # room for the filter's ringing
+    [2] draws it on the even fine grid of the whole image, so its centre is the first fine pixel of
+    its pixel."""
+    half = int(np.ceil(radius)) + 3  # room for the filter's ringing
     grid = np.arange(2 * half * ANTIALIAS + ANTIALIAS) - half * ANTIALIAS
-    fine = (grid[:, None] ** 2 + grid ** 2 <= (radius * ANTIALIAS) ** 2).astype(np.uint8) * 255
+    fine = (grid[:, None] ** 2 + grid**2 <= (radius * ANTIALIAS) ** 2).astype(np.uint8) * 255
     return _shrink(fine, 2 * half + 1).astype(np.float32) / 255
 
 
@@ -377,67 +413,88 @@ def _draw(t, side, snakes, segments, discs):
     disc = _disc(snakes.marker)
     pad = max(t.half, len(disc) // 2)
     width = side + 2 * pad
-    canvas = np.zeros(len(segments) * width ** 2, np.float32)
+    canvas = np.zeros(len(segments) * width**2, np.float32)
 
     def offsets(stamp):
         return (np.argwhere(stamp) - len(stamp) // 2) @ (width, 1)
 
     def paste(images, row, column, pixels, values):
-        where = (images * width ** 2 + (row + pad) * width + column + pad)[:, None] + pixels
+        where = (images * width**2 + (row + pad) * width + column + pad)[:, None] + pixels
         canvas[where] = np.maximum(canvas[where], values)
 
-    ink_pixels = _pad_rows([offsets(stamp) for stamp in t.ink])                          # (S, most)
-    ink_values = _pad_rows([stamp[stamp > 0] for stamp in t.ink]) * np.float32(snakes.snake_contrast / 255)
+    ink_pixels = _pad_rows([offsets(stamp) for stamp in t.ink])  # (S, most)
+    ink_values = _pad_rows([stamp[stamp > 0] for stamp in t.ink]) * np.float32(
+        snakes.snake_contrast / 255
+    )
     for slot, (row, column, stamp) in enumerate(segments.transpose(1, 2, 0)):
         contrast = np.float32(snakes.paddle_contrast if slot < 2 * snakes.contour else 1)
         there = np.flatnonzero(row != FAR)
-        paste(there, row[there], column[there], ink_pixels[stamp[there]], ink_values[stamp[there]] * contrast)
+        paste(
+            there,
+            row[there],
+            column[there],
+            ink_pixels[stamp[there]],
+            ink_values[stamp[there]] * contrast,
+        )
     for row, column in discs.transpose(1, 2, 0):
         paste(np.arange(len(discs)), row, column, offsets(disc), disc[disc > 0])
     canvas = canvas.reshape(-1, width, width)[:, pad:-pad, pad:-pad]
     # The official files went through an image writer that stretches every image to 0..255.
     images = (canvas * (255 / canvas.max((1, 2), keepdims=True)) + 0.5).astype(np.uint8)
-    coarse = np.arange(256) * snakes.levels // 256 * 255 // (snakes.levels - 1)              # identity for 256
+    coarse = np.arange(256) * snakes.levels // 256 * 255 // (snakes.levels - 1)  # identity for 256
     return coarse.astype(np.uint8)[images]
 
 
 def _accepted_pairs(rng, t, side, snakes, count):
-    """Try pairs of target snakes until `count` succeed -> segments (count, 2 * contour, 3), attempts per success."""
+    """Try pairs of target snakes until `count` succeed -> segments (count, 2 * contour, 3),
+    attempts per success."""
     accepted, have, tried, batch = [], 0, 0, 4096
     while have < count:
         number, pairs = _grow_pairs(rng, t, side, snakes, batch)
-        accepted.append(pairs[:count - have])
+        accepted.append(pairs[: count - have])
         have += len(accepted[-1])
         tried += batch if have < count else number[len(accepted[-1]) - 1] + 1
-        # Enough for the rest at the success rate so far, but few enough that the arrays stay in cache.
-        batch = int(np.clip(1.1 * (count - have) * tried / max(have, 1), 1024, 8192 / t.usable.mean()))
+        # Enough for the rest at the success rate so far, but few enough that the arrays stay in
+        # cache.
+        batch = int(
+            np.clip(1.1 * (count - have) * tried / max(have, 1), 1024, 8192 / t.usable.mean())
+        )
     return np.concatenate(accepted), tried / count
 
 
 def make_pathfinder(snakes, side, rng, count):
-    """Generate `count` images of side x side px by the official process [2] -> arrays with one entry per image.
+    """Generate `count` images of side x side px by the official process [2] -> arrays with one
+    entry per image.
 
-    images uint8 (n, side, side), labels uint8 (n,), and how they were made: margins (n,); attempts (n,) at the two
-    target snakes, the mean over images of the same margin; distractors (n,) placed; paths (n, 2, contour, 2): points of
-    both target snakes from tail to last head; discs (n, 2, 2): the marked points.
-    """
-    labels, marked = rng.integers(0, 2, (2, count))       # marked: the snake whose tail gets a disc
+    images uint8 (n, side, side), labels uint8 (n,), and how they were made: margins (n,); attempts
+    (n,) at the two target snakes, the mean over images of the same margin; distractors (n,) placed;
+    paths (n, 2, contour, 2): points of both target snakes from tail to last head; discs (n, 2, 2):
+    the marked points."""
+    labels, marked = rng.integers(0, 2, (2, count))  # marked: the snake whose tail gets a disc
     out = SimpleNamespace(
-        images=np.zeros((count, side, side), np.uint8), labels=labels.astype(np.uint8),
-        margins=rng.choice(snakes.margins, count), attempts=np.zeros(count), distractors=np.zeros(count, int),
-        paths=np.zeros((count, 2, snakes.contour, 2), np.int64), discs=np.zeros((count, 2, 2), np.int64))
-    for margin in snakes.margins:    # drawn per image, not per attempt, because wide margins fail more often
+        images=np.zeros((count, side, side), np.uint8),
+        labels=labels.astype(np.uint8),
+        margins=rng.choice(snakes.margins, count),
+        attempts=np.zeros(count),
+        distractors=np.zeros(count, int),
+        paths=np.zeros((count, 2, snakes.contour, 2), np.int64),
+        discs=np.zeros((count, 2, 2), np.int64),
+    )
+    # drawn per image, not per attempt, because wide margins fail more often
+    for margin in snakes.margins:
         which = np.flatnonzero(out.margins == margin)
         if not len(which):
             continue
         t = _tables(snakes, margin)
         pairs, out.attempts[which] = _accepted_pairs(rng, t, side, snakes, len(which))
         segments, out.distractors[which] = _add_distractors(rng, t, side, snakes, pairs)
-        points = pairs[:, :, :2].reshape(-1, snakes.contour, 2, 2).transpose(0, 2, 1, 3)  # (n, 2, contour, 2)
+        # (n, 2, contour, 2)
+        points = pairs[:, :, :2].reshape(-1, snakes.contour, 2, 2).transpose(0, 2, 1, 3)
         each, start = np.arange(len(which)), marked[which]
         end = np.where(labels[which] == 1, start, 1 - start)
-        discs = np.stack([points[each, start, 0], points[each, end, -1]], 1)              # (n, 2, 2)
+        discs = np.stack([points[each, start, 0], points[each, end, -1]], 1)  # (n, 2, 2)
         out.paths[which], out.discs[which] = points, discs
-        for block in np.array_split(each, 1 + len(each) * side ** 2 // 2 ** 20):          # a few MB of canvas
+        # a few MB of canvas
+        for block in np.array_split(each, 1 + len(each) * side**2 // 2**20):
             out.images[which[block]] = _draw(t, side, snakes, segments[block], discs[block])
     return out

@@ -1,13 +1,16 @@
-"""Text: is a film review positive? Retrieval: does one paper cite another? Both are read as characters.
+"""Text: is a film review positive? Retrieval: does one paper cite another? Both are read as
+characters.
 
     "Great!"    ->    ids 56 12 5 7 6 57 3 (3: <eos>),    label 1, "positive"
 
-Symbols are characters, not bytes or words. A text is cut to length - 1 characters and ends with EOS. Ids: the special
-symbols, then the characters of the (cut) training texts by falling frequency, as in [2]; all others are UNK.
+Symbols are characters, not bytes or words. A text is cut to length - 1 characters and ends with
+EOS. Ids: the special symbols, then the characters of the (cut) training texts by falling frequency,
+as in [2]; all others are UNK.
 
 [1] github.com/google-research/long-range-arena, lra_benchmarks/matching/input_pipeline.py
 [2] the paper's official configuration, which is that of S4 (github.com/state-spaces/s4)
 """
+
 import csv
 from collections import Counter
 from dataclasses import replace
@@ -21,18 +24,20 @@ from tasks.making import find, members, random_split, save_split
 
 
 def vocabulary(counts, least):
-    """Build the vocabulary from {character: number of occurrences}. Return the fields that `open_task` fills in, and
-    encode(text) -> ids (characters + 1,), with EOS at the end.
+    """Build the vocabulary from {character: number of occurrences}. Return the fields that
+    `open_task` fills in, and encode(text) -> ids (characters + 1,), with EOS at the end.
 
     Characters that occur fewer than `least` times are UNK. Ties are ordered by code point.
     """
     known = sorted((c for c in counts if counts[c] >= least), key=lambda c: (-counts[c], c))
     vocab = len(SPECIAL) + len(known)
-    table = np.full(0x110000, UNK, np.uint8 if vocab <= 256 else np.uint16)               # by code point
+    table = np.full(0x110000, UNK, np.uint8 if vocab <= 256 else np.uint16)  # by code point
     table[[ord(c) for c in known]] = np.arange(len(SPECIAL), vocab)
 
     def encode(text):
-        return np.append(table[np.frombuffer(text.encode("utf-32-le"), np.uint32)], table.dtype.type(EOS))
+        return np.append(
+            table[np.frombuffer(text.encode("utf-32-le"), np.uint32)], table.dtype.type(EOS)
+        )
 
     return dict(vocab=vocab, symbols=[*SPECIAL, *known]), encode
 
@@ -40,18 +45,29 @@ def vocabulary(counts, least):
 def prepare_text(task, request):
     """Prepare IMDb (Maas et al. 2011): 25,000 training and 25,000 test reviews, label 1 = positive.
 
-    Validation is a tenth of the training reviews; the official code validates on the test set. The vocabulary holds
-    the characters that occur at least 15 times in the 25,000 training reviews, as in [2].
-    """
+    Validation is a tenth of the training reviews; the official code validates on the test set. The
+    vocabulary holds the characters that occur at least 15 times in the 25,000 training reviews, as
+    in [2]."""
     place, reviews = find(request, "aclImdb*.tar.gz", "."), {"train": {}, "test": {}}
     for match, raw in members(place, r"(?:^|/)(train|test)/(neg|pos)/(\d+_\d+)\.txt$"):
-        reviews[match[1]][match[2] == "pos", match[3]] = raw.decode("utf-8", "replace")[:task.length - 1]
-    train, test = ([(positive, text) for (positive, _), text in sorted(some.items())]     # by label, then by file
-                   for some in reviews.values())
+        reviews[match[1]][match[2] == "pos", match[3]] = raw.decode("utf-8", "replace")[
+            : task.length - 1
+        ]
+    # by label, then by file
+    train, test = (
+        [(positive, text) for (positive, _), text in sorted(some.items())]
+        for some in reviews.values()
+    )
     kept, held_out = np.split(random_split(len(train)), [len(train) - len(train) // 10])
     # The test reviews are sorted by label. Shuffle them, because a subset takes the first ones.
-    splits = [train[i] for i in kept], [train[i] for i in held_out], [test[i] for i in random_split(len(test))]
-    points = np.bincount(np.frombuffer("".join(text for _, text in train).encode("utf-32-le"), np.uint32))
+    splits = (
+        [train[i] for i in kept],
+        [train[i] for i in held_out],
+        [test[i] for i in random_split(len(test))],
+    )
+    points = np.bincount(
+        np.frombuffer("".join(text for _, text in train).encode("utf-32-le"), np.uint32)
+    )
     found, encode = vocabulary({chr(i): points[i] for i in np.flatnonzero(points)}, least=15)
     for split, some in zip(SPLITS, splits):
         save_split(request, split, (encode(text) for _, text in some), [y for y, _ in some], place)
@@ -61,25 +77,28 @@ def prepare_text(task, request):
 def read_retrieval(path):
     """Yield (label, text, text) from an official AAN file.
 
-    Columns: label ("0.0" or "1.0"), id, id, text, text; no header. As in [2] a field may be quoted by `"`, and may then
-    hold tabs, line ends and doubled quotes ([1] takes quotes literally, so a few texts differ).
-    """
-    csv.field_size_limit(1 << 22)                         # the most that a quote which is never closed can swallow
+    Columns: label ("0.0" or "1.0"), id, id, text, text; no header. As in [2] a field may be quoted
+    by `"`, and may then hold tabs, line ends and doubled quotes ([1] takes quotes literally, so a
+    few texts differ)."""
+    csv.field_size_limit(1 << 22)  # the most that a quote which is never closed can swallow
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
         reader = csv.reader(file, delimiter="\t")
         try:
             for label, _, _, first, second in reader:
                 yield int(float(label)), first, second
         except (csv.Error, ValueError) as error:
-            raise UserError(f"{path}, line {reader.line_num}: not a label 0.0 or 1.0, two ids and two texts, separated "
-                            f"by tabs ({error}); restore the file") from None
+            raise UserError(
+                f"{path}, line {reader.line_num}: not a label 0.0 or 1.0, two ids and two texts, "
+                "separated "
+                f"by tabs ({error}); restore the file"
+            ) from None
 
 
 def prepare_retrieval(task, request):
     """Prepare AAN (Radev et al. 2013; pairs of LRA): do two papers cite each other? Label 1: yes.
 
-    The files are read twice, because the training texts fill gigabytes: once for labels and vocabulary, once to write.
-    """
+    The files are read twice, because the training texts fill gigabytes: once for labels and
+    vocabulary, once to write."""
     names = [f"new_aan_pairs.{split}.tsv" for split in ("train", "eval", "test")]
     paths = [find(request, f"tsv_data/{name}", f"aan/{name}", name) for name in names]
     counts, labels = Counter(), [[], [], []]
@@ -87,26 +106,57 @@ def prepare_retrieval(task, request):
         for label, *pair in tqdm(read_retrieval(path), desc=path.name, unit="pair"):
             mine.append(label)
             if mine is labels[0]:
-                counts.update(pair[0][:task.length - 1] + pair[1][:task.length - 1])
+                counts.update(pair[0][: task.length - 1] + pair[1][: task.length - 1])
     found, encode = vocabulary(counts, least=1)
     for split, path, mine in zip(SPLITS, paths, labels):
-        texts = (encode(text[:task.length - 1]) for _, *pair in read_retrieval(path) for text in pair)
+        texts = (
+            encode(text[: task.length - 1]) for _, *pair in read_retrieval(path) for text in pair
+        )
         save_split(request, split, texts, mine, path)
     return found
 
 
-AAN = Source((), "new_aan_pairs.{train,eval,test}.tsv, or the LRA release that holds them in tsv_data/",
-             "texts of the ACL Anthology Network, not to be redistributed; the LRA archive answers 403 Forbidden")
-IMDB = Source(("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",),
-              "aclImdb_v1.tar.gz, or its folder aclImdb/", "none stated; cite Maas et al. 2011", 84_125_825,
-              "c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe")
-TEXT = Task("text", length=4096, classes=2, sizes=(22_500, 2_500, 25_000), mask=0.15, source=IMDB, vocab=0,
-            names=("negative", "positive"), prepare=prepare_text)
+AAN = Source(
+    (),
+    "new_aan_pairs.{train,eval,test}.tsv, or the LRA release that holds them in tsv_data/",
+    "texts of the ACL Anthology Network, not to be redistributed; the LRA archive answers 403 "
+    "Forbidden",
+)
+IMDB = Source(
+    ("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",),
+    "aclImdb_v1.tar.gz, or its folder aclImdb/",
+    "none stated; cite Maas et al. 2011",
+    84_125_825,
+    "c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
+)
+TEXT = Task(
+    "text",
+    length=4096,
+    classes=2,
+    sizes=(22_500, 2_500, 25_000),
+    mask=0.15,
+    source=IMDB,
+    vocab=0,
+    names=("negative", "positive"),
+    prepare=prepare_text,
+)
 TASKS |= {
     "text": TEXT,
-    "retrieval": Task("retrieval", length=4000, classes=2, sizes=(147_086, 18_090, 17_437), mask=0.15, source=AAN,
-                      vocab=0, documents=2, names=("unrelated", "related"), prepare=prepare_retrieval),
-    # These are not the paper's: the beginnings of reviews, for demos and for `run_all.sh --preset mini`.
+    "retrieval": Task(
+        "retrieval",
+        length=4000,
+        classes=2,
+        sizes=(147_086, 18_090, 17_437),
+        mask=0.15,
+        source=AAN,
+        vocab=0,
+        documents=2,
+        names=("unrelated", "related"),
+        prepare=prepare_retrieval,
+    ),
+    # These are not the paper's: the beginnings of reviews, for demos and for `run_all.sh --preset
+    # mini`.
     "text256": replace(TEXT, length=256, mask=0.30),
     "text_demo": replace(TEXT, length=128, sizes=(5_000, 2_500, 10_000), mask=0.30, subset=True),
-    "text_mini": replace(TEXT, length=128, sizes=(22_500, 1_000, 5_000), mask=0.30, subset=True)}
+    "text_mini": replace(TEXT, length=128, sizes=(22_500, 1_000, 5_000), mask=0.30, subset=True),
+}

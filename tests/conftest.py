@@ -1,4 +1,5 @@
 """Tests run the code of the repository root, one thread each, with no GPU needed."""
+
 import atexit
 import contextlib
 import importlib
@@ -15,10 +16,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "results")]                    # scripts stand beside their pages
-os.environ.setdefault("OMP_NUM_THREADS", "1")       # small tensors: more threads cost more than they bring
+sys.path[:0] = [str(ROOT), str(ROOT / "results")]  # scripts stand beside their pages
+# small tensors: more threads cost more than they bring
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# What tests start as `python` is this one, whatever PATH holds. (A link to it would lose its virtual environment.)
+# What tests start as `python` is this one, whatever PATH holds. (A link to it would lose its
+# virtual environment.)
 BIN = Path(tempfile.mkdtemp())
 atexit.register(shutil.rmtree, BIN, ignore_errors=True)
 (BIN / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
@@ -39,9 +42,12 @@ def of_kind(kind, classes=0):
 
 
 def alike(line, other):
-    """Whether two texts agree, decimals to 1e-5 only: the last ones depend on the machine and on a batch's size."""
+    """Whether two texts agree, decimals to 1e-5 only: the last ones depend on the machine and on a
+    batch's size."""
     number, texts = r"[-+]?\d+\.\d+(?:e[-+]?\d+)?", [str(line), str(other)]
-    words, values = zip(*((re.split(number, text), [*map(float, re.findall(number, text))]) for text in texts))
+    words, values = zip(
+        *((re.split(number, text), [*map(float, re.findall(number, text))]) for text in texts)
+    )
     return words[0] == words[1] and np.allclose(*values, rtol=1e-5, atol=1e-5)
 
 
@@ -49,9 +55,15 @@ ROOMS = "tasks", "zoo", "engine", "experiments", "compare"
 
 
 def scripts(folder, *more):
-    """Copy all scripts into a folder, to change them there; more: other files of the repository, or patterns -> the
-    folder."""
-    patterns = ["*.py", "run_all.sh", "results/hours.txt", *(f"{room}/*.py" for room in ROOMS), *more]
+    """Copy all scripts into a folder, to change them there; more: other files of the repository, or
+    patterns -> the folder."""
+    patterns = [
+        "*.py",
+        "run_all.sh",
+        "results/hours.txt",
+        *(f"{room}/*.py" for room in ROOMS),
+        *more,
+    ]
     for path in {path for pattern in patterns for path in ROOT.glob(pattern)}:
         place = folder / path.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -59,17 +71,27 @@ def scripts(folder, *more):
     return folder
 
 
-MODULES = {"run_all.sh": "experiments.running", **{f"{name}.py": name for name in (
-    "analyze", "baseline", "data", "finetune", "predict", "pretrain")}}
+MODULES = {
+    "run_all.sh": "experiments.running",
+    **{
+        f"{name}.py": name
+        for name in ("analyze", "baseline", "data", "finetune", "predict", "pretrain")
+    },
+}
 
 
 def call(script, *words, cwd=None, **environment):
-    """Run a script of the repository as its command line would, but in this process, which saves seconds of
-    imports -> returncode, stdout, stderr. What only a process shows (signals, locks, terminals) wants one."""
+    """Run a script of the repository as its command line would, but in this process, which saves
+    seconds of imports -> returncode, stdout, stderr. What only a process shows (signals, locks,
+    terminals) wants one."""
     from engine.processes import Processes, guarded
+
     module, before = importlib.import_module(MODULES[script]), os.getcwd()
     kept = {name: os.environ.get(name) for name in environment}
-    signals = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)}
+    signals = {
+        name: signal.getsignal(name)
+        for name in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+    }
     out, err, code, argv = io.StringIO(), io.StringIO(), 0, sys.argv
     os.environ.update({name: str(value) for name, value in environment.items()})
     os.chdir(cwd or before)
@@ -106,10 +128,15 @@ with open("said.json", "w") as file:
 
 
 def calls(copy, *lines):
-    """Call scripts of a copy that has tests/conftest.py, (script, word ...) each, in one process of their own -> what
-    each prints."""
-    done = subprocess.run([sys.executable, "-c", DRIVER], cwd=copy, capture_output=True, text=True,
-                          input=json.dumps([[str(word) for word in line] for line in lines]))
+    """Call scripts of a copy that has tests/conftest.py, (script, word ...) each, in one process of
+    their own -> what each prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER],
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        input=json.dumps([[str(word) for word in line] for line in lines]),
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads((copy / "said.json").read_text())
 

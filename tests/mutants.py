@@ -1,10 +1,12 @@
-"""Faults that the tests must catch: one line of the code is changed, and the named test files run until one fails.
+"""Faults that the tests must catch: one line of the code is changed, and the named test files run
+until one fails.
 
     python tests/mutants.py              all, one on each core: half an hour on two
     python tests/mutants.py predict      those whose file has this in its name
 
 pytest does not collect this file. A mutant that survives is a test that is missing.
 """
+
 import os
 import re
 import shutil
@@ -16,65 +18,126 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# file: [(line as it is, as it is changed, test files that must catch it)]. The first occurrence is changed.
+# file: [(line as it is, as it is changed, test files that must catch it)]. The first occurrence is
+# changed.
 MUTANTS = {
     "analyze.py": [('if "start" in run:', "if False:", "compare")],
     "tasks/split.py": [
         ("if (counts[where[g]] > has)[has > 0].all():", "if True:", "splits"),
         ("if len(where[keys[i]]) > 1", "if len(where[keys[i]]) > 2", "splits"),
-        ("len(np.unique(end)) > 4", "len(np.unique(end)) > 0", "splits"), ("y[parts[0]].max()]", "y.max()]", "own")],
+        ("len(np.unique(end)) > 4", "len(np.unique(end)) > 0", "splits"),
+        ("y[parts[0]].max()]", "y.max()]", "own"),
+    ],
     "tasks/recall.py": [("SPLITS.index(split)]", "0]", "data")],
     "tasks/table.py": [
         ("if names == [*map(str, range(len(names)))]:", "if False:", "table"),
         ("same, runs = names[1:] == names[:-1]", "same, runs = names[1:] != names[:-1]", "table"),
-        ("np.all(column % 1 == 0) and len({*column}) == len(column)", "np.all(column % 1 == 0)", "table"),
-        ("np.all(column % 1 == 0) and len({*column}) == len(column)", "len({*column}) == len(column)", "table"),
-        ("order[places], kind=\"stable\"", "places, kind=\"stable\"", "table")],
+        (
+            "np.all(column % 1 == 0) and len({*column}) == len(column)",
+            "np.all(column % 1 == 0)",
+            "table",
+        ),
+        (
+            "np.all(column % 1 == 0) and len({*column}) == len(column)",
+            "len({*column}) == len(column)",
+            "table",
+        ),
+        ('order[places], kind="stable"', 'places, kind="stable"', "table"),
+    ],
     "pretrain.py": [
-        ("hidden & ~batch.samples.isnan().all(-1)", "hidden", "gaps"), ("fresh=args.seed if", "fresh=0 if", "targets"),
-        ("weight = there.shape[1] / there.sum(-1).clamp(min=1)", "weight = there.sum(-1) * 0 + 1", "gaps")],
+        ("hidden & ~batch.samples.isnan().all(-1)", "hidden", "gaps"),
+        ("fresh=args.seed if", "fresh=0 if", "targets"),
+        (
+            "weight = there.shape[1] / there.sum(-1).clamp(min=1)",
+            "weight = there.sum(-1) * 0 + 1",
+            "gaps",
+        ),
+    ],
     "engine/targets.py": [
         ("len(train) / (task.classes * sizes)", "len(train) / sizes", "splits"),
-        ("np.bincount(train.labels()", "np.bincount(train.y", "splits"), (" / y.shape[1]", "", "targets"),
-        (" / (y != IGNORE).sum(1).clamp(min=1)", "", "targets")],
+        ("np.bincount(train.labels()", "np.bincount(train.y", "splits"),
+        (" / y.shape[1]", "", "targets"),
+        (" / (y != IGNORE).sum(1).clamp(min=1)", "", "targets"),
+    ],
     "finetune.py": [
-        ("unequal(train.labels())", "unequal(test.labels())", "splits"), ("fresh=args.seed if", "fresh=0 if", "targets"),
-        ('args.pretraining["data"] != task.data', "False", "records"), ("args.label_fraction, lab", "None, lab", "targets")],
-    "kernels.py": [
-        ("(block <= 512 or q.is_cuda or", "(q.is_cuda or", "kernels")],
+        ("unequal(train.labels())", "unequal(test.labels())", "splits"),
+        ("fresh=args.seed if", "fresh=0 if", "targets"),
+        ('args.pretraining["data"] != task.data', "False", "records"),
+        ("args.label_fraction, lab", "None, lab", "targets"),
+    ],
+    "kernels.py": [("(block <= 512 or q.is_cuda or", "(q.is_cuda or", "kernels")],
     "baseline.py": [
-        ("range(len(split)) if split.chosen is None else split.chosen", "range(len(split))", "baseline"),
+        (
+            "range(len(split)) if split.chosen is None else split.chosen",
+            "range(len(split))",
+            "baseline",
+        ),
         ("if identity.items() <= there.items():", "if there:", "baseline"),
         ("constant = np.bincount(y).argmax()", "constant = np.bincount(y).argmin()", "baseline"),
-        ('task.kind == "class" and unequal(y)', 'task.kind == "class" and not unequal(y)', "baseline"),
-        ("some += [y.amax(-1),", "some += [y.mean(-1),", "baseline")],
+        (
+            'task.kind == "class" and unequal(y)',
+            'task.kind == "class" and not unequal(y)',
+            "baseline",
+        ),
+        ("some += [y.amax(-1),", "some += [y.mean(-1),", "baseline"),
+    ],
     "data.py": [
-        ("known[:max(task.classes, 1, int(labelled * n))]", "known[:max(1, int(labelled * n))]", "own data"),
-        ('{file, own_data.get("group") or there.get("group"), *there', "{file, *there", "own records"),
+        (
+            "known[:max(task.classes, 1, int(labelled * n))]",
+            "known[:max(1, int(labelled * n))]",
+            "own data",
+        ),
+        (
+            '{file, own_data.get("group") or there.get("group"), *there',
+            "{file, *there",
+            "own records",
+        ),
         ("longest if self.chosen is None else longest[self.chosen]", "longest", "own data"),
-        ('{"code": generator_code(task)}', '{"code": 0}', "data"), ("8181, self.fresh, i", "8181, 0, i", "targets"),
+        ('{"code": generator_code(task)}', '{"code": 0}', "data"),
+        ("8181, self.fresh, i", "8181, 0, i", "targets"),
         ("np.random.RandomState(42).permutation(len(train))", "np.arange(len(train))", "data"),
-        ("identity |= {\"inputs\": meta[\"inputs\"]} if", "identity |= {} if", "own"),
-        ("for path in map(os.path.abspath, request.read or", "for path in map(os.path.abspath, [] or", "sources")],
+        ('identity |= {"inputs": meta["inputs"]} if', "identity |= {} if", "own"),
+        (
+            "for path in map(os.path.abspath, request.read or",
+            "for path in map(os.path.abspath, [] or",
+            "sources",
+        ),
+    ],
     "engine/feed.py": [
         ("self.positions // (width * documents)", "self.positions // width", "runs"),
         ("order(self.examples, args.seed, epoch)", "order(self.examples, args.seed, 0)", "runs"),
-        ("np.arange(step * args.batch, (step + 1) * args.batch)", "np.arange(args.batch)", "targets"),
-        ("size = most // 2 ", "size = most ", "records")],
+        (
+            "np.arange(step * args.batch, (step + 1) * args.batch)",
+            "np.arange(args.batch)",
+            "targets",
+        ),
+        ("size = most // 2 ", "size = most ", "records"),
+    ],
     "engine/run.py": [
         ("[args.seed, step, self.processes.rank]", "[args.seed, step]", "runs"),
-        ("if few and examples < args.batch:", "if False:", "own runs"), ("guide(self.model, step", "guide(self.model, 0", "runs"),
+        ("if few and examples < args.batch:", "if False:", "own runs"),
+        ("guide(self.model, step", "guide(self.model, 0", "runs"),
         ("vars(args).update(self.folder.began)", "pass", "records"),
         ('if score >= self.state["best"]:', 'if score > self.state["best"]:', "runs"),
         ("(loss * self.processes.world).backward()", "loss.backward()", "runs"),
-        ("seconds=round(self.seconds(), 1)", "seconds=round(time.perf_counter() - self.clock, 1)", "records")],
+        (
+            "seconds=round(self.seconds(), 1)",
+            "seconds=round(time.perf_counter() - self.clock, 1)",
+            "records",
+        ),
+    ],
     "engine/folder.py": [
         ("if before != now and before and now:", "if False:", "records"),
         ("for key in sorted((saved.keys() | config.keys()) - apart):", "for key in ():", "records"),
         ("without_comments(source).encode()", "source.encode()", "records"),
-        ('right[np.argsort(y, kind="stable")]', "right", "statistics predict")],
+        ('right[np.argsort(y, kind="stable")]', "right", "statistics predict"),
+    ],
     "predict.py": [
-        ("x = x.masked_fill(padding[..., None] if self.samples else padding, PAD)", "pass", "predict"),
+        (
+            "x = x.masked_fill(padding[..., None] if self.samples else padding, PAD)",
+            "pass",
+            "predict",
+        ),
         ('table.loc[lacking, "prediction":] = ""', "pass", "splits"),
         ('if task.data != trained.saved["data"]:', "if False:", "predict"),
         ("recall_score(y, guess, labels=here,", "recall_score(y, guess, labels=names,", "predict"),
@@ -83,81 +146,145 @@ MUTANTS = {
         (" if (numbers == number).sum() == 1}", "}", "predict"),
         ("low + (outputs.double() + 1) / 2", "low + (outputs + 1) / 2", "predict"),
         ("np.argsort(order)]", "order]", "targets predict"),
-        ("reshape(len(split), -1)[np.argsort(order)]", "reshape(len(split), -1)[order]", "predict")],
+        ("reshape(len(split), -1)[np.argsort(order)]", "reshape(len(split), -1)[order]", "predict"),
+    ],
     "compare/reading.py": [
-        ('run["start"] == "joint" and objective and objective.hides', 'run["start"] == "joint"', "records analyze"),
-        ('paths = [init.resolve()] * (run["place"] == run["folder"]) + ', "paths = ", "records compare"),
-        ("if not any_code:", "if False:", "records"), (' * run.get("processes", 1)', "", "records"),
+        (
+            'run["start"] == "joint" and objective and objective.hides',
+            'run["start"] == "joint"',
+            "records analyze",
+        ),
+        (
+            'paths = [init.resolve()] * (run["place"] == run["folder"]) + ',
+            "paths = ",
+            "records compare",
+        ),
+        ("if not any_code:", "if False:", "records"),
+        (' * run.get("processes", 1)', "", "records"),
         ('if run.get("balanced") else [found]', "if False else [found]", "statistics"),
-        ("(numerators - ratio * denominators) / max(denominators.mean(), 1e-300)", "(numerators - ratio * denominators)",
-         "statistics"),
-        ('hash(identity(run)), {**', 'hash(run["task"]), {**', "analyze")],
-    "files.py": [
-        ('getattr(next(iter(error.args), None), "reason", error)', "error", "sources")],
+        (
+            "(numerators - ratio * denominators) / max(denominators.mean(), 1e-300)",
+            "(numerators - ratio * denominators)",
+            "statistics",
+        ),
+        ("hash(identity(run)), {**", 'hash(run["task"]), {**', "analyze"),
+    ],
+    "files.py": [('getattr(next(iter(error.args), None), "reason", error)', "error", "sources")],
     "compare/sets.py": [
         ("sort=False).mean().round(9)", "sort=False).mean()", "sets"),
         ("if len(after) == len(before) > 1]", "if len(after) > 1]", "sets"),
         ("mean(some.to_numpy().T)", "some.to_numpy().mean(0)", "sets"),
-        ("rows, columns = (rng.integers(n, size=values.shape) for n in values.shape)",
-         "rows, columns = np.indices(values.shape)", "sets"),
+        (
+            "rows, columns = (rng.integers(n, size=values.shape) for n in values.shape)",
+            "rows, columns = np.indices(values.shape)",
+            "sets",
+        ),
         ("mean(np.tile(after, (DRAWS, 1)))", "np.mean(after)", "sets"),
         ("* (len(families) >= FEWEST)", "", "sets"),
-        ("ascending=False", "ascending=True", "sets"), ("groups=groups", "groups=range(len(table))", "sets"),
+        ("ascending=False", "ascending=True", "sets"),
+        ("groups=groups", "groups=range(len(table))", "sets"),
         ("if p > 0.05}", "if p < 0.05}", "sets"),
         ("(guess == better).sum()", "(guess != better).sum()", "sets"),
         ("np.arange(len(p), 0, -1)", "len(p)", "sets"),
         ('or "accuracy" not in compared.score', "", "sets"),
         ("validation(linear) - validation(run)", "validation(run) - validation(linear)", "sets"),
-        ('linear["denoising"]["interpolation"] / error', 'error / linear["denoising"]["interpolation"]', "sets")],
+        (
+            'linear["denoising"]["interpolation"] / error',
+            'error / linear["denoising"]["interpolation"]',
+            "sets",
+        ),
+    ],
     "compare/statistics.py": [
         ("len(sample), len(sample) - 1)", "len(sample), len(sample))", "statistics"),
         ("(np.square(difference).sum() + unit)", "np.square(difference).sum()", "statistics"),
-        ("variance -= sum(side.var(0, ddof=1)", "variance -= 0 * sum(side.var(0, ddof=1)", "statistics"),
-        ("alike and all(", "alike and any(", "statistics"), (" / len(known[0])", "", "statistics"),
+        (
+            "variance -= sum(side.var(0, ddof=1)",
+            "variance -= 0 * sum(side.var(0, ddof=1)",
+            "statistics",
+        ),
+        ("alike and all(", "alike and any(", "statistics"),
+        (" / len(known[0])", "", "statistics"),
         ("return math.hypot(seeds, half_width_of_test(runs))", "return seeds", "statistics"),
-        ("if len(self.points) > 1 else 0.0", "", "compare baseline")],
+        ("if len(self.points) > 1 else 0.0", "", "compare baseline"),
+    ],
     "compare/settings.py": [
         ("(False,) if wanted else (True, False)", "(False,)", "compare"),
         ("* (row.runs.keys() != other.runs.keys())", "* 0", "records"),
         ("key=lambda row: (\n        len(row.runs), ", "key=lambda row: (\n        ", "compare"),
-        ('not other.own.get("freeze")', "True", "compare")],
+        ('not other.own.get("freeze")', "True", "compare"),
+    ],
     "compare/report.py": [
-        ("if other.passes or sibling or", "if sibling or", "sets"),
-        ("if other.passes or sibling or", "if other.passes or", "sets"),
+        ("other.passes\n            or sibling", "sibling", "sets"),
+        ("other.passes\n            or sibling", "other.passes", "sets"),
         ("if len(some) > 4]", "]", "sets"),
-        ("if tied[1:] else", "if False else", "baseline"), ("key=validation", "key=lambda run: run['score']", "baseline"),
-        ("mean(map(validation, runs[variant].values()))", "mean(scores(runs[variant]).values())", "baseline"),
-        ('and "mask" not in first["changed"]', "", "sets"), ("max(late) > max(early)", "max(late) < max(early)", "sets"),
+        ("if tied[1:] else", "if False else", "baseline"),
+        ("key=validation", "key=lambda run: run['score']", "baseline"),
+        (
+            "mean(map(validation, runs[variant].values()))",
+            "mean(scores(runs[variant]).values())",
+            "baseline",
+        ),
+        ('and "mask" not in first["changed"]', "", "sets"),
+        ("max(late) > max(early)", "max(late) < max(early)", "sets"),
         ("verdict(compared) + on_the_archive(key, compared)", "verdict(compared)", "sets"),
-        ('or kind_of(linear) != "class" or key[1:] != (1, None):', 'or kind_of(linear) != "class":', "sets"),
+        (
+            'or kind_of(linear) != "class" or key[1:] != (1, None)',
+            'or kind_of(linear) != "class"',
+            "sets",
+        ),
         ("if len(ours) == 1 or None in map", "if None in map", "baseline"),
         ("if 0 < found.half < abs(mean) and", "if found.seeds < abs(mean) and", "baseline own"),
         ("max(98, 100 - 200 / n)", "98", "baseline"),
         ("constant + half_width_of_test([run])", "constant", "baseline"),
-        ("if ratio > UNEQUAL and len(counts) == len(runs):", "if ratio > UNEQUAL:", "baseline")],
+        ("if ratio > UNEQUAL and len(counts) == len(runs):", "if ratio > UNEQUAL:", "baseline"),
+    ],
     "experiments/running.py": [
         ("[names[int(number)] for number in", "[str(number) for number in", "records"),
         ("or len(gpus) or cores), gpus", "or cores), gpus", "records"),
         ('"data.py", "--task", task, *words]', '"data.py", "--task", task]', "records"),
         ('(["--label-fraction", fraction] if fraction else [])', "[]", "records"),
-        ("[*itertools.chain(*by_seed.values())]), file=sys.stderr", "[]), file=sys.stderr", "experiments"),
-        (", args.class_weights)", ")", "experiments"), ("entries.ucr(args.starts", "entries.ucr(None", "experiments")],
+        (
+            "[*itertools.chain(*by_seed.values())]), file=sys.stderr",
+            "[]), file=sys.stderr",
+            "experiments",
+        ),
+        (", args.class_weights)", ")", "experiments"),
+        ("entries.ucr(args.starts", "entries.ucr(None", "experiments"),
+    ],
     "experiments/entries.py": [
-        ('weights and "--class-weights"', "None", "experiments"), ("passes // 2", "passes", "experiments"),
-        ("starts=starts, passes=passes)]", "starts=starts)]", "experiments")],
+        ('weights and "--class-weights"', "None", "experiments"),
+        ("passes // 2", "passes", "experiments"),
+        ("starts=starts, passes=passes)]", "starts=starts)]", "experiments"),
+    ],
     "experiments/commands.py": [
-        ("recipe |= dict(epochs=None, eval_every=None) if declared(task).own", "recipe |= {} if True", "records"),
-        ("(what, machine, run.flags)", "(what, run.flags, machine)", "experiments")],
+        (
+            "recipe |= dict(epochs=None, eval_every=None) if declared(task).own",
+            "recipe |= {} if True",
+            "records",
+        ),
+        ("(what, machine, run.flags)", "(what, run.flags, machine)", "experiments"),
+    ],
     "experiments/sweep.py": [
-        ('asked = {"train_fraction"} if only else set()', "asked = set()", "records")],
+        ('asked = {"train_fraction"} if only else set()', "asked = set()", "records")
+    ],
 }
+
+
+def pattern(code):
+    """Return a pattern of a piece of code, however the formatter breaks its lines."""
+    return re.compile(r"\s*".join(map(re.escape, re.sub(r"\s", "", code))))
 
 
 def tested(copy, *words):
     """Run tests in a copy -> whether they pass, and the name of the first that fails."""
     words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-rfE", *words]
-    done = subprocess.run(words, cwd=copy, capture_output=True, text=True, env=os.environ | {
-        "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"})
+    done = subprocess.run(
+        words,
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+    )
     failed = re.search(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", done.stdout, re.M)
     if done.returncode and not failed:
         raise SystemExit(f"pytest fails: {done.stdout[-500:]}{done.stderr[-500:]}")
@@ -165,10 +292,11 @@ def tested(copy, *words):
 
 
 def survives(copy, file, old, new, tests):
-    """Return whether these tests pass in a copy of the repository with a changed line, and the test that fails."""
+    """Return whether these tests pass in a copy of the repository with a changed line, and the test
+    that fails."""
     path = copy / file
     source = path.read_text()
-    path.write_text(source.replace(old, new, 1))
+    path.write_text(pattern(old).sub(lambda match: new, source, count=1))
     alive, by = tested(copy, *(f"tests/test_{name}.py" for name in tests.split()))
     path.write_text(source)
     if not alive and not tested(copy, by)[0]:
@@ -177,11 +305,19 @@ def survives(copy, file, old, new, tests):
 
 
 def main():
-    chosen = [(file, *mutant) for file, mutants in MUTANTS.items() for mutant in mutants
-              if not sys.argv[1:] or sys.argv[1] in file]
+    chosen = [
+        (file, *mutant)
+        for file, mutants in MUTANTS.items()
+        for mutant in mutants
+        if not sys.argv[1:] or sys.argv[1] in file
+    ]
     for file, old, *_ in chosen:
-        assert old in (ROOT / file).read_text(), f"{file} has no {old!r} any more: write the mutant anew"
-    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+        assert pattern(old).search((ROOT / file).read_text()), (
+            f"{file} has no {old!r} any more: write the mutant anew"
+        )
+    files = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as threads:
         free = []
         for i in range(os.cpu_count()):
@@ -200,8 +336,12 @@ def main():
         survived = 0
         for (file, old, new, _), (alive, by) in zip(chosen, threads.map(run, chosen)):
             survived += alive
-            print(f"{'SURVIVES' if alive else 'caught'}  {file}: {old.strip()}  ->  {new.strip() or 'nothing'}"
-                  f"{'' if alive else f'  ({by})'}", flush=True)
+            print(
+                f"{'SURVIVES' if alive else 'caught'}  {file}: {old.strip()}  ->  "
+                f"{new.strip() or 'nothing'}"
+                f"{'' if alive else f'  ({by})'}",
+                flush=True,
+            )
     print(f"{len(chosen) - survived} of {len(chosen)} mutants are caught")
     raise SystemExit(survived > 0)
 

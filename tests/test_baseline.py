@@ -1,4 +1,6 @@
-"""What costs nothing: features beside plain loops, tasks whose answer is known, and what the verdict makes of it."""
+"""What costs nothing: features beside plain loops, tasks whose answer is known, and what the
+verdict makes of it."""
+
 import itertools
 import json
 import re
@@ -27,7 +29,7 @@ def test_ngrams_are_those_of_a_plain_loop(tmp_path):
     x = np.array(["abcabc", "bcab", "xyz", "aaaaaa", "cab"] * 8)
     task, train, *_ = prepared(tmp_path, x=x, y=np.arange(40) % 2)
     ids = [tuple(train.x[a:b]) for a, b in zip(train.offsets, train.offsets[1:])]
-    sets = [{one[i:i + n] for n in range(1, 6) for i in range(len(one) - n + 1)} for one in ids]
+    sets = [{one[i : i + n] for n in range(1, 6) for i in range(len(one) - n + 1)} for one in ids]
     found = baseline.ngrams(task, train)
     wanted = [[len(one & two) for two in sets] for one in sets]
     assert (found @ found.T).toarray().tolist() == wanted
@@ -36,31 +38,59 @@ def test_ngrams_are_those_of_a_plain_loop(tmp_path):
 def test_words_are_those_of_a_plain_loop(tmp_path):
     """Case does not count, punctuation does, and neither blanks nor the special symbols do."""
     texts = "A fine, fine film.", "a FINE  film", "Not a film!", "<eos> don't", "fine"
-    known = [["a", "fine", ",", "fine", "film", "."], ["a", "fine", "film"], ["not", "a", "film", "!"],
-             ["<", "eos", ">", "don", "'", "t"], ["fine"]] * 8
+    known = [
+        ["a", "fine", ",", "fine", "film", "."],
+        ["a", "fine", "film"],
+        ["not", "a", "film", "!"],
+        ["<", "eos", ">", "don", "'", "t"],
+        ["fine"],
+    ] * 8
     task, train, *_ = prepared(tmp_path, x=np.array(texts * 8), y=np.arange(40) % 2)
     sets = [{*known[i], *zip(known[i], known[i][1:])} for i in train.rows]
     found = baseline.ngrams(task, train, words=True)
-    assert (found @ found.T).toarray().tolist() == [[len(one & two) for two in sets] for one in sets]
+    assert (found @ found.T).toarray().tolist() == [
+        [len(one & two) for two in sets] for one in sets
+    ]
 
 
 def test_words_are_another_model_of_texts_only(tmp_path, capsys):
-    """It is fitted in a folder where characters were, says which regularisation was chosen, and wants characters."""
+    """It is fitted in a folder where characters were, says which regularisation was chosen, and
+    wants characters."""
     rng = np.random.default_rng(0)
     good = np.arange(200) % 2
     lines = [" ".join(rng.permutation([*"abcdefg", ("dull", "fun")[one]])) for one in good]
     np.savez(tmp_path / "text.npz", x=np.array(lines), y=good)
-    words = ["--task", f"file:{tmp_path / 'text.npz'}", "--data-dir", str(tmp_path / "data"), "--out",
-             str(tmp_path / "out")]
-    for more, model in ((), f"n-grams of 1 to {baseline.LONGEST}"), (["--words"], "words and pairs of words"):
+    words = [
+        "--task",
+        f"file:{tmp_path / 'text.npz'}",
+        "--data-dir",
+        str(tmp_path / "data"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    for more, model in (
+        ((), f"n-grams of 1 to {baseline.LONGEST}"),
+        (["--words"], "words and pairs of words"),
+    ):
         baseline.main([*words, *more])
         found = json.loads((tmp_path / "out" / "result.json").read_text())
         assert found["model"] == model and found["test_accuracy"] == 1
-        assert f"{model}: 1.0000 (validation 1.0000, {found['regularisation']})" in capsys.readouterr().out
-    for name in "samples", "symbols":                                 # symbols: of more than one letter
+        assert (
+            f"{model}: 1.0000 (validation 1.0000, {found['regularisation']})"
+            in capsys.readouterr().out
+        )
+    for name in "samples", "symbols":  # symbols: of more than one letter
         np.savez(tmp_path / f"{name}.npz", **kinds(rng)[name])
         with pytest.raises(UserError, match="--words is for texts"):
-            baseline.main(["--task", f"file:{tmp_path / name}.npz", "--data-dir", str(tmp_path / "data"), "--words"])
+            baseline.main(
+                [
+                    "--task",
+                    f"file:{tmp_path / name}.npz",
+                    "--data-dir",
+                    str(tmp_path / "data"),
+                    "--words",
+                ]
+            )
 
 
 @pytest.mark.parametrize("channels, ragged", [(1, False), (3, False), (2, True)])
@@ -76,14 +106,19 @@ def test_random_convolutions_are_those_of_a_plain_loop(channels, ragged, tmp_pat
     length = batch.lengths[i] if ragged else 40
     series[:length] = batch.samples[i, :length]
     kernels = baseline.random_kernels(40, channels)
-    assert sum(len(biases) for _, biases, _, _ in kernels) == baseline.KERNELS == found.shape[1] // 2
+    assert (
+        sum(len(biases) for _, biases, _, _ in kernels) == baseline.KERNELS == found.shape[1] // 2
+    )
     for weights, biases, dilation, padding in kernels:
         width = weights.shape[2]
         assert torch.allclose(weights.sum(2), torch.zeros(()), atol=1e-5)
         padded = torch.cat([torch.zeros(padding, channels), series, torch.zeros(padding, channels)])
         places = range(len(padded) - dilation * (width - 1))
-        plain = [float(biases[0]) + sum(float(weights[0, :, j] @ padded[t + j * dilation]) for j in range(width))
-                 for t in places]
+        plain = [
+            float(biases[0])
+            + sum(float(weights[0, :, j] @ padded[t + j * dilation]) for j in range(width))
+            for t in places
+        ]
         assert found[i, column] == pytest.approx(max(plain), abs=1e-4)
         share = sum(value > 0 for value in plain) / len(plain)
         assert found[i, column + len(biases)] == pytest.approx(share, abs=1.01 / len(plain))
@@ -100,10 +135,17 @@ def kinds(rng, n=400):
     ragged = short.copy()
     ragged[::3, 40:] = np.nan
     few = np.where(rng.random(n) < 0.5, y, np.nan)
-    return {"symbols": dict(x=words, y=y), "samples": dict(x=short, y=y), "ragged": dict(x=ragged, y=y),
-            "texts": dict(x=np.array(["".join(map(chr, 97 + line)) for line in words]), y=np.array([*"abc"])[y]),
-            "unlabelled": dict(x=short, y=few), "channels": dict(x=np.stack([short, short[::-1]], 2), y=y),
-            "numbers": dict(x=short, y=np.array([0.5, 1, 2])[y] + 0.01 * rng.standard_normal(n))}
+    return {
+        "symbols": dict(x=words, y=y),
+        "samples": dict(x=short, y=y),
+        "ragged": dict(x=ragged, y=y),
+        "texts": dict(
+            x=np.array(["".join(map(chr, 97 + line)) for line in words]), y=np.array([*"abc"])[y]
+        ),
+        "unlabelled": dict(x=short, y=few),
+        "channels": dict(x=np.stack([short, short[::-1]], 2), y=y),
+        "numbers": dict(x=short, y=np.array([0.5, 1, 2])[y] + 0.01 * rng.standard_normal(n)),
+    }
 
 
 @pytest.mark.parametrize("kind", kinds(np.random.default_rng(0)))
@@ -113,11 +155,17 @@ def test_it_finds_what_is_there_and_says_so(kind, tmp_path, capsys):
     data.prepare(task, folder, regression=kind == "numbers")
     words = ["--task", task, "--data-dir", folder, "--out", str(tmp_path / "out")]
     baseline.main(words)
-    found, text = json.loads((tmp_path / "out" / "result.json").read_text()), capsys.readouterr().out
+    found, text = (
+        json.loads((tmp_path / "out" / "result.json").read_text()),
+        capsys.readouterr().out,
+    )
     score = "r2" if kind == "numbers" else "accuracy"
     assert found[f"test_{score}"] > 0.9 and found[f"constant_{score}"] < 0.45
     assert found["start"] == "baseline" and f"{found[f'test_{score}']:.4f}" in text
-    assert kind == "numbers" or found["constant_accuracy"] == found["counts"]["labels"][0] / found["test_examples"]
+    assert (
+        kind == "numbers"
+        or found["constant_accuracy"] == found["counts"]["labels"][0] / found["test_examples"]
+    )
     assert kind != "unlabelled" or found["train_examples"] == found["data"]["labelled"] < 200
     baseline.main(words)
     assert "is finished" in capsys.readouterr().out
@@ -126,8 +174,12 @@ def test_it_finds_what_is_there_and_says_so(kind, tmp_path, capsys):
 def test_a_share_of_the_labels_is_that_of_finetuning(tmp_path):
     arrays = kinds(np.random.default_rng(0))["symbols"]
     prepared(tmp_path, **arrays)
-    task, train, val, test = data.open_task(f"file:{tmp_path / 'my.npz'}", tmp_path / "data", None, 0.1)
-    whole = baseline.ngrams(task, data.open_task(f"file:{tmp_path / 'my.npz'}", tmp_path / "data")[1])
+    task, train, val, test = data.open_task(
+        f"file:{tmp_path / 'my.npz'}", tmp_path / "data", None, 0.1
+    )
+    whole = baseline.ngrams(
+        task, data.open_task(f"file:{tmp_path / 'my.npz'}", tmp_path / "data")[1]
+    )
     assert (baseline.ngrams(task, train) != whole[train.chosen]).nnz == 0 and len(train) == 28
     assert len(baseline.fit(task, train, val, test)[1]) == len(test)
 
@@ -147,17 +199,20 @@ class Always:
 
 @pytest.mark.parametrize("share, wanted", [(5, "careful"), (2, "bold")])
 def test_unequal_classes_choose_by_balanced_accuracy(share, wanted, monkeypatch, tmp_path):
-    """4:1, where "careful" finds half of the smaller class at the cost of more mistakes; 1:1 by accuracy. The majority
-    class is that of training."""
+    """4:1, where "careful" finds half of the smaller class at the cost of more mistakes; 1:1 by
+    accuracy. The majority class is that of training."""
     y = np.where(np.arange(400) % share == 0, 0, 1)
     task, *splits = prepared(tmp_path, x=np.random.default_rng(0).standard_normal((400, 9)), y=y)
     val = splits[1].y
     half = np.flatnonzero(val == 0)[::2]
     careful = np.ones_like(val)
-    careful[[*half, *np.flatnonzero(val == 1)[:len(half) + 2]]] = 0
+    careful[[*half, *np.flatnonzero(val == 1)[: len(half) + 2]]] = 0
     test = np.zeros(len(splits[2]), int)
-    monkeypatch.setattr(baseline, "linear_models", lambda task: {
-        "bold": Always(np.ones_like(val), test), "careful": Always(careful, test)})
+    monkeypatch.setattr(
+        baseline,
+        "linear_models",
+        lambda task: {"bold": Always(np.ones_like(val), test), "careful": Always(careful, test)},
+    )
     _, _, constant, strength, balanced = baseline.fit(task, *splits)
     assert strength == wanted and balanced == (share == 5) and (share == 2 or set(constant) == {1})
 
@@ -166,13 +221,27 @@ def test_finished_is_only_what_has_the_same_flags(tmp_path, capsys):
     """Another share of the labels, another task with the same data, and back again."""
     arrays = kinds(np.random.default_rng(0))["samples"]
     prepared(tmp_path, **arrays)
-    words = ["--task", f"file:{tmp_path / 'my.npz'}", "--data-dir", str(tmp_path / "data"), "--out",
-             str(tmp_path / "out")]
-    for more, examples in (([], 280), (["--label-fraction", "0.1"], 28), (["--label-fraction", "0.2"], 56), ([], 280)):
+    words = [
+        "--task",
+        f"file:{tmp_path / 'my.npz'}",
+        "--data-dir",
+        str(tmp_path / "data"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    for more, examples in (
+        ([], 280),
+        (["--label-fraction", "0.1"], 28),
+        (["--label-fraction", "0.2"], 56),
+        ([], 280),
+    ):
         for finished in False, True:
             baseline.main([*words, *more])
             assert ("is finished" in capsys.readouterr().out) == finished
-            assert json.loads((tmp_path / "out" / "result.json").read_text())["train_examples"] == examples
+            assert (
+                json.loads((tmp_path / "out" / "result.json").read_text())["train_examples"]
+                == examples
+            )
     for task in "listops_demo", "listops_mini":
         data.prepare(task, tmp_path / "data", sizes=(40, 20, 20), workers=1)
         baseline.main(["--task", task, *words[2:]])
@@ -182,25 +251,37 @@ def test_finished_is_only_what_has_the_same_flags(tmp_path, capsys):
 @pytest.mark.parametrize("ragged", [False, True])
 def test_samples_may_be_longer_than_a_part(ragged, tmp_path):
     x = np.random.default_rng(0).standard_normal((12, 50_100))
-    x[::2, 40_000 if ragged else 50_100:] = np.nan
+    x[::2, 40_000 if ragged else 50_100 :] = np.nan
     task, train, *_ = prepared(tmp_path, x=x, y=np.arange(12) % 2)
     assert task.ragged == ragged and baseline.convolved(task, train, 60).shape == (len(train), 120)
 
 
 def test_the_page_of_full_length_shows_its_records():
-    """A row of results/linear.md per record: what was chosen, the scores, the error of the test set's size."""
-    rows = [[cell.strip("* ") for cell in line.split("|")] for line in
-            (ROOT / "results" / "linear.md").read_text().splitlines() if line.startswith("| `")]
-    records = [json.loads(line) for line in (ROOT / "results" / "linear.jsonl").read_text().splitlines()]
+    """A row of results/linear.md per record: what was chosen, the scores, the error of the test
+    set's size."""
+    rows = [
+        [cell.strip("* ") for cell in line.split("|")]
+        for line in (ROOT / "results" / "linear.md").read_text().splitlines()
+        if line.startswith("| `")
+    ]
+    records = [
+        json.loads(line) for line in (ROOT / "results" / "linear.jsonl").read_text().splitlines()
+    ]
     for row, record in zip(rows, records, strict=True):
         score = record["test_accuracy"]
         error = (score * (1 - score) / record["test_examples"]) ** 0.5
         assert row[3] == record["regularisation"] and [*map(float, row[4:8])] == pytest.approx(
-            [100 * record["val_accuracy"], 100 * score, 100 * error, round(record["seconds"])], abs=0.0051)
-        assert row[1].startswith(f"`{record['task'].split('_')[0]}`") and record["model"].split()[-1] in row[2]
+            [100 * record["val_accuracy"], 100 * score, 100 * error, round(record["seconds"])],
+            abs=0.0051,
+        )
+        assert (
+            row[1].startswith(f"`{record['task'].split('_')[0]}`")
+            and record["model"].split()[-1] in row[2]
+        )
 
 
-# ---- The verdict -----------------------------------------------------------------------------------------------------
+# ---- The verdict ---------------------------------------------------------------------------------
+
 
 def counts(labels, predicted, right):
     return dict(counts=dict(labels=labels, predicted=predicted, right=right))
@@ -219,8 +300,17 @@ def trained(folder, model, start, scores, steps=100, **more):
 
 
 def linear(folder, score, constant, **more):
-    finished(folder, "baseline", "n-grams of 1 to 5", 0, score, 0, 3,
-             **dict(objective="none", constant_accuracy=constant, val_accuracy=score, test_examples=1000) | more)
+    finished(
+        folder,
+        "baseline",
+        "n-grams of 1 to 5",
+        0,
+        score,
+        0,
+        3,
+        **dict(objective="none", constant_accuracy=constant, val_accuracy=score, test_examples=1000)
+        | more,
+    )
 
 
 def test_baselines_come_first_and_may_be_ahead(tmp_path):
@@ -230,16 +320,26 @@ def test_baselines_come_first_and_may_be_ahead(tmp_path):
     text = shown(tmp_path)
     rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
     assert rows == ["| model", "| *majority class*", "| *linear: n-grams of 1 to 5*", "| s4"]
-    assert "- **The linear model is ahead of every network**: it scores 77.0 %, and s4 self-pretrained 71.0 %." in text
+    assert (
+        "- **The linear model is ahead of every network**: it scores 77.0 %, and s4 "
+        "self-pretrained 71.0 %." in text
+    )
     trained(tmp_path, "rotary", "scratch", [0.83, 0.83, 0.84])
-    assert ("- Validation chooses rotary from scratch. It scores 83.3 % on test, **ahead of** the linear model "
-            "(77.0 %). Behind the linear model: s4 from scratch, s4 self-pretrained." in shown(tmp_path))
+    assert (
+        "- Validation chooses rotary from scratch. It scores 83.3 % on test, **ahead of** the "
+        "linear model "
+        "(77.0 %). Behind the linear model: s4 from scratch, s4 self-pretrained." in shown(tmp_path)
+    )
     trained(tmp_path, "dlr", "scratch", [0.83, 0.83, 0.84])
-    assert "Validation cannot choose between dlr from scratch, rotary from scratch. The first scores" in shown(tmp_path)
+    assert (
+        "Validation cannot choose between dlr from scratch, rotary from scratch. The first scores"
+        in shown(tmp_path)
+    )
 
 
 def test_validation_chooses_whatever_the_test_split_says(tmp_path):
-    """In the verdict, and the run to use: wherever the best model on test is not that on validation."""
+    """In the verdict, and the run to use: wherever the best model on test is not that on
+    validation."""
     names, test = ["s4", "rotary", "lstm"], (0.6, 0.7, 0.8)
     for trial, val in enumerate(some for some in itertools.permutations(test) if some[2] < 0.8):
         folder, best = tmp_path / str(trial), names[np.argmax(val)]
@@ -248,7 +348,10 @@ def test_validation_chooses_whatever_the_test_split_says(tmp_path):
             trained(folder, name, "scratch", [score, score], val_accuracy=chosen)
             (folder / f"{name}-scratch-s0-None" / "best.pt").touch()
         text = shown(folder)
-        assert f"Validation chooses {best} from scratch. It scores {100 * test[names.index(best)]:.1f} %" in text
+        assert (
+            f"Validation chooses {best} from scratch. It scores "
+            f"{100 * test[names.index(best)]:.1f} %" in text
+        )
         assert f"python predict.py {folder / best}-scratch-s0-None --input" in text
 
 
@@ -281,7 +384,10 @@ def test_joint_training_is_judged_where_it_is_decided_or_alone(tmp_path):
     trained(tmp_path / "more", "lru", "spt", [0.5])
     trained(tmp_path / "more", "s4", "spt", [0.5, 0.51, 0.52])
     text = shown(tmp_path)
-    assert "**s4 gains by joint training**" in text and "**s4: no significant difference**: +0.0 points" in text
+    assert (
+        "**s4 gains by joint training**" in text
+        and "**s4: no significant difference**: +0.0 points" in text
+    )
 
 
 def test_unequal_classes_are_judged_by_balanced_accuracy(tmp_path):
@@ -289,16 +395,26 @@ def test_unequal_classes_are_judged_by_balanced_accuracy(tmp_path):
     majority = counts([28, 2], [30, 0], [28, 0]) | dict(test_examples=30)
     linear(tmp_path, 28 / 30, 28 / 30, **majority)
     trained(tmp_path, "s4", "scratch", [28 / 30] * 3, **majority)
-    trained(tmp_path, "s4", "spt", [28 / 30] * 3, **counts([28, 2], [28, 2], [27, 1]) | dict(test_examples=30))
+    trained(
+        tmp_path,
+        "s4",
+        "spt",
+        [28 / 30] * 3,
+        **counts([28, 2], [28, 2], [27, 1]) | dict(test_examples=30),
+    )
     text = shown(tmp_path)
     assert "Classes are unequal, 14:1, so the score is balanced accuracy." in text
     assert "| *majority class* | 50.0 (93.3, 48.3) |" in text
     assert "| s4 | 50.0 ± 0.0 (93.3, 48.3) | 73.2 ± 0.0 (93.3, 73.2) |" in text
     assert "- **s4 from scratch predicts only one class** in 3 of 3 seeds." in text
-    # Of two examples of a class one is found: sqrt(2/4 2/4 / 2 + 28/30 2/30 / 28) / 2 = 18.0 points of error, one none
-    # from scratch: sqrt(1/4 3/4 / 2 + 29/30 1/30 / 28) / 2 = 15.5. With few degrees of freedom, ±66.4 points together.
+    # Of two examples of a class one is found: sqrt(2/4 2/4 / 2 + 28/30 2/30 / 28) / 2 = 18.0 points
+    # of error, one none from scratch: sqrt(1/4 3/4 / 2 + 29/30 1/30 / 28) / 2 = 15.5. With few
+    # degrees of freedom, ±66.4 points together.
     assert "**s4: no significant difference**: +23.2 points" in text
-    assert "noise from 30 test examples reaches ±66.4 points, so more seeds would not settle it." in text
+    assert (
+        "noise from 30 test examples reaches ±66.4 points, so more seeds would not settle it."
+        in text
+    )
 
 
 def test_older_runs_have_no_balanced_accuracy_and_it_says_so(tmp_path):
@@ -311,8 +427,14 @@ def test_the_ceiling_is_named_and_no_seeds_are_asked_for(tmp_path):
     trained(tmp_path, "s4", "scratch", [1.0, 0.999])
     trained(tmp_path, "s4", "spt", [1.0, 1.0])
     text = shown(tmp_path)
-    assert re.search(r"- \*\*Everything is at the ceiling\*\* \(.* to 100.0 %\): this set is too easy", text)
-    assert re.search(r"\*\*s4: no significant difference\*\*: \+0.. points.*; from scratch it is already at the ceil", text)
+    assert re.search(
+        r"- \*\*Everything is at the ceiling\*\* \(.* to 100.0 %\): this set is too easy", text
+    )
+    assert re.search(
+        r"\*\*s4: no significant difference\*\*: \+0.. points.*; from scratch it is already at the "
+        r"ceil",
+        text,
+    )
     trained(tmp_path, "s4", "joint", [0.6, 0.6])
     assert "**s4 loses by joint training**: -40.0 points" in shown(tmp_path)
 
@@ -320,13 +442,18 @@ def test_the_ceiling_is_named_and_no_seeds_are_asked_for(tmp_path):
 def test_few_examples_make_no_ceiling(tmp_path):
     trained(tmp_path, "s4", "scratch", [8 / 9] * 2, test_examples=9)
     trained(tmp_path, "s4", "spt", [8 / 9] * 2, test_examples=9)
-    assert "ceiling" not in (text := shown(tmp_path)) and "+0.0 points [-39.8, +39.8], 2 seeds; the scores are equal." in text
+    assert (
+        "ceiling" not in (text := shown(tmp_path))
+        and "+0.0 points [-39.8, +39.8], 2 seeds; the scores are equal." in text
+    )
 
 
 def test_everything_is_learned_where_two_examples_are_left(tmp_path):
     """Of 10,000 examples 150 are left to gain; of 9, two."""
     for start, score in (("scratch", 0.985), ("spt", 0.998)):
-        trained(tmp_path, "s4", start, [score - 0.0002, score, score + 0.0002], test_examples=10_000)
+        trained(
+            tmp_path, "s4", start, [score - 0.0002, score, score + 0.0002], test_examples=10_000
+        )
     assert "**s4 gains by SPT**" in (text := shown(tmp_path)) and "at the ceiling" not in text
 
 
@@ -335,7 +462,9 @@ def test_a_score_within_the_noise_of_the_test_set_is_no_better_than_the_majority
     linear(tmp_path, 0.7, 0.5)
     trained(tmp_path, "s4", "scratch", [0.51, 0.52])
     trained(tmp_path, "rotary", "scratch", [0.51, 0.54])
-    assert "Not significantly better than the majority class (50.0 %): s4 from scratch." in shown(tmp_path)
+    assert "Not significantly better than the majority class (50.0 %): s4 from scratch." in shown(
+        tmp_path
+    )
 
 
 def test_one_seed_decides_nothing(tmp_path):
@@ -350,9 +479,13 @@ def test_one_seed_decides_nothing(tmp_path):
 
 @pytest.mark.parametrize("mean, deviation", [(1.0, 2.0), (0.4, 0.5), (3.0, 1.0)])
 def test_the_seeds_that_would_decide_are_those_of_a_t_test(mean, deviation):
-    needed = next(k for k in range(4, 100) if ttest_ind_from_stats(mean, deviation, k, 0, deviation, k).pvalue < 0.05)
-    assert report.enough(mean, 0, [deviation ** 2] * 2, 3) == needed
-    assert report.enough(mean, 0.5 * mean, [deviation ** 2] * 2, 3) >= needed
+    needed = next(
+        k
+        for k in range(4, 100)
+        if ttest_ind_from_stats(mean, deviation, k, 0, deviation, k).pvalue < 0.05
+    )
+    assert report.enough(mean, 0, [deviation**2] * 2, 3) == needed
+    assert report.enough(mean, 0.5 * mean, [deviation**2] * 2, 3) >= needed
     assert report.enough(mean, 0, [1e9] * 2, 3) == "more than 100"
 
 
@@ -366,22 +499,43 @@ def test_shortened_runs_are_a_table_of_their_own(tmp_path):
 def test_the_figure_has_one_scale_of_gains_and_ends_behind_100(tmp_path):
     """No interval where there is one seed; R2 has a scale of its own."""
     import matplotlib.pyplot as plt
+
     linear(tmp_path, 0.77, 0.5)
     trained(tmp_path, "s4", "scratch", [0.9, 0.95, 0.97])
     trained(tmp_path, "s4", "spt", [0.99, 1.0, 1.0])
     trained(tmp_path / "one", "s4", "scratch", [0.5], task="file:one.npz")
     finished(tmp_path / "one", "pretrain", "s4", 0, dict(val_score=1), 100, 60, task="file:one.npz")
-    finished(tmp_path / "one", "spt", "s4", 0, 0.6, 100, 60, task="file:one.npz", init="s4-pretrain-s0-None")
+    finished(
+        tmp_path / "one",
+        "spt",
+        "s4",
+        0,
+        0.6,
+        100,
+        60,
+        task="file:one.npz",
+        init="s4-pretrain-s0-None",
+    )
     finished(tmp_path / "r2", "scratch", "s4", 0, dict(test_r2=0.5), 100, 60, task="file:r2.npz")
     found = report.comparisons(read_runs(tmp_path))
     axes = report.figure(plt, found)[0].axes
     lefts, rights = axes[::2], axes[1::2]
     titles = [axis.get_title(loc="left") for axis in lefts]
     by_title = dict(zip(titles, zip(lefts, rights)))
-    (left, right), (_, alone), (r2, _) = (by_title[name] for name in ("my.npz", "one.npz", "r2.npz"))
-    assert left.get_xlim()[1] == 101 and r2.get_xlim()[1] != 100 and right.get_xlim() == alone.get_xlim()
+    (left, right), (_, alone), (r2, _) = (
+        by_title[name] for name in ("my.npz", "one.npz", "r2.npz")
+    )
+    assert (
+        left.get_xlim()[1] == 101
+        and r2.get_xlim()[1] != 100
+        and right.get_xlim() == alone.get_xlim()
+    )
     bars = [container.has_xerr for axis in (right, alone) for container in axis.containers]
     assert bars == [True, False]
-    across = {round(float(line.get_xdata()[0]), 1) for line in left.lines if len(set(line.get_xdata())) == 1}
+    across = {
+        round(float(line.get_xdata()[0]), 1)
+        for line in left.lines
+        if len(set(line.get_xdata())) == 1
+    }
     assert across >= {50.0, 77.0}
     plt.close("all")

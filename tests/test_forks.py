@@ -1,5 +1,6 @@
-"""Seven ablations as users make them: each in one place, right at the first attempt, in both stages and in joint
-training. The objectives and the model here are examples to copy."""
+"""Seven ablations as users make them: each in one place, right at the first attempt, in both stages
+and in joint training. The objectives and the model here are examples to copy."""
+
 import json
 import re
 from dataclasses import replace
@@ -24,11 +25,12 @@ from pretrain import Objective, corrupt, hide, shift
 from tasks import TASKS
 from test_runs import assert_same_run, elsewhere, flags, load, mistake, opened, result_of, stop_in  # noqa: F401, fixtures
 
-# ---- InfoNCE: two corrupted views of each sequence find each other ---------------------------------------------------
+# ---- InfoNCE: two corrupted views of each sequence find each other -------------------------------
 
 
 def two_views(args, batch, draw):
-    """A batch twice, with other positions hidden -> inputs (2 b, l), a vector for every position."""
+    """A batch twice, with other positions hidden -> inputs (2 b, l), a vector for every
+    position."""
     views = [corrupt(batch, draw(hide, args.mask, i), args.loss)[0] for i in (0, 1)]
     inputs, lengths = torch.cat(views), None if batch.lengths is None else batch.lengths.repeat(2)
     there = inside(true_lengths(lengths, *inputs.shape[:2], inputs.device), inputs.shape[1])
@@ -36,38 +38,60 @@ def two_views(args, batch, draw):
 
 
 def info_nce(args, prediction, targets, hidden):
-    """Cross-entropy of which of the other views is of the same sequence, by the mean vectors. Times positions."""
+    """Cross-entropy of which of the other views is of the same sequence, by the mean vectors. Times
+    positions."""
     n, m = len(targets), len(prediction)
-    pooled = prediction.new_zeros(n, prediction.shape[1]).index_add(0, hidden // targets.shape[1], prediction)
+    pooled = prediction.new_zeros(n, prediction.shape[1]).index_add(
+        0, hidden // targets.shape[1], prediction
+    )
     z = F.normalize(pooled, dim=1)
-    similar = (z @ z.T / 0.1).masked_fill(torch.eye(n, dtype=torch.bool, device=z.device), -torch.inf)        # (2 b, 2 b)
+    # (2 b, 2 b)
+    similar = (z @ z.T / 0.1).masked_fill(
+        torch.eye(n, dtype=torch.bool, device=z.device), -torch.inf
+    )
     partner = torch.arange(n, device=z.device).roll(n // 2)
     return m * F.cross_entropy(similar, partner), m * (similar.argmax(1) == partner).float().mean()
 
 
-INFO_NCE = Objective(two_views, causal=False, hides=True, outputs=lambda args, task: 8, loss=info_nce, whole=True,
-                     score="accuracy of finding the other view")
+INFO_NCE = Objective(
+    two_views,
+    causal=False,
+    hides=True,
+    outputs=lambda args, task: 8,
+    loss=info_nce,
+    whole=True,
+    score="accuracy of finding the other view",
+)
 
 
-# ---- The next three positions at once --------------------------------------------------------------------------------
+# ---- The next three positions at once ------------------------------------------------------------
+
 
 def three_ahead(args, batch, draw):
     x, _, _ = shift(batch, "ce")
     there = inside(true_lengths(batch.lengths, *x.shape[:2], x.device) - 3, x.shape[1])
-    return x, torch.stack([batch.symbols.roll(-i, 1) for i in (1, 2, 3)], -1), there          # targets (b, l, 3)
+    # targets (b, l, 3)
+    return x, torch.stack([batch.symbols.roll(-i, 1) for i in (1, 2, 3)], -1), there
 
 
 def three_losses(args, prediction, targets, hidden):
-    prediction, targets = prediction.unflatten(-1, (3, -1)), at(targets, hidden)              # (m, 3, vocab), (m, 3)
+    # (m, 3, vocab), (m, 3)
+    prediction, targets = prediction.unflatten(-1, (3, -1)), at(targets, hidden)
     loss = F.cross_entropy(prediction.mT, targets, reduction="sum") / 3
     return loss, (prediction.argmax(-1) == targets).float().mean(-1).sum()
 
 
-THREE = Objective(three_ahead, causal=True, hides=False, outputs=lambda args, task: 3 * task.vocab, loss=three_losses,
-                  score="accuracy on the next three positions")
+THREE = Objective(
+    three_ahead,
+    causal=True,
+    hides=False,
+    outputs=lambda args, task: 3 * task.vocab,
+    loss=three_losses,
+    score="accuracy on the next three positions",
+)
 
 
-# ---- Span corruption (T5): sentinels stand for spans, which follow after the sequence --------------------------------
+# ---- Span corruption (T5): sentinels stand for spans, which follow after the sequence ------------
 
 SENTINELS = 20
 
@@ -81,21 +105,43 @@ def span_corruption(args, batch, draw):
         starts = gone & ~F.pad(gone, (1, 0))[:-1]
         sentinel = vocab + (starts.cumsum(0) - 1).clamp(0, SENTINELS - 1)
         kept = torch.where(starts, sentinel, x)[starts | ~gone]
-        spans = torch.stack((sentinel, x), 1)[torch.stack((starts, gone), 1)]                 # sentinel, span, sentinel
+        # sentinel, span, sentinel
+        spans = torch.stack((sentinel, x), 1)[torch.stack((starts, gone), 1)]
         found, first = [*found, torch.cat((kept, spans))], [*first, len(kept)]
-    lengths, inputs = torch.tensor([*map(len, found)]), torch.nn.utils.rnn.pad_sequence(found, True, 1)
+    lengths, inputs = (
+        torch.tensor([*map(len, found)]),
+        torch.nn.utils.rnn.pad_sequence(found, True, 1),
+    )
     l = inputs.shape[1]
-    return inputs, inputs.roll(-1, 1), inside(lengths - 1, l) & ~inside(torch.tensor(first) - 1, l), lengths
+    return (
+        inputs,
+        inputs.roll(-1, 1),
+        inside(lengths - 1, l) & ~inside(torch.tensor(first) - 1, l),
+        lengths,
+    )
 
 
-SPANS = Objective(span_corruption, causal=True, hides=True, outputs=lambda args, task: task.vocab + SENTINELS, whole=True,
-                  reads=lambda args, task: replace(task, vocab=task.vocab + SENTINELS, length=2 * task.length))
+SPANS = Objective(
+    span_corruption,
+    causal=True,
+    hides=True,
+    outputs=lambda args, task: task.vocab + SENTINELS,
+    whole=True,
+    reads=lambda args, task: replace(task, vocab=task.vocab + SENTINELS, length=2 * task.length),
+)
 FORKS = dict(info_nce=INFO_NCE, three_ahead=THREE, spans=SPANS)
 
 
-@pytest.mark.parametrize("name, task, model", [("info_nce", "listops", "rotary"), ("info_nce", "image", "s4"),
-                                               ("three_ahead", "listops", "s4"), ("spans", "listops", "transformer"),
-                                               ("spans", "listops", "s4")])
+@pytest.mark.parametrize(
+    "name, task, model",
+    [
+        ("info_nce", "listops", "rotary"),
+        ("info_nce", "image", "s4"),
+        ("three_ahead", "listops", "s4"),
+        ("spans", "listops", "transformer"),
+        ("spans", "listops", "s4"),
+    ],
+)
 def test_an_objective_of_ones_own(name, task, model, mistake, monkeypatch, tmp_path, capsys):
     """Both stages, joint training, --show; its score has its name; weights and lengths fit."""
     monkeypatch.setitem(pretrain.OBJECTIVES, name, FORKS[name])
@@ -106,13 +152,20 @@ def test_an_objective_of_ones_own(name, task, model, mistake, monkeypatch, tmp_p
     assert first["score_is"] == (FORKS[name].score or "accuracy on predicted positions")
     assert 0 <= first["val_score"] <= 1 and result_of(tmp_path / "both")["objective"] == name
     args = SimpleNamespace(**json.loads((tmp_path / "first" / "config.json").read_text()))
-    there, model = load(tmp_path / "first" / "best.pt")["model"], load(tmp_path / "second" / "best.pt")["model"]
+    there, model = (
+        load(tmp_path / "first" / "best.pt")["model"],
+        load(tmp_path / "second" / "best.pt")["model"],
+    )
     assert there["head.weight"].shape[0] == FORKS[name].outputs(args, TASKS[task])
-    assert {key for key in there if key.startswith("backbone")} == {key for key in model if key.startswith("backbone")}
+    assert {key for key in there if key.startswith("backbone")} == {
+        key for key in model if key.startswith("backbone")
+    }
     capsys.readouterr()
     if name == "info_nce":
         assert "are not positions of a sequence" in mistake("predict", ["first", "--show", "a.png"])
-        assert "keeps a batch whole" in mistake("pretrain", flags("x", task, "s4", objective=name, micro_batch=2))
+        assert "keeps a batch whole" in mistake(
+            "pretrain", flags("x", task, "s4", objective=name, micro_batch=2)
+        )
     else:
         predict.main(["first", "--show", "a.png"])
         assert "hidden positions" in capsys.readouterr().out
@@ -122,7 +175,9 @@ def test_info_nce_is_its_formula(monkeypatch, tmp_path):
     """The first evaluation beside float64, over examples in a loop."""
     monkeypatch.setitem(pretrain.OBJECTIVES, "info_nce", INFO_NCE)
     pretrain.main(flags("run", objective="info_nce", lr=0, steps=1))
-    logged = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    logged = [
+        json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    ]
     trained = predict.load("run")
     task, _, val, _ = predict.open_task("listops", ".")
     loss, positions = 0.0, 0
@@ -140,10 +195,13 @@ def test_info_nce_is_its_formula(monkeypatch, tmp_path):
             partner = (a + n // 2) % n
             each += like.logsumexp(0) - z[a] @ z[partner] / 0.1
         loss, positions = loss + there.sum() * each / n, positions + there.sum()
-    assert [line["val_loss"] for line in logged if line["kind"] == "eval"][0] == pytest.approx(float(loss / positions), rel=1e-4)
+    assert [line["val_loss"] for line in logged if line["kind"] == "eval"][0] == pytest.approx(
+        float(loss / positions), rel=1e-4
+    )
 
 
-# ---- A loss of several parts -----------------------------------------------------------------------------------------
+# ---- A loss of several parts ---------------------------------------------------------------------
+
 
 def two_parts(args, prediction, targets, hidden):
     """The loss, and as an auxiliary one a penalty on large outputs."""
@@ -152,60 +210,120 @@ def two_parts(args, prediction, targets, hidden):
 
 
 def test_parts_of_a_loss_are_logged_drawn_and_resumed(monkeypatch, tmp_path):
-    """Their sum is the loss; a stopped run goes on with the sums since the last log line; joint training names them
-    beside the loss on labels. The last step is logged."""
-    monkeypatch.setitem(pretrain.OBJECTIVES, "masked", pretrain.OBJECTIVES["masked"]._replace(loss=two_parts, score="share"))
+    """Their sum is the loss; a stopped run goes on with the sums since the last log line; joint
+    training names them beside the loss on labels. The last step is logged."""
+    monkeypatch.setitem(
+        pretrain.OBJECTIVES,
+        "masked",
+        pretrain.OBJECTIVES["masked"]._replace(loss=two_parts, score="share"),
+    )
     words = dict(steps=7, eval_every=7, log_every=4)
     pretrain.main(flags("whole", **words))
     stop_in(6, monkeypatch, "pretrain", flags("stopped", **words))
     pretrain.main(flags("stopped", resume=True, **words))
     finetune.main(flags("both", joint=0.5, **words))
-    for out, names in (("whole", {"guess", "size"}), ("stopped", {"guess", "size"}), ("both", {"labels", "guess", "size"})):
-        lines = [json.loads(line) for line in (tmp_path / out / "log.jsonl").read_text().splitlines()]
+    for out, names in (
+        ("whole", {"guess", "size"}),
+        ("stopped", {"guess", "size"}),
+        ("both", {"labels", "guess", "size"}),
+    ):
+        lines = [
+            json.loads(line) for line in (tmp_path / out / "log.jsonl").read_text().splitlines()
+        ]
         train = [line for line in lines if line["kind"] == "train"]
         assert train[-1]["step"] == 7
         for line in train:
-            parts = {name.removeprefix("loss_"): value for name, value in line.items() if name.startswith("loss_")}
-            assert parts.keys() == names and sum(parts.values()) == pytest.approx(line["loss"], rel=1e-5)
+            parts = {
+                name.removeprefix("loss_"): value
+                for name, value in line.items()
+                if name.startswith("loss_")
+            }
+            assert parts.keys() == names and sum(parts.values()) == pytest.approx(
+                line["loss"], rel=1e-5
+            )
         drawn = curves_of(tmp_path / out)["loss"]
         assert [style for style, *_ in drawn].count(":") == len(names)
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
-# ---- A flag that a pretext reads -------------------------------------------------------------------------------------
+# ---- A flag that a pretext reads -----------------------------------------------------------------
+
 
 def test_a_flag_that_a_pretext_reads_works_in_every_script(tmp_path):
-    """Also with weights that were kept before there was the flag; finetuning reads the value of its pretraining."""
-    copy = scripts(tmp_path, "tests/conftest.py", "results/weights/*.npz", "results/weights/pathfinder_demo*/*")
+    """Also with weights that were kept before there was the flag; finetuning reads the value of its
+    pretraining."""
+    copy = scripts(
+        tmp_path, "tests/conftest.py", "results/weights/*.npz", "results/weights/pathfinder_demo*/*"
+    )
     for file, old, new in (
-            ("engine/flags.py", '    add("--loss"', '    add("--width", type=positive, default=8, help="of spans")\n    add("--loss"'),
-            ("pretrain.py", "draw(hide, args.mask), args.loss),\n", "draw(hide, args.mask / args.width), args.loss),\n"
-             "                        reads=lambda args, task: print(f'width {args.width}') or task,\n")):
+        (
+            "engine/flags.py",
+            '    add("--loss"',
+            '    add("--width", type=positive, default=8, help="of spans")\n    add("--loss"',
+        ),
+        (
+            "pretrain.py",
+            "draw(hide, args.mask), args.loss),\n",
+            "draw(hide, args.mask / args.width), args.loss),\n"
+            "                        reads=lambda args, task: print(f'width {args.width}') or "
+            "task,\n",
+        ),
+    ):
         text = (copy / file).read_text()
         assert text.count(old) == 1
         (copy / file).write_text(text.replace(old, new))
     kept = "results/weights/pathfinder_demo-s4-pretrain"
     small = ("--steps", 2, "--batch", 4, "--eval-every", 2)
     task = ("--task", "pathfinder_demo")
-    says = calls(copy, ("data.py", *task, "--train", 40, "--val", 20, "--test", 20, "--show", "sheet.png"),
-                 ("pretrain.py", *task, "--model", "s4", "--width", 2, "--out", "first", *small),
-                 ("finetune.py", "--init", "first", "--out", "second", *small),
-                 ("finetune.py", *task, "--model", "s4", "--joint", 1, "--width", 4, "--out", "both", *small),
-                 ("finetune.py", *task, "--model", "s4", "--out", "scratch", *small),
-                 ("predict.py", "first", "--show", "a.png"), ("predict.py", "second"), ("predict.py", "both"),
-                 ("predict.py", kept, "--show", "b.png"),
-                 ("predict.py", kept.replace("pretrain", "finetuned"), "--input", "results/weights/pathfinder_demo.npz"),
-                 ("baseline.py", *task))
+    says = calls(
+        copy,
+        ("data.py", *task, "--train", 40, "--val", 20, "--test", 20, "--show", "sheet.png"),
+        ("pretrain.py", *task, "--model", "s4", "--width", 2, "--out", "first", *small),
+        ("finetune.py", "--init", "first", "--out", "second", *small),
+        (
+            "finetune.py",
+            *task,
+            "--model",
+            "s4",
+            "--joint",
+            1,
+            "--width",
+            4,
+            "--out",
+            "both",
+            *small,
+        ),
+        ("finetune.py", *task, "--model", "s4", "--out", "scratch", *small),
+        ("predict.py", "first", "--show", "a.png"),
+        ("predict.py", "second"),
+        ("predict.py", "both"),
+        ("predict.py", kept, "--show", "b.png"),
+        (
+            "predict.py",
+            kept.replace("pretrain", "finetuned"),
+            "--input",
+            "results/weights/pathfinder_demo.npz",
+        ),
+        ("baseline.py", *task),
+    )
     widths = [re.search(r"^width (\d+)$", text, re.M) for text in says]
     assert [width and int(width[1]) for width in widths] == [None, 2, 2, 4, 8, 2, 2, 4, 8, 8, None]
 
 
 def test_the_picture_of_a_task_shows_what_the_objective_hides(monkeypatch, tmp_path):
     """Here the first half of each sequence; of padding nothing."""
-    monkeypatch.setattr(pretrain, "hide", lambda shape, ratio, *key: np.arange(shape[1]) < np.full(shape, shape[1] // 2))
+    monkeypatch.setattr(
+        pretrain,
+        "hide",
+        lambda shape, ratio, *key: np.arange(shape[1]) < np.full(shape, shape[1] // 2),
+    )
     drawn = []
     monkeypatch.setattr(data, "open_task", opened)
-    monkeypatch.setattr(data, "sheet", lambda path, task, batch, size, columns: drawn.append((task, batch, columns[1][1])))
+    monkeypatch.setattr(
+        data,
+        "sheet",
+        lambda path, task, batch, size, columns: drawn.append((task, batch, columns[1][1])),
+    )
     for task in "listops", "image":
         data.show(task, ".", "sheet.png")
         task, batch, hidden = drawn.pop()
@@ -213,10 +331,13 @@ def test_the_picture_of_a_task_shows_what_the_objective_hides(monkeypatch, tmp_p
         assert hidden.sum(1).tolist() == lengths.clamp(max=task.length // 2).tolist()
 
 
-# ---- Weights averaged over time, and a schedule ----------------------------------------------------------------------
+# ---- Weights averaged over time, and a schedule --------------------------------------------------
+
 
 class EMA(torch.optim.AdamW):
-    """AdamW whose weights are averaged over time. `eval` puts the averages into the model, `train` the weights."""
+    """AdamW whose weights are averaged over time. `eval` puts the averages into the model, `train`
+    the weights."""
+
     averaged, ready = False, False
 
     def step(self, closure=None):
@@ -240,36 +361,52 @@ class EMA(torch.optim.AdamW):
 
 @pytest.mark.parametrize("stage", ["pretrain", "finetune"])
 def test_averaged_weights_evaluate_save_and_resume(stage, monkeypatch, tmp_path):
-    """best.pt has the averages, last.pt the weights; the run without averages takes the same steps; a stopped run goes on
-    to the bit."""
+    """best.pt has the averages, last.pt the weights; the run without averages takes the same steps;
+    a stopped run goes on to the bit."""
     script, words = dict(pretrain=pretrain, finetune=finetune)[stage], dict(eval_every=2)
     script.main(flags("plain", **words))
-    monkeypatch.setattr(script, "make_optimizer", lambda model, args: EMA(param_groups(model, args.lr, args.wd)))
+    monkeypatch.setattr(
+        script, "make_optimizer", lambda model, args: EMA(param_groups(model, args.lr, args.wd))
+    )
     script.main(flags("whole", **words))
     stop_in(4, monkeypatch, stage, flags("stopped", **words))
     script.main(flags("stopped", resume=True, **words))
-    plain, whole, stopped = (load(tmp_path / out / "last.pt") for out in ("plain", "whole", "stopped"))
+    plain, whole, stopped = (
+        load(tmp_path / out / "last.pt") for out in ("plain", "whole", "stopped")
+    )
     best = load(tmp_path / "whole" / "best.pt")
     for name, value in whole["model"].items():
         assert torch.equal(value, stopped["model"][name])
-        assert torch.allclose(value, plain["model"][name], atol=1e-6)          # AdamW fused or not
+        assert torch.allclose(value, plain["model"][name], atol=1e-6)  # AdamW fused or not
     averages = [each["average"] for each in whole["optimizer"]["state"].values()]
     if whole["state"]["best_step"] == 6:
         saved = [best["model"][name] for name, parameter in best["model"].items()]
-        assert all(any(torch.equal(one, other) for other in saved if other.shape == one.shape) for one in averages)
-    assert any(not torch.equal(value, best["model"][name]) for name, value in whole["model"].items())
+        assert all(
+            any(torch.equal(one, other) for other in saved if other.shape == one.shape)
+            for one in averages
+        )
+    assert any(
+        not torch.equal(value, best["model"][name]) for name, value in whole["model"].items()
+    )
 
 
 def test_a_schedule_is_a_line(monkeypatch, tmp_path):
     """Warm-up, stable, decay; a flag of both stages."""
-    monkeypatch.setitem(recipes.SCHEDULES, "wsd", lambda step, steps, warmup: min(1.0, (steps - step) / (0.5 * steps)))
+    monkeypatch.setitem(
+        recipes.SCHEDULES,
+        "wsd",
+        lambda step, steps, warmup: min(1.0, (steps - step) / (0.5 * steps)),
+    )
     pretrain.main(flags("run", schedule="wsd", lr=0.1))
-    rates = [json.loads(line)["lr"] for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()
-             if '"train"' in line]
+    rates = [
+        json.loads(line)["lr"]
+        for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+        if '"train"' in line
+    ]
     assert rates == pytest.approx([0.05, 0.1, 0.1, 0.1, 0.1 * 2 / 3, 0.1 / 3])
 
 
-# ---- minGRU (Feng et al. 2024): a file in zoo/ -----------------------------------------------------------------------
+# ---- minGRU (Feng et al. 2024): a file in zoo/ ---------------------------------------------------
 
 MINGRU = '''"""minGRU (Feng et al. 2024): h[t] = (1 - z[t]) h[t-1] + z[t] g[t], with z and g from x[t] alone."""
 import torch

@@ -1,4 +1,6 @@
-"""Missing samples are hidden positions: in the input, in the losses, in both stages, in predictions and in exports."""
+"""Missing samples are hidden positions: in the input, in the losses, in both stages, in predictions
+and in exports."""
+
 import json
 from types import SimpleNamespace
 
@@ -21,7 +23,8 @@ N, L, C = 40, 12, 2
 
 
 def arrays(seed=0):
-    """x (n, l, channels): positions without any value, positions without one of both, a late start, unequal lengths."""
+    """x (n, l, channels): positions without any value, positions without one of both, a late start,
+    unequal lengths."""
     rng = np.random.default_rng(seed)
     x = np.sin(np.arange(L)[:, None] * np.array([0.4, 0.9]) + 6 * rng.random((N, 1, C))) + 5
     x[rng.random((N, L)) < 0.2] = np.nan
@@ -49,18 +52,21 @@ def test_what_is_missing_stays_missing_and_is_said(opened, capsys):
     missing = [int(np.isnan(one).sum()) for one in cut]
     told = f"{sum(missing):,} values in {np.count_nonzero(missing)} of {N} sequences are missing"
     there = np.concatenate([cut[row] for row in train.rows])
-    assert np.allclose(task.mean, np.nanmean(there, 0)) and np.allclose(task.std, np.nanstd(there, 0))
+    assert np.allclose(task.mean, np.nanmean(there, 0)) and np.allclose(
+        task.std, np.nanstd(there, 0)
+    )
     batch = train.batch(np.arange(len(train)))
     for i, row in enumerate(train.rows):
         assert batch.lengths[i] == lengths[row]
-        back = batch.samples[i, :lengths[row]].double().numpy() * task.std + task.mean
+        back = batch.samples[i, : lengths[row]].double().numpy() * task.std + task.mean
         assert np.allclose(back, cut[row], atol=1e-5, equal_nan=True)
     data.prepare("file:gaps.npz", "again")
     assert told in capsys.readouterr().out
 
 
 def oracle(batch, hidden, prediction, causal):
-    """The loss in float64, position by position and channel by channel: a mean over the channels that are there."""
+    """The loss in float64, position by position and channel by channel: a mean over the channels
+    that are there."""
     total = count = 0
     for i, length in enumerate(batch.lengths.tolist()):
         for t in range(length - causal):
@@ -86,16 +92,25 @@ def test_what_is_missing_has_no_loss(objective, opened):
         inputs, targets, hidden = pretrain.shift(batch, "l1")
     loss, score = pretrain.spt_loss(SimpleNamespace(loss="l1"), prediction[hidden], targets, hidden)
     wanted, count = oracle(batch, asked, prediction, int(objective == "causal"))
-    assert int(hidden.sum()) == count and float(loss) == pytest.approx(wanted, rel=1e-5) and score < 0
+    assert (
+        int(hidden.sum()) == count and float(loss) == pytest.approx(wanted, rel=1e-5) and score < 0
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("model", ["s4", "rotary", "mamba", "lstm"])
 def test_the_backbone_reads_0_and_a_mark(model, causal, opened):
-    """The mark is the share of channels that are missing. Nothing else of a missing value reaches the model, and no
-    gradient is lost to it."""
+    """The mark is the share of channels that are missing. Nothing else of a missing value reaches
+    the model, and no gradient is lost to it."""
     task, train, *_ = opened
-    backbone = Backbone(config(arch("file:x", model, d=8, layers=1) or arch("text_demo", model, d=8, layers=1), task, causal, True))
+    backbone = Backbone(
+        config(
+            arch("file:x", model, d=8, layers=1) or arch("text_demo", model, d=8, layers=1),
+            task,
+            causal,
+            True,
+        )
+    )
     batch = train.batch(np.arange(8))
     seen = []
     backbone.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -104,42 +119,90 @@ def test_the_backbone_reads_0_and_a_mark(model, causal, opened):
     assert torch.equal(seen[0][..., :C], torch.where(gone, torch.zeros(()), batch.samples))
     assert torch.equal(seen[0][..., C], gone.float().mean(-1))
     features.square().sum().backward()
-    assert features.isfinite().all() and all(p.grad.isfinite().all() for p in backbone.parameters() if p.grad is not None)
+    assert features.isfinite().all() and all(
+        p.grad.isfinite().all() for p in backbone.parameters() if p.grad is not None
+    )
 
 
 @pytest.mark.parametrize("objective", ["masked", "causal"])
 @pytest.mark.parametrize("start", ["scratch", "spt", "joint"])
 def test_from_gaps_to_predictions_and_an_export(start, objective, opened, tmp_path, capsys):
-    words = ["--task", "file:gaps.npz", "--model", "s4", "--arch", "d=8,layers=1", "--steps", "3", "--batch", "6", "--warmup",
-             "1", "--eval-every", "3", "--objective", objective]
+    words = [
+        "--task",
+        "file:gaps.npz",
+        "--model",
+        "s4",
+        "--arch",
+        "d=8,layers=1",
+        "--steps",
+        "3",
+        "--batch",
+        "6",
+        "--warmup",
+        "1",
+        "--eval-every",
+        "3",
+        "--objective",
+        objective,
+    ]
     if start == "spt":
         pretrain.main([*words, "--out", "first"])
         assert json.loads((tmp_path / "first" / "result.json").read_text())["val_score"] < 0
-    finetune.main([*(words[6:12] + ["--init", "first"] if start == "spt" else words), "--out", "run",
-                   *["--joint", "1"] * (start == "joint")])
+    finetune.main(
+        [
+            *(words[6:12] + ["--init", "first"] if start == "spt" else words),
+            "--out",
+            "run",
+            *["--joint", "1"] * (start == "joint"),
+        ]
+    )
     saved = torch.load("run/best.pt", weights_only=True)["model"]
-    assert saved["backbone.encoder.weight"].shape[1] == C + 1 and all(one.isfinite().all() for one in saved.values())
+    assert saved["backbone.encoder.weight"].shape[1] == C + 1 and all(
+        one.isfinite().all() for one in saved.values()
+    )
     model = predict.load("run")
     x, _ = arrays()
     kept = np.load("run/predictions.npz")
     _, _, _, test = data.open_task("file:gaps.npz", "data")
     names, probabilities = model(x[test.rows])
-    assert [int(name) for name in names] == kept["prediction"].tolist() and np.isfinite(probabilities).all()
+    assert [int(name) for name in names] == kept["prediction"].tolist() and np.isfinite(
+        probabilities
+    ).all()
     predict.main(["run", "--export", "run.pt2"])
     exported = torch.export.load("run.pt2").module()
     for row, line in zip(test.rows, probabilities):
         length = torch.tensor([L - int(np.isnan(x[row]).all(1)[::-1].argmin())])
-        assert np.allclose(exported(torch.from_numpy(x[row][None]).float(), length)[0].detach(), line, atol=1e-4)
+        assert np.allclose(
+            exported(torch.from_numpy(x[row][None]).float(), length)[0].detach(), line, atol=1e-4
+        )
 
 
 def test_a_gap_that_training_never_saw_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     x, y = np.random.default_rng(0).normal(size=(N, L, C)), np.arange(N) % 2
     np.savez("whole.npz", x=x, y=y)
-    finetune.main(["--task", "file:whole.npz", "--model", "s4", "--arch", "d=8,layers=1", "--steps", "1", "--batch", "6",
-                   "--warmup", "1", "--out", "run"])
+    finetune.main(
+        [
+            "--task",
+            "file:whole.npz",
+            "--model",
+            "s4",
+            "--arch",
+            "d=8,layers=1",
+            "--steps",
+            "1",
+            "--batch",
+            "6",
+            "--warmup",
+            "1",
+            "--out",
+            "run",
+        ]
+    )
     x[2, 4, 1] = np.nan
-    with pytest.raises(UserError, match="example 2 .*: a value is missing, which training never saw"):
+    with pytest.raises(
+        UserError, match="example 2 .*: a value is missing, which training never saw"
+    ):
         predict.load("run")(x)
 
 

@@ -1,4 +1,5 @@
 """What a GPU would run, as far as it can be seen without one."""
+
 import contextlib
 import importlib.util
 import json
@@ -30,7 +31,10 @@ from test_objective import noise
 
 def drawn(l, e=8, h=3, b=3):
     generator = torch.Generator().manual_seed(l)
-    return [torch.randn(b, h, l, e, dtype=torch.float64, generator=generator, requires_grad=True) for _ in range(3)]
+    return [
+        torch.randn(b, h, l, e, dtype=torch.float64, generator=generator, requires_grad=True)
+        for _ in range(3)
+    ]
 
 
 def same(one, other, heads, lengths):
@@ -50,13 +54,16 @@ def test_folded_blocks_are_a_call_per_block(l, block, causal):
     ours = near_attention(*heads, block, None, causal, lengths)
     same(ours, attention(*heads, causal, block, lengths), heads, lengths)
     every = torch.full((3,), l)
-    same(near_attention(*heads, block, None, causal), attention(*heads, causal, block), heads, every)
+    same(
+        near_attention(*heads, block, None, causal), attention(*heads, causal, block), heads, every
+    )
 
 
 @pytest.mark.parametrize("model", ["transformer", "rotary"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_of_pathx_is_what_flash_needs(model, causal, monkeypatch):
-    """No mask of pairs, half precision, last stride 1, head size a multiple of 8: else 16,384 positions are dense."""
+    """No mask of pairs, half precision, last stride 1, head size a multiple of 8: else 16,384
+    positions are dense."""
     calls, masks, attend, lower_right = [], [], kernels._attend, bias.causal_lower_right
 
     def noted(*arguments):
@@ -65,12 +72,14 @@ def test_attention_of_pathx_is_what_flash_needs(model, causal, monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
     monkeypatch.setattr(kernels, "_attend", noted)
-    monkeypatch.setattr(bias, "causal_lower_right", lambda *sizes: masks.append(sizes) or lower_right(*sizes))
+    monkeypatch.setattr(
+        bias, "causal_lower_right", lambda *sizes: masks.append(sizes) or lower_right(*sizes)
+    )
     c = vars(config(arch("pathx", model), TASKS["pathx"], causal=causal))
     c = SimpleNamespace(**{"rotary": 0.0} | c | {"block": 96})
     with torch.autocast("cpu", torch.bfloat16):
         Attention(c)(torch.randn(1, 400, c.d)).sum().backward()
-    assert len(calls) == 5                                 # at full length four
+    assert len(calls) == 5  # at full length four
     for *heads, _, mask in calls:
         assert mask is None
         for x in heads:
@@ -91,12 +100,16 @@ def without_values():
 
 
 def fake_gpu():
-    """Whether tensors without values can be on a GPU that is not there: a CUDA build of a newer torch."""
+    """Whether tensors without values can be on a GPU that is not there: a CUDA build of a newer
+    torch."""
     if not importlib.util.find_spec("torch.nn.attention.varlen"):
-        return False                                       # an older torch asks the driver
+        return False  # an older torch asks the driver
     try:
         with without_values():
-            return torch.version.cuda and (torch.zeros(2, 2, device="cuda") @ torch.zeros(2, 2, device="cuda")).is_cuda
+            return (
+                torch.version.cuda
+                and (torch.zeros(2, 2, device="cuda") @ torch.zeros(2, 2, device="cuda")).is_cuda
+            )
     except Exception:
         return False
 
@@ -104,50 +117,71 @@ def fake_gpu():
 FAKE = pytest.mark.skipif(not fake_gpu(), reason="wants a CUDA build of torch")
 
 
-@pytest.mark.parametrize("model, most", [("s4", 695), ("dlr", 346), ("rotary", 222), ("transformer", 199)])
+@pytest.mark.parametrize(
+    "model, most", [("s4", 695), ("dlr", 346), ("rotary", 222), ("transformer", 199)]
+)
 def test_a_step_has_no_more_operations(model, most):
-    """Each is a launch, which a GPU waits for: those of six layers on a padded batch that are not views. Their number
-    does not depend on widths."""
+    """Each is a launch, which a GPU waits for: those of six layers on a padded batch that are not
+    views. Their number does not depend on widths."""
     names = []
 
     class Operations(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if not function.is_view and not any(word in str(function) for word in ("_unsafe_view", "detach", "prof")):
+            if not function.is_view and not any(
+                word in str(function) for word in ("_unsafe_view", "detach", "prof")
+            ):
                 names.append(str(function))
             return function(*args, **kwargs or {})
 
     sizes = dict(arch("text", model), d=32)
-    sizes |= {key: value for key, value in dict(n_ssm=2, state=8, ff=32, heads=2).items() if key in sizes}
-    denoiser = Denoiser(Backbone(config(sizes, SimpleNamespace(length=64, vocab=100, channels=None))), 100)
+    sizes |= {
+        key: value for key, value in dict(n_ssm=2, state=8, ff=32, heads=2).items() if key in sizes
+    }
+    denoiser = Denoiser(
+        Backbone(config(sizes, SimpleNamespace(length=64, vocab=100, channels=None))), 100
+    )
     optimizer = make_optimizer(denoiser, SimpleNamespace(lr=1e-3, wd=0.0))
     x, lengths = torch.randint(0, 100, (4, 64)), torch.tensor([64, 60, 50, 64])
     hidden = (torch.rand(4, 64) < 0.3).flatten().nonzero()[:, 0]
-    for _ in range(2):                                                 # the first makes the state of the optimiser
+    for _ in range(2):  # the first makes the state of the optimiser
         names.clear()
         with Operations():
-            spt_loss(SimpleNamespace(loss="ce"), denoiser(x, lengths, hidden), x, hidden)[0].backward()
+            spt_loss(SimpleNamespace(loss="ce"), denoiser(x, lengths, hidden), x, hidden)[
+                0
+            ].backward()
             optimizer.step()
             optimizer.zero_grad()
-    most += most // 40 if torch.__version__ < (2, 13) else 0           # older versions split some backward passes
+    # older versions split some backward passes
+    most += most // 40 if torch.__version__ < (2, 13) else 0
     assert most / 2 < len(names) <= most
 
 
 @FAKE
-@pytest.mark.parametrize("model", [name for name in MODELS if name not in ("lstm", "gru")])    # cuDNN asks the driver
+# cuDNN asks the driver
+@pytest.mark.parametrize("model", [name for name in MODELS if name not in ("lstm", "gru")])
 def test_every_model_stays_on_the_gpu(model, monkeypatch):
-    """The forward pass of every task and objective, once of those that differ in widths alone: a tensor left on the CPU
-    raises."""
-    monkeypatch.setattr(bias, "causal_lower_right",                    # whose tensors cannot be without values
-                        lambda lq, lk: torch.ones(lq, lk, dtype=torch.bool, device="cuda").tril(lk - lq))
+    """The forward pass of every task and objective, once of those that differ in widths alone: a
+    tensor left on the CPU raises."""
+    monkeypatch.setattr(
+        bias,
+        "causal_lower_right",  # whose tensors cannot be without values
+        lambda lq, lk: torch.ones(lq, lk, dtype=torch.bool, device="cuda").tril(lk - lq),
+    )
     seen = []
     for name, task in TASKS.items():
         for causal in (False, True):
-            if (sizes := arch(name, model)) is None or name.endswith("_mini") or (
-                    causal and model in ("linformer", "reformer")):
+            if (
+                (sizes := arch(name, model)) is None
+                or name.endswith("_mini")
+                or (causal and model in ("linformer", "reformer"))
+            ):
                 continue
             with without_values():
                 c = config(sizes | {"layers": 1}, task, causal=causal)
-                kind = {key: value if isinstance(value, (str, bool)) else bool(value) for key, value in vars(c).items()}
+                kind = {
+                    key: value if isinstance(value, (str, bool)) else bool(value)
+                    for key, value in vars(c).items()
+                }
                 if kind in seen:
                     continue
                 seen.append(kind)
@@ -155,27 +189,40 @@ def test_every_model_stays_on_the_gpu(model, monkeypatch):
                 if c.channels is None:
                     c.vocab = c.vocab or 100
                 denoiser = Denoiser(Backbone(c), 7)
-                for part in denoiser.modules():            # `to` swaps tensors in place, which these cannot
-                    part._parameters.update({k: nn.Parameter(v.detach().to("cuda")) for k, v in part._parameters.items()
-                                             if v is not None})
-                    part._buffers.update({k: v.to("cuda") for k, v in part._buffers.items() if v is not None})
-                x = (torch.zeros(3, l, dtype=torch.int64, device="cuda") if c.vocab else
-                     torch.zeros(3, l, c.channels, device="cuda"))
+                for part in denoiser.modules():  # `to` swaps tensors in place, which these cannot
+                    part._parameters.update(
+                        {
+                            k: nn.Parameter(v.detach().to("cuda"))
+                            for k, v in part._parameters.items()
+                            if v is not None
+                        }
+                    )
+                    part._buffers.update(
+                        {k: v.to("cuda") for k, v in part._buffers.items() if v is not None}
+                    )
+                x = (
+                    torch.zeros(3, l, dtype=torch.int64, device="cuda")
+                    if c.vocab
+                    else torch.zeros(3, l, c.channels, device="cuda")
+                )
                 lengths = torch.tensor([l, 1, l // 2], device="cuda") if c.vocab else None
                 y = denoiser(x, lengths, torch.zeros(5, dtype=torch.int64, device="cuda"))
                 assert y.is_cuda and y.shape == (5, 7), (name, causal)
 
 
-# ---- a training step as a graph --------------------------------------------------------------------------------------
+# ---- a training step as a graph ------------------------------------------------------------------
+
 
 class OnTheCpu(Recorded):
     """Replays by calling again what was recorded."""
+
     replayed = 0
 
     def capture(self, function):
         def replay():
             type(self).replayed += 1
             function()
+
         return replay
 
     def eagerly(self, function):
@@ -190,17 +237,41 @@ class Unable(OnTheCpu):
             raise RuntimeError("capture must end on the stream it began on")
 
 
-@pytest.mark.parametrize("stage, words", [
-    (pretrain, []), (finetune, []), (finetune, ["--joint", "1"]), (pretrain, ["--objective", "causal"]),
-    (pretrain, ["--loss", "l1", "--micro-batch", "5"])])
+@pytest.mark.parametrize(
+    "stage, words",
+    [
+        (pretrain, []),
+        (finetune, []),
+        (finetune, ["--joint", "1"]),
+        (pretrain, ["--objective", "causal"]),
+        (pretrain, ["--loss", "l1", "--micro-batch", "5"]),
+    ],
+)
 def test_recorded_steps_train_as_others_do(stage, words, tmp_path, monkeypatch):
-    """The same losses and weights, however many positions are hidden. A step that cannot be recorded is one line."""
+    """The same losses and weights, however many positions are hidden. A step that cannot be
+    recorded is one line."""
     x = np.random.default_rng(0).integers(0, 256, (60, 24, 1)).astype(np.uint8)
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(60) % 3)
-    words = ["--task", f"file:{tmp_path}/own.npz", "--model", "s4", "--steps", "12", "--batch", "8",
-             "--arch", "d=8,layers=1", "--log-every", "4", "--data-dir", str(tmp_path / "data"), *words]
+    words = [
+        "--task",
+        f"file:{tmp_path}/own.npz",
+        "--model",
+        "s4",
+        "--steps",
+        "12",
+        "--batch",
+        "8",
+        "--arch",
+        "d=8,layers=1",
+        "--log-every",
+        "4",
+        "--data-dir",
+        str(tmp_path / "data"),
+        *words,
+    ]
     start, found = Run.start, []
     for kind in (None, OnTheCpu, Unable):
+
         def started(run, *arguments):
             forward = start(run, *arguments)
             run.records = run.feed.records = kind is not None
@@ -210,13 +281,19 @@ def test_recorded_steps_train_as_others_do(stage, words, tmp_path, monkeypatch):
         monkeypatch.setattr(run_py, "Recorded", kind)
         OnTheCpu.replayed, out = 0, tmp_path / str(kind)
         if kind is Unable:
-            with pytest.raises(UserError, match="^--compile: cannot record a step as a CUDA graph: .* not permitted; leave out --compile$"):
+            with pytest.raises(
+                UserError,
+                match="^--compile: cannot record a step as a CUDA graph: .* not permitted; leave "
+                "out --compile$",
+            ):
                 stage.main([*words, "--out", str(out)])
             continue
         stage.main([*words, "--out", str(out)])
         last = torch.load(out / "last.pt", weights_only=True)
         lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-        losses = [value for line in lines for name, value in line.items() if name.startswith("loss")]
+        losses = [
+            value for line in lines for name, value in line.items() if name.startswith("loss")
+        ]
         found.append([torch.tensor(losses), *last["model"].values()])
         assert OnTheCpu.replayed == (12 - OnTheCpu.WARM if kind is OnTheCpu else 0)
         for ours, plain in zip(found[-1], found[0], strict=True):
@@ -235,11 +312,24 @@ class ByHand(torch.optim.Optimizer):
                 p.data.sub_(p.grad, alpha=float(group["lr"]))
 
 
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, ByHand,
-                                  *([torch.optim.Muon] if hasattr(torch.optim, "Muon") else [])])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        torch.optim.AdamW,
+        torch.optim.Adam,
+        torch.optim.SGD,
+        torch.optim.RMSprop,
+        ByHand,
+        *([torch.optim.Muon] if hasattr(torch.optim, "Muon") else []),
+    ],
+)
 def test_an_optimiser_is_recorded_if_it_can_be(kind):
-    """Else the compiled step runs as it is. Either way the weights are those of the step without a graph."""
-    args, gpu = SimpleNamespace(compile=True, arch={}), SimpleNamespace(device=torch.device("cuda"), world=1)
+    """Else the compiled step runs as it is. Either way the weights are those of the step without a
+    graph."""
+    args, gpu = (
+        SimpleNamespace(compile=True, arch={}),
+        SimpleNamespace(device=torch.device("cuda"), world=1),
+    )
     ends = []
     for compiled in (False, True):
         w = torch.ones(3, 3, requires_grad=True)
@@ -250,14 +340,19 @@ def test_an_optimiser_is_recorded_if_it_can_be(kind):
             (w @ x).square().sum().backward()
             optimizer.step()
 
-        run = OnTheCpu(step, optimizer) if compiled and records(args, gpu, optimizer, True) else step
+        run = (
+            OnTheCpu(step, optimizer) if compiled and records(args, gpu, optimizer, True) else step
+        )
         for i in range(6):
             run(torch.full((3,), float(i)))
         ends.append(w.detach())
     assert torch.allclose(*ends) and not torch.allclose(ends[0], torch.ones(3, 3))
     optimizer = torch.optim.AdamW([w])
     assert records(args, gpu, optimizer, True) and not records(args, gpu, optimizer, False)
-    for other in (SimpleNamespace(device=torch.device("cpu"), world=1), SimpleNamespace(device=gpu.device, world=2)):
+    for other in (
+        SimpleNamespace(device=torch.device("cpu"), world=1),
+        SimpleNamespace(device=gpu.device, world=2),
+    ):
         assert not records(args, other, optimizer, True)
 
 
@@ -273,7 +368,9 @@ def test_a_graph_is_for_its_shapes_and_sees_new_rates():
         optimizer.param_groups[0]["lr"] = float(i)
         graph([torch.full((length,), i), None])
     # Three of a kind run as they are, then all of that kind are replayed.
-    assert OnTheCpu.replayed == 2 and [values for values, _, _ in seen] == [[i] * n for i, n in enumerate(lengths)]
+    assert OnTheCpu.replayed == 2 and [values for values, _, _ in seen] == [
+        [i] * n for i, n in enumerate(lengths)
+    ]
     assert [float(rate) for rate in graph.rates] == [8.0]
 
 
@@ -294,6 +391,7 @@ def test_numbers_of_hidden_positions_are_equally_many_and_inside():
 
 def test_a_gpu_evaluates_in_large_batches():
     """Where examples do not depend on each other; and each of them once."""
+
     class Some:
         def __len__(self):
             return 100
@@ -304,9 +402,17 @@ def test_a_gpu_evaluates_in_large_batches():
     def sizes(device, independent, micro=None):
         args = SimpleNamespace(batch=8, micro_batch=micro)
         processes = SimpleNamespace(world=1, rank=0, device=torch.device(device))
-        feed = Feed(args, processes, dict(length=25, documents=2, target=""), 100, None, False, False)
-        feed.pinned, feed.shipped, feed.EVALUATED = lambda prepare, step: prepare(step), lambda batch: batch, 32 * 50
-        found = [rows.tolist() for _, rows, _ in feed.batches(Some(), np.arange(100)[::-1], independent)]
+        feed = Feed(
+            args, processes, dict(length=25, documents=2, target=""), 100, None, False, False
+        )
+        feed.pinned, feed.shipped, feed.EVALUATED = (
+            lambda prepare, step: prepare(step),
+            lambda batch: batch,
+            32 * 50,
+        )
+        found = [
+            rows.tolist() for _, rows, _ in feed.batches(Some(), np.arange(100)[::-1], independent)
+        ]
         assert sorted(sum(found, [])) == [*range(100)]
         return [len(rows) for rows in found]
 
@@ -321,10 +427,16 @@ def test_scores_do_not_depend_on_the_batches_of_an_evaluation():
     model = Classifier(Backbone(config(sizes, task)), task.classes, "mean")
     found = []
     for size in (1, 8, 37):
-        run = SimpleNamespace(device=torch.device("cpu"), autocast=contextlib.nullcontext, total=lambda value: value)
+        run = SimpleNamespace(
+            device=torch.device("cpu"), autocast=contextlib.nullcontext, total=lambda value: value
+        )
         run.batches = lambda split, *_, independent: (
-            (i, rows, split.batch(rows)) for i, rows in enumerate(np.array_split(np.arange(37), -(-37 // size))))
+            (i, rows, split.batch(rows))
+            for i, rows in enumerate(np.array_split(np.arange(37), -(-37 // size)))
+        )
         found.append(finetune.evaluate(model, task, split, run, "test"))
     for _, score, guesses in found[1:]:
         assert score == found[0][1] and np.array_equal(guesses, found[0][2])
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6) == pytest.approx(found[2][0], rel=1e-6)
+    assert (
+        found[0][0] == pytest.approx(found[1][0], rel=1e-6) == pytest.approx(found[2][0], rel=1e-6)
+    )

@@ -1,4 +1,6 @@
-"""Records that cannot lie: what a user asks for is what is trained, and a run is known by all that made it."""
+"""Records that cannot lie: what a user asks for is what is trained, and a run is known by all that
+made it."""
+
 import dataclasses
 import io
 import itertools
@@ -47,31 +49,54 @@ def own_file(folder, shape=(60, 8, 1)):
     return f"file:{path}"
 
 
-# ---- what a user asks for is always passed on ------------------------------------------------------------------------
+# ---- what a user asks for is always passed on ----------------------------------------------------
 
-OTHERS = dict(lr=0.05, wd=0.3, batch=7, epochs=3, steps=9, warmup=2, schedule="step", eval_every=5, mask=0.11,
-              loss="l1", pool="max", head="mlp", micro_batch=2, train_fraction=0.5, label_fraction=0.5,
-              objective="causal", joint=2.0, **{"arch.d": 32, "arch.layers": 2})
+OTHERS = dict(
+    lr=0.05,
+    wd=0.3,
+    batch=7,
+    epochs=3,
+    steps=9,
+    warmup=2,
+    schedule="step",
+    eval_every=5,
+    mask=0.11,
+    loss="l1",
+    pool="max",
+    head="mlp",
+    micro_batch=2,
+    train_fraction=0.5,
+    label_fraction=0.5,
+    objective="causal",
+    joint=2.0,
+    **{"arch.d": 32, "arch.layers": 2},
+)
 MEANINGLESS = dict(scratch={"mask", "loss", "joint"}, spt={"joint"}, joint=set())
 
 
-@pytest.mark.parametrize("task, model", [("text_demo", "s4"), ("image", "rotary"), ("own", "rotary")])
+@pytest.mark.parametrize(
+    "task, model", [("text_demo", "s4"), ("image", "rotary"), ("own", "rotary")]
+)
 def test_every_value_of_every_flag_arrives(task, model, monkeypatch, tmp_path):
-    """In config.json of each stage that a sweep gives the flag, the recipe's own value included. Of your data the
-    recipe's epochs are not what `fit` makes of them."""
+    """In config.json of each stage that a sweep gives the flag, the recipe's own value included. Of
+    your data the recipe's epochs are not what `fit` makes of them."""
     monkeypatch.chdir(tmp_path)
     task, known = own_file(tmp_path) if task == "own" else task, sweep.known_flags()
     if own := tasks.declared(task).own:
         data.prepare(task, "data")
-    assert known["pretrain"].keys() | known["finetune"].keys() == OTHERS.keys() - {"arch.d", "arch.layers"} | {
-        "arch", "freeze", "class_weights", "fresh"}
-    recipe = vars(pretrain.parse_args(["--task", task, "--model", model])) | (dict(epochs=10) if own else {})
+    assert known["pretrain"].keys() | known["finetune"].keys() == OTHERS.keys() - {
+        "arch.d",
+        "arch.layers",
+    } | {"arch", "freeze", "class_weights", "fresh"}
+    recipe = vars(pretrain.parse_args(["--task", task, "--model", model])) | (
+        dict(epochs=10) if own else {}
+    )
     for start, flag in itertools.product(MEANINGLESS, OTHERS):
         name, _, key = flag.partition(".")
         usual = recipe[name][key] if key else recipe.get(name)
         for value in {OTHERS[flag], usual} - {None} - ({"l1"} if task == "text_demo" else set()):
             settings = sweep.combinations([f"{flag.replace('_', '-')}={value}"])
-            row, = sweep.sweep([task], [model], settings, [start], known)
+            (row,) = sweep.sweep([task], [model], settings, [start], known)
             arrived = []
             for command in commands.chains([row], 0, "runs")[0]:
                 _, script, *words = shlex.split(command)
@@ -82,37 +107,76 @@ def test_every_value_of_every_flag_arrives(task, model, monkeypatch, tmp_path):
                 (args.out / "result.json").write_text('{"task": 0, "seed": 0}')
                 if f"--{name.replace('_', '-')} " in command:
                     arrived.append((config[name][key] if key else config[name]) == value)
-                    assert flag != "epochs" or config["steps"] is None        # they would win
+                    assert flag != "epochs" or config["steps"] is None  # they would win
             assert all(arrived) and (arrived or flag in MEANINGLESS[start]), (start, flag, value)
-            said = commands.record(commands.trained(row)[0])           # by which a table finds the run
-            if not own or name == "epochs":                              # others `fit` may choose as well
+            said = commands.record(commands.trained(row)[0])  # by which a table finds the run
+            if not own or name == "epochs":  # others `fit` may choose as well
                 assert said["changed"].get(name) == args.changed.get(name), (start, flag, value)
 
 
 def test_stage_2_alone_may_have_another_share():
     """Else it has that of its pretraining, which is passed on with --init."""
-    for flag, wanted in (("finetune.train-fraction", [False, True]), ("pretrain.train-fraction", [True, False]),
-                         ("train-fraction", [True, False])):
-        row, = sweep.sweep(["image"], ["s4"], sweep.combinations([f"{flag}=0.5"]), ["spt"], sweep.known_flags())
-        assert ["--train-fraction 0.5" in line for line in commands.chains([row], 0, "runs")[0]] == wanted
+    for flag, wanted in (
+        ("finetune.train-fraction", [False, True]),
+        ("pretrain.train-fraction", [True, False]),
+        ("train-fraction", [True, False]),
+    ):
+        (row,) = sweep.sweep(
+            ["image"], ["s4"], sweep.combinations([f"{flag}=0.5"]), ["spt"], sweep.known_flags()
+        )
+        assert [
+            "--train-fraction 0.5" in line for line in commands.chains([row], 0, "runs")[0]
+        ] == wanted
 
 
 def test_flags_that_say_how_to_read_your_data_reach_data_and_baseline(here, tmp_path):  # noqa: F811
     path = own_file(tmp_path).removeprefix("file:")
     (tmp_path / "groups.txt").write_text("\n".join(map(str, range(60))))
     stand_in_for_python(tmp_path, f'[ "$1" = data.py ] && echo "$*" >> {tmp_path}/data.txt')
-    here("own", "--tasks", f"file:{path}", "--models", "rotary", "--seeds", "0", "--group", tmp_path / "groups.txt",
-         "--samples", "--label-fraction", "0.5", "--label", "-1", "--no-header")
-    assert (tmp_path / "data.txt").read_text().split("\n")[0].endswith(
-        f"--samples --no-header --group={tmp_path}/groups.txt --label=-1")
-    baseline, = (line for line in (tmp_path / "calls.txt").read_text().splitlines() if "baseline.py" in line)
+    here(
+        "own",
+        "--tasks",
+        f"file:{path}",
+        "--models",
+        "rotary",
+        "--seeds",
+        "0",
+        "--group",
+        tmp_path / "groups.txt",
+        "--samples",
+        "--label-fraction",
+        "0.5",
+        "--label",
+        "-1",
+        "--no-header",
+    )
+    assert (
+        (tmp_path / "data.txt")
+        .read_text()
+        .split("\n")[0]
+        .endswith(f"--samples --no-header --group={tmp_path}/groups.txt --label=-1")
+    )
+    (baseline,) = (
+        line for line in (tmp_path / "calls.txt").read_text().splitlines() if "baseline.py" in line
+    )
     assert "--label-fraction 0.5" in baseline
 
 
-# ---- what a set is ---------------------------------------------------------------------------------------------------
+# ---- what a set is -------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("other", [dict(seed=1), dict(regression=True), dict(kind="symbols"), dict(group="other.txt"),
-                                   "mine.csv", "group.txt"], ids=str)
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        dict(seed=1),
+        dict(regression=True),
+        dict(kind="symbols"),
+        dict(group="other.txt"),
+        "mine.csv",
+        "group.txt",
+    ],
+    ids=str,
+)
 def test_any_other_input_is_another_set(other, monkeypatch, tmp_path):
     """A flag, or the content of a file that it was made from; the same flags, or none, open it."""
     monkeypatch.chdir(tmp_path)
@@ -121,7 +185,11 @@ def test_any_other_input_is_another_set(other, monkeypatch, tmp_path):
         (tmp_path / name).write_text("\n".join(map(str, content)))
     flags = dict(seed=0, group="group.txt", kind="samples", regression=False)
     folder = data.prepare("file:mine.csv", "data", **flags)
-    assert data.prepare("file:mine.csv", "data") == folder == data.prepare("file:mine.csv", "data", **flags)
+    assert (
+        data.prepare("file:mine.csv", "data")
+        == folder
+        == data.prepare("file:mine.csv", "data", **flags)
+    )
     if isinstance(other, str):
         (tmp_path / other).write_text((tmp_path / other).read_text().replace("5", "6"))
     for given in (flags, {}) if isinstance(other, str) else (flags | other, other):
@@ -133,10 +201,13 @@ def test_every_field_of_a_task_that_shapes_its_arrays_identifies_its_set():
     row, apart = tasks.TASKS["pathfinder_demo"], ("sizes", "mask", "source", "names", "subset")
     for one in dataclasses.fields(tasks.Task):
         other = dataclasses.replace(row, **{one.name: "other"})
-        assert (tasks.identifying(other) == tasks.identifying(row)) == (not one.repr or one.name in apart), one.name
+        assert (tasks.identifying(other) == tasks.identifying(row)) == (
+            not one.repr or one.name in apart
+        ), one.name
 
 
-# ---- what a run is ---------------------------------------------------------------------------------------------------
+# ---- what a run is -------------------------------------------------------------------------------
+
 
 def another(folder):
     """Put other weights into a pretraining run: of the same flags, as edited code would make."""
@@ -144,7 +215,9 @@ def another(folder):
     next(iter(saved["model"].values())).add_(1e-3)
     torch.save(saved, folder / "best.pt")
     if (folder / "result.json").exists():
-        record = json.loads((folder / "result.json").read_text()) | {"best.pt": sha256_of(folder / "best.pt")}
+        record = json.loads((folder / "result.json").read_text()) | {
+            "best.pt": sha256_of(folder / "best.pt")
+        }
         (folder / "result.json").write_text(json.dumps(record))
 
 
@@ -157,33 +230,52 @@ def test_a_replaced_pretraining_is_noticed(mistake, monkeypatch, tmp_path):  # n
     another(tmp_path / "pt")
     for name in ("done", "half"):
         line = mistake("finetune", flags(name, None, None, init="pt", resume=True))
-        assert f"--resume: {name} started from another pt/best.pt (checksum " in line and len(line) < 200
+        assert (
+            f"--resume: {name} started from another pt/best.pt (checksum " in line
+            and len(line) < 200
+        )
     config = json.loads((tmp_path / "half" / "config.json").read_text())
     del config["pretrained"], config["code"]
     (tmp_path / "half" / "config.json").write_text(json.dumps(config))
     finetune.main(flags("half", None, None, init="pt", resume=True))
-    assert result_of(tmp_path / "half")["pretrained"] is result_of(tmp_path / "half")["code"] is None
+    assert (
+        result_of(tmp_path / "half")["pretrained"] is result_of(tmp_path / "half")["code"] is None
+    )
 
 
 def test_a_pretraining_on_any_other_data_is_refused():
     ours = dict(source="own data", seed=0, sizes=[9, 3, 3], labels=7, inputs=["a", "b", "c"])
     for name in ours:
-        args = SimpleNamespace(init="first", pretraining=dict(data=ours | {name: None}), task="x", data_dir="data")
-        with pytest.raises(UserError, match="first was pretrained on .* may hold what was pretrained on"):
+        args = SimpleNamespace(
+            init="first", pretraining=dict(data=ours | {name: None}), task="x", data_dir="data"
+        )
+        with pytest.raises(
+            UserError, match="first was pretrained on .* may hold what was pretrained on"
+        ):
             finetune.make_model(args, SimpleNamespace(data=ours), None)
 
 
-@pytest.mark.parametrize("stage, words", [
-    ("pretrain", []), ("finetune", []), ("finetune", ["--joint", "1"]), ("finetune", ["--init", "first"])])
+@pytest.mark.parametrize(
+    "stage, words",
+    [
+        ("pretrain", []),
+        ("finetune", []),
+        ("finetune", ["--joint", "1"]),
+        ("finetune", ["--init", "first"]),
+    ],
+)
 def test_any_other_flag_is_another_run(stage, words, monkeypatch, tmp_path):
-    """Every flag but those of the machine, one at a time: --resume refuses it, and compare keeps both runs apart."""
+    """Every flag but those of the machine, one at a time: --resume refuses it, and compare keeps
+    both runs apart."""
     monkeypatch.chdir(tmp_path)
     parse, base = PARSE[f"{stage}.py"], ["--task", "text_demo", "--model", "s4", *words]
-    if "--init" in words:                                              # task, model and more are the pretraining's
+    if "--init" in words:  # task, model and more are the pretraining's
         for name, more in (("first", []), ("second", ["--lr", "0.02"])):
             args = PARSE["pretrain.py"](["--task", "text_demo", "--model", "s4", *more])
             (tmp_path / name).mkdir()
-            (tmp_path / name / "config.json").write_text(json.dumps(defining(args) | dict(data={"sizes": [9]})))
+            (tmp_path / name / "config.json").write_text(
+                json.dumps(defining(args) | dict(data={"sizes": [9]}))
+            )
             torch.save(dict(config=defining(args), model={}), tmp_path / name / "best.pt")
         base = base[4:]
 
@@ -196,25 +288,57 @@ def test_any_other_flag_is_another_run(stage, words, monkeypatch, tmp_path):
     for name, content in (("config", config), ("result", dict(task=0, seed=0))):
         (tmp_path / "run" / f"{name}.json").write_text(json.dumps(content))
     others = {flag: str(value) for flag, value in OTHERS.items() if "." not in flag} | dict(
-        task="listops_demo", model="rotary", seed="3", arch="layers=2", freeze="", class_weights="", fresh="", init="second", pool="mean" if config.get("pool") == "max" else "max")
-    without = {"mask", "loss", "fresh"} if args["start"] in ("scratch", "spt") else {"loss", "fresh"}     # symbols have one loss
-    without |= {"freeze"} if args["start"] == "joint" else {"joint"} if args["start"] == "spt" else set()
-    without |= {"task", "model", "objective", "train_fraction", "arch"} if args["start"] == "spt" else {"init"}
-    flags_here = vars(flags_py.flags(stage, pretrain.OBJECTIVES).parse_args([])).keys() - MACHINE_FLAGS
+        task="listops_demo",
+        model="rotary",
+        seed="3",
+        arch="layers=2",
+        freeze="",
+        class_weights="",
+        fresh="",
+        init="second",
+        pool="mean" if config.get("pool") == "max" else "max",
+    )
+    # symbols have one loss
+    without = (
+        {"mask", "loss", "fresh"} if args["start"] in ("scratch", "spt") else {"loss", "fresh"}
+    )
+    without |= (
+        {"freeze"} if args["start"] == "joint" else {"joint"} if args["start"] == "spt" else set()
+    )
+    without |= (
+        {"task", "model", "objective", "train_fraction", "arch"}
+        if args["start"] == "spt"
+        else {"init"}
+    )
+    flags_here = (
+        vars(flags_py.flags(stage, pretrain.OBJECTIVES).parse_args([])).keys() - MACHINE_FLAGS
+    )
     for flag in flags_here - without:
-        word = [f"--{flag.replace('_', '-')}", others[flag]][:1 + (others[flag] != "")]
+        word = [f"--{flag.replace('_', '-')}", others[flag]][: 1 + (others[flag] != "")]
         other, found = made(word)
         with pytest.raises(UserError, match="was started with|started from another"):
             Folder("run", True).look(other, True)
         if flag not in ("seed", "micro_batch"):
-            one, two = (reading.identity(dict(task=some["task"], model=some["model"], objective=some["objective"],
-                                              start=some["start"], changed=some["changed"], joint=some.get("joint")))
-                        for some in (args, found))
+            one, two = (
+                reading.identity(
+                    dict(
+                        task=some["task"],
+                        model=some["model"],
+                        objective=some["objective"],
+                        start=some["start"],
+                        changed=some["changed"],
+                        joint=some.get("joint"),
+                    )
+                )
+                for some in (args, found)
+            )
             assert one != two, flag
     with pytest.raises(UserError, match="was started with data"):
         Folder("run", True).look(config | dict(data={"labels": 2}), True)
-    (tmp_path / "run" / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "fresh"}))
-    assert Folder("run", True).look(config, True)         # of a version before that flag
+    (tmp_path / "run" / "config.json").write_text(
+        json.dumps({k: v for k, v in config.items() if k != "fresh"})
+    )
+    assert Folder("run", True).look(config, True)  # of a version before that flag
     assert Folder("run", True).look(made(["--log-every", "7", "--device", "cpu"])[0], True)
 
 
@@ -257,18 +381,31 @@ def test_a_run_resumes_in_the_process_that_was_told_to_stop(monkeypatch, tmp_pat
     assert result_of(tmp_path / "run")["best_step"]
 
 
-# ---- the code of a run -----------------------------------------------------------------------------------------------
+# ---- the code of a run ---------------------------------------------------------------------------
+
 
 def test_a_run_knows_the_code_that_shapes_it(monkeypatch, tmp_path):
     """All that a process imported from here but other models and tasks; comments do not count."""
     words = "import sys, finetune; print(*[n for n in sys.modules if not n.startswith('_')])"
-    loaded = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True
+    ).stdout.split()
     files = {f"{name.replace('.', '/')}{end}" for name in loaded for end in (".py", "/__init__.py")}
     others = {f"{room}/{name}" for room in ("zoo", "tasks") for name in os.listdir(ROOT / room)} - {
-        "zoo/__init__.py", "zoo/structured.py", "tasks/__init__.py", "tasks/making.py"}
-    assert {file for file in files if (ROOT / file).is_file()} - others <= code_of("finetune.py").keys()
-    assert {"pretrain.py", "models.py", "kernels.py", "recipes.py", "engine/run.py"} <= code_of("finetune.py").keys()
-    assert "zoo/scan.py" in code_of("finetune.py", "zoo/lru.py") and "finetune.py" not in code_of("pretrain.py")
+        "zoo/__init__.py",
+        "zoo/structured.py",
+        "tasks/__init__.py",
+        "tasks/making.py",
+    }
+    assert {file for file in files if (ROOT / file).is_file()} - others <= code_of(
+        "finetune.py"
+    ).keys()
+    assert {"pretrain.py", "models.py", "kernels.py", "recipes.py", "engine/run.py"} <= code_of(
+        "finetune.py"
+    ).keys()
+    assert "zoo/scan.py" in code_of("finetune.py", "zoo/lru.py") and "finetune.py" not in code_of(
+        "pretrain.py"
+    )
     monkeypatch.setattr(folder_py, "ROOT", scripts(tmp_path))
 
     def now():
@@ -284,37 +421,62 @@ def test_a_run_knows_the_code_that_shapes_it(monkeypatch, tmp_path):
         with open(tmp_path / name, "a") as file:
             file.write("more = 1\n")
         second = now()
-        assert {file for file in first if first[file] != second[file]} == {name} and first.keys() == second.keys()
+        assert {file for file in first if first[file] != second[file]} == {
+            name
+        } and first.keys() == second.keys()
         first = second
     code_of.cache_clear()
 
 
 def test_a_resumed_run_knows_both_versions(tmp_path):
     (tmp_path / "last.pt").touch()
-    (tmp_path / "config.json").write_text(json.dumps(dict(code={"a.py": "1", "b.py": "2", "gone.py": "3"})))
+    (tmp_path / "config.json").write_text(
+        json.dumps(dict(code={"a.py": "1", "b.py": "2", "gone.py": "3"}))
+    )
     folder = Folder(tmp_path, True)
-    for _ in range(2):                                           # resumed twice
+    for _ in range(2):  # resumed twice
         folder.look(dict(code={"a.py": "1", "b.py": "4", "new.py": "5"}), resume=True)
         assert folder.began["code"] == {"a.py": "1", "b.py": "2+4", "gone.py": "3", "new.py": "5"}
         (tmp_path / "config.json").write_text(json.dumps(folder.began))
 
 
 def test_seeds_of_different_code_are_not_pooled(tmp_path, capsys):
-    """By compare, which the sweep calls; other reports warn. Their pretraining counts; older runs know no code."""
+    """By compare, which the sweep calls; other reports warn. Their pretraining counts; older runs
+    know no code."""
+
     def made(root, *codes, stage="finetune"):
         for seed, code in enumerate(codes):
             first, second = (code if stage == each else None for each in ("pretrain", "finetune"))
             put(tmp_path / root, f"p{seed}", seed=seed, code=first)
-            finetuned(tmp_path / root, f"f{seed}", 0.5 + seed / 9, seed, start="spt", init=f"x/p{seed}", code=second)
+            finetuned(
+                tmp_path / root,
+                f"f{seed}",
+                0.5 + seed / 9,
+                seed,
+                start="spt",
+                init=f"x/p{seed}",
+                code=second,
+            )
         return run("compare", tmp_path / root, "--figure", tmp_path / f"{root}.png")
 
-    one, two = {"models.py": "1", "data.py": "1"}, {"models.py": "2", "data.py": "1", "zoo/new.py": "1"}
+    one, two = (
+        {"models.py": "1", "data.py": "1"},
+        {"models.py": "2", "data.py": "1", "zoo/new.py": "1"},
+    )
     for stage in ("pretrain", "finetune"):
         done = made(stage, one, two, one, stage=stage)
-        assert done.returncode == 2 and "2 versions of models.py; " in done.stderr and "--any-code" in done.stderr
+        assert (
+            done.returncode == 2
+            and "2 versions of models.py; " in done.stderr
+            and "--any-code" in done.stderr
+        )
         assert "data.py" not in done.stderr and done.stderr.count("\n") == 1
         done = run("compare", tmp_path / stage, "--any-code", "--figure", tmp_path / "any.png")
-        assert done.returncode == 0 and "| 3 |" in done.stdout and "warning: seeds of the setting" in done.stderr
+        assert (
+            done.returncode == 0
+            and "| 3 |" in done.stdout
+            and "warning: seeds of the setting" in done.stderr
+        )
     assert made("same", one, one).returncode == made("older", one, None, one).returncode == 0
     reading.variants_of(reading.with_pretraining(reading.read_runs(tmp_path / "finetune")))
     assert "2 versions of models.py" in capsys.readouterr().err
@@ -327,7 +489,8 @@ def test_a_sweep_pools_any_code_if_asked(here, tmp_path):  # noqa: F811
     assert "--any-code is for: run_all.sh sweep" in here("demo", "--any-code").stderr
 
 
-# ---- runs beside each other ------------------------------------------------------------------------------------------
+# ---- runs beside each other ----------------------------------------------------------------------
+
 
 def passes_of(root):
     return [run["passes"] for run in reading.with_pretraining(reading.read_runs(root))]
@@ -341,14 +504,18 @@ def test_joint_training_takes_two_passes_where_it_hides(tmp_path):
 
 
 def test_a_pretraining_is_found_by_its_path_before_its_name(tmp_path, monkeypatch, capsys):
-    """Beside a kept run, and where folders were moved, by its name; never another one, if the checksum is known."""
+    """Beside a kept run, and where folders were moved, by its name; never another one, if the
+    checksum is known."""
     monkeypatch.chdir(tmp_path)
     put(tmp_path / "one", "p", steps=11, **{"best.pt": "a"})
     put(tmp_path / "two", "p", steps=1000, **{"best.pt": "b"})
     folder = finetuned(tmp_path / "two", "f", 0.5, start="spt", init="one/p", steps=9)
     assert passes_of(tmp_path / "two") == [20]
     record = json.loads((folder / "result.json").read_text())
-    lines = [record | dict(run="f"), dict(json.loads((tmp_path / "two/p/result.json").read_text()), run="p")]
+    lines = [
+        record | dict(run="f"),
+        dict(json.loads((tmp_path / "two/p/result.json").read_text()), run="p"),
+    ]
     (tmp_path / "kept.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert passes_of(tmp_path / "kept.jsonl") == [1009]
     shutil.rmtree(tmp_path / "one")
@@ -364,42 +531,63 @@ def test_gains_are_at_equal_passes_or_say_so(tmp_path):
     finetuned(tmp_path, "b", 0.6, start="spt", steps=20, changed=first, init="x/p")
     finetuned(tmp_path, "a", 0.592, steps=20, changed={"steps": 20})
     rows, text = told(tmp_path)
-    assert [row[-4] for row in rows[1:] if "spt" in row] == ["+0.8 (over 20 passes)"] and "3 runs, " in text
+    assert [row[-4] for row in rows[1:] if "spt" in row] == [
+        "+0.8 (over 20 passes)"
+    ] and "3 runs, " in text
     finetuned(tmp_path, "c", 0.648, steps=40, changed={"steps": 40})
     rows, text = told(tmp_path)
-    assert [row[-4] for row in rows[1:] if "spt" in row] == ["-4.8"] and "with as many passes, else" in text
+    assert [row[-4] for row in rows[1:] if "spt" in row] == [
+        "-4.8"
+    ] and "with as many passes, else" in text
 
 
 def test_gains_say_which_seeds_they_are_of(tmp_path):
     for seed in range(3):
         finetuned(tmp_path, f"j{seed}", 0.5 + seed / 100, seed, start="joint", joint=1.0, steps=500)
     finetuned(tmp_path, "s2", 0.517, 2)
-    assert [row[-4] for row in told(tmp_path)[0][1:] if "joint" in row][0].endswith(" (common seeds: 2)")
+    assert [row[-4] for row in told(tmp_path)[0][1:] if "joint" in row][0].endswith(
+        " (common seeds: 2)"
+    )
     shutil.rmtree(tmp_path / "s2")
     finetuned(tmp_path, "s7", 0.517, 7, seconds=900.0, processes=8)
     rows, text = told(tmp_path)
     assert [row[-4] for row in rows[1:] if "joint" in row] == ["– (common seeds: none)"]
     said = reading.provenance(reading.read_runs(tmp_path / "s7"))
-    assert "1 run, seeds 7" in said and "; 2.0 hours of training" in said      # of all processes
+    assert "1 run, seeds 7" in said and "; 2.0 hours of training" in said  # of all processes
 
 
-# ---- parts, kernels, lengths -----------------------------------------------------------------------------------------
+# ---- parts, kernels, lengths ---------------------------------------------------------------------
+
 
 def test_no_part_exceeds_a_micro_batch():
     """Whatever the number of processes; all have equally many parts, and none is empty."""
     lengths = np.random.default_rng(0).integers(1, 900, 40)
-    for world, batch, micro, ragged in itertools.product((1, 2, 3), (5, 6, 8, 9, 13), (1, 2, 3, 4), (False, True)):
-        if batch < world or micro == 1 and batch % world:        # an error: see below
+    for world, batch, micro, ragged in itertools.product(
+        (1, 2, 3), (5, 6, 8, 9, 13), (1, 2, 3, 4), (False, True)
+    ):
+        if batch < world or micro == 1 and batch % world:  # an error: see below
             continue
         counts, seen = set(), []
         for rank in range(world):
             args = SimpleNamespace(batch=batch, micro_batch=micro, seed=0, fresh=False)
-            feed = Feed(args, SimpleNamespace(world=world, rank=rank, device=None), dict(target=""), 40,
-                        lengths if ragged else None, False, False)
+            feed = Feed(
+                args,
+                SimpleNamespace(world=world, rank=rank, device=None),
+                dict(target=""),
+                40,
+                lengths if ragged else None,
+                False,
+                False,
+            )
             rows, mine = feed.rows(0)
             x = torch.from_numpy(rows[mine])
             parts = feed.parts(pretrain.Denoising(x, x, x, x), rows, mine)
-            assert all(1 <= len(part.lengths) <= micro for part in parts), (world, batch, micro, ragged)
+            assert all(1 <= len(part.lengths) <= micro for part in parts), (
+                world,
+                batch,
+                micro,
+                ragged,
+            )
             counts.add(len(parts))
             seen += [int(n) for part in parts for n in part.lengths]
         assert len(counts) == 1 and sorted(seen) == sorted(rows)
@@ -412,6 +600,7 @@ def test_rows_that_processes_cannot_share_singly_are_one_line(mistake, monkeypat
         processes(run, args)
         run.processes.world = 2
         run.processes.barrier = lambda: None
+
     monkeypatch.setattr(pretrain.Run, "__init__", two)
     line = mistake("pretrain", flags("run", batch=9, micro_batch=1))
     assert "--micro-batch 1: give 2, or a --batch that divides by 2 processes" in line
@@ -424,23 +613,45 @@ def test_an_s4_layer_makes_no_longer_kernel_than_it_was_made_for():
         kernel(1024)
 
 
-# ---- machines --------------------------------------------------------------------------------------------------------
+# ---- machines ------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("inherited, count, words, wanted", [
-    (None, 2, "", {"0", "1"}), ("4,6", 2, "", {"4", "6"}), ("4,6,7", 3, "--gpus 0,2", {"4", "7"}),
-    (None, 0, "--gpus 3,5", {"3", "5"}), ("", 0, "", {""})])
-def test_chains_share_the_visible_gpus(inherited, count, words, wanted, here, monkeypatch, tmp_path):  # noqa: F811
-    """One at a time on each, and --gpus counts among the visible ones. Without a GPU chains share the cores."""
+
+@pytest.mark.parametrize(
+    "inherited, count, words, wanted",
+    [
+        (None, 2, "", {"0", "1"}),
+        ("4,6", 2, "", {"4", "6"}),
+        ("4,6,7", 3, "--gpus 0,2", {"4", "7"}),
+        (None, 0, "--gpus 3,5", {"3", "5"}),
+        ("", 0, "", {""}),
+    ],
+)
+def test_chains_share_the_visible_gpus(
+    inherited, count, words, wanted, here, monkeypatch, tmp_path
+):  # noqa: F811
+    """One at a time on each, and --gpus counts among the visible ones. Without a GPU chains share
+    the cores."""
     stand_in_for_python(tmp_path)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(7), raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", inherited) if inherited is not None else None
     pools, pool = [], running.Pool.__init__
-    monkeypatch.setattr(running.Pool, "__init__", lambda self, *more: (pools.append(more), pool(self, *more))[1])
+    monkeypatch.setattr(
+        running.Pool, "__init__", lambda self, *more: (pools.append(more), pool(self, *more))[1]
+    )
     monkeypatch.setenv("JOBS", "")
-    done = call("run_all.sh", "table7", "--tasks", "image", "--seeds", "0", *words.split(), JOBS="",
-                PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    done = call(
+        "run_all.sh",
+        "table7",
+        "--tasks",
+        "image",
+        "--seeds",
+        "0",
+        *words.split(),
+        JOBS="",
+        PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+    )
     assert done.returncode == 0, done.stderr
     calls = (tmp_path / "calls.txt").read_text().splitlines()
     assert {line.split(" ")[0] for line in calls} == wanted
@@ -452,15 +663,24 @@ def test_gpus_that_are_not_visible_are_one_line(here, monkeypatch, tmp_path):  #
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     done = here("table7", "--tasks", "image", "--gpus", "0,5")
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("error: --gpus 0,5: CUDA_VISIBLE_DEVICES=4,6 leaves only 0 to 1")
+    assert done.stderr.splitlines()[-1].startswith(
+        "error: --gpus 0,5: CUDA_VISIBLE_DEVICES=4,6 leaves only 0 to 1"
+    )
 
 
 def test_a_micro_batch_alone_is_the_recipe():
-    """Not with BatchNorm, which takes its statistics over it. A sweep says the same of a run before it is made."""
-    for model, asked, changed in (("rotary", {}, {}), ("s4", {}, {"micro_batch": 2}), ("s4", {"norm": "layer"}, {}),
-                                  ("rotary", {"norm": "batch"}, {"micro_batch": 2})):
+    """Not with BatchNorm, which takes its statistics over it. A sweep says the same of a run before
+    it is made."""
+    for model, asked, changed in (
+        ("rotary", {}, {}),
+        ("s4", {}, {"micro_batch": 2}),
+        ("s4", {"norm": "layer"}, {}),
+        ("rotary", {"norm": "batch"}, {"micro_batch": 2}),
+    ):
         words = [f"--arch={name}={value}" for name, value in asked.items()]
-        args = pretrain.parse_args(["--task", "pathx", "--model", model, "--micro-batch", "2", *words])
+        args = pretrain.parse_args(
+            ["--task", "pathx", "--model", model, "--micro-batch", "2", *words]
+        )
         wanted = changed | ({"arch": asked} if asked else {})
         assert args.changed == wanted and args.micro_batch == 2
         given = {"micro_batch": 2} | ({"arch": asked} if asked else {})
@@ -468,12 +688,15 @@ def test_a_micro_batch_alone_is_the_recipe():
 
 
 def test_a_checksum_of_code_is_that_of_every_python():
-    """Comments do not count, and # inside a string does; ast.unparse would write the f-string otherwise in 3.12."""
-    source = 'def f(x):  # why\n    # more\n\n    return f"{x!r:>{3}} # {\'a\'}"\n'
-    assert without_comments(source) == 'def f(x):\n    return f"{x!r:>{3}} # {\'a\'}"'
+    """Comments do not count, and # inside a string does; ast.unparse would write the f-string
+    otherwise in 3.12."""
+    source = "def f(x):  # why\n    # more\n\n    return f\"{x!r:>{3}} # {'a'}\"\n"
+    assert without_comments(source) == "def f(x):\n    return f\"{x!r:>{3}} # {'a'}\""
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("*.py")) + sorted(ROOT.glob("*/*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.glob("*.py")) + sorted(ROOT.glob("*/*.py")), ids=lambda path: path.stem
+)
 def test_comments_are_found_as_python_finds_them(path):
     source = path.read_text()
     lines = source.split("\n")

@@ -1,4 +1,6 @@
-"""Runs: stopping and resuming, several processes, both stages from end to end, and what a user can do wrong."""
+"""Runs: stopping and resuming, several processes, both stages from end to end, and what a user can
+do wrong."""
+
 import contextlib
 import copy
 import datetime
@@ -43,39 +45,78 @@ from engine.folder import peak_memory
 from engine.processes import Processes, guarded
 from engine.run import Run
 from files import UserError, locked
-from models import FEED_FORWARD, MODELS, Backbone, Classifier, Denoiser, SizeError, config, keys_of, param_groups
+from models import (
+    FEED_FORWARD,
+    MODELS,
+    Backbone,
+    Classifier,
+    Denoiser,
+    SizeError,
+    config,
+    keys_of,
+    param_groups,
+)
 from recipes import arch, assignments
 from test_mixers import KNOWN
 from test_models import VOCABULARY, made_neox
 from test_objective import noise
 
-STAGES = dict(pretrain=pretrain, finetune=finetune, joint=finetune)        # joint: with --joint
+STAGES = dict(pretrain=pretrain, finetune=finetune, joint=finetune)  # joint: with --joint
 SMALL = dict(d=16, layers=2, heads=2, ff=32, state=8, n_ssm=4, v=24, z=8)
-SIZES = {model: ",".join(f"{key}={value}" for key, value in SMALL.items()
-                         if key in keys_of(model) and key in arch("listops", model)) for model in MODELS}
+SIZES = {
+    model: ",".join(
+        f"{key}={value}"
+        for key, value in SMALL.items()
+        if key in keys_of(model) and key in arch("listops", model)
+    )
+    for model in MODELS
+}
 THE_PAPERS = {"transformer", "rotary", "s4", "s4_rand", "dlr", "dlr_rand", "pythia", "pythia_rand"}
 OTHERS = [model for model in MODELS if model not in THE_PAPERS]
 
 
 def opened(name, data_dir, fraction=1.0, labelled=None, labels=False, fresh=None):
-    """data.open_task on noise: sequences of up to 40 positions; another data_dir is another data set."""
+    """data.open_task on noise: sequences of up to 40 positions; another data_dir is another data
+    set."""
     sizes = [24, 9, 7]
-    splits = [noise(name, 40, n, seed=n)[1] for n in (int(sizes[0] * (labelled or fraction or 1)), *sizes[1:])]
+    splits = [
+        noise(name, 40, n, seed=n)[1]
+        for n in (int(sizes[0] * (labelled or fraction or 1)), *sizes[1:])
+    ]
     task = replace(splits[0].task, data=dict(source=str(data_dir), seed=0, sizes=sizes, labels=0))
     return task, *splits
 
 
 def flags(out, task="listops", model="s4", more="", **settings):
     """argv of a short run; more: further sizes; None leaves a flag out."""
-    settings = dict(out=out, task=task, model=model, arch=model and SIZES[model] + more, steps=6, batch=8,
-                    eval_every=4, log_every=1, warmup=2, data_dir=".", device="cpu") | settings
-    return [word for name, value in settings.items() if value is not None
-            for word in [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])]
+    settings = (
+        dict(
+            out=out,
+            task=task,
+            model=model,
+            arch=model and SIZES[model] + more,
+            steps=6,
+            batch=8,
+            eval_every=4,
+            log_every=1,
+            warmup=2,
+            data_dir=".",
+            device="cpu",
+        )
+        | settings
+    )
+    return [
+        word
+        for name, value in settings.items()
+        if value is not None
+        for word in [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    ]
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch, tmp_path):
-    """Every test in an empty folder. This process plays many, so it does not lock run directories."""
+    """Every test in an empty folder. This process plays many, so it does not lock run
+    directories."""
     monkeypatch.chdir(tmp_path)
     for script in (*STAGES.values(), predict):
         monkeypatch.setattr(script, "open_task", opened)
@@ -85,23 +126,29 @@ def elsewhere(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="session")
 def start():
-    """start(stage, words, before=None, **environment) -> process, forked from one that has imported everything, what
-    the first step of an optimiser imports included."""
+    """start(stage, words, before=None, **environment) -> process, forked from one that has imported
+    everything, what the first step of an optimiser imports included."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(str(ROOT / name) for name in ("", "tests", "results")))
+        patch.setenv(
+            "PYTHONPATH", os.pathsep.join(str(ROOT / name) for name in ("", "tests", "results"))
+        )
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["test_runs", "torch._dynamo"])
         multiprocessing.forkserver.ensure_running()
 
     def begin(stage, words, before=None, **environment):
-        process = context.Process(target=child, args=(stage, words, before, environment), daemon=True)
+        process = context.Process(
+            target=child, args=(stage, words, before, environment), daemon=True
+        )
         process.start()
         return process
+
     return begin
 
 
 def child(stage, words, before, environment):
-    """In a process of its own: before(), then a script with these flags; its errors go into the file `errors`."""
+    """In a process of its own: before(), then a script with these flags; its errors go into the
+    file `errors`."""
     os.dup2(os.open("errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     os.environ |= environment
     pretrain.open_task = finetune.open_task = opened
@@ -112,14 +159,22 @@ def child(stage, words, before, environment):
 
 @pytest.fixture
 def mistake(capsys):
-    """mistake(stage, words, code=2) -> the one line that a script prints before it ends with that exit code."""
+    """mistake(stage, words, code=2) -> the one line that a script prints before it ends with that
+    exit code."""
+
     def make(stage, words, code=2):
         Processes.current = None
         with pytest.raises(SystemExit) as end:
             guarded(lambda: (STAGES | dict(predict=predict))[stage].main(words))
         line = capsys.readouterr().err
-        assert end.value.code == code and line.startswith("error: ") and line.count("\n") == 1 and line.endswith("\n")
+        assert (
+            end.value.code == code
+            and line.startswith("error: ")
+            and line.count("\n") == 1
+            and line.endswith("\n")
+        )
         return line
+
     return make
 
 
@@ -131,12 +186,13 @@ def stop_in(step, monkeypatch, stage, words):
         if now == step:
             raise KeyboardInterrupt
         stepped(run, now)
+
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Run, "stepped", stop)
         STAGES[stage].main(words)
 
 
-# ---- what a run leaves -----------------------------------------------------------------------------------------------
+# ---- what a run leaves ---------------------------------------------------------------------------
 
 
 def load(path):
@@ -150,12 +206,20 @@ def result_of(out):
 def log_of(out, *kinds):
     """Log records of these kinds, without the clock."""
     records = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in r.items() if k not in ("ms_per_step", "seconds")} for r in records if not kinds or r["kind"] in kinds]
+    return [
+        {k: v for k, v in r.items() if k not in ("ms_per_step", "seconds")}
+        for r in records
+        if not kinds or r["kind"] in kinds
+    ]
 
 
 def contents(folder):
     """{path: bytes} of all files but locks; the paths of folders."""
-    return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*") if not path.name.endswith(".lock")}
+    return {
+        path: path.is_file() and path.read_bytes()
+        for path in folder.rglob("*")
+        if not path.name.endswith(".lock")
+    }
 
 
 def same(a, b):
@@ -163,31 +227,49 @@ def same(a, b):
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a.keys() - {"seconds", "peak_memory_bytes"})
+        return a.keys() == b.keys() and all(
+            same(a[k], b[k]) for k in a.keys() - {"seconds", "peak_memory_bytes"}
+        )
     return len(a) == len(b) and all(map(same, a, b)) if isinstance(a, list) else a == b
 
 
 def assert_same_run(one, two):
     assert {path.name for path in contents(one)} == {path.name for path in contents(two)}
-    assert log_of(one, "train", "eval") == log_of(two, "train", "eval") and same(result_of(one), result_of(two))
+    assert log_of(one, "train", "eval") == log_of(two, "train", "eval") and same(
+        result_of(one), result_of(two)
+    )
     assert all(same(load(one / name), load(two / name)) for name in ("last.pt", "best.pt"))
     for kernels in one.glob("kernels.npz"):
         with np.load(kernels) as a, np.load(two / "kernels.npz") as b:
             assert all(np.array_equal(a[key], b[key]) for key in ("before", "after"))
 
 
-# ---- stopping and resuming -------------------------------------------------------------------------------------------
+# ---- stopping and resuming -----------------------------------------------------------------------
 
 
 def save_often(seconds=0.02):
     Run.SAVE_SECONDS = seconds
 
 
-@pytest.mark.parametrize("stage, task, model", [("pretrain", "listops", "s4"), ("finetune", "bidmc_hr", "rotary"),
-                                                ("joint", "listops", "s4")])
+@pytest.mark.parametrize(
+    "stage, task, model",
+    [("pretrain", "listops", "s4"), ("finetune", "bidmc_hr", "rotary"), ("joint", "listops", "s4")],
+)
 def test_kill_9_at_random_moments_then_resume_is_bit_identical(stage, task, model, start, tmp_path):
-    words = partial(flags, task=task, model=model, steps=120, log_every=3, joint=0.5 if stage == "joint" else None)
-    quiet, out, log, rng = tmp_path / "quiet", tmp_path / "out", tmp_path / "out" / "log.jsonl", random.Random(stage)
+    words = partial(
+        flags,
+        task=task,
+        model=model,
+        steps=120,
+        log_every=3,
+        joint=0.5 if stage == "joint" else None,
+    )
+    quiet, out, log, rng = (
+        tmp_path / "quiet",
+        tmp_path / "out",
+        tmp_path / "out" / "log.jsonl",
+        random.Random(stage),
+    )
     STAGES[stage].main(words(quiet))
     for _ in range(5):
         seen, more = len(log.read_text().splitlines()) if log.exists() else 0, rng.randrange(4)
@@ -213,12 +295,14 @@ def die_in_write(n):
             os.truncate(source, os.path.getsize(source) // 2)
             os.kill(os.getpid(), signal.SIGKILL)
         rename(source, target)
+
     os.replace = torn
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "finetune"])
 def test_kill_9_inside_any_write_then_resume_is_bit_identical(stage, start, tmp_path):
-    """Config, log, checkpoints at and between evaluations, kernels, result. With dropout, whose stream must go on."""
+    """Config, log, checkpoints at and between evaluations, kernels, result. With dropout, whose
+    stream must go on."""
     words = partial(flags, more=",dropout=0.5", steps=5)
     STAGES[stage].main(words(tmp_path / "quiet"))
     for n in range(1, 99):
@@ -226,7 +310,9 @@ def test_kill_9_inside_any_write_then_resume_is_bit_identical(stage, start, tmp_
         process.join()
         if process.exitcode == 0:
             break
-        assert process.exitcode == -signal.SIGKILL and not (out / "result.json").exists(), Path("errors").read_text()
+        assert process.exitcode == -signal.SIGKILL and not (out / "result.json").exists(), Path(
+            "errors"
+        ).read_text()
         STAGES[stage].main(words(out, resume=True))
         assert_same_run(tmp_path / "quiet", out)
     assert n > 10
@@ -235,13 +321,32 @@ def test_kill_9_inside_any_write_then_resume_is_bit_identical(stage, start, tmp_
 TOLD = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 
 
-@pytest.mark.parametrize("stage, task, model, told", [
-    ("pretrain", "listops", "s4", TOLD[0]), ("finetune", "bidmc_hr", "rotary", TOLD[-1]),
-    ("joint", "listops", "s4", TOLD[0])])
-def test_a_signal_saves_the_step_and_the_run_goes_on_to_the_bit(stage, task, model, told, start, tmp_path):
+@pytest.mark.parametrize(
+    "stage, task, model, told",
+    [
+        ("pretrain", "listops", "s4", TOLD[0]),
+        ("finetune", "bidmc_hr", "rotary", TOLD[-1]),
+        ("joint", "listops", "s4", TOLD[0]),
+    ],
+)
+def test_a_signal_saves_the_step_and_the_run_goes_on_to_the_bit(
+    stage, task, model, told, start, tmp_path
+):
     """Preemption, at random moments: nothing that was trained is lost."""
-    words = partial(flags, task=task, model=model, steps=120, log_every=3, joint=0.5 if stage == "joint" else None)
-    quiet, out, log, rng = tmp_path / "quiet", tmp_path / "out", tmp_path / "out" / "log.jsonl", random.Random(stage)
+    words = partial(
+        flags,
+        task=task,
+        model=model,
+        steps=120,
+        log_every=3,
+        joint=0.5 if stage == "joint" else None,
+    )
+    quiet, out, log, rng = (
+        tmp_path / "quiet",
+        tmp_path / "out",
+        tmp_path / "out" / "log.jsonl",
+        random.Random(stage),
+    )
     STAGES[stage].main(words(quiet))
     for _ in range(4):
         seen, more = len(log.read_text().splitlines()) if log.exists() else 0, 1 + rng.randrange(4)
@@ -256,14 +361,16 @@ def test_a_signal_saves_the_step_and_the_run_goes_on_to_the_bit(stage, task, mod
         assert process.exitcode == 143 and last["kind"] == "stop", Path("errors").read_text()
         step = load(out / "last.pt")["state"]["step"]
         assert last["text"] == f"stopped by {told.name} after step {step}" and step > 0
-        assert "stopped by" in analyze.state_of(out) and "--resume continues" in analyze.state_of(out)
+        assert "stopped by" in analyze.state_of(out) and "--resume continues" in analyze.state_of(
+            out
+        )
     STAGES[stage].main(words(out, resume=True))
     assert_same_run(quiet, out)
 
 
 def tell_in(name, n):
-    """A signal to this process in the n-th call of a method of `Run` or `Feed`, or of `open_task`, before it does
-    anything."""
+    """A signal to this process in the n-th call of a method of `Run` or `Feed`, or of `open_task`,
+    before it does anything."""
     place = next(place for place in (finetune, Run, Feed, run_py) if hasattr(place, name))
     method, calls = getattr(place, name), iter(range(1, 99))
 
@@ -271,48 +378,76 @@ def tell_in(name, n):
         if next(calls) == n:
             os.kill(os.getpid(), TOLD[0])
         return method(*arguments, **more)
+
     setattr(place, name, told)
 
 
-@pytest.mark.parametrize("name, n, step", [
-    ("open_task", 1, None), ("print_plan", 1, None), ("backward", 1, None), ("backward", 4, 4), ("evaluated", 1, 5),
-    ("shipped", 5, 4), ("save_last", 2, 6), ("load_best", 1, 6)])
+@pytest.mark.parametrize(
+    "name, n, step",
+    [
+        ("open_task", 1, None),
+        ("print_plan", 1, None),
+        ("backward", 1, None),
+        ("backward", 4, 4),
+        ("evaluated", 1, 5),
+        ("shipped", 5, 4),
+        ("save_last", 2, 6),
+        ("load_best", 1, 6),
+    ],
+)
 def test_a_signal_at_any_time_ends_a_run_in_order(name, n, step, start, tmp_path):
-    """Where data are prepared, and in the first step, which may compile for minutes, there is nothing to save. In an
-    evaluation: what was trained before it."""
+    """Where data are prepared, and in the first step, which may compile for minutes, there is
+    nothing to save. In an evaluation: what was trained before it."""
     finetune.main(flags(tmp_path / "quiet"))
     process = start("finetune", flags(out := tmp_path / "run"), partial(tell_in, name, n))
     process.join()
-    assert process.exitcode == 143 and not (out / "result.json").exists(), Path("errors").read_text()
-    assert not (out / "last.pt").exists() if step is None else load(out / "last.pt")["state"]["step"] == step
-    if name not in ("open_task", "print_plan"):            # else the run has no log yet
-        assert analyze.state_of(out).startswith(f"stopped  run: stopped by SIGTERM after step {step or 0} of 6")
+    assert process.exitcode == 143 and not (out / "result.json").exists(), Path(
+        "errors"
+    ).read_text()
+    assert (
+        not (out / "last.pt").exists()
+        if step is None
+        else load(out / "last.pt")["state"]["step"] == step
+    )
+    if name not in ("open_task", "print_plan"):  # else the run has no log yet
+        assert analyze.state_of(out).startswith(
+            f"stopped  run: stopped by SIGTERM after step {step or 0} of 6"
+        )
     finetune.main(flags(out, resume=True))
     assert_same_run(tmp_path / "quiet", out)
 
 
 def test_a_missing_compiler_is_one_line(tmp_path, monkeypatch, mistake):
     import torch._inductor.config as inductor
+
     monkeypatch.setattr(inductor.cpp, "cxx", ("absent",))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "nothing compiled before"))
     torch._dynamo.reset()
     line = mistake("finetune", flags(tmp_path / "run", compile=True))
-    assert line == "error: --compile needs a C++ compiler (g++); install it, or give --resume instead of --compile\n"
+    assert (
+        line
+        == "error: --compile needs a C++ compiler (g++); install it, or give --resume instead of "
+        "--compile\n"
+    )
     words = flags(tmp_path / "run", resume=True)
     Processes.current = None
-    finetune.main(words)                                              # what the line says
+    finetune.main(words)  # what the line says
     assert (tmp_path / "run" / "result.json").exists()
 
 
 def forecasts(text):
     """The steps of which a line was printed, and the seconds left that each of them says."""
     lines = re.findall(r"step +(\d+)/\d+ .* time left (?:(\d+) days?, )?(\d+):(\d+):(\d+)\n", text)
-    return {int(step): 86_400 * int(days or 0) + 3600 * int(h) + 60 * int(m) + int(s) for step, days, h, m, s in lines}
+    return {
+        int(step): 86_400 * int(days or 0) + 3600 * int(h) + 60 * int(m) + int(s)
+        for step, days, h, m, s in lines
+    }
 
 
 def test_a_run_says_early_how_long_it_takes(monkeypatch, capsys, tmp_path):
-    """On a clock of our own: a step takes 100 s, an evaluation 1,000 s. A run of 8 steps has two, finetuning a test too.
-    Before the first one, an evaluation is taken to need a third of the time of as many training examples."""
+    """On a clock of our own: a step takes 100 s, an evaluation 1,000 s. A run of 8 steps has two,
+    finetuning a test too. Before the first one, an evaluation is taken to need a third of the time
+    of as many training examples."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     backward, evaluated = Run.backward, Run.evaluated
@@ -327,54 +462,97 @@ def test_a_run_says_early_how_long_it_takes(monkeypatch, capsys, tmp_path):
 
     monkeypatch.setattr(Run, "backward", slow)
     monkeypatch.setattr(Run, "evaluated", slow_evaluation)
-    pretrain.main(flags("first", steps=8, log_every=4))                # 24 sequences, 9 and 7: 8 in a batch
+    pretrain.main(flags("first", steps=8, log_every=4))  # 24 sequences, 9 and 7: 8 in a batch
     guess = 100 / 3 * 9 / 8
     assert forecasts(capsys.readouterr().out) == {
-        1: int(700 + 2 * guess), 2: int(600 + 2 * guess), 4: int(400 + 2 * guess), 5: 1300, 8: 1000}
+        1: int(700 + 2 * guess),
+        2: int(600 + 2 * guess),
+        4: int(400 + 2 * guess),
+        5: 1300,
+        8: 1000,
+    }
     stop_in(5, monkeypatch, "finetune", flags("second", steps=8, log_every=100))
     capsys.readouterr()
-    finetune.main(flags("second", steps=8, log_every=100, resume=True))                # from 4, counted anew
+    finetune.main(flags("second", steps=8, log_every=100, resume=True))  # from 4, counted anew
     guess *= 1 + 7 / 9
-    assert forecasts(capsys.readouterr().out) == {5: int(300 + guess), 6: int(200 + guess), 8: int(guess)}
+    assert forecasts(capsys.readouterr().out) == {
+        5: int(300 + guess),
+        6: int(200 + guess),
+        8: int(guess),
+    }
 
 
-@pytest.mark.parametrize("task, model, demo", [
-    ("listops", "s4", "listops_demo"), ("bidmc_hr", "rotary", "pathfinder_demo")])
+@pytest.mark.parametrize(
+    "task, model, demo",
+    [("listops", "s4", "listops_demo"), ("bidmc_hr", "rotary", "pathfinder_demo")],
+)
 def test_where_a_run_takes_days_it_says_what_ends_today(task, model, demo, monkeypatch, capsys):
     """12.5 s a step."""
-    monkeypatch.setattr(Run, "left", lambda run, step, pace: datetime.timedelta(seconds=12.5 * (run.steps - step - 1)))
-    stop_in(3, monkeypatch, "pretrain", flags("run", task, model, steps=1_000_000, eval_every=1_000_000))
-    note = (f"  note: about 144.7 days on this machine. To finish today: --steps 3456, or --task {demo}. GPU hours: "
-            "results/costs.md\n")
+    monkeypatch.setattr(
+        Run,
+        "left",
+        lambda run, step, pace: datetime.timedelta(seconds=12.5 * (run.steps - step - 1)),
+    )
+    stop_in(
+        3, monkeypatch, "pretrain", flags("run", task, model, steps=1_000_000, eval_every=1_000_000)
+    )
+    note = (
+        "  note: about 144.7 days on this machine. To finish today: --steps 3456, or --task "
+        f"{demo}. GPU hours: "
+        "results/costs.md\n"
+    )
     assert note in capsys.readouterr().out
 
 
 def test_a_finished_run_stays_finished_whatever_the_memory():
-    """Its chain may go on with micro-batches. With BatchNorm they are a change where they cut the batch."""
+    """Its chain may go on with micro-batches. With BatchNorm they are a change where they cut the
+    batch."""
     pretrain.main(flags(out := Path("run")))
     again = [call("pretrain.py", *flags(out, resume=True, micro_batch=size)) for size in (8, 4)]
-    assert [done.returncode for done in again] == [0, 2] and "micro_batch = None, now 4" in again[1].stderr
+    assert [done.returncode for done in again] == [0, 2] and "micro_batch = None, now 4" in again[
+        1
+    ].stderr
 
 
 NAN = "loss is nan at step 6: learning rates main .*, own .*, gradient norm nan; the last good checkpoint is .*"
 
 
-@pytest.mark.parametrize("stage, ending, code, text", [
-    ("pretrain", math.nan, 2, NAN), ("finetune", math.nan, 2, NAN),
-    ("pretrain", KeyboardInterrupt(), 130, "interrupted; the same command with --resume continues from the last .*"),
-    ("finetune", torch.OutOfMemoryError(), 2, "out of GPU memory; give a smaller --micro-batch"),
-    ("pretrain", ZeroDivisionError("x"), None, "ZeroDivisionError: x")])
-def test_what_ends_a_run_is_its_last_record_until_it_resumes(stage, ending, code, text, mistake, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    "stage, ending, code, text",
+    [
+        ("pretrain", math.nan, 2, NAN),
+        ("finetune", math.nan, 2, NAN),
+        (
+            "pretrain",
+            KeyboardInterrupt(),
+            130,
+            "interrupted; the same command with --resume continues from the last .*",
+        ),
+        (
+            "finetune",
+            torch.OutOfMemoryError(),
+            2,
+            "out of GPU memory; give a smaller --micro-batch",
+        ),
+        ("pretrain", ZeroDivisionError("x"), None, "ZeroDivisionError: x"),
+    ],
+)
+def test_what_ends_a_run_is_its_last_record_until_it_resumes(
+    stage, ending, code, text, mistake, monkeypatch, tmp_path
+):
     out, backward, calls = tmp_path / "run", Run.backward, []
 
     def breaks(run, loss):
         calls.append(loss)
         if len(calls) == 6 and ending is not math.nan:
             raise ending
-        backward(run, {name: part * math.nan if len(calls) == 6 else part for name, part in loss.items()})
+        backward(
+            run, {name: part * math.nan if len(calls) == 6 else part for name, part in loss.items()}
+        )
+
     with monkeypatch.context() as patch:
         patch.setattr(Run, "backward", breaks)
-        if code is None:                                              # a defect of ours comes with its traceback
+        if code is None:  # a defect of ours comes with its traceback
             with pytest.raises(ZeroDivisionError):
                 guarded(lambda: STAGES[stage].main(flags(out)))
         else:
@@ -382,7 +560,7 @@ def test_what_ends_a_run_is_its_last_record_until_it_resumes(stage, ending, code
     record = log_of(out)[-1]
     assert record["kind"] == "error" and re.fullmatch(text, record["error"])
     assert code is None or line == f"error: {record['error']}\n"
-    STAGES[stage].main(flags(out, resume=True))                       # from the last good checkpoint
+    STAGES[stage].main(flags(out, resume=True))  # from the last good checkpoint
     STAGES[stage].main(flags(tmp_path / "quiet"))
     assert_same_run(tmp_path / "quiet", out)
     assert "error" not in {record["kind"] for record in log_of(out)}
@@ -398,9 +576,12 @@ def test_a_gradient_that_is_not_finite_stops_the_run(stage, mistake, monkeypatch
         calls.append(loss)
         if len(calls) == 6:
             [*run.model.head.parameters()][0].grad.fill_(math.inf)
+
     monkeypatch.setattr(Run, "backward", breaks)
     line = mistake(stage, flags(tmp_path / "run"))
-    assert re.search(r"loss is \d+\.\d+ at step 6: .*, gradient norm (inf|nan); the last good", line)
+    assert re.search(
+        r"loss is \d+\.\d+ at step 6: .*, gradient norm (inf|nan); the last good", line
+    )
     assert load(tmp_path / "run" / "last.pt")["state"]["step"] == 4
 
 
@@ -411,6 +592,7 @@ def test_dropout_draws_anew_in_every_step(monkeypatch, tmp_path):
     def noted(run, loss):
         backward(run, loss)
         states.setdefault(run.args.seed, []).append(hash(torch.get_rng_state().numpy().tobytes()))
+
     monkeypatch.setattr(Run, "backward", noted)
     for out, seed in (("a", 0), ("b", 1), ("c", 0)):
         pretrain.main(flags(tmp_path / out, more=",dropout=0.5", seed=seed))
@@ -422,18 +604,27 @@ def test_a_validation_that_is_not_finite_stops_the_run(mistake, tmp_path):
     line = mistake("pretrain", flags("run", model="rotary", lr="1e30", steps=1, warmup=1))
     assert "validation at step 1 gave" in line and "nothing was saved yet" in line
     assert not (tmp_path / "run" / "best.pt").exists()
-    pretrain.main(flags("run", model="rotary", resume=True))          # nothing is in the way of the corrected command
+    # nothing is in the way of the corrected command
+    pretrain.main(flags("run", model="rotary", resume=True))
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_old_checkpoint(start, monkeypatch, tmp_path):
     stop_in(4, monkeypatch, "pretrain", flags("run"))
     before = (tmp_path / "run" / "last.pt").read_bytes()
     limit = (len(before) // 2,) * 2
-    process = start("pretrain", flags("run", resume=True), partial(resource.setrlimit, resource.RLIMIT_FSIZE, limit))
+    process = start(
+        "pretrain",
+        flags("run", resume=True),
+        partial(resource.setrlimit, resource.RLIMIT_FSIZE, limit),
+    )
     process.join()
     assert process.exitcode == 2
-    assert re.fullmatch("error: cannot write run/[a-z]+.pt: .*; make room, or .*\n", Path("errors").read_text())
-    assert (tmp_path / "run" / "last.pt").read_bytes() == before and not list(tmp_path.glob("run/*.tmp"))
+    assert re.fullmatch(
+        "error: cannot write run/[a-z]+.pt: .*; make room, or .*\n", Path("errors").read_text()
+    )
+    assert (tmp_path / "run" / "last.pt").read_bytes() == before and not list(
+        tmp_path.glob("run/*.tmp")
+    )
 
 
 def test_a_torn_log_does_not_stop_a_run(monkeypatch, tmp_path):
@@ -441,7 +632,13 @@ def test_a_torn_log_does_not_stop_a_run(monkeypatch, tmp_path):
     path = tmp_path / "run" / "log.jsonl"
     path.write_bytes(path.read_bytes().splitlines(True)[0] + b'{"kind": "train", "st\xff')
     pretrain.main(flags("run", resume=True))
-    assert [record["kind"] for record in log_of(tmp_path / "run")] == ["start", "resume", "train", "train", "eval"]
+    assert [record["kind"] for record in log_of(tmp_path / "run")] == [
+        "start",
+        "resume",
+        "train",
+        "train",
+        "eval",
+    ]
 
 
 WINDOWS = """
@@ -461,11 +658,19 @@ predict.main(["second"])
 
 
 def test_what_only_some_systems_have_is_not_needed(tmp_path, monkeypatch):
-    """Both stages of a demo without what Windows lacks; macOS counts memory in bytes, Linux in kilobytes."""
-    done = subprocess.run([sys.executable, "-c", WINDOWS], cwd=tmp_path, capture_output=True, text=True,
-                          env=os.environ | dict(PYTHONPATH=str(ROOT)))
+    """Both stages of a demo without what Windows lacks; macOS counts memory in bytes, Linux in
+    kilobytes."""
+    done = subprocess.run(
+        [sys.executable, "-c", WINDOWS],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=os.environ | dict(PYTHONPATH=str(ROOT)),
+    )
     assert done.returncode == 0, done.stderr
-    assert result_of(tmp_path / "first")["peak_memory_bytes"] is None and [*tmp_path.glob("**/predictions.csv")]
+    assert result_of(tmp_path / "first")["peak_memory_bytes"] is None and [
+        *tmp_path.glob("**/predictions.csv")
+    ]
     linux = peak_memory(torch.device("cpu"))
     monkeypatch.setattr(sys, "platform", "darwin")
     assert 2**26 < linux <= 1025 * peak_memory(torch.device("cpu"))
@@ -476,7 +681,9 @@ def test_running_and_finished_runs_are_left_alone(start, mistake, capsys, monkey
     while not (tmp_path / "run" / "log.jsonl").exists():
         time.sleep(0.01)
     monkeypatch.setattr(folder_py, "locked", locked)
-    assert "run is in use by another process" in mistake("pretrain", flags("run", steps=1000, resume=True))
+    assert "run is in use by another process" in mistake(
+        "pretrain", flags("run", steps=1000, resume=True)
+    )
     process.kill()
     pretrain.main(flags("finished"))
     before = contents(tmp_path / "finished")
@@ -486,35 +693,56 @@ def test_running_and_finished_runs_are_left_alone(start, mistake, capsys, monkey
     assert contents(tmp_path / "finished") == before
 
 
-# ---- one step, however it is divided ---------------------------------------------------------------------------------
+# ---- one step, however it is divided -------------------------------------------------------------
 
 
 def test_numbers_that_slow_a_cpu_are_zero():
-    """Below 1e-38, where the attention of a diverging run ends, its matrix products take three times as long."""
+    """Below 1e-38, where the attention of a diverging run ends, its matrix products take three
+    times as long."""
     torch.set_flush_denormal(False)
     pretrain.main(flags("run"))
     assert torch.tensor(1e-30) * 1e-10 == 0
 
 
-@pytest.mark.parametrize("stage, task, model, objective", [
-    ("pretrain", "pathfinder", "rotary", "masked"), ("pretrain", "listops", "s4", "masked"),
-    ("pretrain", "text", "transformer", "causal"), ("finetune", "listops", "s4", "masked"),
-    ("finetune", "text", "transformer", "causal"), ("joint", "listops", "s4", "masked"),
-    ("joint", "text", "transformer", "causal")])
+@pytest.mark.parametrize(
+    "stage, task, model, objective",
+    [
+        ("pretrain", "pathfinder", "rotary", "masked"),
+        ("pretrain", "listops", "s4", "masked"),
+        ("pretrain", "text", "transformer", "causal"),
+        ("finetune", "listops", "s4", "masked"),
+        ("finetune", "text", "transformer", "causal"),
+        ("joint", "listops", "s4", "masked"),
+        ("joint", "text", "transformer", "causal"),
+    ],
+)
 def test_a_run_is_this_loop(stage, task, model, objective, tmp_path):
-    """Training and validation written out plainly: one process, no checkpoints. Joint training: two models that share
-    a backbone, whose BatchNorm forgets what it has seen corrupted."""
-    words = flags("run", task, model, objective=objective, lr=0.01, schedule="cosine", seed=3,
-                  joint=0.7 if stage == "joint" else None)
+    """Training and validation written out plainly: one process, no checkpoints. Joint training: two
+    models that share a backbone, whose BatchNorm forgets what it has seen corrupted."""
+    words = flags(
+        "run",
+        task,
+        model,
+        objective=objective,
+        lr=0.01,
+        schedule="cosine",
+        seed=3,
+        joint=0.7 if stage == "joint" else None,
+    )
     STAGES[stage].main(words)
     args, (task, train, val, _) = STAGES[stage].parse_args(words), opened(task, ".")
     torch.manual_seed(3)
     causal = objective == "causal"
     backbone = Backbone(config(args.arch, task, causal, mask_channel=stage == "pretrain"))
-    model = (Denoiser(backbone, task.vocab) if stage == "pretrain" else
-             Classifier(backbone, task.classes, args.pool, args.head))
+    model = (
+        Denoiser(backbone, task.vocab)
+        if stage == "pretrain"
+        else Classifier(backbone, task.classes, args.pool, args.head)
+    )
     denoiser = model if stage == "pretrain" else Denoiser(backbone, task.vocab)
-    both = model if stage != "joint" else torch.nn.ModuleDict(dict(labels=model, second=denoiser.head))
+    both = (
+        model if stage != "joint" else torch.nn.ModuleDict(dict(labels=model, second=denoiser.head))
+    )
     optimizer = torch.optim.AdamW(param_groups(both, args.lr, args.wd))
 
     def losses(batch, *key):
@@ -524,16 +752,23 @@ def test_a_run_is_this_loop(stage, task, model, objective, tmp_path):
         return hidden_losses(batch, *key)
 
     def hidden_losses(batch, *key):
-        hidden = torch.from_numpy(pretrain.hide((len(batch.y), 40), task.mask, 3, *key))[:, :batch.symbols.shape[1]]
-        inputs, targets, hidden = pretrain.shift(batch, "ce") if causal else pretrain.corrupt(batch, hidden, "ce")
-        return F.cross_entropy(denoiser(inputs, batch.lengths, hidden), targets[hidden], reduction="none")
+        hidden = torch.from_numpy(pretrain.hide((len(batch.y), 40), task.mask, 3, *key))[
+            :, : batch.symbols.shape[1]
+        ]
+        inputs, targets, hidden = (
+            pretrain.shift(batch, "ce") if causal else pretrain.corrupt(batch, hidden, "ce")
+        )
+        return F.cross_entropy(
+            denoiser(inputs, batch.lengths, hidden), targets[hidden], reduction="none"
+        )
 
     log = iter(log_of(tmp_path / "run", "train", "eval"))
     for step in range(6):
-        factor = 0.5 if step == 0 else (1 + math.cos(math.pi * max(0, step - 2) / 4)) / 2     # two steps of warm-up
+        # two steps of warm-up
+        factor = 0.5 if step == 0 else (1 + math.cos(math.pi * max(0, step - 2) / 4)) / 2
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
-        batch = train.batch(data.order(24, 3, step // 3)[8 * (step % 3):][:8])
+        batch = train.batch(data.order(24, 3, step // 3)[8 * (step % 3) :][:8])
         loss, parts = losses(batch, step).mean(), {}
         if stage == "joint":
             seen = {name: value.clone() for name, value in backbone.named_buffers()}
@@ -544,14 +779,28 @@ def test_a_run_is_this_loop(stage, task, model, objective, tmp_path):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        norm = torch.cat([p.grad.flatten() for g in optimizer.param_groups for p in g["params"]]).double().norm().item()
+        norm = (
+            torch.cat([p.grad.flatten() for g in optimizer.param_groups for p in g["params"]])
+            .double()
+            .norm()
+            .item()
+        )
         parts = {name: pytest.approx(part.item(), rel=1e-4) for name, part in parts.items()}
-        assert next(log) == dict(kind="train", step=step + 1, loss=pytest.approx(loss.item(), rel=1e-4), **parts,
-                                 lr=optimizer.param_groups[0]["lr"], gradient_norm=pytest.approx(norm, rel=1e-3))
+        assert next(log) == dict(
+            kind="train",
+            step=step + 1,
+            loss=pytest.approx(loss.item(), rel=1e-4),
+            **parts,
+            lr=optimizer.param_groups[0]["lr"],
+            gradient_norm=pytest.approx(norm, rel=1e-3),
+        )
         if step + 1 in (4, 6):
             model.eval()
             with torch.no_grad():
-                parts = [losses(val.batch(rows), pretrain.EVAL_KEY, i) for i, rows in enumerate((range(8), [8]))]
+                parts = [
+                    losses(val.batch(rows), pretrain.EVAL_KEY, i)
+                    for i, rows in enumerate((range(8), [8]))
+                ]
             assert next(log)["val_loss"] == pytest.approx(torch.cat(parts).mean().item(), rel=1e-4)
             model.train()
 
@@ -563,6 +812,7 @@ def lag():
     def late(run, *arguments):
         time.sleep(0.5)
         look(run, *arguments)
+
     Run.open = late
 
 
@@ -570,18 +820,32 @@ def as_torchrun(start, stage, words, processes):
     """[process]"""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        world = dict(WORLD_SIZE=str(processes), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]))
-    return [start(stage, words, lag if rank else None, RANK=str(rank), **world) for rank in range(processes)]
+        world = dict(
+            WORLD_SIZE=str(processes),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(free.getsockname()[1]),
+        )
+    return [
+        start(stage, words, lag if rank else None, RANK=str(rank), **world)
+        for rank in range(processes)
+    ]
 
 
 def test_processes_agree_when_to_stop(start, tmp_path):
-    """Though one of them alone is told, and is told at any time. Then they resume, again until told."""
-    words, out = partial(flags, task="listops", model="s4", batch=9, steps=60, eval_every=7), tmp_path / "many"
+    """Though one of them alone is told, and is told at any time. Then they resume, again until
+    told."""
+    words, out = (
+        partial(flags, task="listops", model="s4", batch=9, steps=60, eval_every=7),
+        tmp_path / "many",
+    )
     as_torchrun(start, "pretrain", words("quiet"), 2)[0].join()
     for rank in (1, 0):
         running = as_torchrun(start, "pretrain", words("many", resume=True), 2)
         lines = len((out / "log.jsonl").read_text().splitlines()) if out.exists() else 0
-        while not (out / "log.jsonl").exists() or len((out / "log.jsonl").read_text().splitlines()) < lines + 6:
+        while (
+            not (out / "log.jsonl").exists()
+            or len((out / "log.jsonl").read_text().splitlines()) < lines + 6
+        ):
             assert all(process.is_alive() for process in running), Path("errors").read_text()
             time.sleep(0.001)
         os.kill(running[rank].pid, TOLD[-1])
@@ -594,46 +858,69 @@ def test_processes_agree_when_to_stop(start, tmp_path):
     assert_same_run(tmp_path / "quiet", out)
 
 
-@pytest.mark.parametrize("stage, task, model, processes, micro", [
-    ("pretrain", "listops", "s4", 2, None), ("pretrain", "retrieval", "rotary", 2, 2),
-    ("finetune", "listops", "s4", 2, None), ("finetune", "listops", "s4", 2, 2),
-    ("finetune", "retrieval", "rotary", 1, 2), ("finetune", "bidmc_hr", "rotary", 2, 2),
-    ("joint", "listops", "s4", 2, None), ("joint", "retrieval", "rotary", 2, 2), ("joint", "sc", "rotary", 1, 2)])
-def test_processes_and_micro_batches_do_not_change_the_step(stage, task, model, processes, micro, start, tmp_path):
+@pytest.mark.parametrize(
+    "stage, task, model, processes, micro",
+    [
+        ("pretrain", "listops", "s4", 2, None),
+        ("pretrain", "retrieval", "rotary", 2, 2),
+        ("finetune", "listops", "s4", 2, None),
+        ("finetune", "listops", "s4", 2, 2),
+        ("finetune", "retrieval", "rotary", 1, 2),
+        ("finetune", "bidmc_hr", "rotary", 2, 2),
+        ("joint", "listops", "s4", 2, None),
+        ("joint", "retrieval", "rotary", 2, 2),
+        ("joint", "sc", "rotary", 1, 2),
+    ],
+)
+def test_processes_and_micro_batches_do_not_change_the_step(
+    stage, task, model, processes, micro, start, tmp_path
+):
     """A batch of 9, padded; S4 has BatchNorm. Processes are started as torchrun does."""
     flags = partial(globals()["flags"], joint=0.5 if stage == "joint" else None)
     STAGES[stage].main(flags("one", task, model, batch=9))
-    running = as_torchrun(start, stage, flags("many", task, model, batch=9, micro_batch=micro), processes)
+    running = as_torchrun(
+        start, stage, flags("many", task, model, batch=9, micro_batch=micro), processes
+    )
     for process in running:
         process.join(60)
         process.kill()
     one, many = (result_of(tmp_path / name) for name in ("one", "many"))
     assert many["processes"] == processes
     if model == "s4" and micro:
-        # BatchNorm counts a micro-batch. Shares of 4 and 5, each cut on its own, would be 2 and 3 micro-batches, and
-        # the sums would wait for each other for ever.
+        # BatchNorm counts a micro-batch. Shares of 4 and 5, each cut on its own, would be 2 and 3
+        # micro-batches, and the sums would wait for each other for ever.
         return
     assert all(one[k] == pytest.approx(many[k], abs=1e-3) for k in one if k.startswith("test_"))
-    if stage != "pretrain":                                           # each process predicts some of the examples
+    if stage != "pretrain":  # each process predicts some of the examples
         ours, theirs = (np.load(tmp_path / name / "predictions.npz") for name in ("one", "many"))
         assert np.array_equal(ours["y"], theirs["y"])
         assert np.allclose(ours["prediction"], theirs["prediction"], rtol=1e-3, atol=1e-4)
-    kinds = ["train"] if stage == "pretrain" and micro else ["train", "eval"]     # validation hides by micro-batch
-    for one, many in zip(*(log_of(tmp_path / name, *kinds) for name in ("one", "many")), strict=True):
-        assert one.pop("kind") == many.pop("kind") and one == pytest.approx(many, rel=1e-4, abs=1e-5)
+    # validation hides by micro-batch
+    kinds = ["train"] if stage == "pretrain" and micro else ["train", "eval"]
+    for one, many in zip(
+        *(log_of(tmp_path / name, *kinds) for name in ("one", "many")), strict=True
+    ):
+        assert one.pop("kind") == many.pop("kind") and one == pytest.approx(
+            many, rel=1e-4, abs=1e-5
+        )
     one, many = (load(tmp_path / name / "last.pt") for name in ("one", "many"))
-    for i, state in one["optimizer"]["state"].items():                # unlike weights, they show a wrong scale
+    for i, state in one["optimizer"]["state"].items():  # unlike weights, they show a wrong scale
         ours, theirs = state["exp_avg"], many["optimizer"]["state"][i]["exp_avg"]
         assert (ours - theirs).norm() <= 0.02 * ours.norm() + 1e-6, i
-    assert all(torch.allclose(v, many["model"][k], rtol=1e-3, atol=1e-4) for k, v in one["model"].items()
-               if "running" in k)
+    assert all(
+        torch.allclose(v, many["model"][k], rtol=1e-3, atol=1e-4)
+        for k, v in one["model"].items()
+        if "running" in k
+    )
 
 
-# ---- both stages, from end to end ------------------------------------------------------------------------------------
+# ---- both stages, from end to end ----------------------------------------------------------------
 
 # What analyze.py finds in every result.json.
-RESULT = set("""task model objective seed data recipe changed full_recipe train_examples train_fraction steps epochs
-    best_step parameters seconds peak_memory_bytes commit torch python device processes threads dtype best.pt code""".split())
+RESULT = set(
+    """task model objective seed data recipe changed full_recipe train_examples train_fraction steps epochs
+    best_step parameters seconds peak_memory_bytes commit torch python device processes threads dtype best.pt code""".split()
+)
 
 
 @pytest.fixture
@@ -644,31 +931,56 @@ def begun(monkeypatch):
     def keep(run, model, optimizer):
         models.append(copy.deepcopy(model))
         return begin(run, model, optimizer)
+
     monkeypatch.setattr(Run, "start", keep)
     return models
 
 
-@pytest.mark.parametrize("task, model, more, objective", [
-    ("text", "transformer", "", "masked"), ("listops", "s4", "", "masked"), ("listops", "dlr_rand", "", "masked"),
-    ("retrieval", "rotary", "", "masked"), ("retrieval", "s4", ",norm=layer", "masked"),
-    ("image", "s4_rand", "", "masked"), ("image", "sgconv", ",piece=4", "masked"), ("image", "dlr", "", "masked"),
-    ("pathfinder", "linformer", ",rank=4", "masked"), ("scifar", "s4", "", "masked"),
-    ("bidmc_spo2", "rotary", "", "masked"), ("image", "transformer", "", "causal"), ("sc", "s4", "", "causal"),
-    ("sc", "rotary", ",block=8", "causal"), ("sc", "s4_rand", "", "causal"), ("sc", "sgconv", ",piece=4", "causal"),
-    ("pathfinder64", "dlr", "", "causal"), ("pathfinder64", "dlr_rand", "", "causal"),
-    *(("text_demo", model, "", "masked") for model in OTHERS),        # with padding
-    *(("pathfinder_demo", model, "", "masked") for model in OTHERS),
-    *(("listops", model, "", "causal") for model in OTHERS if model not in ("linformer", "reformer")),
-    *(("text_demo", "rotary", f",ffn={kind},guided=1", "masked") for kind in FEED_FORWARD if kind != "dense")])
+@pytest.mark.parametrize(
+    "task, model, more, objective",
+    [
+        ("text", "transformer", "", "masked"),
+        ("listops", "s4", "", "masked"),
+        ("listops", "dlr_rand", "", "masked"),
+        ("retrieval", "rotary", "", "masked"),
+        ("retrieval", "s4", ",norm=layer", "masked"),
+        ("image", "s4_rand", "", "masked"),
+        ("image", "sgconv", ",piece=4", "masked"),
+        ("image", "dlr", "", "masked"),
+        ("pathfinder", "linformer", ",rank=4", "masked"),
+        ("scifar", "s4", "", "masked"),
+        ("bidmc_spo2", "rotary", "", "masked"),
+        ("image", "transformer", "", "causal"),
+        ("sc", "s4", "", "causal"),
+        ("sc", "rotary", ",block=8", "causal"),
+        ("sc", "s4_rand", "", "causal"),
+        ("sc", "sgconv", ",piece=4", "causal"),
+        ("pathfinder64", "dlr", "", "causal"),
+        ("pathfinder64", "dlr_rand", "", "causal"),
+        *(("text_demo", model, "", "masked") for model in OTHERS),  # with padding
+        *(("pathfinder_demo", model, "", "masked") for model in OTHERS),
+        *(
+            ("listops", model, "", "causal")
+            for model in OTHERS
+            if model not in ("linformer", "reformer")
+        ),
+        *(
+            ("text_demo", "rotary", f",ffn={kind},guided=1", "masked")
+            for kind in FEED_FORWARD
+            if kind != "dense"
+        ),
+    ],
+)
 def test_both_stages_from_end_to_end(task, model, more, objective, begun, monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", "")                                    # a machine without git
+    monkeypatch.setenv("PATH", "")  # a machine without git
     reads, batch = Counter(), Split.batch
 
     def counted(split, indices, device="cpu"):
         reads[len(split)] += len(indices)
         return batch(split, indices, device)
+
     pt, ft = tmp_path / "pt", tmp_path / "ft"
-    few = dict(steps=3, batch=5, micro_batch=3, eval_every=1, warmup=1)             # 5 and 3 divide no split
+    few = dict(steps=3, batch=5, micro_batch=3, eval_every=1, warmup=1)  # 5 and 3 divide no split
     try:
         pretrain.main(flags(pt, task, model, more, objective=objective, train_fraction=0.5, **few))
     except SizeError as error:
@@ -677,31 +989,51 @@ def test_both_stages_from_end_to_end(task, model, more, objective, begun, monkey
     with monkeypatch.context() as patch:
         patch.setattr(Split, "batch", counted)
         finetune.main(flags(ft, None, None, init=pt, **few))
-    assert reads == {12: 3 * 5, 9: 3 * 9, 7: 7}                       # three steps and validations; the test split once
+    assert reads == {12: 3 * 5, 9: 3 * 9, 7: 7}  # three steps and validations; the test split once
     first, second = result_of(pt), result_of(ft)
 
     # ---- logs and results
     score = "r2" if task.startswith("bidmc") else "accuracy"
     assert first.keys() == RESULT | {"val_score", "score_is"}
-    assert second.keys() == RESULT | {f"val_{score}", f"test_{score}", "right" if score == "accuracy" else "values", *"""test_loss
-        test_examples counts start init label_fraction joint pretrained""".split()}
-    sizes = {key: value for key, value in assignments(SIZES[model] + more).items() if arch(task, model).get(key) != value}
+    assert second.keys() == RESULT | {
+        f"val_{score}",
+        f"test_{score}",
+        "right" if score == "accuracy" else "values",
+        *"""test_loss
+        test_examples counts start init label_fraction joint pretrained""".split(),
+    }
+    sizes = {
+        key: value
+        for key, value in assignments(SIZES[model] + more).items()
+        if arch(task, model).get(key) != value
+    }
     batch_norm = load(pt / "best.pt")["config"]["arch"].get("norm") == "batch"
     assert first["changed"] == dict(arch=sizes, train_fraction=0.5, sizes=[24, 9, 7]) | {
-        name: value for name, value in few.items() if name != "micro_batch" or batch_norm}
+        name: value for name, value in few.items() if name != "micro_batch" or batch_norm
+    }
     sizes = {key: value for key, value in sizes.items() if key != "guided"}
     assert (second["label_fraction"], second["joint"]) == (None, None)
     assert second["changed"] == first["changed"] | {"pretraining": first["changed"], "arch": sizes}
     for out, result, name in ((pt, first, "val_score"), (ft, second, f"val_{score}")):
         assert (result["task"], result["model"], result["objective"]) == (task, model, objective)
-        assert (result["train_fraction"], result["train_examples"], result["commit"]) == (0.5, 12, "unknown")
-        assert result["recipe"].split("/")[2] in (objective, "masked") and result["full_recipe"] is False
-        train, evals = {"kind", "step", "loss", "lr", "gradient_norm"}, {"kind", "step", "val_loss", name}
+        assert (result["train_fraction"], result["train_examples"], result["commit"]) == (
+            0.5,
+            12,
+            "unknown",
+        )
+        assert (
+            result["recipe"].split("/")[2] in (objective, "masked")
+            and result["full_recipe"] is False
+        )
+        train, evals = (
+            {"kind", "step", "loss", "lr", "gradient_norm"},
+            {"kind", "step", "val_loss", name},
+        )
         assert all(record.keys() == train for record in log_of(out, "train"))
         assert all(record.keys() == evals for record in log_of(out, "eval"))
         best = max(log_of(out, "eval"), key=lambda record: (record[name], record["step"]))
         assert (result["best_step"], result[name]) == (best["step"], best[name])
-        optimizer = load(out / "last.pt")["optimizer"]                # every parameter has had a gradient
+        optimizer = load(out / "last.pt")["optimizer"]  # every parameter has had a gradient
         numbers = [i for group in optimizer["param_groups"] for i in group["params"]]
         assert all(optimizer["state"][i]["exp_avg"].any() for i in numbers)
 
@@ -709,22 +1041,31 @@ def test_both_stages_from_end_to_end(task, model, more, objective, begun, monkey
     (denoiser, classifier), pretrained = begun, load(pt / "best.pt")["model"]
     for key, value in classifier.backbone.state_dict().items():
         exact = pretrained[f"backbone.{key}"]
-        if key == "encoder.weight" and objective == "masked" and not classifier.backbone.reads_symbols:
-            exact = exact[:, :-1]                                     # the column that says what is hidden
+        if (
+            key == "encoder.weight"
+            and objective == "masked"
+            and not classifier.backbone.reads_symbols
+        ):
+            exact = exact[:, :-1]  # the column that says what is hidden
         assert torch.equal(value, exact), key
     kernels = np.load(pt / "kernels.npz") if (pt / "kernels.npz").exists() else {}
     assert bool(kernels) == hasattr(denoiser.backbone.layers[0].mixer, "kernel")
     for name in kernels:
-        exact = [layer.mixer.kernel(40).detach().abs().max(1)[0] for layer in denoiser.backbone.layers]
-        assert np.allclose(kernels[name], np.stack(exact)), name      # "before", then "after"
+        exact = [
+            layer.mixer.kernel(40).detach().abs().max(1)[0] for layer in denoiser.backbone.layers
+        ]
+        assert np.allclose(kernels[name], np.stack(exact)), name  # "before", then "after"
         denoiser.load_state_dict(pretrained)
 
-    # ---- the scores of validation and test split, one example at a time, with the checkpoint that validation chose
+    # ---- the scores of validation and test split, one example at a time, with the checkpoint that
+    # validation chose
     classifier.load_state_dict(load(ft / "best.pt")["model"])
     for name, split in (("val", opened(task, ".")[2]), ("test", opened(task, ".")[3])):
         batches = [split.batch([i]) for i in range(len(split))]
         with torch.no_grad():
-            outputs = torch.cat([classifier.eval()(classifier.backbone.inputs(b), b.lengths) for b in batches]).double()
+            outputs = torch.cat(
+                [classifier.eval()(classifier.backbone.inputs(b), b.lengths) for b in batches]
+            ).double()
         y = torch.cat([batch.y for batch in batches])
         if score == "accuracy":
             loss, exact = F.cross_entropy(outputs, y), (outputs.argmax(-1) == y).double().mean()
@@ -732,7 +1073,9 @@ def test_both_stages_from_end_to_end(task, model, more, objective, begun, monkey
             loss = (outputs[:, 0] - y).square().mean()
             exact = 1 - loss / (y - y.double().mean()).square().mean()
         assert second[f"{name}_{score}"] == pytest.approx(exact.item(), abs=1e-5)
-    assert second["test_loss"] == pytest.approx(loss.item(), rel=1e-5) and second["test_examples"] == 7
+    assert (
+        second["test_loss"] == pytest.approx(loss.item(), rel=1e-5) and second["test_examples"] == 7
+    )
 
     # ---- its predictions, as kept and as predict.py makes them
     exact = outputs.argmax(-1) if score == "accuracy" else outputs[:, 0]
@@ -743,7 +1086,8 @@ def test_both_stages_from_end_to_end(task, model, more, objective, begun, monkey
 
 @pytest.mark.parametrize("stage", ["pretrain", "finetune"])
 def test_guides_are_trained_while_they_guide(stage, begun, monkeypatch, tmp_path):
-    """In both stages, in every layer but the first, which stays dense; each step takes them further back."""
+    """In both stages, in every layer but the first, which stays dense; each step takes them further
+    back."""
     steps, guide = [], run_py.guide
     monkeypatch.setattr(run_py, "guide", lambda *words: steps.append(words[1:]) or guide(*words))
     STAGES[stage].main(flags(tmp_path / "run", "text_demo", "rotary", ",ffn=lowrank,guided=0.5"))
@@ -755,8 +1099,8 @@ def test_guides_are_trained_while_they_guide(stage, begun, monkeypatch, tmp_path
 
 
 def test_a_causal_run_generates(monkeypatch, capsys, tmp_path):
-    """Symbols after a prompt, the same for a seed; images whose upper half stays; models without steps, too. What
-    cannot generate says why in one line."""
+    """Symbols after a prompt, the same for a seed; images whose upper half stays; models without
+    steps, too. What cannot generate says why in one line."""
     for model in ("s4", "rotary", "mega"):
         pretrain.main(flags(model, "listops", model, objective="causal", steps=2))
         texts = []
@@ -764,12 +1108,16 @@ def test_a_causal_run_generates(monkeypatch, capsys, tmp_path):
             capsys.readouterr()
             predict.main([model, "--prompt", "[MAX 3 4", "--seed", str(seed)])
             texts.append(capsys.readouterr().out)
-        assert texts[0] == texts[1] != texts[2] and all(text.startswith("[MAX 3 4") for text in texts)
+        assert texts[0] == texts[1] != texts[2] and all(
+            text.startswith("[MAX 3 4") for text in texts
+        )
         assert all(3 <= len(text.split()) <= 40 and "<" not in text for text in texts)
 
     def square(name, data_dir, fraction=None, **more):
         splits = [noise("image", 36, n)[1] for n in (24, 9, 7)]
-        return replace(splits[0].task, side=6, data=dict(source=".", seed=0, sizes=[24, 9, 7], labels=0)), *splits
+        return replace(
+            splits[0].task, side=6, data=dict(source=".", seed=0, sizes=[24, 9, 7], labels=0)
+        ), *splits
 
     pretrain.main(flags("masked", "listops", "s4", steps=2))
     with monkeypatch.context() as patch:
@@ -779,23 +1127,33 @@ def test_a_causal_run_generates(monkeypatch, capsys, tmp_path):
         predict.main(["image"])
         with pytest.raises(UserError, match="--prompt has no meaning for the images"):
             predict.main(["image", "--prompt", "0"])
-    pixels, given = np.asarray(Image.open("image/sample.png"))[::4, ::4], square("image", ".")[2].batch(np.arange(8))
+    pixels, given = (
+        np.asarray(Image.open("image/sample.png"))[::4, ::4],
+        square("image", ".")[2].batch(np.arange(8)),
+    )
     given = np.hstack(given.symbols.view(8, 6, 6).numpy())
     assert np.array_equal(pixels[:3], given[:3]) and not np.array_equal(pixels[3:], given[3:])
-    for words, line in ((["masked", "--prompt", "0"], "masked has objective masked; to continue a sequence, predict.py needs"),
-                        (["s4", "--prompt", "[MAX q"], "--prompt '[MAX q': listops has no symbol 'q'")):
+    for words, line in (
+        (
+            ["masked", "--prompt", "0"],
+            "masked has objective masked; to continue a sequence, predict.py needs",
+        ),
+        (["s4", "--prompt", "[MAX q"], "--prompt '[MAX q': listops has no symbol 'q'"),
+    ):
         with pytest.raises(UserError, match=re.escape(line)):
             predict.main(words)
 
 
 def test_bfloat16_is_for_matrix_products_only(begun, monkeypatch, tmp_path):
-    """Not for the input and the sum that layers add to, nor for a backward pass, which kernels need in float32."""
+    """Not for the input and the sum that layers add to, nor for a backward pass, which kernels need
+    in float32."""
     backward = Run.backward
 
     def outside(run, loss):
         assert all(part.dtype == torch.float32 for part in loss.values())
         assert not torch.is_autocast_enabled("cpu")
         backward(run, loss)
+
     monkeypatch.setattr(Run, "backward", outside)
     for stage in STAGES:
         STAGES[stage].main(flags(stage, "image", "s4", dtype="bfloat16", steps=2))
@@ -808,7 +1166,7 @@ def test_bfloat16_is_for_matrix_products_only(begun, monkeypatch, tmp_path):
     assert kinds == [torch.bfloat16, torch.float32, torch.float32]
 
 
-# ---- Pythia ----------------------------------------------------------------------------------------------------------
+# ---- Pythia --------------------------------------------------------------------------------------
 
 FOLDER = Path("pythia-70m-deduped")
 
@@ -823,14 +1181,22 @@ def tensors(elsewhere):
     return tensors
 
 
-@pytest.mark.parametrize("task, tokens", [
-    ("image", range(100, 356)), ("text", [0, 1, 0, 0, 50, 51, 52, *[0] * 5, 60, 0])])
-def test_pythia_starts_from_its_files_and_resumes_without_them(task, tokens, tensors, begun, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    "task, tokens",
+    [("image", range(100, 356)), ("text", [0, 1, 0, 0, 50, 51, 52, *[0] * 5, 60, 0])],
+)
+def test_pythia_starts_from_its_files_and_resumes_without_them(
+    task, tokens, tensors, begun, monkeypatch, tmp_path
+):
     finetune.main(flags("quiet", task, "pythia"))
     backbone, result = begun[0].backbone, result_of(tmp_path / "quiet")
     assert (result["start"], result["objective"], result["init"]) == ("corpus", "causal", None)
-    assert torch.equal(backbone.encoder.weight, tensors["gpt_neox.embed_in.weight"].float()[list(tokens)])
-    assert torch.equal(backbone.layers[1].ff[2].bias, tensors["gpt_neox.layers.1.mlp.dense_4h_to_h.bias"].float())
+    assert torch.equal(
+        backbone.encoder.weight, tensors["gpt_neox.embed_in.weight"].float()[list(tokens)]
+    )
+    assert torch.equal(
+        backbone.layers[1].ff[2].bias, tensors["gpt_neox.layers.1.mlp.dense_4h_to_h.bias"].float()
+    )
     stop_in(5, monkeypatch, "finetune", flags("stopped", task, "pythia"))
     shutil.rmtree(FOLDER)
     finetune.main(flags("stopped", task, "pythia", resume=True))
@@ -846,30 +1212,42 @@ def test_damaged_files_of_pythia_are_one_line(name, tensors, mistake):
     assert f"{FOLDER}/model.safetensors" in line and name in line and not Path("run").exists()
 
 
-# ---- seams: an objective, a step of one's own, a frozen backbone -----------------------------------------------------
+# ---- seams: an objective, a step of one's own, a frozen backbone ---------------------------------
+
 
 @pytest.mark.parametrize("task", ["listops", "pathfinder", "image"])
 @pytest.mark.parametrize("model", ["s4", "rotary"])
 def test_an_objective_is_a_function_and_a_line(task, model, monkeypatch, tmp_path, capsys):
-    """BERT's: a tenth of what is to be predicted stays as it is, a tenth becomes another symbol. It has the masked
-    recipe, both stages, joint training with two passes, and its name."""
+    """BERT's: a tenth of what is to be predicted stays as it is, a tenth becomes another symbol. It
+    has the masked recipe, both stages, joint training with two passes, and its name."""
+
     def bert(args, batch, draw):
         inputs, targets, hidden = pretrain.corrupt(batch, draw(pretrain.hide, args.mask), args.loss)
         if batch.samples is None:
-            kept = draw(lambda shape, ratio, *key: pretrain.hide(shape, ratio, *key, 1), 0.2) & hidden
+            kept = (
+                draw(lambda shape, ratio, *key: pretrain.hide(shape, ratio, *key, 1), 0.2) & hidden
+            )
             inputs = torch.where(kept, targets, inputs)
         return inputs, targets, hidden
 
-    monkeypatch.setitem(pretrain.OBJECTIVES, "bert", pretrain.Objective(bert, causal=False, hides=True))
+    monkeypatch.setitem(
+        pretrain.OBJECTIVES, "bert", pretrain.Objective(bert, causal=False, hides=True)
+    )
     pretrain.main(flags("first", task, model, objective="bert"))
     finetune.main(flags("second", task=None, model=None, init="first"))
     finetune.main(flags("both", task, model, objective="bert", joint=1))
-    masked, joint = (STAGES[stage].parse_args(flags("x", task, model, **more, steps=None)) for stage, more in (
-        ("pretrain", {}), ("joint", dict(joint=1, objective="bert"))))
+    masked, joint = (
+        STAGES[stage].parse_args(flags("x", task, model, **more, steps=None))
+        for stage, more in (("pretrain", {}), ("joint", dict(joint=1, objective="bert")))
+    )
     for out, start in (("first", None), ("second", "spt"), ("both", "joint")):
         result = result_of(tmp_path / out)
         assert (result["objective"], result.get("start")) == ("bert", start)
-    assert json.loads((tmp_path / "first" / "config.json").read_text())["mask"] == masked.mask is not None
+    assert (
+        json.loads((tmp_path / "first" / "config.json").read_text())["mask"]
+        == masked.mask
+        is not None
+    )
     alone = finetune.parse_args(flags("x", task, model, steps=None))
     assert (joint.steps or joint.epochs) == (alone.steps or alone.epochs) // 2
     assert "no bert recipe for" in capsys.readouterr().out
@@ -877,6 +1255,7 @@ def test_an_objective_is_a_function_and_a_line(task, model, monkeypatch, tmp_pat
 
 def test_a_model_may_act_after_each_step(monkeypatch, tmp_path):
     """An average of the weights, as a teacher has it, is what six steps make of it."""
+
     class Averaged(Denoiser):
         def __init__(self, *arguments):
             super().__init__(*arguments)
@@ -894,34 +1273,63 @@ def test_a_model_may_act_after_each_step(monkeypatch, tmp_path):
     average, *steps = made[0].seen
     for weight in steps:
         average = average.lerp(weight, 0.1)
-    assert len(steps) == 6 and torch.allclose(load(tmp_path / "run" / "last.pt")["model"]["average"], average)
+    assert len(steps) == 6 and torch.allclose(
+        load(tmp_path / "run" / "last.pt")["model"]["average"], average
+    )
 
 
-@pytest.mark.parametrize("task, model", [("listops", "s4"), ("image", "s4"), ("text", "rotary"), ("listops", "mamba")])
+@pytest.mark.parametrize(
+    "task, model", [("listops", "s4"), ("image", "s4"), ("text", "rotary"), ("listops", "mamba")]
+)
 def test_a_frozen_backbone_stays_as_it_was_pretrained(task, model, mistake, tmp_path):
-    """Its weights and BatchNorm's averages, resumed too; the head learns. Nothing of it is in the optimiser."""
+    """Its weights and BatchNorm's averages, resumed too; the head learns. Nothing of it is in the
+    optimiser."""
     pretrain.main(flags("first", task, model))
     words = flags("probe", task=None, model=None, arch=None, init="first", freeze=True, resume=True)
     finetune.main(words)
     (tmp_path / "probe" / "result.json").unlink()
     finetune.main(words)
-    first, probe = load(tmp_path / "first" / "best.pt")["model"], load(tmp_path / "probe" / "last.pt")
+    first, probe = (
+        load(tmp_path / "first" / "best.pt")["model"],
+        load(tmp_path / "probe" / "last.pt"),
+    )
     kept = {name: value for name, value in probe["model"].items() if name.startswith("backbone.")}
     dropped = "backbone.encoder.weight"
-    assert kept and all(torch.equal(value, first[name][:, :value.shape[1]] if name == dropped else first[name])
-                        for name, value in kept.items())
+    assert kept and all(
+        torch.equal(value, first[name][:, : value.shape[1]] if name == dropped else first[name])
+        for name, value in kept.items()
+    )
     moments = probe["optimizer"]["state"]
-    assert len(moments) == len(probe["model"]) - len(kept) and all(each["exp_avg"].abs().sum() for each in moments.values())
+    assert len(moments) == len(probe["model"]) - len(kept) and all(
+        each["exp_avg"].abs().sum() for each in moments.values()
+    )
     assert result_of(tmp_path / "probe")["changed"]["freeze"] is True
-    assert "--freeze has no meaning with --joint" in mistake("finetune", flags("x", joint=1, freeze=True))
+    assert "--freeze has no meaning with --joint" in mistake(
+        "finetune", flags("x", joint=1, freeze=True)
+    )
 
 
-@pytest.mark.parametrize("stage, task, model, documents", [
-    ("pretrain", "listops", "rotary", 1), ("pretrain", "listops", "dlr", 1), ("pretrain", "retrieval", "rotary", 2),
-    ("finetune", "listops", "transformer", 1), ("finetune", "retrieval", "s4_rand", 2), ("joint", "listops", "rotary", 1)])
-def test_parts_of_like_length_do_not_change_the_step(stage, task, model, documents, tmp_path, monkeypatch):
-    """A batch whole and in many parts, each cut to its longest sequence: the same losses, scores and first moments."""
-    flags, shapes, parts = partial(globals()["flags"], joint=0.5 if stage == "joint" else None), {}, Feed.parts
+@pytest.mark.parametrize(
+    "stage, task, model, documents",
+    [
+        ("pretrain", "listops", "rotary", 1),
+        ("pretrain", "listops", "dlr", 1),
+        ("pretrain", "retrieval", "rotary", 2),
+        ("finetune", "listops", "transformer", 1),
+        ("finetune", "retrieval", "s4_rand", 2),
+        ("joint", "listops", "rotary", 1),
+    ],
+)
+def test_parts_of_like_length_do_not_change_the_step(
+    stage, task, model, documents, tmp_path, monkeypatch
+):
+    """A batch whole and in many parts, each cut to its longest sequence: the same losses, scores
+    and first moments."""
+    flags, shapes, parts = (
+        partial(globals()["flags"], joint=0.5 if stage == "joint" else None),
+        {},
+        Feed.parts,
+    )
 
     def seen(feed, whole, rows, *more):
         found = parts(feed, whole, rows, *more)
@@ -932,15 +1340,32 @@ def test_parts_of_like_length_do_not_change_the_step(stage, task, model, documen
     monkeypatch.setattr(Feed, "COSTLY", 1)
     for name, positions in (("whole", 10**9), ("cut", 20)):
         monkeypatch.setattr(Feed, "POSITIONS", positions)
-        STAGES[stage].main(flags(name, task, model, batch=9, arch=f"{SIZES[model]},norm=layer"
-                                 if model in ("dlr", "s4_rand") else SIZES[model]))
+        STAGES[stage].main(
+            flags(
+                name,
+                task,
+                model,
+                batch=9,
+                arch=f"{SIZES[model]},norm=layer" if model in ("dlr", "s4_rand") else SIZES[model],
+            )
+        )
     assert all(len(some) == 1 for some in shapes["whole"]) and min(map(len, shapes["cut"])) > 2
     for whole, cut in zip(shapes["whole"], shapes["cut"], strict=True):
         widths = [shape[1] for shape in cut]
         assert sum(shape[0] for shape in cut) == whole[0][0] == 9 * documents
-        assert widths == sorted(widths, reverse=True) and widths[0] == whole[0][1] and widths[-1] < widths[0]
-    for one, many in zip(*(log_of(tmp_path / name, "train", "eval") for name in ("whole", "cut")), strict=True):
-        assert one == pytest.approx(many, rel=1e-4, abs=1e-5) if one.pop("kind") == many.pop("kind") else False
+        assert (
+            widths == sorted(widths, reverse=True)
+            and widths[0] == whole[0][1]
+            and widths[-1] < widths[0]
+        )
+    for one, many in zip(
+        *(log_of(tmp_path / name, "train", "eval") for name in ("whole", "cut")), strict=True
+    ):
+        assert (
+            one == pytest.approx(many, rel=1e-4, abs=1e-5)
+            if one.pop("kind") == many.pop("kind")
+            else False
+        )
     one, many = (load(tmp_path / name / "last.pt") for name in ("whole", "cut"))
     for i, state in one["optimizer"]["state"].items():
         ours, theirs = state["exp_avg"], many["optimizer"]["state"][i]["exp_avg"]
@@ -948,45 +1373,69 @@ def test_parts_of_like_length_do_not_change_the_step(stage, task, model, documen
 
 
 def test_few_labels_shrink_the_batch(tmp_path):
-    """To all of them, which is recorded as a change; with enough of them, and where all have labels, it stays."""
+    """To all of them, which is recorded as a change; with enough of them, and where all have
+    labels, it stays."""
     for fraction, wanted in ((0.2, 4), (0.5, 8)):
         finetune.main(flags("few", label_fraction=fraction))
         record = result_of(tmp_path / "few")
-        assert record["train_examples"] == 24 * fraction // 1 and record["changed"].get("batch") == wanted
+        assert (
+            record["train_examples"] == 24 * fraction // 1
+            and record["changed"].get("batch") == wanted
+        )
         assert load(tmp_path / "few" / "best.pt")["config"]["batch"] == wanted
         shutil.rmtree("few")
 
 
 def test_each_process_and_each_step_drops_other_channels():
     """Else all processes would drop the same channels of their examples."""
+
     def seeded(seed, step, rank):
         found = []
-        run = SimpleNamespace(args=SimpleNamespace(seed=seed, arch={}), steps=9, processes=SimpleNamespace(
-            rank=rank, seed=found.append), feed=SimpleNamespace(take=lambda *_: None))
+        run = SimpleNamespace(
+            args=SimpleNamespace(seed=seed, arch={}),
+            steps=9,
+            processes=SimpleNamespace(rank=rank, seed=found.append),
+            feed=SimpleNamespace(take=lambda *_: None),
+        )
         Run.begin(run, step, None)
         return found[0]
+
     keys = list(itertools.product(range(3), repeat=3))
     assert len({seeded(*key) for key in keys}) == len(keys) and seeded(1, 2, 1) == seeded(1, 2, 1)
 
 
 def test_wide_parts_have_few_widths_and_all_processes_as_many(monkeypatch):
-    """At the lengths of film reviews: above 512 multiples of 128, cut to what there is; each example once."""
+    """At the lengths of film reviews: above 512 multiples of 128, cut to what there is; each
+    example once."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(50, 4000, 64)
-    for world, documents in ((1, 1), (3, 1), (1, 2), (3, 2)):          # both documents as long
+    for world, documents in ((1, 1), (3, 1), (1, 2), (3, 2)):  # both documents as long
         seen, counts = [], set()
         for rank in range(world):
             args = SimpleNamespace(batch=64, micro_batch=None, seed=0, fresh=False)
-            feed = Feed(args, SimpleNamespace(world=world, rank=rank, device=None), dict(target=""), 64, lengths, False, False)
+            feed = Feed(
+                args,
+                SimpleNamespace(world=world, rank=rank, device=None),
+                dict(target=""),
+                64,
+                lengths,
+                False,
+                False,
+            )
             rows, mine = feed.rows(0)
             here = lengths[rows[mine]].repeat(documents)
             l = here.max()
             x = torch.from_numpy((np.arange(l) < here[:, None]).astype(np.int64))
-            found = feed.parts(pretrain.Denoising(x, torch.from_numpy(here), x, x), rows, mine, documents)
+            found = feed.parts(
+                pretrain.Denoising(x, torch.from_numpy(here), x, x), rows, mine, documents
+            )
             counts.add(len(found))
             widths = {part.inputs.shape[1] for part in found}
             assert all(width <= 512 or width % 128 == 0 or width == l for width in widths)
             seen += [int(n) for part in found for n in part.lengths[::documents]]
             for part in found:
-                assert part.inputs.sum() == part.lengths.sum() and part.inputs.numel() <= 2 * Feed.POSITIONS
+                assert (
+                    part.inputs.sum() == part.lengths.sum()
+                    and part.inputs.numel() <= 2 * Feed.POSITIONS
+                )
         assert len(counts) == 1 and sorted(seen) == sorted(lengths)

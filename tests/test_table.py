@@ -1,4 +1,5 @@
 """tasks/table.py: tables as people have them; what a file does not say is asked for by name."""
+
 import gzip
 import json
 import re
@@ -31,73 +32,186 @@ def read(path, raw, layout=Layout()):
 
 
 def lines(rows, delimiter=",", header=None):
-    return "\n".join(delimiter.join(map(str, row)) for row in ([header] if header else []) + [*map(list, rows)]) + "\n"
+    return (
+        "\n".join(
+            delimiter.join(map(str, row))
+            for row in ([header] if header else []) + [*map(list, rows)]
+        )
+        + "\n"
+    )
 
 
 FIRST = [[y, *x] for y, x in zip(Y, X)]
 LAST = [[*x, y] for y, x in zip(Y, X)]
 NAMES = [f"t{i}" for i in range(5)]
 COMMA = [[y, *(str(value).replace(".", ",") for value in x)] for y, x in zip(Y, X)]
-LONG = [[i, t, X[i, t], -X[i, t], Y[i]] for i in range(12) for t in np.random.default_rng(i).permutation(5)]
+LONG = [
+    [i, t, X[i, t], -X[i, t], Y[i]]
+    for i in range(12)
+    for t in np.random.default_rng(i).permutation(5)
+]
 
 
-@pytest.mark.parametrize("name, text, flags", [
-    ("a.csv", lines(FIRST), {}), ("a.csv", lines(FIRST, ";"), {}), ("a.csv", lines(FIRST, "\t"), {}),
-    ("a.tsv", lines(FIRST), {}), ("a.tsv", lines(FIRST, "\t"), {}), ("a.csv", lines(FIRST, "|"), {}),
-    ("a.csv", lines(FIRST, " "), {}), ("a.csv", lines(COMMA, ";"), {}), ("a.csv", lines(COMMA, "\t"), {}),
-    ("a.csv", lines([[y, *(f'"{cell}"' for cell in row)] for y, *row in COMMA]), {}),
-    ("a.csv", lines(FIRST, ",", ["class", *NAMES]), {}), ("a.csv", lines(LAST, ",", [*NAMES, "Label"]), {}),
-    ("a.csv", lines(FIRST, ",", ["y", *range(5)]), {}), ("a.csv", lines(LAST), dict(label="-1")),
-    ("a.csv", lines(LAST, ",", [*NAMES, "species"]), dict(label="species")),
-    ("a.csv", lines(FIRST, ", "), {}), ("a.csv", lines([[*row, ""] for row in FIRST]), {}),
-    ("a.csv", "# made in 2024\n" + lines(FIRST), {}), ("a.csv", lines(FIRST).replace("\n", "\r\n"), {}),
-    ("a.csv", lines(FIRST).replace("\n", "\n\n"), {})], ids=str)
+@pytest.mark.parametrize(
+    "name, text, flags",
+    [
+        ("a.csv", lines(FIRST), {}),
+        ("a.csv", lines(FIRST, ";"), {}),
+        ("a.csv", lines(FIRST, "\t"), {}),
+        ("a.tsv", lines(FIRST), {}),
+        ("a.tsv", lines(FIRST, "\t"), {}),
+        ("a.csv", lines(FIRST, "|"), {}),
+        ("a.csv", lines(FIRST, " "), {}),
+        ("a.csv", lines(COMMA, ";"), {}),
+        ("a.csv", lines(COMMA, "\t"), {}),
+        ("a.csv", lines([[y, *(f'"{cell}"' for cell in row)] for y, *row in COMMA]), {}),
+        ("a.csv", lines(FIRST, ",", ["class", *NAMES]), {}),
+        ("a.csv", lines(LAST, ",", [*NAMES, "Label"]), {}),
+        ("a.csv", lines(FIRST, ",", ["y", *range(5)]), {}),
+        ("a.csv", lines(LAST), dict(label="-1")),
+        ("a.csv", lines(LAST, ",", [*NAMES, "species"]), dict(label="species")),
+        ("a.csv", lines(FIRST, ", "), {}),
+        ("a.csv", lines([[*row, ""] for row in FIRST]), {}),
+        ("a.csv", "# made in 2024\n" + lines(FIRST), {}),
+        ("a.csv", lines(FIRST).replace("\n", "\r\n"), {}),
+        ("a.csv", lines(FIRST).replace("\n", "\n\n"), {}),
+    ],
+    ids=str,
+)
 def test_however_a_table_is_written(name, text, flags, tmp_path):
-    """The same numbers to the last bit, the same labels; whatever the encoding and the compression."""
-    for raw in (text.encode(), b"\xef\xbb\xbf" + text.encode(), text.encode("utf-16"), text.encode("latin-1")):
+    """The same numbers to the last bit, the same labels; whatever the encoding and the
+    compression."""
+    for raw in (
+        text.encode(),
+        b"\xef\xbb\xbf" + text.encode(),
+        text.encode("utf-16"),
+        text.encode("latin-1"),
+    ):
         for suffix, pack in (("", bytes), (".gz", gzip.compress)):
             own = read_own(f"{name}{suffix}", pack(raw), Layout(**flags))
-            assert np.array_equal(np.stack(own.series)[..., 0], X) and own.labels.tolist() == Y.tolist()
+            assert (
+                np.array_equal(np.stack(own.series)[..., 0], X)
+                and own.labels.tolist() == Y.tolist()
+            )
 
 
 RISING = lines([["ab"[i % 2], i + 0.5, -i, 3.25] for i in range(9)])
 
 
-@pytest.mark.parametrize("name, text, flags, series, labels", [
-    ("a.csv", "0,1,2,3\n" + RISING, {}, [[0.5, 0, 3.25], [1.5, -1, 3.25]], "ab"),     # a header as pandas writes it
-    ("a.csv", "strain,0.0,0.5,1.0\n" + RISING, dict(label="strain"), [[0.5, 0, 3.25], [1.5, -1, 3.25]], "ab"),
-    ("a.csv", ",Group,t0,t1,t2\n" + "".join(f"{i},{line}\n" for i, line in enumerate(RISING.split())), dict(label="Group"),
-     [[0.5, 0, 3.25], [1.5, -1, 3.25]], "ab"),                                         # and its index
-    ("a.csv", "sep=,\n" + RISING, {}, [[0.5, 0, 3.25], [1.5, -1, 3.25]], "ab"),
-    ("a.csv", RISING.encode("utf-16-le"), {}, [[0.5, 0, 3.25], [1.5, -1, 3.25]], "ab"),
-    ("a.tsv", 'a\t"hello\nb\tworld"\na\tthree\n', {}, ['"hello', 'world"'], "ab"),    # quotes that are letters
-    ("a.csv", "#happy day\nplain\n", {}, ["#happy day", "plain"], None), ("a.csv", "0110\n1001\n", {}, ["0110", "1001"], None),
-    ("a.csv", "a, tex\nb, more\n", {}, [" tex", " more"], "ab"),
-    ("a.txt", "one\x0ctwo\nthree\x85.\n", {}, ["one\x0ctwo", "three\x85."], None),
-    ("a.csv", "s,time,hr\n1,2024-01-30,5\n1,2024-02-01,7\n1,2024-01-31,6\n2,2024-01-30,8\n2,2024-01-31,9\n",
-     dict(id="s", time="time", label="none"), [[5, 6, 7], [8, 9]], None),
-    ("a.csv", "s,time,hr\n1,2024-03-30T12:00+01:00,5\n1,2024-03-31T12:00+02:00,6\n2,2024-03-30T12:00Z,8\n",
-     dict(id="s", time="time", label="none"), [[5, 6], [8]], None)])
+@pytest.mark.parametrize(
+    "name, text, flags, series, labels",
+    [
+        # a header as pandas writes it
+        ("a.csv", "0,1,2,3\n" + RISING, {}, [[0.5, 0, 3.25], [1.5, -1, 3.25]], "ab"),
+        (
+            "a.csv",
+            "strain,0.0,0.5,1.0\n" + RISING,
+            dict(label="strain"),
+            [[0.5, 0, 3.25], [1.5, -1, 3.25]],
+            "ab",
+        ),
+        (
+            "a.csv",
+            ",Group,t0,t1,t2\n" + "".join(f"{i},{line}\n" for i, line in enumerate(RISING.split())),
+            dict(label="Group"),
+            [[0.5, 0, 3.25], [1.5, -1, 3.25]],
+            "ab",
+        ),  # and its index
+        ("a.csv", "sep=,\n" + RISING, {}, [[0.5, 0, 3.25], [1.5, -1, 3.25]], "ab"),
+        ("a.csv", RISING.encode("utf-16-le"), {}, [[0.5, 0, 3.25], [1.5, -1, 3.25]], "ab"),
+        # quotes that are letters
+        ("a.tsv", 'a\t"hello\nb\tworld"\na\tthree\n', {}, ['"hello', 'world"'], "ab"),
+        ("a.csv", "#happy day\nplain\n", {}, ["#happy day", "plain"], None),
+        ("a.csv", "0110\n1001\n", {}, ["0110", "1001"], None),
+        ("a.csv", "a, tex\nb, more\n", {}, [" tex", " more"], "ab"),
+        ("a.txt", "one\x0ctwo\nthree\x85.\n", {}, ["one\x0ctwo", "three\x85."], None),
+        (
+            "a.csv",
+            "s,time,hr\n1,2024-01-30,5\n1,2024-02-01,7\n1,2024-01-31,6\n2,2024-01-30,8\n2,2024-01-31,9\n",
+            dict(id="s", time="time", label="none"),
+            [[5, 6, 7], [8, 9]],
+            None,
+        ),
+        (
+            "a.csv",
+            "s,time,hr\n1,2024-03-30T12:00+01:00,5\n1,2024-03-31T12:00+02:00,6\n2,2024-03-30T12:00Z,8\n",
+            dict(id="s", time="time", label="none"),
+            [[5, 6], [8]],
+            None,
+        ),
+    ],
+)
 def test_forms_that_were_misread(name, text, flags, series, labels):
     own = read(name, text if isinstance(text, bytes) else text.encode(), Layout(**flags))
     found = [one if isinstance(one, str) else one[:, 0].tolist() for one in own.series]
-    assert found[:2] == series and (own.labels is None if labels is None else [*own.labels[:2]] == [*labels])
+    assert found[:2] == series and (
+        own.labels is None if labels is None else [*own.labels[:2]] == [*labels]
+    )
 
 
-@pytest.mark.parametrize("name, text, flags, words", [
-    ("a.csv", "label,signal,,\n" + RISING, {}, "column 2 \\(counted from 0\\) has no name"),
-    ("a.csv", '"label" "t0"\n"1" 1 0.5\n"2" 0 0.7\n', {}, "column 2 \\(counted from 0\\) has no name"),        # as R writes row names
-    ("a.csv", 'label,t0,t1\na,"1,234",5\nb,"2,500",6\n', {}, "does the comma in '1,234' mark thousands or decimals"),
-    ("a.csv", 'label,t0,t1\na,"0,234",5.5\nb,"2,500",1.5\n', {}, "does the comma in '0,234' mark thousands or decimals"),
-    ("a.csv", "s,time,hr\n1,30.01.2024,5\n1,01.02.2024,6\n", dict(id="s", time="time", label="none"),
-     "column time holds '30.01.2024', which is neither a number nor a date as 2024-01-31"),
-    ("a.csv", "s,time,hr\n1,1,5\n1,,6\n", dict(id="s", time="time", label="none"), "line 3: column time holds '', which"),
-    ("a.csv", "s,time,hr\n1,1,5\n", dict(id="s"), "needs both --id COLUMN and --time COLUMN"),
-    ("a.csv", lines([[i // 5, 7 * i, i * i % 7, 3.5] for i in range(30)]), {}, "looks like a long table"),
-    ("a.jsonl", "a,b\n1,2\n", {}, "a.jsonl cannot be read: .*with a JSON object per line"),
-    ("a.jsonl", '{"x":[1,"u"],"label":1}\n{"x":[1,2],"label":0}\n', {}, "a.jsonl, line 1: .* is no list of numbers"),
-    ("a.jsonl", '{"x":[[1,2,3],[4,5,6]],"label":1}\n', {}, "is the last axis the positions \\(--channels-first\\), or are there 3"),
-    ("a.txt", "label\tt0\tt1\n" + "a\t1.5\t2.5\n" * 5, {}, "holds numbers separated by tabs, but a .txt holds texts")])
+@pytest.mark.parametrize(
+    "name, text, flags, words",
+    [
+        ("a.csv", "label,signal,,\n" + RISING, {}, "column 2 \\(counted from 0\\) has no name"),
+        # as R writes row names
+        (
+            "a.csv",
+            '"label" "t0"\n"1" 1 0.5\n"2" 0 0.7\n',
+            {},
+            "column 2 \\(counted from 0\\) has no name",
+        ),
+        (
+            "a.csv",
+            'label,t0,t1\na,"1,234",5\nb,"2,500",6\n',
+            {},
+            "does the comma in '1,234' mark thousands or decimals",
+        ),
+        (
+            "a.csv",
+            'label,t0,t1\na,"0,234",5.5\nb,"2,500",1.5\n',
+            {},
+            "does the comma in '0,234' mark thousands or decimals",
+        ),
+        (
+            "a.csv",
+            "s,time,hr\n1,30.01.2024,5\n1,01.02.2024,6\n",
+            dict(id="s", time="time", label="none"),
+            "column time holds '30.01.2024', which is neither a number nor a date as 2024-01-31",
+        ),
+        (
+            "a.csv",
+            "s,time,hr\n1,1,5\n1,,6\n",
+            dict(id="s", time="time", label="none"),
+            "line 3: column time holds '', which",
+        ),
+        ("a.csv", "s,time,hr\n1,1,5\n", dict(id="s"), "needs both --id COLUMN and --time COLUMN"),
+        (
+            "a.csv",
+            lines([[i // 5, 7 * i, i * i % 7, 3.5] for i in range(30)]),
+            {},
+            "looks like a long table",
+        ),
+        ("a.jsonl", "a,b\n1,2\n", {}, "a.jsonl cannot be read: .*with a JSON object per line"),
+        (
+            "a.jsonl",
+            '{"x":[1,"u"],"label":1}\n{"x":[1,2],"label":0}\n',
+            {},
+            "a.jsonl, line 1: .* is no list of numbers",
+        ),
+        (
+            "a.jsonl",
+            '{"x":[[1,2,3],[4,5,6]],"label":1}\n',
+            {},
+            "is the last axis the positions \\(--channels-first\\), or are there 3",
+        ),
+        (
+            "a.txt",
+            "label\tt0\tt1\n" + "a\t1.5\t2.5\n" * 5,
+            {},
+            "holds numbers separated by tabs, but a .txt holds texts",
+        ),
+    ],
+)
 def test_forms_that_are_asked_about(name, text, flags, words):
     with pytest.raises(UserError, match=words):
         read(name, text.encode(), Layout(**flags))
@@ -105,27 +219,58 @@ def test_forms_that_are_asked_about(name, text, flags, words):
 
 def test_a_row_per_position():
     """In any order; several channels; lengths may differ."""
-    own = read_own("a.csv", lines(LONG, ",", ["case", "when", "up", "down", "label"]).encode(), Layout(id="case", time="when"))
-    assert np.array_equal(np.stack(own.series), np.stack([X, -X], -1)) and own.labels.tolist() == Y.tolist()
+    own = read_own(
+        "a.csv",
+        lines(LONG, ",", ["case", "when", "up", "down", "label"]).encode(),
+        Layout(id="case", time="when"),
+    )
+    assert (
+        np.array_equal(np.stack(own.series), np.stack([X, -X], -1))
+        and own.labels.tolist() == Y.tolist()
+    )
     assert own.rows.tolist() == [*range(0, 60, 5)]
-    own = read_own("a.csv", lines(row[:3] for row in LONG if row[1] <= row[0] % 5).encode(),
-                   Layout(id="0", time="1", label="none"))
+    own = read_own(
+        "a.csv",
+        lines(row[:3] for row in LONG if row[1] <= row[0] % 5).encode(),
+        Layout(id="0", time="1", label="none"),
+    )
     assert [len(one) for one in own.series] == [i % 5 + 1 for i in range(12)] and own.labels is None
-    for rows, words in ((LONG + [LONG[0]], "case 0 has two rows of one when"),
-                        (LONG[:-1] + [[*LONG[-1][:-1], "run"]], "case 11 has several labels in label")):
+    for rows, words in (
+        (LONG + [LONG[0]], "case 0 has two rows of one when"),
+        (LONG[:-1] + [[*LONG[-1][:-1], "run"]], "case 11 has several labels in label"),
+    ):
         with pytest.raises(UserError, match=words):
-            read_own("a.csv", lines(rows, ",", ["case", "when", "up", "down", "label"]).encode(),
-                     Layout(id="case", time="when"))
+            read_own(
+                "a.csv",
+                lines(rows, ",", ["case", "when", "up", "down", "label"]).encode(),
+                Layout(id="case", time="when"),
+            )
 
 
 def test_ids_are_no_samples(capsys):
     for first, said in ((range(12), True), (np.random.default_rng(0).permutation(12), False)):
-        own = read_own("a.csv", lines([[i, *row] for i, row in zip(first, FIRST)], ",", ["sample", "label", *NAMES]).encode())
-        assert ("note: column sample counts the rows" in capsys.readouterr().out) == said and own.series[0].shape == (6, 1)
+        own = read_own(
+            "a.csv",
+            lines(
+                [[i, *row] for i, row in zip(first, FIRST)], ",", ["sample", "label", *NAMES]
+            ).encode(),
+        )
+        assert (
+            "note: column sample counts the rows" in capsys.readouterr().out
+        ) == said and own.series[0].shape == (6, 1)
     ids = np.random.default_rng(0).permutation(9_000)[:12] + 1_000
-    for name, column, refused in ("Customer_ID", ids, True), ("id", ids, True), ("id", ids % 3, False), (
-            "grid", ids, False), ("heat_index", ids, False), ("Index", ids, True), ("id", ids + 0.5, False):
-        text = lines([[i, *row] for i, row in zip(column, FIRST)], ",", [name, "label", *NAMES]).encode()
+    for name, column, refused in (
+        ("Customer_ID", ids, True),
+        ("id", ids, True),
+        ("id", ids % 3, False),
+        ("grid", ids, False),
+        ("heat_index", ids, False),
+        ("Index", ids, True),
+        ("id", ids + 0.5, False),
+    ):
+        text = lines(
+            [[i, *row] for i, row in zip(column, FIRST)], ",", [name, "label", *NAMES]
+        ).encode()
         if refused:
             with pytest.raises(UserError, match=f"column {name} looks like an id"):
                 read_own("a.csv", text)
@@ -136,37 +281,85 @@ def test_ids_are_no_samples(capsys):
 TEXTS = [[y, f'said "{i}", then left'] for i, y in enumerate(Y)]
 
 
-@pytest.mark.parametrize("name, text, flags", [
-    ("a.csv", lines([[y, '"' + text.replace('"', '""') + '"'] for y, text in TEXTS]), {}),
-    ("a.csv", lines([[y, '"' + text.replace('"', r'\"') + '"'] for y, text in TEXTS]), {}),
-    ("a.tsv", lines(TEXTS, "\t"), {}), ("a.tsv", lines([[y, '"' + text.replace('"', '""') + '"'] for y, text in TEXTS], "\t"), {}),
-    ("a.csv", lines(TEXTS, ";", ["label", "review"]), {}),
-    ("a.csv", lines([[i, *pair] for i, pair in enumerate(TEXTS)], ";", ["id", "label", "review"]), dict(text="review")),
-    ("a.jsonl", "".join(json.dumps(dict(review=text, label=y)) + "\n" for y, text in TEXTS), {})])
+@pytest.mark.parametrize(
+    "name, text, flags",
+    [
+        ("a.csv", lines([[y, '"' + text.replace('"', '""') + '"'] for y, text in TEXTS]), {}),
+        ("a.csv", lines([[y, '"' + text.replace('"', r"\"") + '"'] for y, text in TEXTS]), {}),
+        ("a.tsv", lines(TEXTS, "\t"), {}),
+        ("a.tsv", lines([[y, '"' + text.replace('"', '""') + '"'] for y, text in TEXTS], "\t"), {}),
+        ("a.csv", lines(TEXTS, ";", ["label", "review"]), {}),
+        (
+            "a.csv",
+            lines([[i, *pair] for i, pair in enumerate(TEXTS)], ";", ["id", "label", "review"]),
+            dict(text="review"),
+        ),
+        (
+            "a.jsonl",
+            "".join(json.dumps(dict(review=text, label=y)) + "\n" for y, text in TEXTS),
+            {},
+        ),
+    ],
+)
 def test_texts_with_quotes(name, text, flags):
     own = read_own(name, text.encode(), Layout(**flags))
     assert own.series == [text for _, text in TEXTS] and own.labels.tolist() == Y.tolist()
 
 
-@pytest.mark.parametrize("text, flags, words", [
-    (lines(LAST), {}, r"the last column looks like the label \('run'\), the first does not \('0.126'\); give --label -1"),
-    (lines(LAST, ",", [*NAMES, "species"]), {}, "no column is called label, target, class, y; its columns are: t0, t1, t2, "
-     "t3, t4, species; say which is the label with --label NAME, or --label none"),
-    (lines(FIRST, ",", ["y", *NAMES]), dict(label="spezies"), "has no column 'spezies' for --label; its columns are: y, t0"),
-    (lines(FIRST).replace("0.64,", "x,"), {}, "line 1, column 3: 'x' is no number; correct it, or leave it empty"),
-    (lines(FIRST, ",", ["y", *NAMES]).replace("0.64,", "x,"), {}, "line 2, column t2: 'x' is no number"),
-    (lines([row[:3] for row in sorted(LONG, key=lambda row: row[:2])]), {}, "looks like a long table, a row per position; "
-     "give --id 0 --time 1 and --label COLUMN, or --label none"),
-    (lines([[i, *pair] for i, pair in enumerate(TEXTS)], ";", ["id", "label", "review"]), {}, "column review: 'said")])
+@pytest.mark.parametrize(
+    "text, flags, words",
+    [
+        (
+            lines(LAST),
+            {},
+            r"the last column looks like the label \('run'\), the first does not \('0.126'\); give "
+            r"--label -1",
+        ),
+        (
+            lines(LAST, ",", [*NAMES, "species"]),
+            {},
+            "no column is called label, target, class, y; its columns are: t0, t1, t2, "
+            "t3, t4, species; say which is the label with --label NAME, or --label none",
+        ),
+        (
+            lines(FIRST, ",", ["y", *NAMES]),
+            dict(label="spezies"),
+            "has no column 'spezies' for --label; its columns are: y, t0",
+        ),
+        (
+            lines(FIRST).replace("0.64,", "x,"),
+            {},
+            "line 1, column 3: 'x' is no number; correct it, or leave it empty",
+        ),
+        (
+            lines(FIRST, ",", ["y", *NAMES]).replace("0.64,", "x,"),
+            {},
+            "line 2, column t2: 'x' is no number",
+        ),
+        (
+            lines([row[:3] for row in sorted(LONG, key=lambda row: row[:2])]),
+            {},
+            "looks like a long table, a row per position; "
+            "give --id 0 --time 1 and --label COLUMN, or --label none",
+        ),
+        (
+            lines([[i, *pair] for i, pair in enumerate(TEXTS)], ";", ["id", "label", "review"]),
+            {},
+            "column review: 'said",
+        ),
+    ],
+)
 def test_what_is_not_said_is_asked_for(text, flags, words):
     with pytest.raises(UserError, match=words):
         read("a.csv", text.encode(), Layout(**flags))
 
 
 def test_new_data_are_read_as_the_training_data_were(tmp_path, monkeypatch, capsys):
-    """By name: other columns, another order, no label; a DataFrame as well. Without a header by their number."""
+    """By name: other columns, another order, no label; a DataFrame as well. Without a header by
+    their number."""
     pd = pytest.importorskip("pandas")
     import finetune
+
     monkeypatch.chdir(tmp_path)
     rows, more = [*FIRST * 5], [["a", row[3], *row] for row in FIRST * 5]
     (tmp_path / "named.csv").write_text(lines(rows, ";", ["species", *NAMES]))
@@ -174,16 +367,38 @@ def test_new_data_are_read_as_the_training_data_were(tmp_path, monkeypatch, caps
     (tmp_path / "last.csv").write_text(lines([[*row[1:], row[0]] for row in rows]))
     apart = [[i, t, x, row[0]] for i, row in enumerate(rows) for t, x in enumerate(row[1:])]
     (tmp_path / "long.csv").write_text(lines(apart, ",", ["case", "when", "up", "species"]))
-    for name, layout in (("named", dict(label="species")), ("bare", None), ("last", dict(label="-1")),
-                         ("long", dict(label="species", id="case", time="when"))):
+    for name, layout in (
+        ("named", dict(label="species")),
+        ("bare", None),
+        ("last", dict(label="-1")),
+        ("long", dict(label="species", id="case", time="when")),
+    ):
         data.prepare(f"file:{name}.csv", "data", layout=layout)
-        finetune.main(["--task", f"file:{name}.csv", "--model", "s4", "--arch", "d=8,layers=1", "--steps", "2", "--batch", "8",
-                       "--warmup", "1", "--out", name])
+        finetune.main(
+            [
+                "--task",
+                f"file:{name}.csv",
+                "--model",
+                "s4",
+                "--arch",
+                "d=8,layers=1",
+                "--steps",
+                "2",
+                "--batch",
+                "8",
+                "--warmup",
+                "1",
+                "--out",
+                name,
+            ]
+        )
 
     def told(run, text, *flags):
         (tmp_path / "new.csv").write_text(text)
         predict.main([run, "--input", "new.csv", *flags])
-        return [(line["row"], line.get("label"), line["p(run)"]) for line in table("predictions.csv")]
+        return [
+            (line["row"], line.get("label"), line["p(run)"]) for line in table("predictions.csv")
+        ]
 
     named = told("named", lines(rows, ";", ["species", *NAMES]))
     assert [label for _, label, _ in named] == [row[0] for row in rows]
@@ -192,20 +407,30 @@ def test_new_data_are_read_as_the_training_data_were(tmp_path, monkeypatch, caps
     assert alike(told("named", lines([row[:0:-1] for row in rows], ",", NAMES[::-1])), bare)
     assert alike(told("named", lines([row[1:] for row in rows])), bare)
     assert alike(told("named", lines(more, ",", ["who", "what", "species", *NAMES])), named)
-    with pytest.raises(UserError, match="has no column 't1', which training had; its columns are: t0, t2"):
+    with pytest.raises(
+        UserError, match="has no column 't1', which training had; its columns are: t0, t2"
+    ):
         told("named", lines([[row[1], *row[3:]] for row in rows], ",", [NAMES[0], *NAMES[2:]]))
     for run, text in (("bare", lines(rows)), ("last", lines([[*row[1:], row[0]] for row in rows]))):
         whole = told(run, text)
         assert [label for _, label, _ in whole] == [row[0] for row in rows]
         for words in ([], ["--label", "none"]):
-            assert alike(told(run, lines([row[1:] for row in rows]), *words), [(row, None, p) for row, _, p in whole])
+            assert alike(
+                told(run, lines([row[1:] for row in rows]), *words),
+                [(row, None, p) for row, _, p in whole],
+            )
     whole = told("long", lines(apart, ",", ["case", "when", "up", "species"]))
     assert [label for _, label, _ in whole] == [row[0] for row in rows]
-    bare = told("long", lines([[row[2], row[1], row[0]] for row in apart[::-1]], ";", ["up", "when", "case"]))
+    bare = told(
+        "long",
+        lines([[row[2], row[1], row[0]] for row in apart[::-1]], ";", ["up", "when", "case"]),
+    )
     assert alike([p for *_, p in bare], [p for *_, p in whole[::-1]])
     frame = pd.read_csv("named.csv", sep=";")
     for some in (frame, frame[NAMES], frame[["t3", "t1", "t0", "t4", "t2", "species"]]):
-        assert np.allclose(predict.load("named")(some)[1][:, 0], [float(p) for _, _, p in named], atol=1e-5)
+        assert np.allclose(
+            predict.load("named")(some)[1][:, 0], [float(p) for _, _, p in named], atol=1e-5
+        )
 
 
 # Of files of shared/cases, whatever form they have: the same arrays as csv_plain.csv.
@@ -226,21 +451,40 @@ READ = """csv_NA.csv csv_age_regression.csv csv_comment_lines.csv csv_label_1_an
     ts_labelled3.ts ts_missing_inside.ts ts_nan_strings.ts ts_unlabelled1.ts ts_unlabelled3.ts tsv_commas.tsv
     """.split()
 REFUSED = {
-    "csv_300_classes.csv": "300 different labels", "csv_counts_label_last.csv": "--label COLUMN names another, --label -1 the last",
-    "csv_datetime_first.csv": "give --label -1", "csv_label_last.csv": "give --label -1", "csv_label_last_int.csv":
-    "give --label -1", "csv_long.csv": "give --id id --time time", "csv_long_multi.csv": "give --id case --time time",
-    "csv_long_noheader.csv": "give --id 0 --time 1", "csv_nolabel.csv": "--label none: there is none", "csv_pandas_index.csv":
-    "say which is the label with --label NAME, or --label none", "csv_ragged_nolabel.csv": "--label none: there is none",
-    "csv_spaces.txt": "holds numbers separated by spaces", "npz_complex.npz": "x is complex128", "npz_few.npz":
-    "every split needs an example", "npz_group_one.npz": "of 1 groups", "npz_images_nchw.npz": "(40, 3, 8, 8)", "npz_inf.npz":
-    "example 9 (counted from 0): a value is infinite", "npz_int16.npz": "save measurements as floats",
-    "npz_list_of_pairs.npz": "shapes", "npz_ncl.npz": "--channels-first", "npz_one_class.npz":
-    "1 different labels", "npz_three.npz": "class 1 has only one example", "npz_x_1d.npz": "shapes",
-    "npz_y_constant_regression.npz": "1 different labels", "npz_y_longer.npz": "shapes", "text_id_label_text.csv":
-    "if it is the text: --text", "text_label_last.csv": "give --label -1", "text_one_empty.csv": "line 12: the text is empty",
-    "text_one_empty_first.csv": "line 1: the text is empty", "ts_channels_unequal.ts": "line 8", "ts_empty_value.ts": "line 8",
-    "ts_int_targets.ts": "give --regression", "ts_label_with_colon.ts": "the label has a colon"} | dict.fromkeys(
-    ("arff_uni.arff", "dna.fasta", "plain.npy", "plain.pkl"), "must end in one of")
+    "csv_300_classes.csv": "300 different labels",
+    "csv_counts_label_last.csv": "--label COLUMN names another, --label -1 the last",
+    "csv_datetime_first.csv": "give --label -1",
+    "csv_label_last.csv": "give --label -1",
+    "csv_label_last_int.csv": "give --label -1",
+    "csv_long.csv": "give --id id --time time",
+    "csv_long_multi.csv": "give --id case --time time",
+    "csv_long_noheader.csv": "give --id 0 --time 1",
+    "csv_nolabel.csv": "--label none: there is none",
+    "csv_pandas_index.csv": "say which is the label with --label NAME, or --label none",
+    "csv_ragged_nolabel.csv": "--label none: there is none",
+    "csv_spaces.txt": "holds numbers separated by spaces",
+    "npz_complex.npz": "x is complex128",
+    "npz_few.npz": "every split needs an example",
+    "npz_group_one.npz": "of 1 groups",
+    "npz_images_nchw.npz": "(40, 3, 8, 8)",
+    "npz_inf.npz": "example 9 (counted from 0): a value is infinite",
+    "npz_int16.npz": "save measurements as floats",
+    "npz_list_of_pairs.npz": "shapes",
+    "npz_ncl.npz": "--channels-first",
+    "npz_one_class.npz": "1 different labels",
+    "npz_three.npz": "class 1 has only one example",
+    "npz_x_1d.npz": "shapes",
+    "npz_y_constant_regression.npz": "1 different labels",
+    "npz_y_longer.npz": "shapes",
+    "text_id_label_text.csv": "if it is the text: --text",
+    "text_label_last.csv": "give --label -1",
+    "text_one_empty.csv": "line 12: the text is empty",
+    "text_one_empty_first.csv": "line 1: the text is empty",
+    "ts_channels_unequal.ts": "line 8",
+    "ts_empty_value.ts": "line 8",
+    "ts_int_targets.ts": "give --regression",
+    "ts_label_with_colon.ts": "the label has a colon",
+} | dict.fromkeys(("arff_uni.arff", "dna.fasta", "plain.npy", "plain.pkl"), "must end in one of")
 
 
 @pytest.fixture
@@ -256,13 +500,17 @@ def cases(tmp_path, monkeypatch):
 
 
 def test_every_file_after_a_bug_report_is_read_or_refused_in_one_line(cases, tmp_path, capsys):
-    there = {path.name for path in tmp_path.iterdir() if path.is_file() and path.suffix != ".py"
-             and not path.name.startswith("new_")}
+    there = {
+        path.name
+        for path in tmp_path.iterdir()
+        if path.is_file() and path.suffix != ".py" and not path.name.startswith("new_")
+    }
     assert there == {"csv_plain.csv", *PLAIN, *READ, *REFUSED}
 
     def arrays(name):
         folder = data.prepare(f"file:{tmp_path / name}", tmp_path / "data")
         return [path.read_bytes() for path in sorted(folder.glob("*.npy"))]
+
     plain = arrays("csv_plain.csv")
     for name in PLAIN:
         assert arrays(name) == plain, name
@@ -271,39 +519,87 @@ def test_every_file_after_a_bug_report_is_read_or_refused_in_one_line(cases, tmp
     for name, words in REFUSED.items():
         with pytest.raises(UserError) as error:
             arrays(name)
-        assert words in str(error.value) and name in str(error.value) and "\n" not in str(error.value), name
-    for name, flags in (("csv_label_last.csv", dict(label="-1")), ("csv_label_last_int.csv", dict(label="-1")),
-                        ("csv_long.csv", dict(id="id", time="time", label="none")),
-                        ("csv_long_multi.csv", dict(id="case", time="time")), ("csv_nolabel.csv", dict(label="none")),
-                        ("csv_long_noheader.csv", dict(id="0", time="1", label="none")),
-                        ("text_id_label_text.csv", dict(text="text")), ("npz_ncl.npz", dict(channels_first=True))):
-        task = data.open_task(f"file:{tmp_path / name}", data.prepare(
-            f"file:{tmp_path / name}", tmp_path / "data", layout=flags).parent)[0]
+        assert (
+            words in str(error.value) and name in str(error.value) and "\n" not in str(error.value)
+        ), name
+    for name, flags in (
+        ("csv_label_last.csv", dict(label="-1")),
+        ("csv_label_last_int.csv", dict(label="-1")),
+        ("csv_long.csv", dict(id="id", time="time", label="none")),
+        ("csv_long_multi.csv", dict(id="case", time="time")),
+        ("csv_nolabel.csv", dict(label="none")),
+        ("csv_long_noheader.csv", dict(id="0", time="1", label="none")),
+        ("text_id_label_text.csv", dict(text="text")),
+        ("npz_ncl.npz", dict(channels_first=True)),
+    ):
+        task = data.open_task(
+            f"file:{tmp_path / name}",
+            data.prepare(f"file:{tmp_path / name}", tmp_path / "data", layout=flags).parent,
+        )[0]
         assert task.length == 30 or "text" in name, name
     capsys.readouterr()
 
 
 # Of new data: a run on which file, and what predict.py prints.
-NEW = {"new_blank.csv": ("csv_plain.csv", "holds no sequence"), "new_empty.csv": ("csv_plain.csv", "holds no sequence"),
-       "new_header_text.csv": ("text_plain.csv", "4 labels: accuracy"), "new_text_only_header.csv": ("text_plain.csv", "4 examples"),
-       "new_int.npz": ("npz_plain.npz", "6 labels: accuracy"), "new_label_1_0.csv": ("csv_plain.csv", "8 labels belong to no class"),
-       "new_longer.npz": ("npz_plain.npz", "60 positions, but training had 30"), "new_text_only.csv": ("text_plain.csv", "4 examples"),
-       "new_mixed_nan_label.csv": ("csv_plain.csv", "3 labels: accuracy"), "new_ncl.npz": ("npz_plain.npz", "3 channel"),
-       "new_one_missing.csv": ("csv_plain.csv", "1 of 6 examples could not be read; their lines are empty. Row 2"),
-       "new_one_nan.npz": ("npz_plain.npz", "1 of 6 examples could not be read; their lines are empty. Row 2"),
-       "new_one_short.csv": ("csv_plain.csv", "1 of 6 examples could not be read; their lines are empty. Row 3"),
-       "new_short.csv": ("csv_plain.csv", "20 positions, but training had 30"),
-       "new_text_label.csv": ("text_plain.csv", "column 0 holds no class of"),
-       "new_two_channels.npz": ("npz_plain.npz", "its shape is (30, 2), but a position has 3 channel(s)"),
-       "new_unknown_labels.csv": ("csv_plain.csv", "3 labels belong to no class of the model: Walk, RUN, swim")}
+NEW = {
+    "new_blank.csv": ("csv_plain.csv", "holds no sequence"),
+    "new_empty.csv": ("csv_plain.csv", "holds no sequence"),
+    "new_header_text.csv": ("text_plain.csv", "4 labels: accuracy"),
+    "new_text_only_header.csv": ("text_plain.csv", "4 examples"),
+    "new_int.npz": ("npz_plain.npz", "6 labels: accuracy"),
+    "new_label_1_0.csv": ("csv_plain.csv", "8 labels belong to no class"),
+    "new_longer.npz": ("npz_plain.npz", "60 positions, but training had 30"),
+    "new_text_only.csv": ("text_plain.csv", "4 examples"),
+    "new_mixed_nan_label.csv": ("csv_plain.csv", "3 labels: accuracy"),
+    "new_ncl.npz": ("npz_plain.npz", "3 channel"),
+    "new_one_missing.csv": (
+        "csv_plain.csv",
+        "1 of 6 examples could not be read; their lines are empty. Row 2",
+    ),
+    "new_one_nan.npz": (
+        "npz_plain.npz",
+        "1 of 6 examples could not be read; their lines are empty. Row 2",
+    ),
+    "new_one_short.csv": (
+        "csv_plain.csv",
+        "1 of 6 examples could not be read; their lines are empty. Row 3",
+    ),
+    "new_short.csv": ("csv_plain.csv", "20 positions, but training had 30"),
+    "new_text_label.csv": ("text_plain.csv", "column 0 holds no class of"),
+    "new_two_channels.npz": (
+        "npz_plain.npz",
+        "its shape is (30, 2), but a position has 3 channel(s)",
+    ),
+    "new_unknown_labels.csv": (
+        "csv_plain.csv",
+        "3 labels belong to no class of the model: Walk, RUN, swim",
+    ),
+}
 
 
 def test_new_files_after_a_bug_report(cases, tmp_path, capsys):
     import finetune
+
     assert {path.name for path in tmp_path.glob("new_*")} == NEW.keys()
     for run in {run for run, _ in NEW.values()}:
-        finetune.main(["--task", f"file:{run}", "--model", "s4", "--arch", "d=8,layers=1", "--steps", "2", "--warmup", "1",
-                       "--batch", "8", "--out", f"of {run}"])
+        finetune.main(
+            [
+                "--task",
+                f"file:{run}",
+                "--model",
+                "s4",
+                "--arch",
+                "d=8,layers=1",
+                "--steps",
+                "2",
+                "--warmup",
+                "1",
+                "--batch",
+                "8",
+                "--out",
+                f"of {run}",
+            ]
+        )
     for name, (run, words) in NEW.items():
         capsys.readouterr()
         try:
@@ -317,10 +613,22 @@ def test_new_files_after_a_bug_report(cases, tmp_path, capsys):
 
 def test_the_reshapes_of_the_page_run(cases, tmp_path, capsys):
     page = (ROOT / "results" / "own.md").read_text()
-    code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "# 10 " in block)
+    code = next(
+        block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "# 10 " in block
+    )
     exec(code, {"labels": np.arange(40) % 2})
     flags = {3: dict(id="id", time="time"), 4: dict(label="-1"), 9: dict(label="-1")}
-    shapes = {1: (30, 3), 2: (30, 3), 3: (30, 3), 4: (30, 1), 5: (61, None), 6: (64, 3), 8: (60, 3), 9: (30, 1), 10: (15, 2)}
+    shapes = {
+        1: (30, 3),
+        2: (30, 3),
+        3: (30, 3),
+        4: (30, 1),
+        5: (61, None),
+        6: (64, 3),
+        8: (60, 3),
+        9: (30, 1),
+        10: (15, 2),
+    }
     columns = (tmp_path / "7.csv").read_text().split("\n")[0].split(",")
     flags[7] = dict(label=",".join(name for name in columns if name.startswith("is_")))
     shapes[7] = (30, 1)
@@ -340,7 +648,11 @@ def test_nothing_heavy_is_imported_by_what_reads_no_table():
 def test_dates_far_apart_and_blanks_of_both_kinds():
     """Nanoseconds since 1970 end in 2262; a tab is a blank where blanks separate fields."""
     days = ("9999-12-31", 2), ("1600-01-02", 0), ("2024-01-01", 1)
-    lines = "".join(f"{name},{day},{label},{value}\n" for name, label in (("a", "x"), ("b", "y")) for day, value in days)
+    lines = "".join(
+        f"{name},{day},{label},{value}\n"
+        for name, label in (("a", "x"), ("b", "y"))
+        for day, value in days
+    )
     own = read("a.csv", lines.encode(), Layout(id="0", time="1", label="2"))
     assert [one.ravel().tolist() for one in own.series] == [[0, 1, 2]] * 2
     own = read("b.csv", b"1 \t 2 \t 3\n4 \t5\t 6\n1 7 8\n")

@@ -1,7 +1,9 @@
-"""BigBird: attention to neighbouring blocks, the two end blocks, and random blocks (Zaheer et al. 2020).
+"""BigBird: attention to neighbouring blocks, the two end blocks, and random blocks (Zaheer et al.
+2020).
 
-Sizes and recipes are the Transformer's. The random blocks are drawn once and saved with the weights.
-"""
+Sizes and recipes are the Transformer's. The random blocks are drawn once and saved with the
+weights."""
+
 import torch
 import torch.nn.functional as F
 
@@ -11,50 +13,55 @@ from zoo.shared import fill_up
 
 
 def bigbird_attention(q, k, v, block, random, causal=False, lengths=None):
-    """Compute block-sparse attention (Zaheer et al. 2020): queries, keys, values (b, h, l, e) -> (b, h, l, e).
+    """Compute block-sparse attention (Zaheer et al. 2020): queries, keys, values (b, h, l, e) ->
+    (b, h, l, e).
 
-    The first and the last of n blocks attend to everything. A block between them attends to itself, its neighbours,
-    the two end blocks, and the blocks named in `random` (h, n-2, r) int64. A block that is named twice counts once.
-    lengths as in `attention`.
-    """
+    The first and the last of n blocks attend to everything. A block between them attends to itself,
+    its neighbours, the two end blocks, and the blocks named in `random` (h, n-2, r) int64. A block
+    that is named twice counts once. lengths as in `attention`."""
     b, h, l, e = q.shape
     n = ceil_div(l, block)
-    if n < 3:                                                # end blocks only
+    if n < 3:  # end blocks only
         return attention(q, k, v, causal, lengths=lengths)
-    q, k, v = (split_blocks(x, block, n) for x in (q, k, v))                             # (b, h, n, block, e)
+    q, k, v = (split_blocks(x, block, n) for x in (q, k, v))  # (b, h, n, block, e)
     place = torch.arange(n * block, device=q.device).view(n, block)
     row = torch.arange(1, n - 1, device=q.device)
-    fixed = torch.stack((row * 0, row - 1, row, row + 1, row * 0 + n - 1), -1)           # (n-2, 5)
-    read = torch.cat((fixed.expand(h, -1, -1), random), -1)                              # (h, n-2, 5 + r)
-    again = (read[..., :, None] == read[..., None, :]).tril(-1).any(-1)                  # already named in this row
+    fixed = torch.stack((row * 0, row - 1, row, row + 1, row * 0 + n - 1), -1)  # (n-2, 5)
+    read = torch.cat((fixed.expand(h, -1, -1), random), -1)  # (h, n-2, 5 + r)
+    again = (read[..., :, None] == read[..., None, :]).tril(-1).any(-1)  # already named in this row
     head = torch.arange(h, device=q.device)[:, None, None]
-    near_k, near_v = (x[:, head, read].flatten(3, 4) for x in (k, v))                    # (b, h, n-2, (5+r) block, e)
+    near_k, near_v = (x[:, head, read].flatten(3, 4) for x in (k, v))  # (b, h, n-2, (5+r) block, e)
 
     def attend(q, k, v, i, j, allowed):
-        """Attend from positions i (..., m) to keys at j (..., s): (b, x, h, m, e) -> the same, in one call."""
+        """Attend from positions i (..., m) to keys at j (..., s): (b, x, h, m, e) -> the same, in
+        one call."""
         seen = real_keys(j, l, lengths)[..., None, :] & allowed[..., None, :]
         if causal:
             seen = seen & (j[..., None, :] <= i[..., None])
-        seen = seen | ~seen.any(-1, keepdim=True)            # padding: softmax needs a key
+        seen = seen | ~seen.any(-1, keepdim=True)  # padding: softmax needs a key
         seen = seen.expand(b, *seen.shape[1:]).flatten(0, 1)
         y = F.scaled_dot_product_attention(*(x.flatten(0, 1) for x in (q, k, v)), attn_mask=seen)
         return y.unflatten(0, (b, -1))
 
-    inner, near_k, near_v = (x.transpose(1, 2) for x in (q[:, :, 1:-1], near_k, near_v)) # (b, n-2, h, ., e)
-    keys = place[read].flatten(2).transpose(0, 1)                                        # (n-2, h, (5+r) block)
+    # (b, n-2, h, ., e)
+    inner, near_k, near_v = (x.transpose(1, 2) for x in (q[:, :, 1:-1], near_k, near_v))
+    keys = place[read].flatten(2).transpose(0, 1)  # (n-2, h, (5+r) block)
     allowed = ~again.repeat_interleave(block, -1).transpose(0, 1)
-    inner = attend(inner, near_k, near_v, place[1:-1, None], keys, allowed).transpose(1, 2)   # (b, h, n-2, block, e)
-    ends, every = (x.flatten(2, 3)[:, None] for x in (q[:, :, [0, -1]], k))              # (b, 1, h, 2 block or l, e)
+    # (b, h, n-2, block, e)
+    inner = attend(inner, near_k, near_v, place[1:-1, None], keys, allowed).transpose(1, 2)
+    # (b, 1, h, 2 block or l, e)
+    ends, every = (x.flatten(2, 3)[:, None] for x in (q[:, :, [0, -1]], k))
     i, j = place[[0, -1]].view(1, 1, -1), place.view(1, 1, -1)
     ends = attend(ends, every, v.flatten(2, 3)[:, None], i, j, torch.ones_like(j, dtype=torch.bool))
-    first, last = ends[:, 0].unflatten(2, (2, block)).split(1, 2)                        # (b, h, 1, block, e)
-    return torch.cat((first, inner, last), 2).flatten(2, 3)[:, :, :l]                    # (b, h, l, e)
+    first, last = ends[:, 0].unflatten(2, (2, block)).split(1, 2)  # (b, h, 1, block, e)
+    return torch.cat((first, inner, last), 2).flatten(2, 3)[:, :, :l]  # (b, h, l, e)
 
 
 class BigBird(Attention):
-    """Attention to the own block of c.block positions, the two beside it, the first, the last, and c.random others
-    (Zaheer et al. 2020). The others are drawn once for each layer, head and block, and saved with the weights; tasks
-    with few blocks have fewer. Every batch is padded to the task's length, so that its blocks are the same."""
+    """Attention to the own block of c.block positions, the two beside it, the first, the last, and
+    c.random others (Zaheer et al. 2020). The others are drawn once for each layer, head and block,
+    and saved with the weights; tasks with few blocks have fewer. Every batch is padded to the
+    task's length, so that its blocks are the same."""
 
     keys = dict(random=Key(int, 3, least=0))
 
@@ -62,17 +69,26 @@ class BigBird(Attention):
         super().__init__(c)
         self.length, inner = c.length, max(0, ceil_div(c.length, c.block) - 2)
         i = torch.arange(inner)
-        near = (i[:, None] - i).abs() <= 1                                                    # (n-2, n-2)
+        near = (i[:, None] - i).abs() <= 1  # (n-2, n-2)
         drawn = torch.rand(c.heads, inner, inner).masked_fill(near, -1)
-        self.register_buffer("random", 1 + drawn.topk(max(0, min(c.random, inner - 3))).indices)      # (h, n-2, r)
+        # (h, n-2, r)
+        self.register_buffer("random", 1 + drawn.topk(max(0, min(c.random, inner - 3))).indices)
 
     def attend(self, q, k, v, lengths):
         l = q.shape[2]
-        lengths, q, k, v = fill_up(self.length, lengths, q, k, v)                             # (b, h, length, e)
+        lengths, q, k, v = fill_up(self.length, lengths, q, k, v)  # (b, h, length, e)
         return bigbird_attention(q, k, v, self.block, self.random, self.causal, lengths)[:, :, :l]
 
 
 MODELS |= {
-    "bigbird": Model(TransformerBlock, BigBird, "transformer", dict(block=64), positions=sinusoids, changes="""
+    "bigbird": Model(
+        TransformerBlock,
+        BigBird,
+        "transformer",
+        dict(block=64),
+        positions=sinusoids,
+        changes="""
         task                  sizes
-        *_demo|*_mini|text256 block=8,random=2""")}
+        *_demo|*_mini|text256 block=8,random=2""",
+    )
+}

@@ -2,6 +2,7 @@
 
 Kernels and recurrence are DLR's (kernels.py, models.py); sizes and recipes are S4's.
 """
+
 import math
 from functools import partial
 
@@ -12,24 +13,32 @@ from models import DLR, MODELS, SSM, Kernel, Model, SSMBlock
 
 
 class DFouT(DLR):
-    """Kernels of DFouT. The frequencies of channel i are shifted by i/d of the spacing 2 pi/N, so that those of all
-    channels together fill the circle evenly. Decay rates and W start as in DLR."""
+    """Kernels of DFouT. The frequencies of channel i are shifted by i/d of the spacing 2 pi/N, so
+    that those of all channels together fill the circle evenly. Decay rates and W start as in
+    DLR."""
 
     def __init__(self, c):
-        Kernel.__init__(self)                                        # not DLR's, which draws other poles
+        Kernel.__init__(self)  # not DLR's, which draws other poles
         decay = c.dt_min / 2 * (c.dt_max / c.dt_min) ** torch.rand(c.d, c.state)
         turn = (torch.arange(c.state) + torch.arange(c.d)[:, None] / c.d) * (2 * math.pi / c.state)
         self.d = c.d
-        self.theta, self.Lambda_im = nn.Parameter(decay.sqrt()), nn.Parameter(turn)           # (d, n)
-        self.W = nn.Parameter(torch.randn(c.directions, c.d, c.state, 2) / c.state)           # (c, d, n, 2)
+        self.theta, self.Lambda_im = nn.Parameter(decay.sqrt()), nn.Parameter(turn)  # (d, n)
+        self.W = nn.Parameter(torch.randn(c.directions, c.d, c.state, 2) / c.state)  # (c, d, n, 2)
         self.rates = {name: (c.ssm_lr, False) for name in ("theta", "Lambda_im", "W")}
 
     def arguments(self, p):
-        W, Lambda = super().arguments(p)                                                      # (d, 1, n)
-        return W, Lambda.squeeze(-2)                                                          # (d, n)
+        W, Lambda = super().arguments(p)  # (d, 1, n)
+        return W, Lambda.squeeze(-2)  # (d, n)
 
 
 MODELS |= {
-    "dfout": Model(SSMBlock, partial(SSM, DFouT), "s4", dict(dt_min=1e-4, dt_max=0.1), changes="""
+    "dfout": Model(
+        SSMBlock,
+        partial(SSM, DFouT),
+        "s4",
+        dict(dt_min=1e-4, dt_max=0.1),
+        changes="""
         task     sizes
-        pathx256 state=128""")}
+        pathx256 state=128""",
+    )
+}

@@ -1,9 +1,10 @@
-"""Attention without softmax, in O(l): linear (Katharopoulos et al. 2020), Performer (Choromanski et al. 2021).
+"""Attention without softmax, in O(l): linear (Katharopoulos et al. 2020), Performer (Choromanski et
+al. 2021).
 
-Attention weights are products of non-negative features. `performer` uses random features that estimate softmax.
-`performer_relu` is the "generalised" Performer, which Long Range Arena's authors (Tay et al. 2020) ran on every task
-except ListOps. Sizes and recipes are the Transformer's.
-"""
+Attention weights are products of non-negative features. `performer` uses random features that
+estimate softmax. `performer_relu` is the "generalised" Performer, which Long Range Arena's authors
+(Tay et al. 2020) ran on every task except ListOps. Sizes and recipes are the Transformer's."""
+
 import math
 
 import torch
@@ -14,27 +15,30 @@ from models import MODELS, Attention, Key, Model, SizeError, TransformerBlock, s
 
 
 def linear_attention(q, k, v, causal=False, lengths=None, eps=1e-6):
-    """Return q (k^T v) / (q . sum of k + eps), multiplied in this order: O(l) (Katharopoulos et al. 2020).
+    """Return q (k^T v) / (q . sum of k + eps), multiplied in this order: O(l) (Katharopoulos et al.
+    2020).
 
-    q, k (b, h, l, m): non-negative features; v (b, h, l, e) -> (b, h, l, e). If causal, sums run over j <= i exactly:
-    earlier chunks enter as a running sum of k^T v, the query's own chunk as a masked matrix.
-    """
+    q, k (b, h, l, m): non-negative features; v (b, h, l, e) -> (b, h, l, e). If causal, sums run
+    over j <= i exactly: earlier chunks enter as a running sum of k^T v, the query's own chunk as a
+    masked matrix."""
     l, size = q.shape[-2], 64
     if lengths is not None and not causal:
         k = k * real_keys(torch.arange(l, device=k.device), l, lengths)[:, None, :, None]
-    v = F.pad(v, (0, 1), value=1.0)                          # one more column of values: the denominator
+    v = F.pad(v, (0, 1), value=1.0)  # one more column of values: the denominator
     if causal:
-        q, k, v = (split_blocks(x, size, ceil_div(l, size)) for x in (q, k, v))          # (b, h, n, size, .)
-        state = (k.transpose(-1, -2) @ v).cumsum(2)                                      # (b, h, n, m, e + 1)
+        # (b, h, n, size, .)
+        q, k, v = (split_blocks(x, size, ceil_div(l, size)) for x in (q, k, v))
+        state = (k.transpose(-1, -2) @ v).cumsum(2)  # (b, h, n, m, e + 1)
         before = F.pad(state, (0, 0, 0, 0, 1, 0))[:, :, :-1]
         y = (q @ before + (q @ k.transpose(-1, -2)).tril() @ v).flatten(2, 3)[:, :, :l]
     else:
-        y = q @ (k.transpose(-1, -2) @ v)                                                # (b, h, l, e + 1)
+        y = q @ (k.transpose(-1, -2) @ v)  # (b, h, l, e + 1)
     return y[..., :-1] / (y[..., -1:] + eps)
 
 
 def elu_features(x):
-    """Return the features of the Linear Transformer (Katharopoulos et al. 2020): elu(x) + 1, same shape."""
+    """Return the features of the Linear Transformer (Katharopoulos et al. 2020): elu(x) + 1, same
+    shape."""
     return F.elu(x) + 1
 
 
@@ -44,27 +48,30 @@ def relu_features(x):
 
 
 def favor_features(x, W, query, eps=1e-6, causal=False, lengths=None):
-    """Return Performer's positive random features, (b, h, l, e) -> (b, h, l, m). Their dot products estimate
-    exp(q.k / sqrt(e)) (Choromanski et al. 2021). W (m, e): random directions.
+    """Return Performer's positive random features, (b, h, l, e) -> (b, h, l, m). Their dot products
+    estimate exp(q.k / sqrt(e)) (Choromanski et al. 2021). W (m, e): random directions.
 
-    To keep exp from overflowing, every query's largest exponent is subtracted, and for keys the largest of all keys.
-    Both cancel in the quotient of `linear_attention`, except for eps. If causal, nothing is subtracted for keys, since
-    that would leak the future; the exponent is at most |w|^2 / 2, which float32 holds for e up to 64.
-    """
+    To keep exp from overflowing, every query's largest exponent is subtracted, and for keys the
+    largest of all keys. Both cancel in the quotient of `linear_attention`, except for eps. If
+    causal, nothing is subtracted for keys, since that would leak the future; the exponent is at
+    most |w|^2 / 2, which float32 holds for e up to 64."""
     m, e = W.shape
-    x = x * e ** -0.25
-    exponent = x @ W.to(x.dtype).T                                                       # (b, h, l, m)
+    x = x * e**-0.25
+    exponent = x @ W.to(x.dtype).T  # (b, h, l, m)
     largest = exponent.detach()
     if query:
-        largest = largest.amax(-1, keepdim=True)                                         # (b, h, l, 1)
+        largest = largest.amax(-1, keepdim=True)  # (b, h, l, 1)
     elif causal:
         largest = 0
     else:
-        real = real_keys(torch.arange(x.shape[-2], device=x.device), x.shape[-2], lengths)[:, None, :, None]
-        largest = largest.masked_fill(~real, -math.inf).amax((-2, -1), keepdim=True)     # (b, h, 1, 1)
-    # Three passes over (b, h, l, m): subtract everything (and the logarithm of sqrt(m)), exp, add eps.
+        real = real_keys(torch.arange(x.shape[-2], device=x.device), x.shape[-2], lengths)[
+            :, None, :, None
+        ]
+        largest = largest.masked_fill(~real, -math.inf).amax((-2, -1), keepdim=True)  # (b, h, 1, 1)
+    # Three passes over (b, h, l, m): subtract everything (and the logarithm of sqrt(m)), exp, add
+    # eps.
     exponent.sub_(x.square().sum(-1, keepdim=True) / 2 + largest + math.log(m) / 2)
-    return torch.exp(exponent) + eps * m ** -0.5
+    return torch.exp(exponent) + eps * m**-0.5
 
 
 class LinearAttention(Attention):
@@ -75,14 +82,15 @@ class LinearAttention(Attention):
         self.phi = c.phi
 
     def attend(self, q, k, v, lengths):
-        with torch.autocast(q.device.type, enabled=False):                                    # long sums
+        with torch.autocast(q.device.type, enabled=False):  # long sums
             q, k, v = q.float(), k.float(), v.float()
             return linear_attention(self.phi(q), self.phi(k), v, self.causal, lengths)
 
 
 class Performer(Attention):
-    """Linear attention with c.features random features that estimate softmax (Choromanski et al. 2021). Directions are
-    orthogonal in groups of e and as long as Gaussian vectors. They are drawn once and saved with the weights."""
+    """Linear attention with c.features random features that estimate softmax (Choromanski et al.
+    2021). Directions are orthogonal in groups of e and as long as Gaussian vectors. They are drawn
+    once and saved with the weights."""
 
     keys = dict(features=Key(int, 256))
 
@@ -90,23 +98,47 @@ class Performer(Attention):
         super().__init__(c)
         e = c.d // c.heads
         if c.causal and e > 64:
-            raise SizeError(f"performer: causal features may overflow in heads of {e} dimensions; at most 64")
+            raise SizeError(
+                f"performer: causal features may overflow in heads of {e} dimensions; at most 64"
+            )
         groups = [torch.linalg.qr(torch.randn(e, e)).Q.T for _ in range(ceil_div(c.features, e))]
         W = torch.cat(groups)[: c.features] * torch.randn(c.features, e).norm(dim=-1, keepdim=True)
-        self.register_buffer("W", W)                                                          # (m, e)
+        self.register_buffer("W", W)  # (m, e)
 
     def attend(self, q, k, v, lengths):
         with torch.autocast(q.device.type, enabled=False):
-            q = favor_features(q.float(), self.W, query=True)                                 # (b, h, l, m)
+            q = favor_features(q.float(), self.W, query=True)  # (b, h, l, m)
             k = favor_features(k.float(), self.W, query=False, causal=self.causal, lengths=lengths)
-            return linear_attention(q, k, v.float(), self.causal, lengths, eps=1e-6 if self.causal else 0.0)
+            return linear_attention(
+                q, k, v.float(), self.causal, lengths, eps=1e-6 if self.causal else 0.0
+            )
 
 
 MODELS |= {
-    "linear": Model(TransformerBlock, LinearAttention, "transformer", dict(phi=elu_features), positions=sinusoids,
-                    about="Linear attention, features elu + 1 (Katharopoulos et al. 2020)."),
-    "performer": Model(TransformerBlock, Performer, "transformer", positions=sinusoids, changes="""
+    "linear": Model(
+        TransformerBlock,
+        LinearAttention,
+        "transformer",
+        dict(phi=elu_features),
+        positions=sinusoids,
+        about="Linear attention, features elu + 1 (Katharopoulos et al. 2020).",
+    ),
+    "performer": Model(
+        TransformerBlock,
+        Performer,
+        "transformer",
+        positions=sinusoids,
+        changes="""
         task                  sizes
-        *_demo|*_mini|text256 features=16""", about="Performer: random features (Choromanski et al. 2021)."),
-    "performer_relu": Model(TransformerBlock, LinearAttention, "transformer", dict(phi=relu_features),
-                            positions=sinusoids, about="Performer with ReLU features (Choromanski et al. 2021).")}
+        *_demo|*_mini|text256 features=16""",
+        about="Performer: random features (Choromanski et al. 2021).",
+    ),
+    "performer_relu": Model(
+        TransformerBlock,
+        LinearAttention,
+        "transformer",
+        dict(phi=relu_features),
+        positions=sinusoids,
+        about="Performer with ReLU features (Choromanski et al. 2021).",
+    ),
+}

@@ -6,6 +6,7 @@ share one E, as in Long Range Arena (Tay et al. 2020), so the code mixes x:
 Keys and values are then projected at r mixtures instead of l positions, which excludes rotary
 positions. Padding adds nothing, because E is zero there. Sizes and recipes are the Transformer's.
 """
+
 import math
 
 import torch
@@ -17,24 +18,29 @@ from models import MODELS, Attention, Key, Model, SizeError, TransformerBlock, s
 
 
 class Linformer(Attention):
-    """Attention to c.rank learned mixtures of all positions instead of the positions themselves: O(l rank)."""
+    """Attention to c.rank learned mixtures of all positions instead of the positions themselves:
+    O(l rank)."""
 
     keys = dict(rank=Key(int, 16), rotary=Key(float, 0.0, most=0, shown=False))
 
     def __init__(self, c):
         super().__init__(c)
         if c.causal:
-            raise SizeError("linformer mixes all positions first, so it has no causal form; use --objective masked")
+            raise SizeError(
+                "linformer mixes all positions first, so it has no causal form; use --objective "
+                "masked"
+            )
         bound = math.sqrt(6 / (c.length + c.rank))
-        self.mix = nn.Parameter(torch.empty(c.length, c.rank).uniform_(-bound, bound))          # (length, r)
+        # (length, r)
+        self.mix = nn.Parameter(torch.empty(c.length, c.rank).uniform_(-bound, bound))
 
     def forward(self, x, lengths=None):
-        mix = self.mix[: x.shape[1]].T                                       # (r, l)
-        if lengths is not None:                            # padding must add nothing to a mixture
-            mix = mix * inside(lengths, x.shape[1])[:, None]                 # (b, r, l)
-        W, b, d = self.qkv.weight, self.qkv.bias, x.shape[-1]              # queries first: (3 d, d)
+        mix = self.mix[: x.shape[1]].T  # (r, l)
+        if lengths is not None:  # padding must add nothing to a mixture
+            mix = mix * inside(lengths, x.shape[1])[:, None]  # (b, r, l)
+        W, b, d = self.qkv.weight, self.qkv.bias, x.shape[-1]  # queries first: (3 d, d)
         q = F.linear(x, W[:d], b[:d]).unflatten(-1, (self.heads, self.e)).transpose(1, 2)
-        kv = F.linear(mix @ x, W[d:]) + mix.sum(-1, keepdim=True) * b[d:]    # (b, r, 2 d)
+        kv = F.linear(mix @ x, W[d:]) + mix.sum(-1, keepdim=True) * b[d:]  # (b, r, 2 d)
         k, v = kv.unflatten(-1, (2, self.heads, self.e)).permute(2, 0, 3, 1, 4)  # (b, h, r, e)
         return self.merge(attention(q, k, v))
 

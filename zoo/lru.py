@@ -1,8 +1,9 @@
-"""LRU: the linear recurrent unit, a diagonal recurrence with poles drawn from a ring (Orvieto et al. 2023).
+"""LRU: the linear recurrent unit, a diagonal recurrence with poles drawn from a ring (Orvieto et
+al. 2023).
 
-The layer around the recurrence is S5's (zoo/scan.py). Sizes are the authors'; recipes from scratch are S5's. Here
-ssm_lr is a factor of the main learning rate, not a rate.
-"""
+The layer around the recurrence is S5's (zoo/scan.py). Sizes are the authors'; recipes from scratch
+are S5's. Here ssm_lr is a factor of the main learning rate, not a rate."""
+
 import math
 
 import torch
@@ -14,22 +15,33 @@ from zoo.scan import SharedState
 
 
 class LRU(SharedState):
-    """A recurrence in discrete time. Its c.state poles are drawn uniformly from a ring, c.r_min < |lambda| < c.r_max,
-    with angles up to c.angle. Bbar has a learned scale, at the start sqrt(1 - |lambda|^2)."""
+    """A recurrence in discrete time. Its c.state poles are drawn uniformly from a ring, c.r_min <
+    |lambda| < c.r_max, with angles up to c.angle. Bbar has a learned scale, at the start sqrt(1 -
+    |lambda|^2)."""
 
-    keys = dict(state=Key(int), ssm_lr=Key(float), r_min=Key(float, 0.0), r_max=Key(float, 1.0),
-                angle=Key(float, 2 * math.pi), C_scale=Key(float, 1.0))
+    keys = dict(
+        state=Key(int),
+        ssm_lr=Key(float),
+        r_min=Key(float, 0.0),
+        r_max=Key(float, 1.0),
+        angle=Key(float, 2 * math.pi),
+        C_scale=Key(float, 1.0),
+    )
 
     def __init__(self, c):
         super().__init__(c, c.state)
-        square = c.r_min ** 2 + torch.rand(c.state) * (c.r_max ** 2 - c.r_min ** 2)           # |lambda|^2
+        square = c.r_min**2 + torch.rand(c.state) * (c.r_max**2 - c.r_min**2)  # |lambda|^2
         square = square.clamp(1e-6, 1 - 1e-6)
-        self.nu = nn.Parameter((-square.log() / 2).log())                                     # |lambda| = exp(-e^nu)
-        self.theta = nn.Parameter((torch.rand(c.state).clamp(min=1e-6) * c.angle).log())      # angle e^theta
+        self.nu = nn.Parameter((-square.log() / 2).log())  # |lambda| = exp(-e^nu)
+        # angle e^theta
+        self.theta = nn.Parameter((torch.rand(c.state).clamp(min=1e-6) * c.angle).log())
         self.gamma = nn.Parameter((1 - square).log() / 2)
-        self.B = nn.Parameter(torch.randn(c.state, c.d, 2) / math.sqrt(2 * c.d))              # (n, d, 2)
+        self.B = nn.Parameter(torch.randn(c.state, c.d, 2) / math.sqrt(2 * c.d))  # (n, d, 2)
         self.out = nn.Linear(c.d, 2 * c.d)
-        self.rates = {name: (lambda lr: c.ssm_lr * lr, False) for name in ("nu", "theta", "gamma", "B")}      # lr: main
+        # lr: main
+        self.rates = {
+            name: (lambda lr: c.ssm_lr * lr, False) for name in ("nu", "theta", "gamma", "B")
+        }
 
     def recurrence(self):
         """Return log lambda (n,) and Bbar (n, d), complex64."""
@@ -54,7 +66,14 @@ pathfinder_demo                  3  32    32 batch pre     0.25       -
 *                                4 128   128 batch pre     0.25       -
 """
 MODELS |= {
-    "lru": Model(SSMBlock, LRU, "s5", sizes=SIZES, changes="""
+    "lru": Model(
+        SSMBlock,
+        LRU,
+        "s5",
+        sizes=SIZES,
+        changes="""
         task                  sizes
         *_demo|*_mini|text256 r_min=0.9,r_max=0.999
-        pathx|pathx256        r_min=0.999,r_max=0.9999,angle=0.314""")}
+        pathx|pathx256        r_min=0.999,r_max=0.9999,angle=0.314""",
+    )
+}

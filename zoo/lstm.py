@@ -1,18 +1,20 @@
-"""LSTM (Hochreiter and Schmidhuber 1997) and GRU (Cho et al. 2014), the recurrent networks before state space models.
+"""LSTM (Hochreiter and Schmidhuber 1997) and GRU (Cho et al. 2014), the recurrent networks before
+state space models.
 
     LSTM   i, f, o = sigmoid(W x[t] + U h[t-1] + bias), each with its own weights; g = tanh(of the same form)
            c[t] = f c[t-1] + i g;  h[t] = o tanh(c[t])
     GRU    r, z = sigmoid(of the same form);  new = tanh(W x[t] + bias + r (U h[t-1] + bias))
            h[t] = z h[t-1] + (1 - z) new
 
-The gates read h[t-1], so the recurrence is not linear as that of a state space model: there is no convolution and no
-parallel scan. A layer is x + Linear(LSTM(norm(x))), a pre-norm residual block with LayerNorm. The causal objective has
-one direction with d hidden units; the masked one has two with d/2 each, concatenated. A layer with two directions then
-has 7 d^2 weights, GRU 5.5 d^2; a Transformer's has 8 d^2 if ff = 2d. Depths, widths and recipes are the rotary
-Transformer's, because none are published for self-pretraining. Only the learning rates for your data were chosen for
-the LSTM (results/ucr.md has the trial); the GRU takes them over. Leave out --compile: it unrolls the loop over
-positions and takes minutes to compile a hundred of them.
-"""
+The gates read h[t-1], so the recurrence is not linear as that of a state space model: there is no
+convolution and no parallel scan. A layer is x + Linear(LSTM(norm(x))), a pre-norm residual block
+with LayerNorm. The causal objective has one direction with d hidden units; the masked one has two
+with d/2 each, concatenated. A layer with two directions then has 7 d^2 weights, GRU 5.5 d^2; a
+Transformer's has 8 d^2 if ff = 2d. Depths, widths and recipes are the rotary Transformer's, because
+none are published for self-pretraining. Only the learning rates for your data were chosen for the
+LSTM (results/ucr.md has the trial); the GRU takes them over. Leave out --compile: it unrolls the
+loop over positions and takes minutes to compile a hundred of them."""
+
 import functools
 
 import torch
@@ -22,36 +24,45 @@ from kernels import inside
 from models import MODELS, Key, Model, SizeError, SSMBlock
 
 
-@functools.lru_cache(maxsize=4)                                          # all layers ask for the same
+@functools.lru_cache(maxsize=4)  # all layers ask for the same
 def reversal(lengths, l):
-    """Return the positions (b, l) that reverse each sequence within its true length and leave padding where it is.
+    """Return the positions (b, l) that reverse each sequence within its true length and leave
+    padding where it is.
 
-    The second direction reads this reversed copy, so it meets padding last, as the first one does. With
-    nn.LSTM(bidirectional=True) it would start in the padding; pack_padded_sequence prevents that, but needs the lengths
-    on the CPU, and a GPU would have to wait for them in every step.
-    """
+    The second direction reads this reversed copy, so it meets padding last, as the first one does.
+    With nn.LSTM(bidirectional=True) it would start in the padding; pack_padded_sequence prevents
+    that, but needs the lengths on the CPU, and a GPU would have to wait for them in every step."""
     position = torch.arange(l, device=lengths.device)
     return torch.where(inside(lengths, l), lengths[:, None] - 1 - position, position)
 
 
 def reverse(x, lengths):
     """Reverse each sequence of x (b, l, d). Reversing twice restores x."""
-    return x.flip(1) if lengths is None else x.gather(1, reversal(lengths, x.shape[1])[..., None].expand_as(x))
+    return (
+        x.flip(1)
+        if lengths is None
+        else x.gather(1, reversal(lengths, x.shape[1])[..., None].expand_as(x))
+    )
 
 
 def run_cell(cell, x):
-    """Run an LSTM or GRU cell over x (b, l, d) and return its hidden states (b, l, n). nn.LSTM and nn.GRU call the same
-    functions (cuDNN on a GPU); torch.compile takes the calls, but not the modules."""
+    """Run an LSTM or GRU cell over x (b, l, d) and return its hidden states (b, l, n). nn.LSTM and
+    nn.GRU call the same functions (cuDNN on a GPU); torch.compile takes the calls, but not the
+    modules."""
     h, gru = x.new_zeros(1, x.shape[0], cell.hidden_size), isinstance(cell, nn.GRUCell)
-    # with biases, one layer, no dropout, training (else cuDNN has no backward pass), one direction, batch first
+    # with biases, one layer, no dropout, training (else cuDNN has no backward pass), one direction,
+    # batch first
     flags = True, 1, 0.0, True, False, True
-    return (torch.gru if gru else torch.lstm)(x, h if gru else (h, h), [*cell.parameters()], *flags)[0]
+    return (torch.gru if gru else torch.lstm)(
+        x, h if gru else (h, h), [*cell.parameters()], *flags
+    )[0]
 
 
 class Recurrent(nn.Module):
-    """(b, l, d) -> (b, l, d): a GRU in one or two directions, then a Linear. The recurrence runs in float32."""
+    """(b, l, d) -> (b, l, d): a GRU in one or two directions, then a Linear. The recurrence runs in
+    float32."""
 
-    Cell = nn.GRUCell                                                    # weights as torch initialises them
+    Cell = nn.GRUCell  # weights as torch initialises them
 
     def __init__(self, c):
         super().__init__()
@@ -63,27 +74,27 @@ class Recurrent(nn.Module):
     def forward(self, x, lengths=None):
         with torch.autocast(x.device.type, enabled=False):
             x = x.float()
-            y = [run_cell(self.cells[0], x)]                                                  # (b, l, d / directions)
+            y = [run_cell(self.cells[0], x)]  # (b, l, d / directions)
             y += [reverse(run_cell(cell, reverse(x, lengths)), lengths) for cell in self.cells[1:]]
-        return self.out(torch.cat(y, -1))                                                     # (b, l, d)
+        return self.out(torch.cat(y, -1))  # (b, l, d)
 
     def step(self, x, state):
         """x (b, d), state after the previous position or None -> y (b, d), state."""
         state = self.cells[0](x, state)
-        return self.out(state[0] if isinstance(state, tuple) else state), state               # LSTM: (h, c)
+        return self.out(state[0] if isinstance(state, tuple) else state), state  # LSTM: (h, c)
 
 
 class LSTM(Recurrent):
-    """The same with an LSTM. c.forget is added to the bias of the forget gate: at 1 a cell first keeps about 0.73 of
-    its value per position, at 0 (nn.LSTM's default) about half."""
+    """The same with an LSTM. c.forget is added to the bias of the forget gate: at 1 a cell first
+    keeps about 0.73 of its value per position, at 0 (nn.LSTM's default) about half."""
 
     keys = dict(forget=Key(float, 1.0))
     Cell = nn.LSTMCell
 
     def __init__(self, c):
         super().__init__(c)
-        for cell in self.cells:                                          # gates in torch's order: i, f, g, o
-            cell.bias_ih.data[cell.hidden_size:2 * cell.hidden_size] += c.forget
+        for cell in self.cells:  # gates in torch's order: i, f, g, o
+            cell.bias_ih.data[cell.hidden_size : 2 * cell.hidden_size] += c.forget
 
 
 SIZES = """
@@ -101,7 +112,15 @@ task         objective     loss pool head lr                  wd batch length   
 file:*|ucr:* masked|causal -    mean -    3e-3/3e-3/3e-3/9e-3 0  16    10e/10e/20e 50     cos
 """
 MODELS |= {
-    "lstm": Model(SSMBlock, LSTM, "rotary", sizes=SIZES, recipes=RECIPES,
-                  about="LSTM (Hochreiter and Schmidhuber 1997)."),
-    "gru": Model(SSMBlock, Recurrent, "rotary", sizes=SIZES, recipes=RECIPES,
-                 about="GRU (Cho et al. 2014).")}
+    "lstm": Model(
+        SSMBlock,
+        LSTM,
+        "rotary",
+        sizes=SIZES,
+        recipes=RECIPES,
+        about="LSTM (Hochreiter and Schmidhuber 1997).",
+    ),
+    "gru": Model(
+        SSMBlock, Recurrent, "rotary", sizes=SIZES, recipes=RECIPES, about="GRU (Cho et al. 2014)."
+    ),
+}

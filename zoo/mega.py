@@ -1,8 +1,8 @@
 """MEGA: moving averages, then one gated head of attention (Ma et al. 2023).
 
-`mega` attends over the whole length, `mega_chunk` in chunks of 128. Sizes and recipes from scratch are the authors';
-our schedules approximate theirs. The averages are in zoo/ema.py.
-"""
+`mega` attends over the whole length, `mega_chunk` in chunks of 128. Sizes and recipes from scratch
+are the authors'; our schedules approximate theirs. The averages are in zoo/ema.py."""
+
 import math
 
 import torch
@@ -15,7 +15,8 @@ from zoo.ema import EMA
 
 
 class ScaleNorm(nn.Module):
-    """x divided by its root mean square over d, times one learned scalar. The text tasks use this norm."""
+    """x divided by its root mean square over d, times one learned scalar. The text tasks use this
+    norm."""
 
     def __init__(self, d):
         super().__init__()
@@ -30,18 +31,26 @@ NORMS |= {"scale": ScaleNorm}
 
 
 class Mega(nn.Module):
-    """Moving-average gated attention (Ma et al. 2023). Returns the change of the block's raw input, (b, l, d).
+    """Moving-average gated attention (Ma et al. 2023). Returns the change of the block's raw input,
+    (b, l, d).
 
-    Queries, keys and gates come from averages over the past (and future), values from the input itself. The single head
-    has a learned bias per distance. It attends in disjoint chunks of c.chunk or over the whole length; averages carry
-    context across chunks. With averages a of x, v = silu(W x), and u, z, r, h the parts of one Linear of a:
+    Queries, keys and gates come from averages over the past (and future), values from the input
+    itself. The single head has a learned bias per distance. It attends in disjoint chunks of
+    c.chunk or over the whole length; averages carry context across chunks. With averages a of x, v
+    = silu(W x), and u, z, r, h the parts of one Linear of a:
         y = softmax(q k^T / sqrt(z) + bias) v,   q, k = silu(z) scale + shift, with a scale and a shift each
         x <- x + sigmoid(u) (silu(h + W_out (silu(r) y)) - x)
     c.activation: softmax, or laplace, an error function of each score without normalisation.
     """
 
-    keys = dict(v=Key(int), z=Key(int), averages=Key(int, 16), chunk=Key(int, None, shown=False),
-                activation=Key(("softmax", "laplace")), dropout=Key(float, 0.0))
+    keys = dict(
+        v=Key(int),
+        z=Key(int),
+        averages=Key(int, 16),
+        chunk=Key(int, None, shown=False),
+        activation=Key(("softmax", "laplace")),
+        dropout=Key(float, 0.0),
+    )
 
     def __init__(self, c):
         super().__init__()
@@ -53,11 +62,13 @@ class Mega(nn.Module):
         self.out = nn.Linear(c.v, c.d)
         self.scale = nn.Parameter(torch.randn(2, c.z) * 0.02)
         self.shift = nn.Parameter(torch.zeros(2, c.z))
-        self.bias = nn.Parameter(torch.randn(2 * (c.chunk or c.length) - 1) * 0.02)           # one per distance
+        # one per distance
+        self.bias = nn.Parameter(torch.randn(2 * (c.chunk or c.length) - 1) * 0.02)
         self.dropout = nn.Dropout(c.dropout)
 
     def convolve(self, x, K, lengths, D):
-        """Convolve x (b, l, d) with kernels K (c, d, l or longer), taking padding as 0, and add D x -> (b, l, d)."""
+        """Convolve x (b, l, d) with kernels K (c, d, l or longer), taking padding as 0, and add D x
+        -> (b, l, d)."""
         u = x if lengths is None else x * inside(lengths, x.shape[1])[..., None]
         return fft_conv(u.transpose(1, 2), K, D=D).transpose(1, 2)
 
@@ -66,40 +77,48 @@ class Mega(nn.Module):
         b, l = q.shape[:2]
         size = min(self.chunk or l, l)
         n = ceil_div(l, size)
-        q, k, v = (F.pad(y, (0, 0, 0, n * size - l)).unflatten(1, (n, size)) for y in (q, k, v))     # (b, n, size, .)
+        # (b, n, size, .)
+        q, k, v = (F.pad(y, (0, 0, 0, n * size - l)).unflatten(1, (n, size)) for y in (q, k, v))
         i = torch.arange(size, device=q.device)
-        bias = self.bias[len(self.bias) // 2 + i - i[:, None]]                                # (size, size)
-        real = inside(true_lengths(lengths, 1, l, q.device), n * size)                        # (b or 1, n size)
-        real = real.unflatten(1, (n, 1, size))                                                # (b or 1, n, 1, size)
+        bias = self.bias[len(self.bias) // 2 + i - i[:, None]]  # (size, size)
+        real = inside(true_lengths(lengths, 1, l, q.device), n * size)  # (b or 1, n size)
+        real = real.unflatten(1, (n, 1, size))  # (b or 1, n, 1, size)
         seen = real & (i <= i[:, None]) if self.causal else real.expand(-1, -1, size, -1)
         if self.laplace:
             keys = (i + 1.0)[:, None] if self.causal else real.sum(-1, keepdim=True).clamp(min=1)
-            scores = (q @ k.transpose(-1, -2)).float() / keys + bias                          # (b, n, size, size)
+            scores = (q @ k.transpose(-1, -2)).float() / keys + bias  # (b, n, size, size)
             weights = 0.5 * (1 + torch.erf((scores - math.sqrt(0.5)) * math.sqrt(2 * math.pi)))
             y = (weights * seen).to(v.dtype) @ v
         else:
-            seen = seen | ~seen.any(-1, keepdim=True)                                         # softmax needs a key
+            seen = seen | ~seen.any(-1, keepdim=True)  # softmax needs a key
             mask = bias.masked_fill(~seen, -math.inf).to(q.dtype)
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return y.flatten(1, 2)[:, :l]
 
     def forward(self, x, lengths, raw, K=None):
         K = self.kernel(x.shape[1]) if K is None else K
-        averages = F.silu(self.convolve(x, K, lengths, self.omega))                           # (b, l, d)
+        averages = F.silu(self.convolve(x, K, lengths, self.omega))  # (b, l, d)
         gates = self.gates(self.dropout(averages)).split((self.d, self.z, self.v, self.d), -1)
-        update, shared, reset, own = gates[0].sigmoid(), F.silu(gates[1]), F.silu(gates[2]), gates[3]
-        q, k = (shared * self.scale[i] + self.shift[i] for i in range(2))                     # (b, l, z)
-        y = self.attend(q, k, F.silu(self.values(x)), lengths)                                # (b, l, v)
-        y = self.dropout(F.silu(own + self.out(reset * y)))                                   # (b, l, d)
+        update, shared, reset, own = (
+            gates[0].sigmoid(),
+            F.silu(gates[1]),
+            F.silu(gates[2]),
+            gates[3],
+        )
+        q, k = (shared * self.scale[i] + self.shift[i] for i in range(2))  # (b, l, z)
+        y = self.attend(q, k, F.silu(self.values(x)), lengths)  # (b, l, v)
+        y = self.dropout(F.silu(own + self.out(reset * y)))  # (b, l, d)
         return update * (self.joined(y, x, lengths) - raw)
 
     def joined(self, y, x, lengths):
-        """Return the attention's output y (b, l, d). SPADE joins it with another function of x (zoo/spade.py)."""
+        """Return the attention's output y (b, l, d). SPADE joins it with another function of x
+        (zoo/spade.py)."""
         return y
 
 
 class MegaBlock(nn.Module):
-    """The mixer's gated change of x, then a feed-forward part. Each has a norm before it or after its sum (c.place)."""
+    """The mixer's gated change of x, then a feed-forward part. Each has a norm before it or after
+    its sum (c.place)."""
 
     keys = dict(norm=Key(NORMS), place=Key(("pre", "post")))
 
@@ -124,7 +143,7 @@ class MegaBlock(nn.Module):
 def init_mega(backbone):
     """Draw the embedding of symbols from N(0, 1/d), as the authors do."""
     if backbone.reads_symbols:
-        backbone.encoder.weight.normal_(0, backbone.d ** -0.5)
+        backbone.encoder.weight.normal_(0, backbone.d**-0.5)
 
 
 # v: width of values and of the feed-forward part; z: width of queries and keys.
@@ -156,5 +175,13 @@ pathx|pathx256        chunk=4096
 """
 MODELS |= {
     "mega": Model(MegaBlock, Mega, "rotary", init=init_mega, sizes=SIZES, recipes=RECIPES),
-    "mega_chunk": Model(MegaBlock, Mega, "mega", dict(chunk=128), init=init_mega, changes=CHUNKS,
-                        about="MEGA with attention in chunks of 128 (Ma et al. 2023).")}
+    "mega_chunk": Model(
+        MegaBlock,
+        Mega,
+        "mega",
+        dict(chunk=128),
+        init=init_mega,
+        changes=CHUNKS,
+        about="MEGA with attention in chunks of 128 (Ma et al. 2023).",
+    ),
+}

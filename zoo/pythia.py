@@ -1,11 +1,13 @@
-"""Pythia: stage 2 starts from a language model (paper, section 3.5), finetuned on a task's own symbols.
+"""Pythia: stage 2 starts from a language model (paper, section 3.5), finetuned on a task's own
+symbols.
 
     python finetune.py --task text --model pythia          starts from the weights of Pythia-70M (downloaded)
     python finetune.py --task text --model pythia_rand     the same architecture from a random start
 
-Each symbol becomes one of the model's tokens, so no position is added or lost. The architecture is GPT-NeoX (Biderman
-et al. 2023). It is only finetuned, not self-pretrained. Below: the download, the tokens, the order of the weights.
-"""
+Each symbol becomes one of the model's tokens, so no position is added or lost. The architecture is
+GPT-NeoX (Biderman et al. 2023). It is only finetuned, not self-pretrained. Below: the download, the
+tokens, the order of the weights."""
+
 import json
 from pathlib import Path
 
@@ -20,7 +22,7 @@ PYTHIA = "https://huggingface.co/EleutherAI/pythia-70m-deduped/resolve/main"
 
 def load_pythia(model, task, args, say):
     """Load the weights of Pythia-70M into a Classifier. Download them on first use."""
-    import safetensors.torch                   # only needed for this format
+    import safetensors.torch  # only needed for this format
 
     path, tokenizer = fetch_pythia(args.data_dir)
     problem = f"{path} or {tokenizer.name} does not belong to pythia-70m-deduped, or is damaged"
@@ -28,8 +30,12 @@ def load_pythia(model, task, args, say):
         tokens, without = pythia_tokens(task.symbols, tokenizer)
         weights = neox_weights(safetensors.torch.load_file(path), args.arch, tokens)
         model.backbone.load_state_dict(weights)
-    say(f"from {path}: {len(weights)} tensors loaded, of the embedding only the {len(tokens)} rows of this task's "
-        "symbols" + (f"; symbols without their own token: {' '.join(map(repr, without))}" if without else ""))
+    say(
+        f"from {path}: {len(weights)} tensors loaded, of the embedding only the {len(tokens)} rows "
+        "of this task's "
+        "symbols"
+        + (f"; symbols without their own token: {' '.join(map(repr, without))}" if without else "")
+    )
 
 
 def fetch_pythia(data_dir="data"):
@@ -37,54 +43,79 @@ def fetch_pythia(data_dir="data"):
     folder = Path(data_dir) / "pythia-70m-deduped"
     by_hand = f"put it into {folder} and run the same command again; or use --model pythia_rand, which needs no file"
     with reading(folder, "make room, or choose another --data-dir"):
-        return tuple(fetch(f"{PYTHIA}/{name}", folder, by_hand) for name in ("model.safetensors", "tokenizer.json"))
+        return tuple(
+            fetch(f"{PYTHIA}/{name}", folder, by_hand)
+            for name in ("model.safetensors", "tokenizer.json")
+        )
 
 
 def pythia_tokens(symbols, tokenizer):
-    """Return the token of every symbol of a task, int64 (vocab,), and a list of the symbols that have none. symbols:
-    named as in `task.symbols`; tokenizer: path of tokenizer.json. A gray level becomes the token of its decimal digits,
-    a character its own token, an operator of ListOps the token of its name ("MAX"). <eos>, <unk> and symbols without a
-    token become <|endoftext|>, as in the official code; <mask> never occurs in finetuning."""
-    names = {"<pad>": "<|padding|>", "[MIN": "MIN", "[MAX": "MAX", "[MED": "MED", "[SM": "SM", "X": "]"}
-    names = names if "[MIN" in symbols else {"<pad>": "<|padding|>"}                          # elsewhere X is a letter
+    """Return the token of every symbol of a task, int64 (vocab,), and a list of the symbols that
+    have none. symbols: named as in `task.symbols`; tokenizer: path of tokenizer.json. A gray level
+    becomes the token of its decimal digits, a character its own token, an operator of ListOps the
+    token of its name ("MAX"). <eos>, <unk> and symbols without a token become <|endoftext|>, as in
+    the official code; <mask> never occurs in finetuning."""
+    names = {
+        "<pad>": "<|padding|>",
+        "[MIN": "MIN",
+        "[MAX": "MAX",
+        "[MED": "MED",
+        "[SM": "SM",
+        "X": "]",
+    }
+    names = names if "[MIN" in symbols else {"<pad>": "<|padding|>"}  # elsewhere X is a letter
     known = json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"]
-    # Tokens are written with one printable character per byte: the byte's own character if it is printable, else the
-    # next unused one from 256 on (byte-level BPE, as in GPT-2).
+    # Tokens are written with one printable character per byte: the byte's own character if it is
+    # printable, else the next unused one from 256 on (byte-level BPE, as in GPT-2).
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
-    letter = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
-    tokens = [known.get("".join(letter[byte] for byte in names.get(symbol, symbol).encode())) for symbol in symbols]
+    letter = {byte: chr(byte) for byte in printable} | {
+        byte: chr(256 + i) for i, byte in enumerate(others)
+    }
+    tokens = [
+        known.get("".join(letter[byte] for byte in names.get(symbol, symbol).encode()))
+        for symbol in symbols
+    ]
     special, end = ("<mask>", "<unk>", "<eos>"), known["<|endoftext|>"]
-    without = [symbol for symbol, token in zip(symbols, tokens) if token is None and symbol not in special]
+    without = [
+        symbol for symbol, token in zip(symbols, tokens) if token is None and symbol not in special
+    ]
     return torch.tensor([end if token is None else token for token in tokens]), without
 
 
 def neox_weights(tensors, sizes, tokens):
-    """Convert the tensors of a GPT-NeoX checkpoint to a state dict of the `Backbone` with these sizes. tokens (vocab,):
-    the checkpoint's token for every symbol of the task. Embeddings of other tokens could never be used and are left
-    out. KeyError or RuntimeError if names or shapes do not fit.
+    """Convert the tensors of a GPT-NeoX checkpoint to a state dict of the `Backbone` with these
+    sizes. tokens (vocab,): the checkpoint's token for every symbol of the task. Embeddings of other
+    tokens could never be used and are left out. KeyError or RuntimeError if names or shapes do not
+    fit.
 
-    Two conventions differ. In GPT-NeoX the rows of query_key_value are (h, 3, e), head by head; here all queries come
-    first, then keys, then values. Its rotary positions pair dimension m with m + e/8, half a rotated part away;
-    `rotary` pairs neighbours. Reordering queries and keys in the same way does not change their products.
-    """
+    Two conventions differ. In GPT-NeoX the rows of query_key_value are (h, 3, e), head by head;
+    here all queries come first, then keys, then values. Its rotary positions pair dimension m with
+    m + e/8, half a rotated part away; `rotary` pairs neighbours. Reordering queries and keys in the
+    same way does not change their products."""
     heads, e = sizes["heads"], sizes["d"] // sizes["heads"]
     r = int(sizes["rotary"] * e)
     neighbours = torch.arange(r).view(2, -1).T.flatten().tolist() + list(range(r, e))
 
     def fused(name):
-        rows = tensors[name].float().unflatten(0, (heads, 3, e)).transpose(0, 1)              # (3, h, e, ...)
-        return torch.cat((rows[:2, :, neighbours], rows[2:])).flatten(0, 2)                   # (3 d, ...)
+        rows = tensors[name].float().unflatten(0, (heads, 3, e)).transpose(0, 1)  # (3, h, e, ...)
+        return torch.cat((rows[:2, :, neighbours], rows[2:])).flatten(0, 2)  # (3 d, ...)
 
     weights = {"encoder.weight": tensors["gpt_neox.embed_in.weight"].float()[tokens]}
     for part in ("weight", "bias"):
         weights[f"norm.{part}"] = tensors[f"gpt_neox.final_layer_norm.{part}"].float()
         for i in range(sizes["layers"]):
             theirs, ours = f"gpt_neox.layers.{i}", f"layers.{i}"
-            weights[f"{ours}.mixer.qkv.{part}"] = fused(f"{theirs}.attention.query_key_value.{part}")
-            for name, same in (("norm1", "input_layernorm"), ("norm2", "post_attention_layernorm"),
-                               ("mixer.out", "attention.dense"), ("ff.0", "mlp.dense_h_to_4h"),
-                               ("ff.2", "mlp.dense_4h_to_h")):
+            weights[f"{ours}.mixer.qkv.{part}"] = fused(
+                f"{theirs}.attention.query_key_value.{part}"
+            )
+            for name, same in (
+                ("norm1", "input_layernorm"),
+                ("norm2", "post_attention_layernorm"),
+                ("mixer.out", "attention.dense"),
+                ("ff.0", "mlp.dense_h_to_4h"),
+                ("ff.2", "mlp.dense_4h_to_h"),
+            ):
                 weights[f"{ours}.{name}.{part}"] = tensors[f"{theirs}.{same}.{part}"].float()
     return weights
 
@@ -97,13 +128,13 @@ class NeoXBlock(TransformerBlock):
 
     def step(self, x, state):
         y, state = self.mixer.step(self.norm1(x), state)
-        return x + y + self.ff(self.norm2(x)), state                                          # (b, d)
+        return x + y + self.ff(self.norm2(x)), state  # (b, d)
 
 
 @torch.no_grad()
 def init_neox(backbone):
-    """Draw weights from N(0, 0.02^2) and set biases to 0, as the official code's library initialises a GPT-NeoX (the
-    paper's "Pythia 70M (Rand Init)")."""
+    """Draw weights from N(0, 0.02^2) and set biases to 0, as the official code's library
+    initialises a GPT-NeoX (the paper's "Pythia 70M (Rand Init)")."""
     for module in backbone.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             module.weight.normal_(0, 0.02)
@@ -129,6 +160,14 @@ pathfinder_mini causal    -    last linear -/1e-3 0  16    1000   50     cos    
 """
 NEOX = dict(extras=dict(rotary=0.25), symbols=True, init=init_neox)
 MODELS |= {
-    "pythia": Model(NeoXBlock, Attention, weights=load_pythia, sizes=SIZES, recipes=RECIPES, **NEOX),
-    "pythia_rand": Model(NeoXBlock, Attention, "pythia", **NEOX,
-                         about="Pythia's architecture with random weights (paper, section 3.5).")}
+    "pythia": Model(
+        NeoXBlock, Attention, weights=load_pythia, sizes=SIZES, recipes=RECIPES, **NEOX
+    ),
+    "pythia_rand": Model(
+        NeoXBlock,
+        Attention,
+        "pythia",
+        **NEOX,
+        about="Pythia's architecture with random weights (paper, section 3.5).",
+    ),
+}

@@ -1,7 +1,8 @@
 """Reformer: attention among positions with the same hash (Kitaev et al. 2020).
 
-Sizes and recipes are the Transformer's. Reversible layers are left out: they save memory and change no number.
-"""
+Sizes and recipes are the Transformer's. Reversible layers are left out: they save memory and change
+no number."""
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -12,78 +13,95 @@ from zoo.shared import fill_up
 
 
 def lsh_attention(q, v, rotations, chunk, lengths=None):
-    """Compute Reformer's attention (Kitaev et al. 2020): q (queries and keys), v (b, h, l, e) -> (b, h, l, e).
+    """Compute Reformer's attention (Kitaev et al. 2020): q (queries and keys), v (b, h, l, e) ->
+    (b, h, l, e).
 
-    In each round, vectors in the same bucket are likely neighbours. A bucket is the index of the largest entry of
-    [x R, -x R] with that round's random rotation R: `rotations` (h or 1, e, rounds, buckets / 2). Positions are sorted
-    by bucket and cut into chunks. They attend to their chunk and the previous one (the first chunk: to the last). Keys
-    have length 1, there is no scale, and a position attends to itself only if no other key is left. Rounds are
-    averaged with their shares of the softmax's denominator as weights. O(rounds l chunk). There is no causal form,
-    because the future decides where a chunk ends.
-    """
+    In each round, vectors in the same bucket are likely neighbours. A bucket is the index of the
+    largest entry of [x R, -x R] with that round's random rotation R: `rotations` (h or 1, e,
+    rounds, buckets / 2). Positions are sorted by bucket and cut into chunks. They attend to their
+    chunk and the previous one (the first chunk: to the last). Keys have length 1, there is no
+    scale, and a position attends to itself only if no other key is left. Rounds are averaged with
+    their shares of the softmax's denominator as weights. O(rounds l chunk). There is no causal
+    form, because the future decides where a chunk ends."""
     b, h, l, e = q.shape
     n = ceil_div(l, chunk)
     size, ends = n * chunk, true_lengths(lengths, b, l, q.device)
-    q, v = (F.pad(x, (0, 0, 0, size - l)) for x in (q, v))                               # (b, h, size, e)
+    q, v = (F.pad(x, (0, 0, 0, size - l)) for x in (q, v))  # (b, h, size, e)
     rounds, half = rotations.shape[2:]
     place = torch.arange(size, device=q.device)
-    real = place < ends[:, None]                                                         # (b, size)
+    real = place < ends[:, None]  # (b, size)
     with torch.no_grad():
         turned = torch.einsum("bhle,hert->bhrlt", q, rotations.to(q.dtype).expand(h, -1, -1, -1))
-        bucket = torch.cat((turned, -turned), -1).argmax(-1)                             # (b, h, r, size)
-        bucket = bucket.where(real[:, None, None], 2 * half)                             # padding after all buckets
+        bucket = torch.cat((turned, -turned), -1).argmax(-1)  # (b, h, r, size)
+        bucket = bucket.where(real[:, None, None], 2 * half)  # padding after all buckets
         bucket = bucket + (2 * half + 1) * torch.arange(rounds, device=q.device)[:, None]
-        order = (bucket * size + place).flatten(2).argsort(-1)                           # (b, h, r size)
+        order = (bucket * size + place).flatten(2).argsort(-1)  # (b, h, r size)
     position = order % size
 
     def sort(x):
-        x = x.gather(2, position[..., None].expand(-1, -1, -1, x.shape[-1]))              # (b, h, r size, e)
-        return x.unflatten(2, (-1, chunk))                                               # (b, h, chunks, chunk, e)
+        x = x.gather(2, position[..., None].expand(-1, -1, -1, x.shape[-1]))  # (b, h, r size, e)
+        return x.unflatten(2, (-1, chunk))  # (b, h, chunks, chunk, e)
 
     def with_previous(x):
-        return torch.cat((x.roll(1, 2), x), 3)                                           # (b, h, chunks, 2 chunk, ...)
+        return torch.cat((x.roll(1, 2), x), 3)  # (b, h, chunks, 2 chunk, ...)
 
-    i = position.int().unflatten(2, (-1, chunk))                                         # (b, h, chunks, chunk)
+    i = position.int().unflatten(2, (-1, chunk))  # (b, h, chunks, chunk)
     j = with_previous(i)
     logits = sort(q) @ with_previous(sort(F.normalize(q, dim=-1))).transpose(-1, -2)
     # Added in place, which saves copies. A score so masked stays far below all others.
     logits.add_(i[..., :, None] == j[..., None, :], alpha=-1e5)
     if lengths is not None or size > l:
         logits.add_(j[..., None, :] >= ends.view(b, 1, 1, 1, 1), alpha=-1e9)
-    largest = logits.detach().amax(-1, keepdim=True)                                     # (b, h, chunks, chunk, 1)
-    values = with_previous(sort(F.pad(v, (0, 1), value=1.0)))            # one more column: the softmax's denominator
-    y = logits.sub_(largest).exp() @ values                                              # (b, h, chunks, chunk, e + 1)
+    largest = logits.detach().amax(-1, keepdim=True)  # (b, h, chunks, chunk, 1)
+    # one more column: the softmax's denominator
+    values = with_previous(sort(F.pad(v, (0, 1), value=1.0)))
+    y = logits.sub_(largest).exp() @ values  # (b, h, chunks, chunk, e + 1)
     y, share = y[..., :-1] / y[..., -1:], largest + y[..., -1:].log()
-    back = order.argsort(-1)[..., None]                                                  # (b, h, r size, 1)
-    y, share = (x.gather(2, back.expand_as(x)).unflatten(2, (rounds, size))
-                for x in (y.flatten(2, 3), share.flatten(2, 3)))
-    return (y * share.softmax(2)).sum(2)[:, :, :l]                                       # (b, h, l, e)
+    back = order.argsort(-1)[..., None]  # (b, h, r size, 1)
+    y, share = (
+        x.gather(2, back.expand_as(x)).unflatten(2, (rounds, size))
+        for x in (y.flatten(2, 3), share.flatten(2, 3))
+    )
+    return (y * share.softmax(2)).sum(2)[:, :, :l]  # (b, h, l, e)
 
 
 class Reformer(Attention):
-    """Attention among positions whose queries point the same way; queries are also the keys (Kitaev et al. 2020).
-    c.rounds hashes, chunks of c.chunk. Rotations are drawn once for each layer and head and saved with the weights.
-    (The authors draw new ones at every step: a prediction is then not a function of its input.)"""
+    """Attention among positions whose queries point the same way; queries are also the keys (Kitaev
+    et al. 2020). c.rounds hashes, chunks of c.chunk. Rotations are drawn once for each layer and
+    head and saved with the weights. (The authors draw new ones at every step: a prediction is then
+    not a function of its input.)"""
 
     keys = dict(chunk=Key(int, 64), rounds=Key(int, 2))
 
     def __init__(self, c):
         super().__init__(c)
         if c.causal:
-            raise SizeError("reformer sorts all positions first, so it has no causal form; use --objective masked")
+            raise SizeError(
+                "reformer sorts all positions first, so it has no causal form; use --objective "
+                "masked"
+            )
         self.length, self.chunk = c.length, min(c.chunk, c.length)
-        self.qkv = nn.Linear(c.d, 2 * c.d)                                                    # queries and values
-        rotations = torch.randn(c.heads, c.d // c.heads, c.rounds, max(1, c.length // (2 * c.chunk)))
-        self.register_buffer("rotations", rotations)                                # (h, e, rounds, buckets / 2)
+        self.qkv = nn.Linear(c.d, 2 * c.d)  # queries and values
+        rotations = torch.randn(
+            c.heads, c.d // c.heads, c.rounds, max(1, c.length // (2 * c.chunk))
+        )
+        self.register_buffer("rotations", rotations)  # (h, e, rounds, buckets / 2)
 
     def attend(self, q, v, lengths):
         l = q.shape[2]
-        lengths, q, v = fill_up(self.length, lengths, q.float(), v.float())                   # (b, h, length, e)
+        lengths, q, v = fill_up(self.length, lengths, q.float(), v.float())  # (b, h, length, e)
         with torch.autocast(q.device.type, enabled=False):
             return lsh_attention(q, v, self.rotations, self.chunk, lengths)[:, :, :l]
 
 
 MODELS |= {
-    "reformer": Model(TransformerBlock, Reformer, "transformer", positions=sinusoids, changes="""
+    "reformer": Model(
+        TransformerBlock,
+        Reformer,
+        "transformer",
+        positions=sinusoids,
+        changes="""
         task                  sizes
-        *_demo|*_mini|text256 chunk=8""")}
+        *_demo|*_mini|text256 chunk=8""",
+    )
+}

@@ -2,6 +2,7 @@
 
 They are `s4d` (Lin), `s4d_inv` and `s4d_legs`. Sizes and recipes are S4's.
 """
+
 import math
 from functools import partial
 
@@ -13,29 +14,29 @@ from models import MODELS, S4, SSM, Diagonal, Model, SizeError, SSMBlock, log_un
 
 
 def s4d_kernel(A, B, C, dt, l, rule="zoh"):
-    """Return the kernel of S4D, a diagonal state space model (Gu et al. 2022, arXiv 2206.11893): A, B complex (d, n) or
-    (1, n), one of each conjugate pair; C complex (c, d, n); dt (d,) -> float32 (c, d, l).
+    """Return the kernel of S4D, a diagonal state space model (Gu et al. 2022, arXiv 2206.11893): A,
+    B complex (d, n) or (1, n), one of each conjugate pair; C complex (c, d, n); dt (d,) -> float32
+    (c, d, l).
 
-    With x = dt A, K[k] = 2 Re sum_n C B Bbar p^k. Zero-order hold, "zoh": p = e^x and Bbar = (e^x - 1) / A. Bilinear
-    rule: p = (1 + x/2) / (1 - x/2) and Bbar = dt / (1 - x/2).
-    """
+    With x = dt A, K[k] = 2 Re sum_n C B Bbar p^k. Zero-order hold, "zoh": p = e^x and Bbar = (e^x -
+    1) / A. Bilinear rule: p = (1 + x/2) / (1 - x/2) and Bbar = dt / (1 - x/2)."""
     return diagonal_kernel(*s4d_poles(A, B, C, dt, rule), l)
 
 
 def s4d_poles(A, B, C, dt, rule="zoh"):
-    """Return W (c, d, n) and Lambda (d, n), complex128, for which `diagonal_kernel` gives the kernel of S4D. Layers may
-    come first in all shapes."""
+    """Return W (c, d, n) and Lambda (d, n), complex128, for which `diagonal_kernel` gives the
+    kernel of S4D. Layers may come first in all shapes."""
     A, B, C = (v.to(torch.complex128) for v in (A, B, C))
-    C, dt = C.movedim(-3, 0), dt.double()[..., None]                                     # (c, ..., d, n), (..., d, 1)
-    x = dt * A                                                                           # (..., d, n)
+    C, dt = C.movedim(-3, 0), dt.double()[..., None]  # (c, ..., d, n), (..., d, 1)
+    x = dt * A  # (..., d, n)
     if rule == "zoh":
         return (2 * C * B * torch.expm1(x) / A).movedim(0, -3), x
     return (2 * C * B * dt / (1 - x / 2)).movedim(0, -3), torch.log((1 + x / 2) / (1 - x / 2))
 
 
 class S4D(Diagonal):
-    """Kernels of S4D (Gu et al. 2022, arXiv 2206.11893): S4 without the low-rank term, with zero-order hold. c.start
-    chooses the initial poles.
+    """Kernels of S4D (Gu et al. 2022, arXiv 2206.11893): S4 without the low-rank term, with
+    zero-order hold. c.start chooses the initial poles.
 
     lin    Im A = pi n, the frequencies of a Fourier basis
     inv    Im A = N/pi (N / (2n + 1) - 1), dense at 0, with few high frequencies
@@ -50,24 +51,34 @@ class S4D(Diagonal):
         if c.d % c.n_ssm:
             raise SizeError(f"d={c.d} is not a multiple of n_ssm={c.n_ssm}")
         self.d, n = c.d, torch.arange(c.state // 2)
-        imag = {"lin": math.pi * n, "inv": c.state / math.pi * (c.state / (2 * n + 1) - 1),
-                "legs": hippo_nplr(c.state)[0].imag.float()}[c.start]                         # (n,)
+        imag = {
+            "lin": math.pi * n,
+            "inv": c.state / math.pi * (c.state / (2 * n + 1) - 1),
+            "legs": hippo_nplr(c.state)[0].imag.float(),
+        }[c.start]  # (n,)
         self.log_dt = nn.Parameter(log_uniform(c, c.d))
         self.A_log_re = nn.Parameter(torch.full((c.n_ssm, len(n)), math.log(0.5)))
-        self.A_im = nn.Parameter(imag.repeat(c.n_ssm, 1))                                     # (n_ssm, n)
-        self.B = nn.Parameter(torch.tensor([1.0, 0.0]).repeat(c.n_ssm, len(n), 1))            # (n_ssm, n, 2)
+        self.A_im = nn.Parameter(imag.repeat(c.n_ssm, 1))  # (n_ssm, n)
+        self.B = nn.Parameter(torch.tensor([1.0, 0.0]).repeat(c.n_ssm, len(n), 1))  # (n_ssm, n, 2)
         C = torch.randn(c.directions, c.d, len(n), dtype=torch.complex64)
-        self.C = nn.Parameter(torch.view_as_real(C).clone())                                  # (c, d, n, 2)
+        self.C = nn.Parameter(torch.view_as_real(C).clone())  # (c, d, n, 2)
         self.rates = {name: (c.ssm_lr, False) for name in ("A_log_re", "A_im", "B")}
         self.rates["log_dt"] = (None if c.dt_lr == "main" else c.dt_lr, False)
 
     def arguments(self, p):
-        A = torch.complex(-p.A_log_re.float().exp().clamp(min=1e-4), p.A_im.float())          # (n_ssm, n)
+        A = torch.complex(-p.A_log_re.float().exp().clamp(min=1e-4), p.A_im.float())  # (n_ssm, n)
         B, C = (torch.view_as_complex(v.float()) for v in (p.B, p.C))
-        A, B = (v.tile((self.d // v.shape[-2], 1)) for v in (A, B))                           # (d, n)
+        A, B = (v.tile((self.d // v.shape[-2], 1)) for v in (A, B))  # (d, n)
         return s4d_poles(A, B, C, p.log_dt.float().exp())
 
 
-MODELS |= {f"s4d{name}": Model(SSMBlock, partial(SSM, S4D), "s4", dict(start=start),
-                               about=f"S4D, start {start}: S4 without its low-rank term (Gu et al. 2022).")
-           for name, start in (("", "lin"), ("_inv", "inv"), ("_legs", "legs"))}
+MODELS |= {
+    f"s4d{name}": Model(
+        SSMBlock,
+        partial(SSM, S4D),
+        "s4",
+        dict(start=start),
+        about=f"S4D, start {start}: S4 without its low-rank term (Gu et al. 2022).",
+    )
+    for name, start in (("", "lin"), ("_inv", "inv"), ("_legs", "legs"))
+}

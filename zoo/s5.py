@@ -1,7 +1,9 @@
-"""S5: one diagonal recurrence whose state all channels share, computed by a scan (Smith et al. 2023).
+"""S5: one diagonal recurrence whose state all channels share, computed by a scan (Smith et al.
+2023).
 
-The scan is in zoo/scan.py. Sizes and recipes from scratch are the authors'; our schedules approximate theirs.
-"""
+The scan is in zoo/scan.py. Sizes and recipes from scratch are the authors'; our schedules
+approximate theirs."""
+
 import math
 
 import torch
@@ -13,36 +15,41 @@ from zoo.scan import SharedState
 
 
 class S5(SharedState):
-    """The recurrence of S5: HiPPO's diagonal in c.n_ssm blocks of c.state / n_ssm states, one of each conjugate pair
-    stored; zero-order hold with one step size per state.
+    """The recurrence of S5: HiPPO's diagonal in c.n_ssm blocks of c.state / n_ssm states, one of
+    each conjugate pair stored; zero-order hold with one step size per state.
 
-    The authors draw B and C in HiPPO's basis and rotate them by its unitary V. A rotated Gaussian is a Gaussian, so B
-    and C are drawn here without the rotation. c.C_scale: factor of C; c.fast_B: B has the main learning rate and weight
-    decay. Both differ between tasks.
-    """
+    The authors draw B and C in HiPPO's basis and rotate them by its unitary V. A rotated Gaussian
+    is a Gaussian, so B and C are drawn here without the rotation. c.C_scale: factor of C; c.fast_B:
+    B has the main learning rate and weight decay. Both differ between tasks."""
 
     keys = S4.keys | dict(fast_B=Key((0, 1), 0), C_scale=Key(float, 1.0))
 
-    factor = 2                                                           # y = 2 Re C x: adds each pair's other half
+    factor = 2  # y = 2 Re C x: adds each pair's other half
 
     def __init__(self, c):
         if c.state % (2 * c.n_ssm):
             raise SizeError(f"state={c.state} is not a multiple of 2 n_ssm = {2 * c.n_ssm}")
         super().__init__(c, c.state // 2)
-        A = hippo_nplr(c.state // c.n_ssm)[0].repeat(c.n_ssm)                                 # (n,)
+        A = hippo_nplr(c.state // c.n_ssm)[0].repeat(c.n_ssm)  # (n,)
         self.A_log_re = nn.Parameter((-A.real).log().float())
         self.A_im = nn.Parameter(A.imag.float())
-        self.B = nn.Parameter(torch.randn(len(A), c.d, 2) / math.sqrt(2 * c.state))           # (n, d, 2)
+        self.B = nn.Parameter(torch.randn(len(A), c.d, 2) / math.sqrt(2 * c.state))  # (n, d, 2)
         self.log_dt = nn.Parameter(log_uniform(c, len(A)))
         self.out = nn.Linear(c.d, c.d)
-        main = ["log_dt"] * (c.dt_lr == "main") + ["B"] * c.fast_B       # main rate, and weight decay
-        self.rates = {name: (c.ssm_lr, False) for name in ("A_log_re", "A_im", "B", "log_dt") if name not in main}
+        main = ["log_dt"] * (c.dt_lr == "main") + ["B"] * c.fast_B  # main rate, and weight decay
+        self.rates = {
+            name: (c.ssm_lr, False)
+            for name in ("A_log_re", "A_im", "B", "log_dt")
+            if name not in main
+        }
 
     def recurrence(self):
         """Return log lambda (n,) and Bbar (n, d), complex64."""
-        A = torch.complex(-self.A_log_re.float().exp().clamp(min=1e-4), self.A_im.float())    # (n,)
+        A = torch.complex(-self.A_log_re.float().exp().clamp(min=1e-4), self.A_im.float())  # (n,)
         log_lambda = A * self.log_dt.float().exp()
-        return log_lambda, (torch.expm1(log_lambda) / A)[:, None] * torch.view_as_complex(self.B.float())
+        return log_lambda, (torch.expm1(log_lambda) / A)[:, None] * torch.view_as_complex(
+            self.B.float()
+        )
 
     def gate(self, y):
         return y * self.out(y).sigmoid()

@@ -1,7 +1,9 @@
-"""SPADE: MEGA in chunks, with S4's convolution beside the attention of the bottom layer (Zuo et al. 2022).
+"""SPADE: MEGA in chunks, with S4's convolution beside the attention of the bottom layer (Zuo et al.
+2022).
 
-This is our reading of the paper: the authors' Long Range Arena code is not public. Sizes and recipes are MEGA's.
-"""
+This is our reading of the paper: the authors' Long Range Arena code is not public. Sizes and
+recipes are MEGA's."""
+
 from types import SimpleNamespace
 
 import torch
@@ -12,23 +14,33 @@ from zoo.mega import CHUNKS, Mega, MegaBlock, init_mega
 
 
 class Spade(Mega):
-    """MEGA whose bottom layer also applies S4 to its input. Both outputs are normalised and joined by a Linear."""
+    """MEGA whose bottom layer also applies S4 to its input. Both outputs are normalised and joined
+    by a Linear."""
 
-    keys = dict(chunk=Key(int, 128), state=Key(int, 64), dt_min=Key(float, 0.001), dt_max=Key(float, 0.1),
-                ssm_lr=Key(float, 0.001), dt_lr=Key((float, "main"), "main", shown=False))
+    keys = dict(
+        chunk=Key(int, 128),
+        state=Key(int, 64),
+        dt_min=Key(float, 0.001),
+        dt_max=Key(float, 0.1),
+        ssm_lr=Key(float, 0.001),
+        dt_lr=Key((float, "main"), "main", shown=False),
+    )
 
     def __init__(self, c):
         super().__init__(c)
         self.ssm = None
         if c.layer == 0:
-            self.ssm, self.D = S4(SimpleNamespace(**vars(c) | dict(n_ssm=c.d))), nn.Parameter(torch.randn(c.d))
+            self.ssm, self.D = (
+                S4(SimpleNamespace(**vars(c) | dict(n_ssm=c.d))),
+                nn.Parameter(torch.randn(c.d)),
+            )
             self.norm_ssm, self.norm_out = nn.LayerNorm(c.d), nn.LayerNorm(c.d)
             self.join = nn.Linear(2 * c.d, c.d)
 
     def joined(self, y, x, lengths):
         if self.ssm is None:
             return y
-        state = self.convolve(x, self.ssm(x.shape[1]), lengths, self.D)                       # (b, l, d)
+        state = self.convolve(x, self.ssm(x.shape[1]), lengths, self.D)  # (b, l, d)
         return self.join(torch.cat((self.norm_ssm(state), self.norm_out(y)), -1))
 
 

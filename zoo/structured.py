@@ -1,8 +1,9 @@
-"""Structured feed-forward parts, and self-guided training (Wei et al. 2024): --arch ffn=lowrank,ffn_share=0.3.
+"""Structured feed-forward parts, and self-guided training (Wei et al. 2024): --arch
+ffn=lowrank,ffn_share=0.3.
 
-Not a --model: every Transformer can have these feed-forward parts. The first layer's stays dense, as in the authors'
-models.
-"""
+Not a --model: every Transformer can have these feed-forward parts. The first layer's stays dense,
+as in the authors' models."""
+
 import math
 from functools import partial
 
@@ -14,36 +15,38 @@ from models import FEED_FORWARD, HELPERS, Key, SizeError
 
 
 def structured_linear(x, first, second, bias, kind):
-    """Return x W^T + bias, where W is a product of two cheaper matrices (Wei et al. 2024): (..., N) -> (..., M).
+    """Return x W^T + bias, where W is a product of two cheaper matrices (Wei et al. 2024): (..., N)
+    -> (..., M).
 
     lowrank       first (R, N), second (M, R)
     blockdense    first (B, R/B, N/B), one matrix for each slice of x; second (M, R)
     blockshuffle  first (B, Q, N/B), second (B, M/B, Q), Q = min(N, M) / B: both block diagonal. Between them the values
-                  are read as a (Q, B) matrix and transposed; after them, as a (B, M/B) matrix and transposed
+                  are read as a (Q, B) matrix and transposed; after them, as a (B, M/B) matrix and
+                  transposed
     """
     if kind == "lowrank":
         return F.linear(F.linear(x, first), second, bias)
     blocks = len(first)
-    x = torch.einsum("...bn,bqn->...bq", x.unflatten(-1, (blocks, -1)), first)           # (..., B, R/B or Q)
+    x = torch.einsum("...bn,bqn->...bq", x.unflatten(-1, (blocks, -1)), first)  # (..., B, R/B or Q)
     if kind == "blockdense":
         return F.linear(x.flatten(-2), second, bias)
-    x = x.flatten(-2).unflatten(-1, (-1, blocks)).transpose(-1, -2)                      # (..., B, Q) shuffled
-    x = torch.einsum("...bq,bmq->...bm", x, second)                                      # (..., B, M/B)
-    return x.transpose(-1, -2).flatten(-2) + bias                                        # (..., M)
+    x = x.flatten(-2).unflatten(-1, (-1, blocks)).transpose(-1, -2)  # (..., B, Q) shuffled
+    x = torch.einsum("...bq,bmq->...bm", x, second)  # (..., B, M/B)
+    return x.transpose(-1, -2).flatten(-2) + bias  # (..., M)
 
 
 class StructuredLinear(nn.Module):
-    """A Linear whose matrix is a product of two cheaper ones, with c.ffn_share of its parameters (Wei et al. 2024).
+    """A Linear whose matrix is a product of two cheaper ones, with c.ffn_share of its parameters
+    (Wei et al. 2024).
 
-    c.ffn: the kind, see `structured_linear`. c.ffn_blocks: the number of blocks, which by itself sets the share of
-    blockshuffle. lowrank starts as the best approximation of a matrix drawn as in nn.Linear; in the other kinds each
-    block starts with singular values 1.
+    c.ffn: the kind, see `structured_linear`. c.ffn_blocks: the number of blocks, which by itself
+    sets the share of blockshuffle. lowrank starts as the best approximation of a matrix drawn as in
+    nn.Linear; in the other kinds each block starts with singular values 1.
 
-    c.guided > 0: self-guided training. During that share of the run a dense matrix W, initially the product of the two
-    factors, is trained with them: y = a W x + (1 - a) (second first) x, and `guide` lowers a from 1 to 0. Evaluation
-    does not use W. It is not part of the model: stage 2 starts without it. (The authors mix at a step with
-    probability a, which halves the cost.)
-    """
+    c.guided > 0: self-guided training. During that share of the run a dense matrix W, initially the
+    product of the two factors, is trained with them: y = a W x + (1 - a) (second first) x, and
+    `guide` lowers a from 1 to 0. Evaluation does not use W. It is not part of the model: stage 2
+    starts without it. (The authors mix at a step with probability a, which halves the cost.)"""
 
     def __init__(self, n, m, c):
         super().__init__()
@@ -51,28 +54,38 @@ class StructuredLinear(nn.Module):
         q = min(n, m) // blocks
         if self.kind != "lowrank" and (n % blocks or m % blocks):
             raise SizeError(f"ffn_blocks={blocks} does not divide {n} and {m}")
-        if self.kind == "blockshuffle" and q < blocks:                   # else some inputs never reach some outputs
-            raise SizeError(f"ffn_blocks={blocks}: blockshuffle of {n} and {m} takes {math.isqrt(min(n, m))} at most")
+        if self.kind == "blockshuffle" and q < blocks:  # else some inputs never reach some outputs
+            raise SizeError(
+                f"ffn_blocks={blocks}: blockshuffle of {n} and {m} takes {math.isqrt(min(n, m))} "
+                "at most"
+            )
         if self.kind == "lowrank":
             rank = max(1, min(n, m, round(share * n * m / (n + m))))
-            P, S, Qh = torch.linalg.svd(nn.Linear(n, m, bias=False).weight.detach(), full_matrices=False)
+            P, S, Qh = torch.linalg.svd(
+                nn.Linear(n, m, bias=False).weight.detach(), full_matrices=False
+            )
             first, second = S[:rank, None].sqrt() * Qh[:rank], P[:, :rank] * S[:rank].sqrt()
         else:
             rank = max(1, round(share * n * m / (m + n / blocks) / blocks)) * blocks
-            shapes = dict(blockdense=[(blocks, rank // blocks, n // blocks), (m, rank)],
-                          blockshuffle=[(blocks, q, n // blocks), (blocks, m // blocks, q)])[self.kind]
+            shapes = dict(
+                blockdense=[(blocks, rank // blocks, n // blocks), (m, rank)],
+                blockshuffle=[(blocks, q, n // blocks), (blocks, m // blocks, q)],
+            )[self.kind]
             parts = (torch.linalg.svd(torch.randn(shape), full_matrices=False) for shape in shapes)
             first, second = (P @ Qh for P, _, Qh in parts)
         self.first, self.second = nn.Parameter(first.clone()), nn.Parameter(second.clone())
         self.bias = nn.Parameter(torch.zeros(m))
-        product = structured_linear(torch.eye(n), first, second, torch.zeros(1), self.kind).T.clone()         # (m, n)
+        # (m, n)
+        product = structured_linear(
+            torch.eye(n), first, second, torch.zeros(1), self.kind
+        ).T.clone()
         self.guide, self.a = nn.Parameter(product) if c.guided else None, 0.0
 
     def forward(self, x):
         y = structured_linear(x, self.first, self.second, self.bias, self.kind)
         if not self.training or self.guide is None:
             return y
-        if not self.a:                     # guiding is over; DDP needs every parameter
+        if not self.a:  # guiding is over; DDP needs every parameter
             return y + 0 * self.guide.sum()
         return self.a * F.linear(x, self.guide, self.bias) + (1 - self.a) * y
 
@@ -80,8 +93,12 @@ class StructuredLinear(nn.Module):
 class StructuredFeedForward(nn.Sequential):
     """Linear, GELU, Linear with structured matrices; in the first layer with dense ones."""
 
-    keys = dict(ffn_share=Key(float, 0.5, most=1, shown=False), ffn_blocks=Key(int, 4, shown=False),
-                guided=Key(float, 0.0, most=1, shown=False, inherited=False))      # stage 2 has no guides
+    keys = dict(
+        ffn_share=Key(float, 0.5, most=1, shown=False),
+        ffn_blocks=Key(int, 4, shown=False),
+        # stage 2 has no guides
+        guided=Key(float, 0.0, most=1, shown=False, inherited=False),
+    )
 
     def __init__(self, c):
         linear = nn.Linear if c.layer == 0 else partial(StructuredLinear, c=c)
@@ -89,7 +106,8 @@ class StructuredFeedForward(nn.Sequential):
 
 
 def guide(model, step, steps):
-    """Set the guides' weight a at this step of a run: half a cosine from 1 to 0 over the share c.guided of the run."""
+    """Set the guides' weight a at this step of a run: half a cosine from 1 to 0 over the share
+    c.guided of the run."""
     for module in model.modules():
         if isinstance(module, StructuredLinear) and module.guide is not None:
             progress = step / (module.guided * steps)
