@@ -19,8 +19,6 @@ validation chose. Gains have 95 % intervals over seeds and test examples (compar
 The paper's claims and figure 3 show seeds only: Student's t, and differences paired by seed."""
 
 # first: no traceback if Ctrl-C comes while importing
-from files import ROOT, Parser, UserError, exit_code, reading
-
 import argparse
 import functools
 import json
@@ -37,12 +35,13 @@ from compare.curves import curves
 from compare.drawing import OTHER, SCRATCH, SPT, bars, draw, markdown, replace_block, wrapped, write
 from compare.reading import evaluations, identity, provenance, read_runs, scores, variants_of
 from compare.report import report
-from compare.settings import compare
 from compare.sets import over_sets
+from compare.settings import compare
 from compare.statistics import gain, half_width, mean_std, minus, signed
 from engine.folder import newest
 from experiments import entries
 from experiments.commands import record, trained
+from files import ROOT, Parser, UserError, exit_code, reading
 from tasks.picture import picture
 
 # ---- Cells: which runs make one number -----------------------------------------------------------

@@ -13,8 +13,6 @@ the strength of regularisation; the test split is evaluated once. --out DIR writ
 predictions.npz as finetune.py does, with start "baseline"."""
 
 # First, so that there is no traceback if Ctrl-C comes while the rest is imported.
-from files import Parser, UserError, read_json, write_json
-
 import time
 from pathlib import Path
 
@@ -35,6 +33,7 @@ from engine.flags import between, completed
 from engine.folder import Folder, environment
 from engine.processes import guarded
 from engine.targets import KINDS
+from files import Parser, UserError, read_json, write_json
 from pretrain import OBJECTIVES, denoising
 from tasks import IGNORE, SPECIAL, full_name
 from tasks.split import unequal

@@ -16,18 +16,6 @@ read or generated, in one file per task or family. A prepared task is a folder `
 last, so a folder that contains it is complete."""
 
 # First: no traceback if Ctrl-C comes while the rest is imported.
-from files import (
-    Parser,
-    UserError,
-    exit_code,
-    locked,
-    read_json,
-    reading,
-    sha256_of,
-    write_atomically,
-    write_json,
-)
-
 import argparse
 import contextlib
 import filecmp
@@ -44,6 +32,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from files import (
+    Parser,
+    UserError,
+    exit_code,
+    locked,
+    read_json,
+    reading,
+    sha256_of,
+    write_atomically,
+    write_json,
+)
 from tasks import IGNORE, PAD, SPLITS, TASKS, Task, declared, folder_name, full_name, identifying
 from tasks.making import Request, as_wide, content_of, generator_code, stratified
 from tasks.picture import draw_example, height, picture

@@ -227,11 +227,13 @@ def _request(url, part, have):
         left = int(answer.headers.get("Content-Length", 0))
         # Not iter_content: it would unpack a body that the server declares as gzip, and drop the
         # end of a broken body.
-        with tqdm.wrapattr(
-            answer.raw, "read", desc=part.name, total=have + left, initial=have
-        ) as body:
-            with open(part, "ab" if have else "wb") as file:
-                shutil.copyfileobj(body, file)
+        with (
+            tqdm.wrapattr(
+                answer.raw, "read", desc=part.name, total=have + left, initial=have
+            ) as body,
+            open(part, "ab" if have else "wb") as file,
+        ):
+            shutil.copyfileobj(body, file)
 
 
 def sha256_of(path):

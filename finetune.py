@@ -15,8 +15,6 @@ that checkpoint and without dropping an incomplete batch. Loop, run directory, -
 are as in stage 1. Joint training, which has no stage 1, stands at the end."""
 
 # first: no traceback if Ctrl-C comes while the rest is imported
-from files import UserError, reading
-
 from collections import namedtuple
 
 import torch
@@ -28,6 +26,7 @@ from engine.folder import read_checkpoint
 from engine.processes import guarded
 from engine.run import Run
 from engine.targets import KINDS, class_weights
+from files import UserError, reading
 from models import HELPERS, MODELS, Classifier, Joint, make_optimizer
 from pretrain import OBJECTIVES, denoising, make_backbone, parts_of
 from recipes import learning_rate

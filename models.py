@@ -155,7 +155,7 @@ class DLR(Diagonal):
         self.Lambda_im = nn.Parameter(torch.arange(c.state) * (2 * math.pi / c.state))  # (n,)
         # Complex parameters are stored as real pairs, so that Adam keeps moments per component.
         self.W = nn.Parameter(torch.randn(c.directions, c.d, c.state, 2) / c.state)  # (c, d, n, 2)
-        self.rates = {name: (c.ssm_lr, False) for name in ("theta", "Lambda_im", "W")}
+        self.rates = dict.fromkeys(("theta", "Lambda_im", "W"), (c.ssm_lr, False))
 
     def arguments(self, p):
         Lambda = torch.complex(-p.theta.float().square(), p.Lambda_im.float())  # (n,)
@@ -214,7 +214,7 @@ class S4(Kernel):
         self.P = nn.Parameter(torch.view_as_real(P).float().clone())
         self.B = nn.Parameter(torch.view_as_real(B).float().clone())
         self.C = nn.Parameter(torch.view_as_real(C.to(torch.complex64)).clone())
-        self.rates = {name: (c.ssm_lr, False) for name in ("A_log_re", "A_im", "P", "B")}
+        self.rates = dict.fromkeys(("A_log_re", "A_im", "P", "B"), (c.ssm_lr, False))
         self.rates["log_dt"] = (None if c.dt_lr == "main" else c.dt_lr, False)
 
     def arguments(self, p):

@@ -19,8 +19,6 @@ Only the run directory is needed: best.pt also holds the normalisation of its da
 its classes."""
 
 # First, so that there is no traceback if Ctrl-C comes while the rest is imported.
-from files import Parser, UserError, read_json, reading, write_atomically
-
 import io
 import json
 import math
@@ -38,6 +36,7 @@ from engine.flags import between, completed
 from engine.folder import newest, read_checkpoint
 from engine.processes import guarded
 from engine.targets import KINDS
+from files import Parser, UserError, read_json, reading, write_atomically
 from kernels import inside
 from models import Classifier, Denoiser, Joint
 from pretrain import OBJECTIVES, denoising, make_backbone
@@ -494,7 +493,7 @@ def filled_in(trained, batch):
     where = (
         denoising(args, numbered, draw).targets[hidden].reshape(len(said), -1)[:, 0].long() - 2**20
     )
-    real, targets = (0 <= where) & (where < shape[1]), targets[hidden]  # (m,), (m, ...)
+    real, targets = (where >= 0) & (where < shape[1]), targets[hidden]  # (m,), (m, ...)
     if len(hidden) != shape[0] or not real.any():
         raise UserError(
             f"--show: the predictions of --objective {args.objective} are not positions of a "

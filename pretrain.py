@@ -23,11 +23,10 @@ The result is a run directory. Its `best.pt` holds the weights that predicted th
 best; hand the directory to `finetune.py --init`. Recipes are in recipes.py. Flags and `Run`,
 everything that is not the method, are in engine/."""
 
-from files import UserError  # first: no traceback if Ctrl-C comes while the rest is imported
-
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +37,7 @@ from engine.feed import drawing
 from engine.flags import arguments
 from engine.processes import guarded
 from engine.run import Run, kernel_maxima
+from files import UserError  # first: no traceback if Ctrl-C comes while the rest is imported
 from kernels import inside, true_lengths
 from models import Backbone, Denoiser, at, config, make_optimizer
 from recipes import learning_rate

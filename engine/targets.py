@@ -4,7 +4,8 @@ row for each.
 A task says in `target` which kind it has. Training, predictions, baselines and comparisons read
 only this table."""
 
-from typing import Callable, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch

@@ -34,8 +34,6 @@ stopped ones. `python analyze.py status RUNS` shows the state of the runs. Envir
 side by side (default: CPU cores, or GPUs), RUNS=folder of the runs"""
 
 # first: no traceback if Ctrl-C comes while the rest is imported
-from files import ROOT, Parser, UserError, locked
-
 import argparse
 import contextlib
 import itertools
@@ -53,14 +51,15 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from data import look_up
 from engine.flags import between
 from engine.processes import guarded
 from experiments import entries, sweep
 from experiments.commands import chains, price
 from experiments.sweep import words
+from files import ROOT, Parser, UserError, locked
 from models import MODELS
 from recipes import recipe_line
-from data import look_up
 from tasks import TASKS, declared, folder_name, full_name
 
 # ---- Which runs ----------------------------------------------------------------------------------

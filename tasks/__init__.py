@@ -144,11 +144,28 @@ def declared(name):
 # ---- what a checkpoint and meta.json keep of a task ----------------------------------------------
 
 # The fields that have always identified a prepared set.
-FIRST = (
-    "family length classes sizes mask source vocab channels documents scale mean std side names "
-    "subset make "
-    "distinct symbols ends data"
-).split()
+FIRST = [
+    "family",
+    "length",
+    "classes",
+    "sizes",
+    "mask",
+    "source",
+    "vocab",
+    "channels",
+    "documents",
+    "scale",
+    "mean",
+    "std",
+    "side",
+    "names",
+    "subset",
+    "make",
+    "distinct",
+    "symbols",
+    "ends",
+    "data",
+]
 
 
 def identifying(task):

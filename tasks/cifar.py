@@ -109,7 +109,9 @@ COLOUR = Task(
     std=(0.247, 0.243, 0.261),
     side=32,
     prepare=prepare,
-    names=tuple("airplane automobile bird cat deer dog frog horse ship truck".split()),
+    names=tuple(
+        ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+    ),
 )
 GREY = replace(COLOUR, vocab=256, channels=1, mean=122.6 / 255, std=61 / 255, symbols=LEVELS)
 TASKS |= {

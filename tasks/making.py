@@ -212,7 +212,7 @@ def save_split(request, split, x, y, place):
     size = request.take(split, len(y), place)
     targets = as_wide(y[:size], task.length) if task.target == "positions" else np.asarray(y[:size])
     known, most = targets[targets != IGNORE], 2 if task.target == "labels" else task.classes
-    if most and len(known) and not (0 <= known.min() and known.max() < most):
+    if most and len(known) and not (known.min() >= 0 and known.max() < most):
         raise UserError(
             f"{place}: labels of {split} from {known.min()} to {known.max()}; {request.name} has "
             f"{most} "

@@ -133,7 +133,7 @@ def _pad_rows(rows):
     return out
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _tables(snakes, margin):
     """Build all tables of one margin. Sizes: K candidates, S stamps, O = 360 + K orientations, T
     choices."""

@@ -11,14 +11,14 @@ import sys
 import time
 from types import SimpleNamespace
 
-import numpy as np
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
+from conftest import ROOT, call
 
 import analyze
 from analyze import Cell
 from compare import curves, reading
-from conftest import ROOT, call
 from experiments import commands, entries
 
 BASE = dict(

@@ -8,15 +8,15 @@ import re
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from scipy.stats import ttest_ind_from_stats
+from test_own import finished, shown
 
 import baseline
 import data
 from compare import report
 from compare.reading import read_runs
-from conftest import ROOT
 from files import UserError
-from test_own import finished, shown
 
 
 def prepared(folder, name="my", seed=0, **arrays):

@@ -6,13 +6,13 @@ import re
 import subprocess
 
 import pytest
+from conftest import ROOT, call
+from test_analyze import finetuned, put, run
 
 from compare import reading, report
-from conftest import ROOT, call
 from experiments import commands, entries
 from files import UserError
 from models import MODELS
-from test_analyze import finetuned, put, run
 
 KEPT = ROOT / "results" / "architectures.jsonl"
 

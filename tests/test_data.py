@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT, call
 
 import data
 import files
 import tasks
-from conftest import ROOT, call
 from tasks import listops, making, snakes
 
 SMALL = (1100, 60, 40)
@@ -245,11 +245,11 @@ def check_batch(task, split, indices=(3, 0, 2)):
     assert (batch.samples is not None) == (task.channels is not None) == (batch.lengths is None)
     if task.classes:
         known = batch.y[batch.y != tasks.IGNORE]
-        assert 0 <= known.min() and known.max() < task.classes
+        assert known.min() >= 0 and known.max() < task.classes
     if batch.symbols is not None:
         assert (
             batch.symbols.dtype == torch.int64
-            and 0 <= batch.symbols.min()
+            and batch.symbols.min() >= 0
             and batch.symbols.max() < task.vocab
         )
     if batch.lengths is not None:

@@ -14,10 +14,11 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import ROOT, call, scripts
+from test_analyze import listed
 
 import finetune
 import pretrain
-from conftest import ROOT, call, scripts
 from engine import flags as flags_py
 from engine.flags import flags
 from experiments import commands, entries, running, sweep
@@ -25,7 +26,6 @@ from files import UserError
 from finetune import parse_args as second
 from pretrain import parse_args as first
 from recipes import read_table
-from test_analyze import listed
 
 ENTRIES = {
     **entries.paper(),

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import calls, laws, scripts
+from test_runs import assert_same_run, elsewhere, flags, load, mistake, opened, result_of, stop_in  # noqa: F401, fixtures
 
 import data
 import finetune
@@ -17,13 +19,11 @@ import predict
 import pretrain
 import recipes
 from compare.curves import curves_of
-from conftest import calls, laws, scripts
 from engine.feed import drawing
 from kernels import inside, true_lengths
 from models import at, param_groups
 from pretrain import Objective, corrupt, hide, shift
 from tasks import TASKS
-from test_runs import assert_same_run, elsewhere, flags, load, mistake, opened, result_of, stop_in  # noqa: F401, fixtures
 
 # ---- InfoNCE: two corrupted views of each sequence find each other -------------------------------
 

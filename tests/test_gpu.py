@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn as nn
+from test_objective import noise
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import bias
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,7 +27,6 @@ from models import MODELS, Attention, Backbone, Classifier, Denoiser, config, ma
 from pretrain import spt_loss
 from recipes import arch
 from tasks import TASKS
-from test_objective import noise
 
 
 def drawn(l, e=8, h=3, b=3):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import ROOT
 
 import kernels
-from conftest import ROOT
 from kernels import (
     attention,
     diagonal_kernel,

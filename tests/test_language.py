@@ -4,7 +4,6 @@ errors."""
 import re
 
 import pytest
-
 from conftest import ROOT
 
 # What nobody else calls it -> what it is called.

@@ -12,15 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT, call
+from test_analyze import put
+from test_runs import SIZES, contents, elsewhere, flags, opened  # noqa: F401, elsewhere is a fixture
 
 import analyze
 import data
 import finetune
 import pretrain
-from conftest import ROOT, call
 from experiments import running
-from test_analyze import put
-from test_runs import SIZES, contents, elsewhere, flags, opened  # noqa: F401, elsewhere is a fixture
 
 DAMAGES = "missing", "cut", "pickle", "other", "flip", "deep"
 BASE, INIT = "--task listops --model s4 ", "--init pt --batch 8 "

@@ -14,12 +14,12 @@ import safetensors.torch
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from test_kernels import dense_s4, relative, uncorrected
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import models
 from gradients import MaskedNorm
-from tasks import SPECIAL, TASKS
 from kernels import hippo_nplr, s4_kernel_naive
 from models import (
     DLR,
@@ -39,7 +39,7 @@ from models import (
 )
 from pretrain import spt_loss
 from recipes import ATTENTION_SIZES, SSM_SIZES, arch, matching, read_table, rows
-from test_kernels import dense_s4, relative, uncorrected
+from tasks import SPECIAL, TASKS
 from zoo.linformer import Linformer
 from zoo.pythia import neox_weights, pythia_tokens
 from zoo.sgconv import SGConv
@@ -558,7 +558,7 @@ def test_dlr_is_its_recurrence():
     layer = SSM(DLR, mixer_settings(d=3, state=8, dt_min=0.01, dt_max=0.1))
     kernel = layer.kernel
     Lambda = torch.complex(-kernel.theta.double().square(), kernel.Lambda_im.double())
-    assert -0.1 / 2 - 1e-6 < Lambda.real.min() and Lambda.real.max() < -0.01 / 2 + 1e-6
+    assert Lambda.real.min() > -0.1 / 2 - 1e-6 and Lambda.real.max() < -0.01 / 2 + 1e-6
     assert torch.allclose(Lambda.imag, torch.arange(8).double() * 2 * math.pi / 8)
     assert 0.8 < 8 * kernel.W.std() < 1.2
     # (2, 3, 8), (2, 30, 3)

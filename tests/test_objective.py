@@ -11,8 +11,8 @@ import torch
 
 from data import Batch, Split
 from engine.feed import drawing
-from tasks import EOS, MASK, PAD, SPECIAL, TASKS
 from pretrain import EVAL_KEY, OBJECTIVES, constant_score, corrupt, hide, shift, spt_loss
+from tasks import EOS, MASK, PAD, SPECIAL, TASKS
 
 # What preparing the real data would have found. Of the letters, one is two bytes long and one has
 # no token in Pythia.

@@ -13,17 +13,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT, call, of_kind
+from test_sources import server  # noqa: F401, a fixture
 
 import data
 import files
 import finetune
 import pretrain
 import tasks
-from conftest import ROOT, call, of_kind
 from engine.folder import summary
 from models import MODELS, Backbone, Classifier, config
 from tasks import making
-from test_sources import server  # noqa: F401, a fixture
 
 LENGTHS, N = np.tile([9, 7, 4], 20), 60
 

@@ -5,9 +5,9 @@ import re
 import shlex
 
 import pytest
+from conftest import ROOT, call, scripts
 
 import analyze
-from conftest import ROOT, call, scripts
 
 BLOCK = re.compile(r"(<!-- (\S+):begin -->\n).*?(<!-- \2:end -->)", re.S)
 PAGES = sorted(

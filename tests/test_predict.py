@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT, alike
 from matplotlib.figure import Figure
 from sklearn.metrics import balanced_accuracy_score
 
@@ -18,10 +19,9 @@ import data
 import finetune
 import predict
 import pretrain
-from conftest import ROOT, alike
+from engine.targets import KINDS as TARGETS
 from files import UserError
 from kernels import inside
-from engine.targets import KINDS as TARGETS
 from models import MODELS, Backbone, Classifier, config
 from recipes import arch
 from tasks import SPECIAL, TASKS

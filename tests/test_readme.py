@@ -11,9 +11,9 @@ import sys
 from types import SimpleNamespace
 
 import numpy as np
+from conftest import ROOT, call, calls, laws, scripts
 
 import analyze
-from conftest import ROOT, call, calls, laws, scripts
 from engine.flags import flags
 from pretrain import OBJECTIVES
 

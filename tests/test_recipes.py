@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from test_analyze import finetuned
 
 import finetune
 import pretrain
@@ -18,7 +19,6 @@ from models import MODELS
 from recipes import OWN_RECIPES, RECIPES, SMALL_RECIPES, arch, learning_rate, read_table, rows
 from tasks import TASKS
 from tasks.own import FILE
-from test_analyze import finetuned
 
 # ---- the paper's numbers, typed from its tables 4, 5 and 6 and not from the code -----------------
 
@@ -469,10 +469,16 @@ def test_runs_of_different_settings_have_different_folders(tmp_path):
 
 
 def test_finetuning_inherits_what_was_pretrained(tmp_path):
-    argv = (
-        words("image", "s4", "masked")
-        + "--arch d=64 --train-fraction 0.5 --lr 0.3 --seed 5".split()
-    )
+    argv = words("image", "s4", "masked") + [
+        "--arch",
+        "d=64",
+        "--train-fraction",
+        "0.5",
+        "--lr",
+        "0.3",
+        "--seed",
+        "5",
+    ]
     init = pretrained(tmp_path / "run", argv)
     args = finetune.parse_args(init + ["--batch", "9"])
     assert (args.task, args.model, args.objective, args.start) == ("image", "s4", "masked", "spt")
@@ -501,9 +507,9 @@ def test_learning_rate_schedules():
         return pytest.approx([learning_rate(step, steps, args) for step in at])
 
     for schedule in ("constant", "cosine", "step"):
-        assert [0.1, 0.5, 1] == rates(schedule, 10, 1000, (0, 4, 9))
-    assert [1, 1, 1] == rates("constant", 10, 100, (10, 50, 99))
+        assert rates(schedule, 10, 1000, (0, 4, 9)) == [0.1, 0.5, 1]
+    assert rates("constant", 10, 100, (10, 50, 99)) == [1, 1, 1]
     assert [1, 0.5, (1 + math.cos(math.pi * 89 / 90)) / 2, 0] == rates(
         "cosine", 10, 100, (10, 55, 99, 100)
     )
-    assert [1, 1, 0.5, 0.25, 0.125, 0.0625] == rates("step", 0, 500, (0, 99, 100, 200, 399, 499))
+    assert rates("step", 0, 500, (0, 99, 100, 200, 399, 499)) == [1, 1, 0.5, 0.25, 0.125, 0.0625]

@@ -17,13 +17,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT, call, scripts
+from test_analyze import finetuned, put, run
+from test_compare import told
+from test_experiments import here, stand_in_for_python  # noqa: F401, here is a fixture
+from test_models import mixer_settings
+from test_runs import elsewhere, flags, mistake, result_of, stop_in  # noqa: F401, two are fixtures
 
 import data
 import finetune
 import pretrain
 import tasks
 from compare import reading
-from conftest import ROOT, call, scripts
 from engine import flags as flags_py
 from engine import folder as folder_py
 from engine.feed import Feed
@@ -33,11 +38,6 @@ from engine.processes import guarded
 from experiments import commands, running, sweep
 from files import UserError, locked, sha256_of, without_comments
 from models import S4, SizeError
-from test_analyze import finetuned, put, run
-from test_compare import told
-from test_experiments import here, stand_in_for_python  # noqa: F401, here is a fixture
-from test_models import mixer_settings
-from test_runs import elsewhere, flags, mistake, result_of, stop_in  # noqa: F401, two are fixtures
 
 PARSE = {"pretrain.py": pretrain.parse_args, "finetune.py": finetune.parse_args}
 

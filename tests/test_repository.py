@@ -15,13 +15,13 @@ import sys
 from graphlib import TopologicalSorter
 
 import pytest
+import story
+from conftest import ROOT, call, scripts
+from test_analyze import listed
 
 import data
 import models
 import pretrain
-import story
-from conftest import ROOT, call, scripts
-from test_analyze import listed
 
 FOUR = "kernels", "models", "pretrain", "finetune"
 TOP = {*FOUR, "gradients", "data", "recipes", "predict", "baseline", "analyze", "files"}
@@ -458,7 +458,7 @@ def test_kernels_tells_its_story(tmp_path, monkeypatch):
     # without the references
     lines = [line for line in out.getvalue().splitlines() if line.endswith(" s")][2:]
     errors = [float(line.split()[-3]) for line in lines]
-    assert len(errors) == 5 and 0 < min(errors) and max(errors) < 1e-5
+    assert len(errors) == 5 and min(errors) > 0 and max(errors) < 1e-5
     assert (tmp_path / "kernels.png").read_bytes()[:4] == b"\x89PNG"
     assert re.search(r"if __name__.*\n.*results.*story\.py", (ROOT / "kernels.py").read_text())
 

@@ -28,15 +28,18 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import ROOT, call
 from PIL import Image
 from safetensors.torch import save_file
+from test_mixers import KNOWN
+from test_models import VOCABULARY, made_neox
+from test_objective import noise
 
 import analyze
 import data
 import finetune
 import predict
 import pretrain
-from conftest import ROOT, call
 from data import Split
 from engine import folder as folder_py
 from engine import run as run_py
@@ -57,9 +60,6 @@ from models import (
     param_groups,
 )
 from recipes import arch, assignments
-from test_mixers import KNOWN
-from test_models import VOCABULARY, made_neox
-from test_objective import noise
 
 STAGES = dict(pretrain=pretrain, finetune=finetune, joint=finetune)  # joint: with --joint
 SMALL = dict(d=16, layers=2, heads=2, ff=32, state=8, n_ssm=4, v=24, z=8)
@@ -918,8 +918,33 @@ def test_processes_and_micro_batches_do_not_change_the_step(
 
 # What analyze.py finds in every result.json.
 RESULT = set(
-    """task model objective seed data recipe changed full_recipe train_examples train_fraction steps epochs
-    best_step parameters seconds peak_memory_bytes commit torch python device processes threads dtype best.pt code""".split()
+    [
+        "task",
+        "model",
+        "objective",
+        "seed",
+        "data",
+        "recipe",
+        "changed",
+        "full_recipe",
+        "train_examples",
+        "train_fraction",
+        "steps",
+        "epochs",
+        "best_step",
+        "parameters",
+        "seconds",
+        "peak_memory_bytes",
+        "commit",
+        "torch",
+        "python",
+        "device",
+        "processes",
+        "threads",
+        "dtype",
+        "best.pt",
+        "code",
+    ]
 )
 
 
@@ -999,8 +1024,16 @@ def test_both_stages_from_end_to_end(task, model, more, objective, begun, monkey
         f"val_{score}",
         f"test_{score}",
         "right" if score == "accuracy" else "values",
-        *"""test_loss
-        test_examples counts start init label_fraction joint pretrained""".split(),
+        *[
+            "test_loss",
+            "test_examples",
+            "counts",
+            "start",
+            "init",
+            "label_fraction",
+            "joint",
+            "pretrained",
+        ],
     }
     sizes = {
         key: value

@@ -20,15 +20,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from PIL import Image
+from test_data import calculator, check_batch, digest, fails, sequences, wait_for
 
 import data
 import files
 import tasks
-from conftest import ROOT
 from tasks.bidmc import official_windows
 from tasks.speech import WORDS
-from test_data import calculator, check_batch, digest, fails, sequences, wait_for
 from zoo import pythia
 
 SAMPLES = ROOT.parent / "shared" / "data"

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from conftest import alike, call
 
 import baseline
 import data
@@ -14,7 +15,6 @@ import finetune
 import predict
 import tasks.own
 from compare.report import macro_f1
-from conftest import alike, call
 from engine.targets import class_loss
 from experiments.running import paths
 from files import UserError, read_json, write_json

@@ -8,14 +8,14 @@ import sys
 
 import numpy as np
 import pytest
+from conftest import ROOT, alike
+from test_predict import table
 
 import data
 import predict
-from conftest import ROOT, alike
 from files import UserError
 from tasks.own import read_own
 from tasks.table import Layout
-from test_predict import table
 
 X = np.round(np.random.default_rng(0).normal(size=(12, 5)), 3)
 Y = np.array(["run", "walk"] * 6)
@@ -434,22 +434,96 @@ def test_new_data_are_read_as_the_training_data_were(tmp_path, monkeypatch, caps
 
 
 # Of files of shared/cases, whatever form they have: the same arrays as csv_plain.csv.
-PLAIN = """csv_header.csv csv_pandas_label_numbers.csv csv_plain.csv.gz csv_quoted_numbers.csv csv_utf16.csv
-    csv_scientific_comma_decimal_quoted.csv csv_spaces_after_comma.csv csv_trailing_comma.csv ts_crlf_bom.ts ts_spaces.ts
-    ts_latin1.ts ts_percent.ts ts_timestamps.ts ts_timestamps_int.ts ts_uppercase.ts""".split()
-READ = """csv_NA.csv csv_age_regression.csv csv_comment_lines.csv csv_label_1_and_1.0.csv csv_label_NA.csv csv_label_case.csv
-    csv_one_bad_cell.csv csv_ragged.csv csv_semicolon.csv csv_semicolon_comma.csv csv_tabs.csv dna.csv npz_1e20_outlier.npz
-    npz_bool.npz npz_capital.npz npz_constant.npz npz_constant_in_train_only.npz npz_duplicates.npz
-    npz_multilabel.npz npz_float16_big_fortran.npz npz_groups.npz npz_images.npz npz_imbalanced.npz npz_minus1_unlabelled.npz
-    npz_missing_np.npz npz_nan_end_one_channel.npz npz_nan_front.npz npz_nan_inside.npz npz_object_x.npz npz_object_y.npz
-    npz_one_class_test.npz npz_onehot.npz npz_patients.npz npz_plain.npz npz_rare6.npz npz_split_names.npz
-    npz_split_upper.npz npz_token_pad0.npz npz_train_test.npz npz_windows_overlap.npz npz_x_uint8_audio.npz
-    npz_y_bytes.npz npz_y_column.npz npz_y_datetime.npz npz_y_float_classes.npz npz_y_half.npz npz_y_huge.npz
-    npz_y_negative.npz npz_y_none_strings.npz npz_y_unknown.npz rows.jsonl text_backslash_quotes.csv text_blank_lines.txt
-    text_emoji.csv text_header.csv text_hf.csv text_label_nan_pandas.csv text_newlines.csv text_newlines_pandas.tsv
-    text_numbers_as_text.csv text_plain.csv text_quotes_pandas.tsv text_semicolon.csv tokens_columns.csv tokens_per_line.csv
-    ts_labelled3.ts ts_missing_inside.ts ts_nan_strings.ts ts_unlabelled1.ts ts_unlabelled3.ts tsv_commas.tsv
-    """.split()
+PLAIN = [
+    "csv_header.csv",
+    "csv_pandas_label_numbers.csv",
+    "csv_plain.csv.gz",
+    "csv_quoted_numbers.csv",
+    "csv_utf16.csv",
+    "csv_scientific_comma_decimal_quoted.csv",
+    "csv_spaces_after_comma.csv",
+    "csv_trailing_comma.csv",
+    "ts_crlf_bom.ts",
+    "ts_spaces.ts",
+    "ts_latin1.ts",
+    "ts_percent.ts",
+    "ts_timestamps.ts",
+    "ts_timestamps_int.ts",
+    "ts_uppercase.ts",
+]
+READ = [
+    "csv_NA.csv",
+    "csv_age_regression.csv",
+    "csv_comment_lines.csv",
+    "csv_label_1_and_1.0.csv",
+    "csv_label_NA.csv",
+    "csv_label_case.csv",
+    "csv_one_bad_cell.csv",
+    "csv_ragged.csv",
+    "csv_semicolon.csv",
+    "csv_semicolon_comma.csv",
+    "csv_tabs.csv",
+    "dna.csv",
+    "npz_1e20_outlier.npz",
+    "npz_bool.npz",
+    "npz_capital.npz",
+    "npz_constant.npz",
+    "npz_constant_in_train_only.npz",
+    "npz_duplicates.npz",
+    "npz_multilabel.npz",
+    "npz_float16_big_fortran.npz",
+    "npz_groups.npz",
+    "npz_images.npz",
+    "npz_imbalanced.npz",
+    "npz_minus1_unlabelled.npz",
+    "npz_missing_np.npz",
+    "npz_nan_end_one_channel.npz",
+    "npz_nan_front.npz",
+    "npz_nan_inside.npz",
+    "npz_object_x.npz",
+    "npz_object_y.npz",
+    "npz_one_class_test.npz",
+    "npz_onehot.npz",
+    "npz_patients.npz",
+    "npz_plain.npz",
+    "npz_rare6.npz",
+    "npz_split_names.npz",
+    "npz_split_upper.npz",
+    "npz_token_pad0.npz",
+    "npz_train_test.npz",
+    "npz_windows_overlap.npz",
+    "npz_x_uint8_audio.npz",
+    "npz_y_bytes.npz",
+    "npz_y_column.npz",
+    "npz_y_datetime.npz",
+    "npz_y_float_classes.npz",
+    "npz_y_half.npz",
+    "npz_y_huge.npz",
+    "npz_y_negative.npz",
+    "npz_y_none_strings.npz",
+    "npz_y_unknown.npz",
+    "rows.jsonl",
+    "text_backslash_quotes.csv",
+    "text_blank_lines.txt",
+    "text_emoji.csv",
+    "text_header.csv",
+    "text_hf.csv",
+    "text_label_nan_pandas.csv",
+    "text_newlines.csv",
+    "text_newlines_pandas.tsv",
+    "text_numbers_as_text.csv",
+    "text_plain.csv",
+    "text_quotes_pandas.tsv",
+    "text_semicolon.csv",
+    "tokens_columns.csv",
+    "tokens_per_line.csv",
+    "ts_labelled3.ts",
+    "ts_missing_inside.ts",
+    "ts_nan_strings.ts",
+    "ts_unlabelled1.ts",
+    "ts_unlabelled3.ts",
+    "tsv_commas.tsv",
+]
 REFUSED = {
     "csv_300_classes.csv": "300 different labels",
     "csv_counts_label_last.csv": "--label COLUMN names another, --label -1 the last",

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import call
 from sklearn import metrics
 
 import data
 import finetune
 import pretrain
-from conftest import call
 from engine.feed import Feed
 from engine.targets import KINDS
 from tasks import EOS, IGNORE, TASKS, making

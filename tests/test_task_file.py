@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import calls, laws, scripts
 
 import data
 import pretrain
-from conftest import calls, laws, scripts
 from files import UserError
 from tasks import EOS, SPECIAL, SPLITS, Source, Task
 from tasks.making import save_split

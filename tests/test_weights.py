@@ -4,11 +4,11 @@ import json
 
 import numpy as np
 import pytest
+from conftest import ROOT
 
 import finetune
 import predict
 from compare import reading
-from conftest import ROOT
 
 FOLDER = ROOT / "results" / "weights"
 PAIRS = "text256-rotary", "text256-s4", "pathfinder_demo-transformer", "pathfinder_demo-s4"

@@ -24,7 +24,7 @@ class DFouT(DLR):
         self.d = c.d
         self.theta, self.Lambda_im = nn.Parameter(decay.sqrt()), nn.Parameter(turn)  # (d, n)
         self.W = nn.Parameter(torch.randn(c.directions, c.d, c.state, 2) / c.state)  # (c, d, n, 2)
-        self.rates = {name: (c.ssm_lr, False) for name in ("theta", "Lambda_im", "W")}
+        self.rates = dict.fromkeys(("theta", "Lambda_im", "W"), (c.ssm_lr, False))
 
     def arguments(self, p):
         W, Lambda = super().arguments(p)  # (d, 1, n)

@@ -62,7 +62,7 @@ class S4D(Diagonal):
         self.B = nn.Parameter(torch.tensor([1.0, 0.0]).repeat(c.n_ssm, len(n), 1))  # (n_ssm, n, 2)
         C = torch.randn(c.directions, c.d, len(n), dtype=torch.complex64)
         self.C = nn.Parameter(torch.view_as_real(C).clone())  # (c, d, n, 2)
-        self.rates = {name: (c.ssm_lr, False) for name in ("A_log_re", "A_im", "B")}
+        self.rates = dict.fromkeys(("A_log_re", "A_im", "B"), (c.ssm_lr, False))
         self.rates["log_dt"] = (None if c.dt_lr == "main" else c.dt_lr, False)
 
     def arguments(self, p):
