@@ -234,7 +234,7 @@ class Unable(OnTheCpu):
         try:
             raise RuntimeError("operation not permitted\nwhen stream is capturing")
         except RuntimeError:
-            raise RuntimeError("capture must end on the stream it began on")
+            raise RuntimeError("capture must end on the stream it began on") from None
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_banded_block_sparse_and_linear_attention_are_their_dense_forms(l, share
                     if inner
                     else range(n)
                 )
-                pattern[h, row, [key for key in seen]] = True
+                pattern[h, row, list(seen)] = True
         dense = pattern.repeat_interleave(block, 1).repeat_interleave(block, 2)[:, :l, :l]
         exact = weighted(scores, allowed(dense, lengths, causal), v)
         same(bigbird_attention(q, k, v, block, random, causal, lengths), exact, lengths)
