@@ -155,33 +155,40 @@ def doubling(p, count):
 
 # ---- 3  S4: diagonal plus low rank, bilinear discretisation --------------------------------------
 
-# From the recurrence to the kernel, in five steps. S4 is the differential equation x' = A_full x +
-# B u, y = C x, with A_full = diag(A) - P P*, sampled with step size dt by the bilinear rule
-# (`discretize`), where h = dt / 2: Abar = (I - h A_full)^-1 (I + h A_full),      Bbar = (I - h
-# A_full)^-1 dt B,      K[k] = C Abar^k Bbar K costs l products with an (N, N) matrix that way; its
-# spectrum costs far less. w runs through the l roots of unity e^(-2 pi i j / l), so w^l = 1. (K is
-# real, so half of them suffice.)
+# From the recurrence to the kernel, in five steps. S4 is the differential equation
+#     x' = A_full x + B u,  y = C x,  with A_full = diag(A) - P P*,
+# sampled with step size dt by the bilinear rule (`discretize`), where h = dt / 2:
+#     Abar = (I - h A_full)^-1 (I + h A_full),  Bbar = (I - h A_full)^-1 dt B,  K[k] = C Abar^k Bbar
+# K costs l products with an (N, N) matrix that way; its spectrum costs far less. w runs through the
+# l roots of unity e^(-2 pi i j / l), so w^l = 1. (K is real, so half of them suffice.)
 #
 # 1  Powers become one inverse. The discrete Fourier transform of K is a geometric series of
-# matrices: sum_{k<l} K[k] w^k  =  C (I - Abar^l) (I - w Abar)^-1 Bbar  =  C~ (I - w Abar)^-1 Bbar
-# S4 trains C~ = C (I - Abar^l) in place of C, so Abar^l is needed only at the start
-# (`truncation_correction`). 2  The discretisation cancels. I - w Abar and Bbar both begin with (I -
-# h A_full)^-1; the first is inverted: I - w Abar = (I - h A_full)^-1 [(1-w) I - h (1+w) A_full] so
-# the spectrum is  dt C~ [(1-w) I - h (1+w) A_full]^-1 B 3  The inverse is a sum. [..] = D + g P P*
-# with D diagonal, D_n = (1-w) - h (1+w) A_n, and a number g = h (1+w). Woodbury's identity inverts
-# such a matrix. Call sum_n v_n / D_n a Cauchy sum: CB for v_n = C~_n B_n, CP for C~_n P_n, PB for
-# conj(P_n) B_n, PP for |P_n|^2. Then the spectrum is  dt (CB - g CP PB / (1 + g PP))
-# `s4_kernel_naive` ends here 4  A Cauchy sum is a spectrum. With x_n = h A_n and p_n = (1+x_n) /
-# (1-x_n), the pole of state n if there were no P: D_n = (1-x_n) (1 - w p_n)      and      1 / (1 -
-# w p) = sum_{k<l} w^k p^k / (1 - p^l) so  sum_n v_n / D_n  is the discrete Fourier transform of
-# sum_n v_n p_n^k / ((1-x_n) (1-p_n^l)) These are the sums of geometric sequences of part 2, one
-# matrix product for all four. States come in conjugate pairs, so the code sums over one of each
-# pair and takes 2 Re. 5  Float32 suffices. The two terms of step 3 nearly cancel, so they are
-# written differently. With B = beta P + B', for any number beta: CB - g CP PB / (1 + g PP)  =  CB'
-# + CP (beta - g PB') / (1 + g PP) At HiPPO's start B = sqrt(2) P, and B' = 0. And g goes into the
-# sums that it multiplies, g / D_n  =  dt / ((1+x_n) (1-x_n) (1 - w p_n))  -  dt / (2 (1+x_n))
-# because fast states, of large x, have their pole near -1: they would give large sums just where g
-# vanishes.
+#    matrices:
+#        sum_{k<l} K[k] w^k  =  C (I - Abar^l) (I - w Abar)^-1 Bbar  =  C~ (I - w Abar)^-1 Bbar
+#    S4 trains C~ = C (I - Abar^l) in place of C, so Abar^l is needed only at the start
+#    (`truncation_correction`).
+# 2  The discretisation cancels. I - w Abar and Bbar both begin with (I - h A_full)^-1; the first is
+#    inverted:
+#        I - w Abar = (I - h A_full)^-1 [(1-w) I - h (1+w) A_full]
+#        so the spectrum is  dt C~ [(1-w) I - h (1+w) A_full]^-1 B
+# 3  The inverse is a sum. [..] = D + g P P* with D diagonal, D_n = (1-w) - h (1+w) A_n, and a
+#    number g = h (1+w). Woodbury's identity inverts such a matrix. Call sum_n v_n / D_n a Cauchy
+#    sum: CB for v_n = C~_n B_n, CP for C~_n P_n, PB for conj(P_n) B_n, PP for |P_n|^2. Then
+#        the spectrum is  dt (CB - g CP PB / (1 + g PP))               `s4_kernel_naive` ends here
+# 4  A Cauchy sum is a spectrum. With x_n = h A_n and p_n = (1+x_n) / (1-x_n), the pole of state n
+#    if there were no P:
+#        D_n = (1-x_n) (1 - w p_n)      and      1 / (1 - w p) = sum_{k<l} w^k p^k / (1 - p^l)
+#        so  sum_n v_n / D_n  is the discrete Fourier transform of
+#            sum_n v_n p_n^k / ((1-x_n) (1-p_n^l))
+#    These are the sums of geometric sequences of part 2, one matrix product for all four. States
+#    come in conjugate pairs, so the code sums over one of each pair and takes 2 Re.
+# 5  Float32 suffices. The two terms of step 3 nearly cancel, so they are written differently. With
+#    B = beta P + B', for any number beta:
+#        CB - g CP PB / (1 + g PP)  =  CB' + CP (beta - g PB') / (1 + g PP)
+#    At HiPPO's start B = sqrt(2) P, and B' = 0. And g goes into the sums that it multiplies,
+#        g / D_n  =  dt / ((1+x_n) (1-x_n) (1 - w p_n))  -  dt / (2 (1+x_n))
+#    because fast states, of large x, have their pole near -1: they would give large sums just where
+#    g vanishes.
 
 
 def hippo_legs(N):
