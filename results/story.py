@@ -25,12 +25,12 @@ from kernels import (
     hippo_nplr,
     s4_kernel,
     s4_kernel_naive,
-    s4_recover_C,
     ssm_scan,
     truncation_correction,
 )
 from models import DLR, S4, config, randomise
 from recipes import arch
+from recurrent import s4_recover_C
 
 # ---- One output, form by form --------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ def walk(l=2048, d=4, N=16):
     C_tilde = truncation_correction(A, P, C, dt, l)
     K = step("its kernel K[k] = C Abar^k Bbar, power by power, float64", powers)
     step("y by convolution: y[t] = sum_j K[j] u[t-j]", lambda: convolved(K), y)
-    step("y by FFT, in float32: fft_conv", lambda: fft_conv(u, K).double(), y)
+    step("y by FFT, in float32: fft_conv", lambda: fft_conv(u, K[None]).double(), y)
     step(
         "K by four Cauchy sums at roots of unity, float64: s4_kernel_naive",
         lambda: s4_kernel_naive(A, P, B, C_tilde, dt, l)[0],
