@@ -14,7 +14,7 @@ def with_gradient(y, gradient, kept, *inputs):
     """Return y, a tensor computed under `no_grad`, with its place in autograd's graph.
 
     gradient(grad of y, *kept) returns a gradient for each of the inputs that y was computed from.
-    kept: tensors. An input may be None."""
+    kept: other tensors than the inputs (the compiler takes none twice). An input may be None."""
     return WithGradient.apply(y, gradient, len(kept), *kept, *inputs)
 
 
@@ -85,17 +85,18 @@ def woodbury_gradient(grad, CP, below, ratio):
     return both, torch.cat((-PB, PP), 1)
 
 
-def norm_gradient(grad, x, share, gain, rate):
+def norm_gradient(grad, x, share, rate, scale):
     """Return gradients of x (b, d, l), gain and bias (d,) for `masked_norm`: grad (b, d, l), x
-    centred, share (b, 1, l), rate (d, 1).
+    centred, share (b, 1, l), rate and scale (d, 1).
 
-    y = gain z + bias, z = rate x. Mean and variance make every z depend on all real x."""
+    y = gain z + bias, z = rate x, scale = gain rate. Mean and variance make every z depend on all
+    real x."""
     grad = grad.contiguous()  # (b, d, l) in memory too, and so all gradients before this one
     bias = grad.sum((0, 2))[:, None]  # (d, 1)
     of_gain = (grad * x).sum((0, 2))[:, None] * rate  # (d, 1)
     sums = over_processes(torch.cat((bias, of_gain), 1))  # (d, 2)
     shift = (x * (sums[:, 1:] * rate)).add_(sums[:, :1]).mul_(share)  # (b, d, l)
-    return (grad - shift).mul_(rate * gain[:, None]), of_gain[:, 0], bias[:, 0]
+    return (grad - shift).mul_(scale), of_gain[:, 0], bias[:, 0]
 
 
 def is_distributed():

@@ -159,7 +159,7 @@ def geometric_sums(V, log_p, l, dtype=torch.float32):
         left = torch.view_as_real(left).flatten(-2).flatten(1, 2)  # (d, r l/m, 2n)
         right = torch.view_as_real(powers(log_p.conj(), m, number)).flatten(-2)  # (d, m, 2n)  p^j
         y = (left @ right.mT).view(d, r, -1)[..., :l]  # (d, r, l)
-    return with_gradient(y, geometric_gradient, (V, outer, right), V, log_p)
+    return with_gradient(y, geometric_gradient, (V.detach(), outer, right), V, log_p)
 
 
 # ---- 3  S4: diagonal plus low rank, bilinear discretisation --------------------------------------
@@ -469,9 +469,10 @@ def masked_norm(x, real, gain, bias, eps):
         mean = over_processes((x * share).sum((0, 2))[:, None])  # (d, 1)
         centred = x - mean
         variance = over_processes(centred.square().mul_(share).sum((0, 2))[:, None])  # (d, 1)
-        rate = torch.rsqrt(variance + eps)
-        y = (centred * (rate * gain[:, None])).add_(bias[:, None])
-    y = with_gradient(y, norm_gradient, (centred, share, gain, rate), x, gain, bias)
+        rate = torch.rsqrt(variance + eps)  # (d, 1)
+        scale = rate * gain[:, None]
+        y = (centred * scale).add_(bias[:, None])
+    y = with_gradient(y, norm_gradient, (centred, share, rate, scale), x, gain, bias)
     return y, mean, variance, count
 
 
