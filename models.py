@@ -136,9 +136,8 @@ class DLR(Diagonal):
         self.theta = nn.Parameter(decay.sqrt())  # (n,)
         self.Lambda_im = nn.Parameter(torch.arange(c.state) * (2 * math.pi / c.state))  # (n,)
         # Complex parameters are stored as real pairs, so that Adam keeps moments per component.
-        self.W = nn.Parameter(
-            torch.randn(c.directions, c.d, c.state, 2) / c.state
-        )  # (dir, d, n, 2)
+        W = torch.randn(c.directions, c.d, c.state, 2) / c.state  # (dir, d, n, 2)
+        self.W = nn.Parameter(W)
         self.rates = dict.fromkeys(("theta", "Lambda_im", "W"), (c.ssm_lr, False))
 
     def arguments(self, p):
@@ -560,7 +559,8 @@ def linear_glu(linear, y):
     """Return F.glu(linear(y)) over channels, which come second: y (b, d, l) -> (b, d, l).
 
     Nothing large is transposed. Weights are cast first: autocast would cast b expanded copies."""
-    dtype, device = y.dtype, y.device.type
+    dtype = y.dtype
+    device = y.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
     weight = linear.weight.to(dtype).expand(len(y), -1, -1)

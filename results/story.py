@@ -1,20 +1,16 @@
 """Show kernels.py in numbers: `python kernels.py` takes five seconds and no data, and draws
-kernels.png. `python results/story.py` draws README's copy, results/kernels.png.
+kernels.png. `python -m results.story` draws README's copy, results/kernels.png.
 
 One S4 layer is computed in all forms of kernels.py, with errors and times. The picture shows
 kernels at the start of training, and what HiPPO's state remembers."""
 
 import math
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 
 from compare.drawing import OTHER, SPT, write
 from files import Parser, exit_code
@@ -32,6 +28,8 @@ from kernels import (
 from models import DLR, S4, config, randomise
 from recipes import arch
 from recurrent import s4_recover_C
+
+COPY = Path(__file__).with_name("kernels.png")
 
 # ---- One output, form by form --------------------------------------------------------------------
 
@@ -169,7 +167,7 @@ def draw(path):
     write(path, lambda file: figure.savefig(file, format="png", dpi=130))
 
 
-def main(path=ROOT / "results" / "kernels.png"):
+def main(path=COPY):
     Parser(description=__doc__, allow_abbrev=False).parse_args()
     walk()
     print()

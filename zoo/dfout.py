@@ -22,7 +22,8 @@ class DFouT(DLR):
         self.d = c.d
         self.theta = nn.Parameter(decay.sqrt())  # (d, n)
         self.Lambda_im = nn.Parameter(turn)  # (d, n)
-        self.W = nn.Parameter(torch.randn(c.directions, c.d, c.state, 2) / c.state)
+        W = torch.randn(c.directions, c.d, c.state, 2) / c.state  # (dir, d, n, 2)
+        self.W = nn.Parameter(W)
         self.rates = dict.fromkeys(("theta", "Lambda_im", "W"), (c.ssm_lr, False))
 
     def arguments(self, p):
