@@ -23,7 +23,8 @@ class WithGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(context, y, gradient, number, *tensors):
-        context.gradient, context.number = gradient, number
+        context.gradient = gradient
+        context.number = number  # of kept tensors
         context.save_for_backward(*tensors[:number])
         return y.view_as(y)
 
