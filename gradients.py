@@ -31,10 +31,10 @@ class WithGradient(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(context, grad):
+        others = 3 + context.number  # arguments before the inputs
         grads = context.gradient(grad, *context.saved_tensors)
-        needed = context.needs_input_grad[3 + context.number :]
-        grads = (part if is_needed else None for part, is_needed in zip(grads, needed))
-        return None, None, None, *(None for _ in range(context.number)), *grads
+        needed = context.needs_input_grad[others:]
+        return (None,) * others + tuple(g if need else None for g, need in zip(grads, needed))
 
 
 def convolution_gradient(grad, U, spectrum):

@@ -563,7 +563,7 @@ def linear_glu(linear, y):
     device = y.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-    weight = linear.weight.to(dtype).expand(len(y), -1, -1)
+    weight = linear.weight.to(dtype).expand(y.shape[0], -1, -1)
     bias = linear.bias.to(dtype)[:, None]
     return F.glu(torch.baddbmm(bias, weight, y.to(dtype)), dim=1)
 

@@ -81,7 +81,7 @@ class LinearAttention(Attention):
 
     def attend(self, q, k, v, lengths):
         with torch.autocast(q.device.type, enabled=False):  # long sums
-            q, k, v = q.float(), k.float(), v.float()
+            q, k, v = (x.float() for x in (q, k, v))
             return linear_attention(self.phi(q), self.phi(k), v, self.causal, lengths)
 
 

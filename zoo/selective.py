@@ -40,9 +40,10 @@ def states_of(delta, A, B, v, s):
 def segments(u, A):
     """Return the number of segments of at least 16 positions for u (l, b, e): at least 4, or 1.
 
-    It depends on the batch, and so do the last bits of the result."""
+    It depends on the batch, and so do the last bits of the result. (The compiler takes shapes as
+    variable, but not `len`.)"""
     per_position = u.shape[1] * A.numel()
-    number = min(len(u) // 16, AT_ONCE["cuda" if u.is_cuda else "cpu"] // per_position)
+    number = min(u.shape[0] // 16, AT_ONCE["cuda" if u.is_cuda else "cpu"] // per_position)
     return number if number >= 4 else 1
 
 
