@@ -40,6 +40,7 @@ from files import Parser, UserError, read_json, reading, write_atomically
 from kernels import inside
 from models import Classifier, Denoiser, Joint
 from pretrain import OBJECTIVES, denoising, make_backbone
+from recurrent import backbone_step, can_step
 from tasks import EOS, MASK, PAD, UNK, folder_name, full_name, restored
 from tasks.own import OWN_FILES, as_stored, encode, read_file
 from tasks.picture import height, picture
@@ -730,13 +731,13 @@ def continued(task, model, x):
     (attention keeps keys and values). Other models compute all positions again for every new
     one."""
     backbone = model.backbone
-    given, states, steps = x.shape[1], None, backbone.can_step()
+    given, states, steps = x.shape[1], None, can_step(backbone)
     for t in range(0 if steps else given - 1, task.length - 1):
         seen = x[:, t] if steps else x  # (b,) or (b, t + 1)
         if not backbone.reads_symbols:
             seen = (seen[..., None].float() / task.scale - task.mean) / task.std
         if steps:
-            features, states = backbone.step(seen, t, states)  # (b, d)
+            features, states = backbone_step(backbone, seen, t, states)  # (b, d)
         else:
             features = backbone(seen)[:, -1]
         if t + 1 < given:

@@ -1,5 +1,4 @@
-"""Print what models.py and recipes.py hold: `python models.py`, `python recipes.py --task pathx
---model s4`."""
+"""Print what recipes.py holds: `python recipes.py --task pathx --model s4`."""
 
 import contextlib
 import sys
@@ -8,23 +7,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import zoo
 from files import Parser, UserError, exit_code  # noqa: F401, the last for its callers
 from models import MODELS, keys_of
 from recipes import arch, recipe_line
 from tasks import TASKS
-
-
-def print_models():
-    """Print a line per model: what it is, with its paper."""
-    for name, model in MODELS.items():
-        about = model.about or sys.modules[f"zoo.{zoo.homes[name].stem}"].__doc__.split("\n\n")[0]
-        about = " ".join(about.split())
-        print(f"{name:15} {about}")
-    print(
-        "\nSizes and recipe on a task: python recipes.py --task listops --model s4. Costs: "
-        "results/costs.md"
-    )
 
 
 def print_recipes():

@@ -1,11 +1,10 @@
 """Show kernels.py in numbers: `python kernels.py` takes five seconds and no data, and draws
-kernels.png. `python results/story.py` draws README's copy, results/kernels.png.
+kernels.png. `python -m results.story` draws README's copy, results/kernels.png.
 
 One S4 layer is computed in all forms of kernels.py, with errors and times. The picture shows
 kernels at the start of training, and what HiPPO's state remembers."""
 
 import math
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,39 +12,49 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
 from compare.drawing import OTHER, SPT, write
 from files import Parser, exit_code
 from kernels import (
     discretize,
     fft_conv,
+    fft_conv_naive,
     hippo_legs,
     hippo_nplr,
     s4_kernel,
     s4_kernel_naive,
-    s4_recover_C,
     ssm_scan,
     truncation_correction,
 )
 from models import DLR, S4, config, randomise
 from recipes import arch
+from recurrent import s4_recover_C
+
+COPY = Path(__file__).with_name("kernels.png")
 
 # ---- One output, form by form --------------------------------------------------------------------
 
 
-def step(what, make, exact=None):
+def report(what, compute, exact=None):
     """Compute and print one line: what it is, its largest error over the largest value, its time ->
     the result."""
     start = time.perf_counter()
-    found = make()
+    result = compute()
     seconds = time.perf_counter() - start
-    error = (
-        "-" if exact is None else f"{((found - exact).abs().max() / exact.abs().max()).item():.0e}"
-    )
+    error = "-"
+    if exact is not None:
+        error = f"{((result - exact).abs().max() / exact.abs().max()).item():.0e}"
     print(f"{what:<72} {error:>8} {seconds:9.4f} s")
-    return found
+    return result
+
+
+def power_by_power(Abar, Bbar, C, l):
+    """Return K[k] = C Abar^k Bbar, (d, l), of Abar (d, N, N), Bbar and C (d, N)."""
+    x = Bbar
+    K = []
+    for _ in range(l):
+        K.append((C * x).sum(-1).real)
+        x = torch.einsum("dmn,dn->dm", Abar, x)
+    return torch.stack(K, -1)
 
 
 def walk(l=2048, d=4, N=16):
@@ -53,48 +62,40 @@ def walk(l=2048, d=4, N=16):
     length l."""
     torch.manual_seed(0)
     A, P, B = (v.repeat(d, 1) for v in hippo_nplr(N))  # (d, n)
-    # (1, d, n), (1, d, l)
-    C, u = torch.randn(1, d, N // 2, dtype=torch.complex128), torch.randn(1, d, l).double()
+    C = torch.randn(1, d, N // 2, dtype=torch.complex128)
+    u = torch.randn(1, d, l).double()
     dt = torch.logspace(-3, -1, d, dtype=torch.float64)  # (d,)
     Abar, Bbar = discretize(A, P, B, dt)  # (d, N, N), (d, N)
-    whole = torch.cat((C[0], C[0].conj()), -1)  # (d, N) all states
-
-    print(
-        f"{d} channels of S4, N = {N} states, a signal of {l:,} steps\n{'':<72} {'error':>8} "
-        f"{'time':>11}"
-    )
-    y = step(
-        "the recurrence x[k] = Abar x[k-1] + Bbar u[k], y[k] = C x[k], float64",
-        lambda: ssm_scan(Abar, Bbar, whole, u),
-    )  # (1, d, l)
-
-    def powers():
-        x, K = Bbar, []
-        for _ in range(l):
-            K.append((whole * x).sum(-1).real)
-            x = torch.einsum("dmn,dn->dm", Abar, x)
-        return torch.stack(K, -1)  # (d, l)
-
-    def convolved(K):
-        return torch.stack(
-            [(K[:, : t + 1] * u[0, :, : t + 1].flip(-1)).sum(-1) for t in range(l)], -1
-        )[None]
-
+    C_all = torch.cat((C[0], C[0].conj()), -1)  # (d, N) all states
     C_tilde = truncation_correction(A, P, C, dt, l)
-    K = step("its kernel K[k] = C Abar^k Bbar, power by power, float64", powers)
-    step("y by convolution: y[t] = sum_j K[j] u[t-j]", lambda: convolved(K), y)
-    step("y by FFT, in float32: fft_conv", lambda: fft_conv(u, K).double(), y)
-    step(
+
+    print(f"{d} channels of S4, N = {N} states, a signal of {l:,} steps")
+    print(f"{'':<72} {'error':>8} {'time':>11}")
+    y = report(
+        "the recurrence x[k] = Abar x[k-1] + Bbar u[k], y[k] = C x[k], float64",
+        lambda: ssm_scan(Abar, Bbar, C_all, u),
+    )  # (1, d, l)
+    K = report(
+        "its kernel K[k] = C Abar^k Bbar, power by power, float64",
+        lambda: power_by_power(Abar, Bbar, C_all, l)[None],
+    )  # (1, d, l)
+    report(
+        "y by convolution: y[t] = sum_j K[j] u[t-j], fft_conv_naive",
+        lambda: fft_conv_naive(u, K),
+        y,
+    )
+    report("y by FFT, in float32: fft_conv", lambda: fft_conv(u, K).double(), y)
+    report(
         "K by four Cauchy sums at roots of unity, float64: s4_kernel_naive",
-        lambda: s4_kernel_naive(A, P, B, C_tilde, dt, l)[0],
+        lambda: s4_kernel_naive(A, P, B, C_tilde, dt, l),
         K,
     )
-    step(
+    report(
         "K by geometric sequences, as a matrix product, float32: s4_kernel",
-        lambda: s4_kernel(A, P, B, C_tilde.to(torch.complex64), dt, l)[0],
+        lambda: s4_kernel(A, P, B, C_tilde.to(torch.complex64), dt, l),
         K,
     )
-    step(
+    report(
         "C from the trained C~, needed for generation: s4_recover_C",
         lambda: s4_recover_C(A, P, C_tilde, dt, l),
         C,
@@ -107,11 +108,9 @@ def walk(l=2048, d=4, N=16):
 def remembered(N, u, h):
     """Return the signal (l,) that HiPPO's state of size N holds at the end of a signal u (l,) with
     step size h."""
-    (A, B), eye, x = (
-        hippo_legs(N),
-        torch.eye(N, dtype=torch.float64),
-        torch.zeros(N, dtype=torch.float64),
-    )
+    A, B = hippo_legs(N)
+    eye = torch.eye(N, dtype=torch.float64)
+    x = torch.zeros(N, dtype=torch.float64)
     inverse = torch.linalg.inv(eye - h / 2 * A)  # the bilinear rule, as in `discretize`
     for value in u:
         x = inverse @ ((eye + h / 2 * A) @ x + h * B * value)
@@ -122,6 +121,36 @@ def remembered(N, u, h):
     )
 
 
+def draw_kernels(axes):
+    """Draw two channels of the kernel of S4, DLR and random S4 at the start of training."""
+    torch.manual_seed(0)
+    task = SimpleNamespace(length=256, vocab=None, channels=1)
+    s4 = config(arch("text256", "s4"), task)
+    dlr = config(arch("text256", "dlr"), task)
+    kernels = {
+        "S4 starts smooth (HiPPO)": S4(s4),
+        "DLR starts with all frequencies": DLR(dlr),
+        "random S4: a kernel of a few lags": randomise(S4(s4)),
+    }
+    channels = (SPT, "kernel of one channel"), (OTHER, "of another")
+    for axis, (title, kernel) in zip(axes, kernels.items()):
+        for K, (colour, label) in zip(kernel(256)[0, ::32], channels):
+            axis.plot(K / K.abs().max(), color=colour, label=label)  # (l,)
+        axis.set(title=title, xlabel="lag k", ylabel="K[k] / max |K|", ylim=(-1.1, 1.1))
+
+
+def draw_memory(axis, l=1500, h=0.004):
+    """Draw a signal and what HiPPO's state of two sizes holds of it."""
+    past = np.arange(-l + 1, 1)
+    t = torch.arange(l)
+    u = torch.sin(t * 0.02) + 0.5 * torch.sin(t * 0.051)
+    axis.plot(past, u, color="black", linestyle=":", label="signal")
+    for N, colour in ((16, SPT), (64, OTHER)):
+        axis.plot(past, remembered(N, u, h), color=colour, label=f"recovered, N = {N}")
+    title = "HiPPO's state keeps the recent past sharply"
+    axis.set(title=title, xlabel="step (0: now)", ylim=(-3, 2))
+
+
 @torch.no_grad()
 def draw(path):
     import matplotlib.pyplot as plt
@@ -130,38 +159,15 @@ def draw(path):
     plt.rcParams.update({"font.size": 8, "axes.titlesize": 8, "lines.linewidth": 1})
     figure, axes = plt.subplots(2, 2, figsize=(8, 5))
     axes = axes.ravel()
-    torch.manual_seed(0)
-    sequences = SimpleNamespace(length=256, vocab=None, channels=1)
-    s4, dlr = (config(arch("text256", name), sequences) for name in ("s4", "dlr"))
-    kernels = {
-        "S4 starts smooth (HiPPO)": S4(s4),
-        "DLR starts with all frequencies": DLR(dlr),
-        "random S4: a kernel of a few lags": randomise(S4(s4)),
-    }
-    for axis, (title, kernel) in zip(axes, kernels.items()):
-        for K, colour, label in zip(
-            kernel(256)[0, ::32], (SPT, OTHER), ("kernel of one channel", "of another")
-        ):
-            axis.plot(K / K.abs().max(), color=colour, label=label)  # (l,)
-        axis.set(title=title, xlabel="lag k", ylabel="K[k] / max |K|", ylim=(-1.1, 1.1))
-    l, h = 1500, 0.004
-    past, u = (
-        np.arange(-l + 1, 1),
-        torch.sin(torch.arange(l) * 0.02) + 0.5 * torch.sin(torch.arange(l) * 0.051),
-    )
-    axes[3].plot(past, u, color="black", linestyle=":", label="signal")
-    for N, colour in ((16, SPT), (64, OTHER)):
-        axes[3].plot(past, remembered(N, u, h), color=colour, label=f"recovered, N = {N}")
-    axes[3].set(
-        title="HiPPO's state keeps the recent past sharply", xlabel="step (0: now)", ylim=(-3, 2)
-    )
+    draw_kernels(axes)
+    draw_memory(axes[3])
     for axis in axes[0], axes[3]:
         axis.legend(loc="lower right", frameon=False, fontsize=7)
     figure.tight_layout()
     write(path, lambda file: figure.savefig(file, format="png", dpi=130))
 
 
-def main(path=ROOT / "results" / "kernels.png"):
+def main(path=COPY):
     Parser(description=__doc__, allow_abbrev=False).parse_args()
     walk()
     print()

@@ -64,14 +64,14 @@ def test_folded_blocks_are_a_call_per_block(l, block, causal):
 def test_attention_of_pathx_is_what_flash_needs(model, causal, monkeypatch):
     """No mask of pairs, half precision, last stride 1, head size a multiple of 8: else 16,384
     positions are dense."""
-    calls, masks, attend, lower_right = [], [], kernels._attend, bias.causal_lower_right
+    calls, masks, attend, lower_right = [], [], kernels.attend_blocks, bias.causal_lower_right
 
     def noted(*arguments):
         calls.append(arguments)
         return attend(*arguments)
 
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
-    monkeypatch.setattr(kernels, "_attend", noted)
+    monkeypatch.setattr(kernels, "attend_blocks", noted)
     monkeypatch.setattr(
         bias, "causal_lower_right", lambda *sizes: masks.append(sizes) or lower_right(*sizes)
     )

@@ -17,6 +17,7 @@ from kernels import (
     diagonal_kernel,
     diagonal_kernel_naive,
     fft_conv,
+    fft_conv_naive,
     hippo_nplr,
     rotary,
     s4_kernel,
@@ -146,7 +147,7 @@ def test_s4_kernel_and_convolution_are_the_scan():
     C_raw = uncorrected(A, P, B, C, dt, l)
     u = torch.randn(2, 4, l, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     exact = ssm_scan(Abar, Bbar, all_states(C_raw)[0], u)
-    assert relative(fft_conv(u.float(), s4_kernel(A, P, B, C, dt, l)[0]).double(), exact) < 1e-4
+    assert relative(fft_conv(u.float(), s4_kernel(A, P, B, C, dt, l)).double(), exact) < 1e-4
 
 
 @pytest.mark.parametrize("l, r", [(1, 1), (2, 3), (7, 2), (64, 1), (65, 6), (100, 40)])
@@ -199,10 +200,14 @@ def test_the_derivation_of_the_kernel_holds_step_by_step():
     for v, bracket in zip(w, brackets):
         holds(inverse @ bracket, eye - v * Abar)
     holds(torch.stack([dt * C_tilde @ torch.linalg.inv(bracket) @ B for bracket in brackets]))
-    # 3  the inverse is a sum
+    # 3  the inverse is a sum, which Woodbury's identity inverts
     D, g = (1 - w) - h * (1 + w) * A[:, None], h * (1 + w)  # (N, l), (l,)
     for i, bracket in enumerate(brackets):
         holds(torch.diag(D[:, i]) + g[i] * P[:, None] * P.conj(), bracket)
+        inverse_D = torch.diag(1 / D[:, i])
+        PP = P.conj() @ inverse_D @ P
+        low_rank = inverse_D @ (P[:, None] * P.conj()) @ inverse_D / (1 + g[i] * PP)
+        holds(inverse_D - g[i] * low_rank, torch.linalg.inv(bracket))
 
     def cauchy(v):
         return (v[:, None] / D).sum(0)
@@ -210,19 +215,19 @@ def test_the_derivation_of_the_kernel_holds_step_by_step():
     CB, CP, PB, PP = (cauchy(v) for v in (C_tilde * B, C_tilde * P, P.conj() * B, P.conj() * P))
     holds(dt * (CB - g * CP * PB / (1 + g * PP)))
     # 4  a Cauchy sum is a spectrum
-    x = h * A
-    p, k = (1 + x) / (1 - x), torch.arange(l)
-    holds((1 - x)[:, None] * (1 - w * p[:, None]), D)
-    geometric = ((C_tilde * B / ((1 - x) * (1 - p**l)))[:, None] * p[:, None] ** k).sum(0)  # (l,)
+    a = h * A
+    p, k = (1 + a) / (1 - a), torch.arange(l)
+    holds((1 - a)[:, None] * (1 - w * p[:, None]), D)
+    geometric = ((C_tilde * B / ((1 - a) * (1 - p**l)))[:, None] * p[:, None] ** k).sum(0)  # (l,)
     holds(torch.fft.fft(geometric), CB)
     # 5  nothing large cancels
     beta = 0.7
+    holds(beta * CP - g * CP * beta * PP / (1 + g * PP), beta * CP / (1 + g * PP))
     rest = B - beta * P
     holds(dt * (cauchy(C_tilde * rest) + CP * (beta - g * cauchy(P.conj() * rest)) / (1 + g * PP)))
-    holds(
-        dt / ((1 + x) * (1 - x))[:, None] / (1 - w * p[:, None]) - (dt / (2 * (1 + x)))[:, None],
-        g / D,
-    )
+    holds((1 + w) * (1 + a)[:, None], 2 - D)
+    holds((h / (1 + a))[:, None] * (2 / D - 1), g / D)
+    holds(dt / ((1 + a)[:, None] * D) - (h / (1 + a))[:, None], g / D)
     A, P, B = hippo_nplr(16)
     assert (B - math.sqrt(2) * P).abs().max() < 1e-10 * B.abs().max()
 
@@ -290,25 +295,31 @@ def test_diagonal_kernel_is_the_recurrence(l, poles):
     assert relative(diagonal_kernel_naive(W, Lambda, l), dense_diagonal(W, Lambda, l)) < 1e-9
 
 
-def toeplitz(u, K, K_back=None):
-    """The convolution as a product with a dense matrix, T[t, s] = K[t - s] or K_back[s - t - 1]."""
+def toeplitz(u, K, D=None):
+    """The convolution as a product with a dense matrix, T[t, s] = K[0, t - s] or K[1, s - t - 1]."""
     lag = torch.arange(u.shape[-1])[:, None] - torch.arange(u.shape[-1])
-    T = torch.where(lag >= 0, K[:, lag.clamp(min=0)], 0)
-    if K_back is not None:
-        T = T + torch.where(lag < 0, K_back[:, (-lag - 1).clamp(min=0)], 0)
+    T = torch.where(lag >= 0, K[0][:, lag.clamp(min=0)], 0)
+    if len(K) == 2:
+        T = T + torch.where(lag < 0, K[1][:, (-lag - 1).clamp(min=0)], 0)
+    if D is not None:
+        T = T + D[:, None, None] * torch.eye(len(lag))
     return torch.einsum("dts,bds->bdt", T, u)
 
 
 @pytest.mark.parametrize("l", [1, 2, 7, 97, 130])
 @pytest.mark.parametrize("directions", [1, 2])
-def test_fft_conv_and_its_gradients_are_those_of_the_direct_sum(l, directions):
+@pytest.mark.parametrize("skip", [False, True])
+def test_fft_conv_and_its_gradients_are_those_of_the_direct_sum(l, directions, skip):
     generator = torch.Generator().manual_seed(l)
     u, weight = torch.randn(2, 3, 2, l, generator=generator)
     K = torch.randn(directions, 2, l, generator=generator)
-    assert max(errors(fft_conv, toeplitz, (u, *K), weight)) < 1e-5
+    arguments = (u, K, torch.randn(2, generator=generator)) if skip else (u, K)
+    assert max(errors(fft_conv, toeplitz, arguments, weight)) < 1e-5
+    assert max(errors(fft_conv_naive, toeplitz, arguments, weight)) < 1e-5
     # a kernel longer than the input is cut
     longer = torch.cat((K, torch.ones(directions, 2, 5)), -1)
-    assert torch.allclose(fft_conv(u, *longer), fft_conv(u, *K), atol=1e-6)
+    assert torch.allclose(fft_conv(u, longer), fft_conv(u, K), atol=1e-6)
+    assert torch.allclose(fft_conv_naive(u, longer), fft_conv_naive(u, K))
 
 
 @pytest.mark.parametrize(
@@ -351,7 +362,7 @@ def test_kernels_ignore_autocast():
         K = s4_kernel(*arguments, 64)
         return (
             K,
-            fft_conv(u, *K),
+            fft_conv(u, K),
             diagonal_kernel(arguments[3], arguments[0], 64),
             sgconv_kernel(w, 64, torch.ones(4)),
         )

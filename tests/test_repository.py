@@ -24,7 +24,17 @@ import models
 import pretrain
 
 FOUR = "kernels", "models", "pretrain", "finetune"
-TOP = {*FOUR, "gradients", "data", "recipes", "predict", "baseline", "analyze", "files"}
+TOP = {
+    *FOUR,
+    "gradients",
+    "recurrent",
+    "data",
+    "recipes",
+    "predict",
+    "baseline",
+    "analyze",
+    "files",
+}
 FILES = sorted(
     path.relative_to(ROOT).with_suffix("").as_posix()
     for pattern in ("*.py", "*/*.py", "*/*/*.py")
@@ -50,13 +60,15 @@ MAY = {
     "kernels": {"gradients"},
     "tasks": {"files"},
     "models": {"gradients", "kernels"},
+    "recurrent": {"kernels", "models"},
     "data": {"files", "tasks"},
     "recipes": {"files", "models", "tasks"},
     "zoo": {"files", "kernels", "models", "recipes", "tasks"},
 }
 MAY["engine"] = and_below("data", "zoo")
 MAY["pretrain"] = and_below("engine")
-MAY["baseline"] = MAY["finetune"] = MAY["predict"] = MAY["experiments"] = and_below("pretrain")
+MAY["baseline"] = MAY["finetune"] = MAY["experiments"] = and_below("pretrain")
+MAY["predict"] = and_below("pretrain", "recurrent")
 MAY["compare"] = and_below("experiments")
 MAY["analyze"] = and_below("compare")
 MAY["results"] = {*MAY}
@@ -430,7 +442,9 @@ def test_bare_commands_show_what_there_is_or_what_to_type(monkeypatch):
             runpy.run_path(str(ROOT / script), run_name="__main__")
         return out.getvalue()
 
-    lines = printed("models.py").splitlines()
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        runpy.run_module("zoo", run_name="__main__")
+    lines = out.getvalue().splitlines()
     assert [line.split()[0] for line in lines[: len(models.MODELS)]] == [*models.MODELS]
     assert all(re.search(r"\d{4}|section", line) for line in lines[: len(models.MODELS)])
     for script in (

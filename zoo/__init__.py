@@ -1,7 +1,9 @@
 """Architectures beyond the paper, one file each. Every script accepts the models of a new file here
 as --model. A first reading can skip this folder.
 
-    cp zoo/linformer.py zoo/mine.py        change the class, and the name in the last line: --model accepts that name
+    python -m zoo                       a line per model: what it is, with its paper
+    cp zoo/linformer.py zoo/mine.py     change the class, and the name in the last line: --model
+                                        accepts that name
 
 A file reads from top to bottom: the formula and its fast form, the layer, sizes and recipes that
 differ from those of the model that it is `like`, and its line of `MODELS`. zoo/shared.py holds what

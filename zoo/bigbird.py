@@ -1,8 +1,7 @@
-"""BigBird: attention to neighbouring blocks, the two end blocks, and random blocks (Zaheer et al.
-2020).
+"""BigBird: attention to neighbouring, end and random blocks of positions (Zaheer et al. 2020).
 
-Sizes and recipes are the Transformer's. The random blocks are drawn once and saved with the
-weights."""
+With n blocks, block i attends to {0, i-1, i, i+1, n-1} and r random ones: O(l (5 + r) block). Sizes
+and recipes are the Transformer's."""
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +12,7 @@ from zoo.shared import fill_up
 
 
 def bigbird_attention(q, k, v, block, random, causal=False, lengths=None):
-    """Compute block-sparse attention (Zaheer et al. 2020): queries, keys, values (b, h, l, e) ->
-    (b, h, l, e).
+    """Compute block-sparse attention: queries, keys, values (b, h, l, e) -> (b, h, l, e).
 
     The first and the last of n blocks attend to everything. A block between them attends to itself,
     its neighbours, the two end blocks, and the blocks named in `random` (h, n-2, r) int64. A block
@@ -43,36 +41,37 @@ def bigbird_attention(q, k, v, block, random, causal=False, lengths=None):
         y = F.scaled_dot_product_attention(*(x.flatten(0, 1) for x in (q, k, v)), attn_mask=seen)
         return y.unflatten(0, (b, -1))
 
-    # (b, n-2, h, ., e)
-    inner, near_k, near_v = (x.transpose(1, 2) for x in (q[:, :, 1:-1], near_k, near_v))
+    inner = q[:, :, 1:-1]
+    inner, near_k, near_v = (x.transpose(1, 2) for x in (inner, near_k, near_v))  # (b, n-2, h, ...)
     keys = place[read].flatten(2).transpose(0, 1)  # (n-2, h, (5+r) block)
     allowed = ~again.repeat_interleave(block, -1).transpose(0, 1)
-    # (b, h, n-2, block, e)
-    inner = attend(inner, near_k, near_v, place[1:-1, None], keys, allowed).transpose(1, 2)
-    # (b, 1, h, 2 block or l, e)
-    ends, every = (x.flatten(2, 3)[:, None] for x in (q[:, :, [0, -1]], k))
-    i, j = place[[0, -1]].view(1, 1, -1), place.view(1, 1, -1)
+    inner = attend(inner, near_k, near_v, place[1:-1, None], keys, allowed)
+    inner = inner.transpose(1, 2)  # (b, h, n-2, block, e)
+    ends, every = (x.flatten(2, 3)[:, None] for x in (q[:, :, [0, -1]], k))  # (b, 1, h, ., e)
+    i = place[[0, -1]].view(1, 1, -1)
+    j = place.view(1, 1, -1)
     ends = attend(ends, every, v.flatten(2, 3)[:, None], i, j, torch.ones_like(j, dtype=torch.bool))
     first, last = ends[:, 0].unflatten(2, (2, block)).split(1, 2)  # (b, h, 1, block, e)
     return torch.cat((first, inner, last), 2).flatten(2, 3)[:, :, :l]  # (b, h, l, e)
 
 
 class BigBird(Attention):
-    """Attention to the own block of c.block positions, the two beside it, the first, the last, and
-    c.random others (Zaheer et al. 2020). The others are drawn once for each layer, head and block,
-    and saved with the weights; tasks with few blocks have fewer. Every batch is padded to the
-    task's length, so that its blocks are the same."""
+    """Attention to the own block of c.block positions, its neighbours, both ends, c.random others.
+
+    Those are drawn once for each layer, head and block, and saved with the weights; tasks with few
+    blocks have fewer. Batches are padded to the task's length, so blocks are always the same."""
 
     keys = dict(random=Key(int, 3, least=0))
 
     def __init__(self, c):
         super().__init__(c)
-        self.length, inner = c.length, max(0, ceil_div(c.length, c.block) - 2)
+        self.length = c.length
+        inner = max(0, ceil_div(c.length, c.block) - 2)  # n - 2
         i = torch.arange(inner)
         near = (i[:, None] - i).abs() <= 1  # (n-2, n-2)
         drawn = torch.rand(c.heads, inner, inner).masked_fill(near, -1)
-        # (h, n-2, r)
-        self.register_buffer("random", 1 + drawn.topk(max(0, min(c.random, inner - 3))).indices)
+        r = max(0, min(c.random, inner - 3))
+        self.register_buffer("random", 1 + drawn.topk(r).indices)  # (h, n-2, r)
 
     def attend(self, q, k, v, lengths):
         l = q.shape[2]
@@ -80,15 +79,12 @@ class BigBird(Attention):
         return bigbird_attention(q, k, v, self.block, self.random, self.causal, lengths)[:, :, :l]
 
 
+CHANGES = """
+task                  sizes
+*_demo|*_mini|text256 block=8,random=2
+"""
 MODELS |= {
     "bigbird": Model(
-        TransformerBlock,
-        BigBird,
-        "transformer",
-        dict(block=64),
-        positions=sinusoids,
-        changes="""
-        task                  sizes
-        *_demo|*_mini|text256 block=8,random=2""",
+        TransformerBlock, BigBird, "transformer", dict(block=64), sinusoids, changes=CHANGES
     )
 }

@@ -1,9 +1,10 @@
 """Attention without softmax, in O(l): linear (Katharopoulos et al. 2020), Performer (Choromanski et
 al. 2021).
 
-Attention weights are products of non-negative features. `performer` uses random features that
-estimate softmax. `performer_relu` is the "generalised" Performer, which Long Range Arena's authors
-(Tay et al. 2020) ran on every task except ListOps. Sizes and recipes are the Transformer's."""
+    y[i] = phi(q[i]) S / (phi(q[i]) z),   S = sum_j phi(k[j]) v[j]^T,   z = sum_j phi(k[j])
+Features phi are non-negative. `performer` uses random features that estimate softmax.
+`performer_relu` is the "generalised" Performer, which Long Range Arena's authors (Tay et al. 2020)
+ran on every task except ListOps. Sizes and recipes are the Transformer's."""
 
 import math
 
@@ -15,19 +16,19 @@ from models import MODELS, Attention, Key, Model, SizeError, TransformerBlock, s
 
 
 def linear_attention(q, k, v, causal=False, lengths=None, eps=1e-6):
-    """Return q (k^T v) / (q . sum of k + eps), multiplied in this order: O(l) (Katharopoulos et al.
-    2020).
+    """Return q (k^T v) / (q . sum of k + eps), multiplied in this order.
 
     q, k (b, h, l, m): non-negative features; v (b, h, l, e) -> (b, h, l, e). If causal, sums run
     over j <= i exactly: earlier chunks enter as a running sum of k^T v, the query's own chunk as a
     masked matrix."""
-    l, size = q.shape[-2], 64
+    l = q.shape[-2]
+    size = 64
     if lengths is not None and not causal:
         k = k * real_keys(torch.arange(l, device=k.device), l, lengths)[:, None, :, None]
     v = F.pad(v, (0, 1), value=1.0)  # one more column of values: the denominator
     if causal:
-        # (b, h, n, size, .)
-        q, k, v = (split_blocks(x, size, ceil_div(l, size)) for x in (q, k, v))
+        n = ceil_div(l, size)
+        q, k, v = (split_blocks(x, size, n) for x in (q, k, v))  # (b, h, n, size, .)
         state = (k.transpose(-1, -2) @ v).cumsum(2)  # (b, h, n, m, e + 1)
         before = F.pad(state, (0, 0, 0, 0, 1, 0))[:, :, :-1]
         y = (q @ before + (q @ k.transpose(-1, -2)).tril() @ v).flatten(2, 3)[:, :, :l]
@@ -37,8 +38,7 @@ def linear_attention(q, k, v, causal=False, lengths=None, eps=1e-6):
 
 
 def elu_features(x):
-    """Return the features of the Linear Transformer (Katharopoulos et al. 2020): elu(x) + 1, same
-    shape."""
+    """Return the features of the Linear Transformer: elu(x) + 1, same shape."""
     return F.elu(x) + 1
 
 
@@ -48,13 +48,13 @@ def relu_features(x):
 
 
 def favor_features(x, W, query, eps=1e-6, causal=False, lengths=None):
-    """Return Performer's positive random features, (b, h, l, e) -> (b, h, l, m). Their dot products
-    estimate exp(q.k / sqrt(e)) (Choromanski et al. 2021). W (m, e): random directions.
+    """Return Performer's positive random features: x (b, h, l, e), W (m, e) -> (b, h, l, m).
 
-    To keep exp from overflowing, every query's largest exponent is subtracted, and for keys the
-    largest of all keys. Both cancel in the quotient of `linear_attention`, except for eps. If
-    causal, nothing is subtracted for keys, since that would leak the future; the exponent is at
-    most |w|^2 / 2, which float32 holds for e up to 64."""
+    Their dot products estimate exp(q.k / sqrt(e)). W: random directions. To keep exp from
+    overflowing, every query's largest exponent is subtracted, and for keys the largest of all keys.
+    Both cancel in the quotient of `linear_attention`, except for eps. If causal, nothing is
+    subtracted for keys, since that would leak the future; the exponent is at most |w|^2 / 2, which
+    float32 holds for e up to 64."""
     m, e = W.shape
     x = x * e**-0.25
     exponent = x @ W.to(x.dtype).T  # (b, h, l, m)
@@ -64,12 +64,10 @@ def favor_features(x, W, query, eps=1e-6, causal=False, lengths=None):
     elif causal:
         largest = 0
     else:
-        real = real_keys(torch.arange(x.shape[-2], device=x.device), x.shape[-2], lengths)[
-            :, None, :, None
-        ]
+        l = x.shape[-2]
+        real = real_keys(torch.arange(l, device=x.device), l, lengths)[:, None, :, None]
         largest = largest.masked_fill(~real, -math.inf).amax((-2, -1), keepdim=True)  # (b, h, 1, 1)
-    # Three passes over (b, h, l, m): subtract everything (and the logarithm of sqrt(m)), exp, add
-    # eps.
+    # Three passes over (b, h, l, m): subtract everything (log sqrt(m), too), exp, add eps.
     exponent.sub_(x.square().sum(-1, keepdim=True) / 2 + largest + math.log(m) / 2)
     return torch.exp(exponent) + eps * m**-0.5
 
@@ -83,14 +81,15 @@ class LinearAttention(Attention):
 
     def attend(self, q, k, v, lengths):
         with torch.autocast(q.device.type, enabled=False):  # long sums
-            q, k, v = q.float(), k.float(), v.float()
+            q, k, v = (x.float() for x in (q, k, v))
             return linear_attention(self.phi(q), self.phi(k), v, self.causal, lengths)
 
 
 class Performer(Attention):
-    """Linear attention with c.features random features that estimate softmax (Choromanski et al.
-    2021). Directions are orthogonal in groups of e and as long as Gaussian vectors. They are drawn
-    once and saved with the weights."""
+    """Linear attention with c.features random features that estimate softmax.
+
+    Directions are orthogonal in groups of e and as long as Gaussian vectors. They are drawn once
+    and saved with the weights."""
 
     keys = dict(features=Key(int, 256))
 
@@ -109,36 +108,32 @@ class Performer(Attention):
         with torch.autocast(q.device.type, enabled=False):
             q = favor_features(q.float(), self.W, query=True)  # (b, h, l, m)
             k = favor_features(k.float(), self.W, query=False, causal=self.causal, lengths=lengths)
-            return linear_attention(
-                q, k, v.float(), self.causal, lengths, eps=1e-6 if self.causal else 0.0
-            )
+            eps = 1e-6 if self.causal else 0.0
+            return linear_attention(q, k, v.float(), self.causal, lengths, eps)
 
 
+CHANGES = """
+task                  sizes
+*_demo|*_mini|text256 features=16
+"""
+TRANSFORMER = dict(block=TransformerBlock, like="transformer", positions=sinusoids)
 MODELS |= {
     "linear": Model(
-        TransformerBlock,
-        LinearAttention,
-        "transformer",
-        dict(phi=elu_features),
-        positions=sinusoids,
+        **TRANSFORMER,
+        mixer=LinearAttention,
+        extras=dict(phi=elu_features),
         about="Linear attention, features elu + 1 (Katharopoulos et al. 2020).",
     ),
     "performer": Model(
-        TransformerBlock,
-        Performer,
-        "transformer",
-        positions=sinusoids,
-        changes="""
-        task                  sizes
-        *_demo|*_mini|text256 features=16""",
+        **TRANSFORMER,
+        mixer=Performer,
+        changes=CHANGES,
         about="Performer: random features (Choromanski et al. 2021).",
     ),
     "performer_relu": Model(
-        TransformerBlock,
-        LinearAttention,
-        "transformer",
-        dict(phi=relu_features),
-        positions=sinusoids,
+        **TRANSFORMER,
+        mixer=LinearAttention,
+        extras=dict(phi=relu_features),
         about="Performer with ReLU features (Choromanski et al. 2021).",
     ),
 }

@@ -31,14 +31,16 @@ class Linformer(Attention):
                 "masked"
             )
         bound = math.sqrt(6 / (c.length + c.rank))
-        # (length, r)
-        self.mix = nn.Parameter(torch.empty(c.length, c.rank).uniform_(-bound, bound))
+        mix = torch.empty(c.length, c.rank).uniform_(-bound, bound)
+        self.mix = nn.Parameter(mix)  # (length, r)
 
     def forward(self, x, lengths=None):
         mix = self.mix[: x.shape[1]].T  # (r, l)
         if lengths is not None:  # padding must add nothing to a mixture
             mix = mix * inside(lengths, x.shape[1])[:, None]  # (b, r, l)
-        W, b, d = self.qkv.weight, self.qkv.bias, x.shape[-1]  # queries first: (3 d, d)
+        d = x.shape[-1]
+        W = self.qkv.weight  # (3 d, d), queries first
+        b = self.qkv.bias
         q = F.linear(x, W[:d], b[:d]).unflatten(-1, (self.heads, self.e)).transpose(1, 2)
         kv = F.linear(mix @ x, W[d:]) + mix.sum(-1, keepdim=True) * b[d:]  # (b, r, 2 d)
         k, v = kv.unflatten(-1, (2, self.heads, self.e)).permute(2, 0, 3, 1, 4)  # (b, h, r, e)

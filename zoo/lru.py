@@ -1,6 +1,6 @@
-"""LRU: the linear recurrent unit, a diagonal recurrence with poles drawn from a ring (Orvieto et
-al. 2023).
+"""LRU: the linear recurrent unit, a diagonal recurrence, poles from a ring (Orvieto et al. 2023).
 
+    x[t] = lambda x[t-1] + gamma B u[t],  lambda = exp(-e^nu + i e^theta),  so |lambda| < 1
 The layer around the recurrence is S5's (zoo/scan.py). Sizes are the authors'; recipes from scratch
 are S5's. Here ssm_lr is a factor of the main learning rate, not a rate."""
 
@@ -16,8 +16,7 @@ from zoo.scan import SharedState
 
 class LRU(SharedState):
     """A recurrence in discrete time. Its c.state poles are drawn uniformly from a ring, c.r_min <
-    |lambda| < c.r_max, with angles up to c.angle. Bbar has a learned scale, at the start sqrt(1 -
-    |lambda|^2)."""
+    |lambda| < c.r_max, with angles up to c.angle. gamma is at the start sqrt(1 - |lambda|^2)."""
 
     keys = dict(
         state=Key(int),
@@ -33,20 +32,19 @@ class LRU(SharedState):
         square = c.r_min**2 + torch.rand(c.state) * (c.r_max**2 - c.r_min**2)  # |lambda|^2
         square = square.clamp(1e-6, 1 - 1e-6)
         self.nu = nn.Parameter((-square.log() / 2).log())  # |lambda| = exp(-e^nu)
-        # angle e^theta
-        self.theta = nn.Parameter((torch.rand(c.state).clamp(min=1e-6) * c.angle).log())
+        angle = torch.rand(c.state).clamp(min=1e-6) * c.angle
+        self.theta = nn.Parameter(angle.log())
         self.gamma = nn.Parameter((1 - square).log() / 2)
         self.B = nn.Parameter(torch.randn(c.state, c.d, 2) / math.sqrt(2 * c.d))  # (n, d, 2)
         self.out = nn.Linear(c.d, 2 * c.d)
-        # lr: main
-        self.rates = {
-            name: (lambda lr: c.ssm_lr * lr, False) for name in ("nu", "theta", "gamma", "B")
-        }
+        rate = (lambda lr: c.ssm_lr * lr, False)  # lr: main
+        self.rates = dict.fromkeys(("nu", "theta", "gamma", "B"), rate)
 
     def recurrence(self):
         """Return log lambda (n,) and Bbar (n, d), complex64."""
         log_lambda = torch.complex(-self.nu.float().exp(), self.theta.float().exp())
-        return log_lambda, self.gamma.float().exp()[:, None] * torch.view_as_complex(self.B.float())
+        B = torch.view_as_complex(self.B.float())
+        return log_lambda, self.gamma.float().exp()[:, None] * B
 
     def gate(self, y):
         return F.glu(self.out(y), dim=-1)
@@ -65,15 +63,9 @@ pathfinder_demo                  3  32    32 batch pre     0.25       -
 *_mini                           3  48    48 batch pre     0.25       -
 *                                4 128   128 batch pre     0.25       -
 """
-MODELS |= {
-    "lru": Model(
-        SSMBlock,
-        LRU,
-        "s5",
-        sizes=SIZES,
-        changes="""
-        task                  sizes
-        *_demo|*_mini|text256 r_min=0.9,r_max=0.999
-        pathx|pathx256        r_min=0.999,r_max=0.9999,angle=0.314""",
-    )
-}
+CHANGES = """
+task                  sizes
+*_demo|*_mini|text256 r_min=0.9,r_max=0.999
+pathx|pathx256        r_min=0.999,r_max=0.9999,angle=0.314
+"""
+MODELS |= {"lru": Model(SSMBlock, LRU, "s5", sizes=SIZES, changes=CHANGES)}

@@ -1,9 +1,9 @@
 """LSTM (Hochreiter and Schmidhuber 1997) and GRU (Cho et al. 2014), the recurrent networks before
 state space models.
 
-    LSTM   i, f, o = sigmoid(W x[t] + U h[t-1] + bias), each with its own weights; g = tanh(of the same form)
-           c[t] = f c[t-1] + i g;  h[t] = o tanh(c[t])
-    GRU    r, z = sigmoid(of the same form);  new = tanh(W x[t] + bias + r (U h[t-1] + bias))
+    LSTM   i, f, o = sigmoid(W x[t] + U h[t-1] + bias), each with its own weights
+           g = tanh(of the same form);   c[t] = f c[t-1] + i g;   h[t] = o tanh(c[t])
+    GRU    r, z = sigmoid(of the same form);   new = tanh(W x[t] + bias + r (U h[t-1] + bias))
            h[t] = z h[t-1] + (1 - z) new
 
 The gates read h[t-1], so the recurrence is not linear as that of a state space model: there is no
@@ -26,8 +26,7 @@ from models import MODELS, Key, Model, SizeError, SSMBlock
 
 @functools.lru_cache(maxsize=4)  # all layers ask for the same
 def reversal(lengths, l):
-    """Return the positions (b, l) that reverse each sequence within its true length and leave
-    padding where it is.
+    """Return the positions (b, l) that reverse each sequence within its true length.
 
     The second direction reads this reversed copy, so it meets padding last, as the first one does.
     With nn.LSTM(bidirectional=True) it would start in the padding; pack_padded_sequence prevents
@@ -38,29 +37,28 @@ def reversal(lengths, l):
 
 def reverse(x, lengths):
     """Reverse each sequence of x (b, l, d). Reversing twice restores x."""
-    return (
-        x.flip(1)
-        if lengths is None
-        else x.gather(1, reversal(lengths, x.shape[1])[..., None].expand_as(x))
-    )
+    if lengths is None:
+        return x.flip(1)
+    return x.gather(1, reversal(lengths, x.shape[1])[..., None].expand_as(x))
 
 
 def run_cell(cell, x):
-    """Run an LSTM or GRU cell over x (b, l, d) and return its hidden states (b, l, n). nn.LSTM and
-    nn.GRU call the same functions (cuDNN on a GPU); torch.compile takes the calls, but not the
-    modules."""
-    h, gru = x.new_zeros(1, x.shape[0], cell.hidden_size), isinstance(cell, nn.GRUCell)
+    """Run an LSTM or GRU cell over x (b, l, d) and return its hidden states (b, l, n).
+
+    nn.LSTM and nn.GRU call the same functions (cuDNN on a GPU); torch.compile takes the calls, but
+    not the modules."""
+    h = x.new_zeros(1, x.shape[0], cell.hidden_size)
     # with biases, one layer, no dropout, training (else cuDNN has no backward pass), one direction,
     # batch first
     flags = True, 1, 0.0, True, False, True
-    return (torch.gru if gru else torch.lstm)(
-        x, h if gru else (h, h), [*cell.parameters()], *flags
-    )[0]
+    weights = [*cell.parameters()]
+    if isinstance(cell, nn.GRUCell):
+        return torch.gru(x, h, weights, *flags)[0]
+    return torch.lstm(x, (h, h), weights, *flags)[0]
 
 
 class Recurrent(nn.Module):
-    """(b, l, d) -> (b, l, d): a GRU in one or two directions, then a Linear. The recurrence runs in
-    float32."""
+    """A GRU in one or two directions, in float32, then a Linear: (b, l, d) -> (b, l, d)."""
 
     Cell = nn.GRUCell  # weights as torch initialises them
 

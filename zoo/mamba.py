@@ -1,6 +1,7 @@
 """Mamba: a diagonal recurrence whose step size, input and output maps depend on the input (Gu and
 Dao 2023).
 
+    s[t] = exp(delta[t] A) s[t-1] + delta[t] B[t] u[t],   y[t] = C[t] s[t]
 Its poles change from position to position, so it is no convolution: the scan in zoo/selective.py
 steps through them. The authors' model is causal. For the masked objective a layer here has a scan
 per direction, with shared projections. No sizes or recipes are published for these tasks: widths,
@@ -18,14 +19,16 @@ from zoo.selective import selective_scan
 
 
 class Selective(nn.Module):
-    """One direction: h (b, l, e) -> (b, l, e). After a short convolution each position determines
-    its own step size delta, what it writes into the states (B), and what it reads from them (C). A
-    long step makes the states forget their past and take in the position; a short step skips the
-    position."""
+    """One direction: h (b, l, e) -> (b, l, e).
+
+    After a short convolution each position determines its own step size delta, what it writes into
+    the states (B), and what it reads from them (C). A long step makes the states forget their past
+    and take in the position; a short step skips the position."""
 
     def __init__(self, c, e):
         super().__init__()
-        self.rank, self.n = math.ceil(c.d / 16), c.state
+        self.rank = math.ceil(c.d / 16)
+        self.n = c.state
         self.conv = nn.Conv1d(e, e, c.conv, groups=e, padding=c.conv - 1)
         self.select = nn.Linear(e, self.rank + 2 * c.state, bias=False)
         self.delta = nn.Linear(self.rank, e)
@@ -36,38 +39,36 @@ class Selective(nn.Module):
         self.rates = {"A_log": (None, False), "D": (None, False)}  # no weight decay
 
     def selected(self, h):
-        """Return delta (..., e) and B, C (..., n), float32, of the convolution's output h (...,
-        e)."""
+        """Return delta (..., e) and B, C (..., n), float32, of the convolution's h (..., e)."""
         delta, B, C = self.select(h).float().split((self.rank, self.n, self.n), -1)
         return F.softplus(self.delta(delta).float()), B, C
 
     def forward(self, h, real):
-        """real (b, l, 1): 0 at padding; or None. In a reversed sequence padding comes first and
-        leaves states at 0."""
+        """real (b, l, 1) or None: 0 at padding, which leaves states at 0 where it comes first."""
         h = F.silu(self.conv(h.transpose(1, 2))[..., : h.shape[1]]).transpose(1, 2)
         h = h if real is None else h * real
         delta, B, C = self.selected(h)
         return selective_scan(h.float(), delta, -self.A_log.float().exp(), B, C) + self.D * h
 
     def step(self, h, state):
-        """Take one step, h (b, e). state: None, or the convolution's last inputs (b, e, conv - 1)
-        and s (b, e, n)."""
+        """Take one step: h (b, e), state -> y (b, e), state. The state holds the convolution's last
+        inputs (b, e, conv - 1) and s (b, e, n)."""
         if state is None:
             state = h.new_zeros(*h.shape, self.conv.padding[0]), h.new_zeros(*h.shape, self.n)
-        seen, s = torch.cat((state[0], h[..., None]), -1), state[1]  # (b, e, conv)
-        h = F.silu((seen * self.conv.weight[:, 0]).sum(-1) + self.conv.bias)  # (b, e)
+        past, s = state
+        inputs = torch.cat((past, h[..., None]), -1)  # (b, e, conv)
+        h = F.silu((inputs * self.conv.weight[:, 0]).sum(-1) + self.conv.bias)  # (b, e)
         delta, B, C = self.selected(h)
-        s = (
-            torch.exp(delta[..., None] * -self.A_log.exp()) * s
-            + (delta * h)[..., None] * B[:, None]
-        )
-        return (s * C[:, None]).sum(-1) + self.D * h, (seen[..., 1:], s)
+        decay = torch.exp(delta[..., None] * -self.A_log.exp())  # (b, e, n)
+        s = decay * s + (delta * h)[..., None] * B[:, None]
+        return (s * C[:, None]).sum(-1) + self.D * h, (inputs[..., 1:], s)
 
 
 class Mamba(nn.Module):
-    """A layer of Mamba, (b, l, d) -> (b, l, d). It makes twice c.expand d channels: one half passes
-    the scans, and the other half gates their sum. c.conv: width of the convolution. There is no
-    separate feed-forward part."""
+    """A layer of Mamba, (b, l, d) -> (b, l, d), without a separate feed-forward part.
+
+    It makes twice c.expand d channels: one half passes the scans, and the other half gates their
+    sum. c.conv: width of the convolution."""
 
     keys = dict(
         state=Key(int), conv=Key(int, 4), expand=Key(int, 2), dt_min=Key(float), dt_max=Key(float)
@@ -90,8 +91,7 @@ class Mamba(nn.Module):
         return self.out(y.to(gate.dtype) * F.silu(gate))
 
     def step(self, x, state):
-        """Compute one position of a causal layer: x (b, d), the state before it or None -> y (b,
-        d), state."""
+        """Compute one position: x (b, d), the state before it or None -> y (b, d), state."""
         h, gate = self.enter(x).chunk(2, -1)
         y, state = self.scans[0].step(h, state)
         return self.out(y * F.silu(gate)), state
@@ -103,13 +103,8 @@ class RMSNorm(nn.RMSNorm):
 
 
 NORMS |= {"rms": RMSNorm}
-MODELS |= {
-    "mamba": Model(
-        SSMBlock,
-        Mamba,
-        "s4",
-        changes="""
-    task sizes
-    *    state=16,norm=rms,place=pre""",
-    )
-}
+CHANGES = """
+task sizes
+*    state=16,norm=rms,place=pre
+"""
+MODELS |= {"mamba": Model(SSMBlock, Mamba, "s4", changes=CHANGES)}

@@ -1,5 +1,8 @@
 """MEGA: moving averages, then one gated head of attention (Ma et al. 2023).
 
+With averages a of x, v = silu(W x), and u, z, r, h the parts of one Linear of a:
+    y = softmax(q k^T / sqrt(z) + bias) v,   q, k = silu(z) scale + shift, each with its own
+    x <- x + sigmoid(u) (silu(h + W_out (silu(r) y)) - x)
 `mega` attends over the whole length, `mega_chunk` in chunks of 128. Sizes and recipes from scratch
 are the authors'; our schedules approximate theirs. The averages are in zoo/ema.py."""
 
@@ -9,14 +12,13 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from kernels import ceil_div, fft_conv, inside, true_lengths
+from kernels import ceil_div, fft_conv, inside, split_blocks, true_lengths
 from models import MODELS, NORMS, Key, Model
 from zoo.ema import EMA
 
 
 class ScaleNorm(nn.Module):
-    """x divided by its root mean square over d, times one learned scalar. The text tasks use this
-    norm."""
+    """x divided by its root mean square over d, times one learned scalar: the text tasks' norm."""
 
     def __init__(self, d):
         super().__init__()
@@ -31,17 +33,12 @@ NORMS |= {"scale": ScaleNorm}
 
 
 class Mega(nn.Module):
-    """Moving-average gated attention (Ma et al. 2023). Returns the change of the block's raw input,
-    (b, l, d).
+    """Moving-average gated attention. Returns the change of the block's raw input, (b, l, d).
 
     Queries, keys and gates come from averages over the past (and future), values from the input
     itself. The single head has a learned bias per distance. It attends in disjoint chunks of
-    c.chunk or over the whole length; averages carry context across chunks. With averages a of x, v
-    = silu(W x), and u, z, r, h the parts of one Linear of a:
-        y = softmax(q k^T / sqrt(z) + bias) v,   q, k = silu(z) scale + shift, with a scale and a shift each
-        x <- x + sigmoid(u) (silu(h + W_out (silu(r) y)) - x)
-    c.activation: softmax, or laplace, an error function of each score without normalisation.
-    """
+    c.chunk or over the whole length; averages carry context across chunks. c.activation: softmax,
+    or laplace, an error function of each score without normalisation."""
 
     keys = dict(
         v=Key(int),
@@ -54,31 +51,34 @@ class Mega(nn.Module):
 
     def __init__(self, c):
         super().__init__()
-        self.d, self.v, self.z, self.causal, self.chunk = c.d, c.v, c.z, c.causal, c.chunk
+        self.d = c.d
+        self.v = c.v
+        self.z = c.z
+        self.causal = c.causal
+        self.chunk = c.chunk
         self.laplace = c.activation == "laplace"
         self.kernel = EMA(c)
         self.omega = nn.Parameter(torch.randn(c.d))
-        self.values, self.gates = nn.Linear(c.d, c.v), nn.Linear(c.d, 2 * c.d + c.v + c.z)
+        self.values = nn.Linear(c.d, c.v)
+        self.gates = nn.Linear(c.d, 2 * c.d + c.v + c.z)
         self.out = nn.Linear(c.v, c.d)
         self.scale = nn.Parameter(torch.randn(2, c.z) * 0.02)
         self.shift = nn.Parameter(torch.zeros(2, c.z))
-        # one per distance
-        self.bias = nn.Parameter(torch.randn(2 * (c.chunk or c.length) - 1) * 0.02)
+        distances = 2 * (c.chunk or c.length) - 1
+        self.bias = nn.Parameter(torch.randn(distances) * 0.02)
         self.dropout = nn.Dropout(c.dropout)
 
     def convolve(self, x, K, lengths, D):
-        """Convolve x (b, l, d) with kernels K (c, d, l or longer), taking padding as 0, and add D x
-        -> (b, l, d)."""
+        """Convolve x (b, l, d), 0 at padding, with K (dir, d, l or longer), and add D x."""
         u = x if lengths is None else x * inside(lengths, x.shape[1])[..., None]
-        return fft_conv(u.transpose(1, 2), K, D=D).transpose(1, 2)
+        return fft_conv(u.transpose(1, 2), K, D).transpose(1, 2)
 
     def attend(self, q, k, v, lengths):
         """Attend: queries and keys (b, l, z), values (b, l, v) -> (b, l, v)."""
         b, l = q.shape[:2]
         size = min(self.chunk or l, l)
         n = ceil_div(l, size)
-        # (b, n, size, .)
-        q, k, v = (F.pad(y, (0, 0, 0, n * size - l)).unflatten(1, (n, size)) for y in (q, k, v))
+        q, k, v = (split_blocks(x, size, n) for x in (q, k, v))  # (b, n, size, .)
         i = torch.arange(size, device=q.device)
         bias = self.bias[len(self.bias) // 2 + i - i[:, None]]  # (size, size)
         real = inside(true_lengths(lengths, 1, l, q.device), n * size)  # (b or 1, n size)
@@ -99,33 +99,32 @@ class Mega(nn.Module):
         K = self.kernel(x.shape[1]) if K is None else K
         averages = F.silu(self.convolve(x, K, lengths, self.omega))  # (b, l, d)
         gates = self.gates(self.dropout(averages)).split((self.d, self.z, self.v, self.d), -1)
-        update, shared, reset, own = (
-            gates[0].sigmoid(),
-            F.silu(gates[1]),
-            F.silu(gates[2]),
-            gates[3],
-        )
+        update = gates[0].sigmoid()  # (b, l, d)
+        shared = F.silu(gates[1])  # (b, l, z)
+        reset = F.silu(gates[2])  # (b, l, v)
+        carried = gates[3]  # (b, l, d)
         q, k = (shared * self.scale[i] + self.shift[i] for i in range(2))  # (b, l, z)
         y = self.attend(q, k, F.silu(self.values(x)), lengths)  # (b, l, v)
-        y = self.dropout(F.silu(own + self.out(reset * y)))  # (b, l, d)
+        y = self.dropout(F.silu(carried + self.out(reset * y)))  # (b, l, d)
         return update * (self.joined(y, x, lengths) - raw)
 
     def joined(self, y, x, lengths):
-        """Return the attention's output y (b, l, d). SPADE joins it with another function of x
-        (zoo/spade.py)."""
+        """Return the attention's output y (b, l, d); zoo/spade.py joins it with S4's."""
         return y
 
 
 class MegaBlock(nn.Module):
-    """The mixer's gated change of x, then a feed-forward part. Each has a norm before it or after
-    its sum (c.place)."""
+    """The mixer's gated change of x, then a feed-forward part. c.place: where each has its norm."""
 
     keys = dict(norm=Key(NORMS), place=Key(("pre", "post")))
 
     def __init__(self, c, mixer):
         super().__init__()
-        self.pre, self.norm1, self.norm2 = c.place == "pre", NORMS[c.norm](c.d), NORMS[c.norm](c.d)
-        self.mixer, self.dropout = mixer, nn.Dropout(c.dropout)
+        self.pre = c.place == "pre"
+        self.norm1 = NORMS[c.norm](c.d)
+        self.norm2 = NORMS[c.norm](c.d)
+        self.mixer = mixer
+        self.dropout = nn.Dropout(c.dropout)
         self.ff = nn.Sequential(nn.Linear(c.d, c.v), nn.SiLU(), nn.Linear(c.v, c.d))
         for linear in (self.ff[0], self.ff[2], mixer.values, mixer.gates, mixer.out):
             nn.init.normal_(linear.weight, std=0.02)

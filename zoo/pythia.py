@@ -1,12 +1,12 @@
 """Pythia: stage 2 starts from a language model (paper, section 3.5), finetuned on a task's own
 symbols.
 
-    python finetune.py --task text --model pythia          starts from the weights of Pythia-70M (downloaded)
-    python finetune.py --task text --model pythia_rand     the same architecture from a random start
+    python finetune.py --task text --model pythia        from the weights of Pythia-70M (downloaded)
+    python finetune.py --task text --model pythia_rand   the same architecture from a random start
 
 Each symbol becomes one of the model's tokens, so no position is added or lost. The architecture is
-GPT-NeoX (Biderman et al. 2023). It is only finetuned, not self-pretrained. Below: the download, the
-tokens, the order of the weights."""
+GPT-NeoX (Biderman et al. 2023), x + mixer(norm1(x)) + ff(norm2(x)). It is only finetuned, not
+self-pretrained. Below: the download, the tokens, the order of the weights."""
 
 import json
 from pathlib import Path
@@ -30,18 +30,22 @@ def load_pythia(model, task, args, say):
         tokens, without = pythia_tokens(task.symbols, tokenizer)
         weights = neox_weights(safetensors.torch.load_file(path), args.arch, tokens)
         model.backbone.load_state_dict(weights)
-    say(
+    text = (
         f"from {path}: {len(weights)} tensors loaded, of the embedding only the {len(tokens)} rows "
-        "of this task's "
-        "symbols"
-        + (f"; symbols without their own token: {' '.join(map(repr, without))}" if without else "")
     )
+    text += "of this task's symbols"
+    if without:
+        text += f"; symbols without their own token: {' '.join(map(repr, without))}"
+    say(text)
 
 
 def fetch_pythia(data_dir="data"):
     """Download Pythia-70M if it is missing -> paths of model.safetensors and tokenizer.json."""
     folder = Path(data_dir) / "pythia-70m-deduped"
-    by_hand = f"put it into {folder} and run the same command again; or use --model pythia_rand, which needs no file"
+    by_hand = (
+        f"put it into {folder} and run the same command again; or use --model pythia_rand, which "
+        "needs no file"
+    )
     with reading(folder, "make room, or choose another --data-dir"):
         return tuple(
             fetch(f"{PYTHIA}/{name}", folder, by_hand)
@@ -50,50 +54,45 @@ def fetch_pythia(data_dir="data"):
 
 
 def pythia_tokens(symbols, tokenizer):
-    """Return the token of every symbol of a task, int64 (vocab,), and a list of the symbols that
-    have none. symbols: named as in `task.symbols`; tokenizer: path of tokenizer.json. A gray level
-    becomes the token of its decimal digits, a character its own token, an operator of ListOps the
-    token of its name ("MAX"). <eos>, <unk> and symbols without a token become <|endoftext|>, as in
-    the official code; <mask> never occurs in finetuning."""
-    names = {
-        "<pad>": "<|padding|>",
-        "[MIN": "MIN",
-        "[MAX": "MAX",
-        "[MED": "MED",
-        "[SM": "SM",
-        "X": "]",
-    }
-    names = names if "[MIN" in symbols else {"<pad>": "<|padding|>"}  # elsewhere X is a letter
-    known = json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"]
+    """Return the tokens of a task's symbols, int64 (vocab,), and a list of those that have none.
+
+    symbols: as in `task.symbols`; tokenizer: path of tokenizer.json. A gray level becomes the token
+    of its decimal digits, a character its own token, an operator of ListOps the token of its name
+    ("MAX"). <eos>, <unk> and symbols without a token become <|endoftext|>, as in the official code;
+    <mask> never occurs in finetuning."""
+    names = {"<pad>": "<|padding|>"}
+    if "[MIN" in symbols:  # elsewhere X is a letter
+        names |= {"[MIN": "MIN", "[MAX": "MAX", "[MED": "MED", "[SM": "SM", "X": "]"}
+    vocabulary = json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"]
     # Tokens are written with one printable character per byte: the byte's own character if it is
     # printable, else the next unused one from 256 on (byte-level BPE, as in GPT-2).
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letter = {byte: chr(byte) for byte in printable} | {
-        byte: chr(256 + i) for i, byte in enumerate(others)
-    }
-    tokens = [
-        known.get("".join(letter[byte] for byte in names.get(symbol, symbol).encode()))
-        for symbol in symbols
-    ]
-    special, end = ("<mask>", "<unk>", "<eos>"), known["<|endoftext|>"]
-    without = [
-        symbol for symbol, token in zip(symbols, tokens) if token is None and symbol not in special
-    ]
-    return torch.tensor([end if token is None else token for token in tokens]), without
+    letters = {byte: chr(byte) for byte in printable}
+    for byte in range(256):
+        letters.setdefault(byte, chr(256 + len(letters) - len(printable)))
+    tokens = []
+    without = []
+    for symbol in symbols:
+        name = names.get(symbol, symbol)
+        token = vocabulary.get("".join(letters[byte] for byte in name.encode()))
+        if token is None and symbol not in ("<mask>", "<unk>", "<eos>"):
+            without.append(symbol)
+        tokens.append(vocabulary["<|endoftext|>"] if token is None else token)
+    return torch.tensor(tokens), without
 
 
 def neox_weights(tensors, sizes, tokens):
-    """Convert the tensors of a GPT-NeoX checkpoint to a state dict of the `Backbone` with these
-    sizes. tokens (vocab,): the checkpoint's token for every symbol of the task. Embeddings of other
-    tokens could never be used and are left out. KeyError or RuntimeError if names or shapes do not
-    fit.
+    """Convert the tensors of a GPT-NeoX checkpoint to a state dict of `Backbone`.
+
+    tokens (vocab,): the checkpoint's token for every symbol of the task. Embeddings of other tokens
+    could never be used and are left out. KeyError or RuntimeError if names or shapes do not fit.
 
     Two conventions differ. In GPT-NeoX the rows of query_key_value are (h, 3, e), head by head;
     here all queries come first, then keys, then values. Its rotary positions pair dimension m with
     m + e/8, half a rotated part away; `rotary` pairs neighbours. Reordering queries and keys in the
     same way does not change their products."""
-    heads, e = sizes["heads"], sizes["d"] // sizes["heads"]
+    heads = sizes["heads"]
+    e = sizes["d"] // heads
     r = int(sizes["rotary"] * e)
     neighbours = torch.arange(r).view(2, -1).T.flatten().tolist() + list(range(r, e))
 
@@ -101,22 +100,23 @@ def neox_weights(tensors, sizes, tokens):
         rows = tensors[name].float().unflatten(0, (heads, 3, e)).transpose(0, 1)  # (3, h, e, ...)
         return torch.cat((rows[:2, :, neighbours], rows[2:])).flatten(0, 2)  # (3 d, ...)
 
+    names = {
+        "norm1": "input_layernorm",
+        "norm2": "post_attention_layernorm",
+        "mixer.out": "attention.dense",
+        "ff.0": "mlp.dense_h_to_4h",
+        "ff.2": "mlp.dense_4h_to_h",
+    }
     weights = {"encoder.weight": tensors["gpt_neox.embed_in.weight"].float()[tokens]}
     for part in ("weight", "bias"):
         weights[f"norm.{part}"] = tensors[f"gpt_neox.final_layer_norm.{part}"].float()
         for i in range(sizes["layers"]):
-            theirs, ours = f"gpt_neox.layers.{i}", f"layers.{i}"
-            weights[f"{ours}.mixer.qkv.{part}"] = fused(
-                f"{theirs}.attention.query_key_value.{part}"
-            )
-            for name, same in (
-                ("norm1", "input_layernorm"),
-                ("norm2", "post_attention_layernorm"),
-                ("mixer.out", "attention.dense"),
-                ("ff.0", "mlp.dense_h_to_4h"),
-                ("ff.2", "mlp.dense_4h_to_h"),
-            ):
-                weights[f"{ours}.{name}.{part}"] = tensors[f"{theirs}.{same}.{part}"].float()
+            layer = f"gpt_neox.layers.{i}"
+            qkv = fused(f"{layer}.attention.query_key_value.{part}")
+            weights[f"layers.{i}.mixer.qkv.{part}"] = qkv
+            for name, neox_name in names.items():
+                tensor = tensors[f"{layer}.{neox_name}.{part}"].float()
+                weights[f"layers.{i}.{name}.{part}"] = tensor
     return weights
 
 

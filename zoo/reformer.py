@@ -1,5 +1,6 @@
 """Reformer: attention among positions with the same hash (Kitaev et al. 2020).
 
+hash(x) = argmax [x R, -x R] with a random rotation R; only positions of one hash are compared.
 Sizes and recipes are the Transformer's. Reversible layers are left out: they save memory and change
 no number."""
 
@@ -13,19 +14,17 @@ from zoo.shared import fill_up
 
 
 def lsh_attention(q, v, rotations, chunk, lengths=None):
-    """Compute Reformer's attention (Kitaev et al. 2020): q (queries and keys), v (b, h, l, e) ->
-    (b, h, l, e).
+    """Compute Reformer's attention: q (queries and keys), v (b, h, l, e) -> (b, h, l, e).
 
-    In each round, vectors in the same bucket are likely neighbours. A bucket is the index of the
-    largest entry of [x R, -x R] with that round's random rotation R: `rotations` (h or 1, e,
-    rounds, buckets / 2). Positions are sorted by bucket and cut into chunks. They attend to their
-    chunk and the previous one (the first chunk: to the last). Keys have length 1, there is no
-    scale, and a position attends to itself only if no other key is left. Rounds are averaged with
-    their shares of the softmax's denominator as weights. O(rounds l chunk). There is no causal
-    form, because the future decides where a chunk ends."""
+    In each round, vectors in the same bucket are likely neighbours. A bucket is a hash with that
+    round's rotation: `rotations` (h or 1, e, rounds, buckets / 2). Positions are sorted by bucket
+    and cut into chunks. They attend to their chunk and the previous one (the first chunk: to the
+    last). Keys have length 1, there is no scale, and a position attends to itself only if no other
+    key is left. Rounds are averaged with their shares of the softmax's denominator as weights.
+    O(rounds l chunk). There is no causal form, because the future decides where a chunk ends."""
     b, h, l, e = q.shape
-    n = ceil_div(l, chunk)
-    size, ends = n * chunk, true_lengths(lengths, b, l, q.device)
+    size = ceil_div(l, chunk) * chunk
+    ends = true_lengths(lengths, b, l, q.device)
     q, v = (F.pad(x, (0, 0, 0, size - l)) for x in (q, v))  # (b, h, size, e)
     rounds, half = rotations.shape[2:]
     place = torch.arange(size, device=q.device)
@@ -53,10 +52,11 @@ def lsh_attention(q, v, rotations, chunk, lengths=None):
     if lengths is not None or size > l:
         logits.add_(j[..., None, :] >= ends.view(b, 1, 1, 1, 1), alpha=-1e9)
     largest = logits.detach().amax(-1, keepdim=True)  # (b, h, chunks, chunk, 1)
-    # one more column: the softmax's denominator
-    values = with_previous(sort(F.pad(v, (0, 1), value=1.0)))
+    v = F.pad(v, (0, 1), value=1.0)  # one more column: the softmax's denominator
+    values = with_previous(sort(v))
     y = logits.sub_(largest).exp() @ values  # (b, h, chunks, chunk, e + 1)
-    y, share = y[..., :-1] / y[..., -1:], largest + y[..., -1:].log()
+    share = largest + y[..., -1:].log()
+    y = y[..., :-1] / y[..., -1:]
     back = order.argsort(-1)[..., None]  # (b, h, r size, 1)
     y, share = (
         x.gather(2, back.expand_as(x)).unflatten(2, (rounds, size))
@@ -66,10 +66,11 @@ def lsh_attention(q, v, rotations, chunk, lengths=None):
 
 
 class Reformer(Attention):
-    """Attention among positions whose queries point the same way; queries are also the keys (Kitaev
-    et al. 2020). c.rounds hashes, chunks of c.chunk. Rotations are drawn once for each layer and
-    head and saved with the weights. (The authors draw new ones at every step: a prediction is then
-    not a function of its input.)"""
+    """Attention among positions whose queries point the same way; queries are also the keys.
+
+    c.rounds hashes, chunks of c.chunk. Rotations are drawn once for each layer and head and saved
+    with the weights. (The authors draw new ones at every step: a prediction is then not a function
+    of its input.)"""
 
     keys = dict(chunk=Key(int, 64), rounds=Key(int, 2))
 
@@ -80,11 +81,11 @@ class Reformer(Attention):
                 "reformer sorts all positions first, so it has no causal form; use --objective "
                 "masked"
             )
-        self.length, self.chunk = c.length, min(c.chunk, c.length)
+        self.length = c.length
+        self.chunk = min(c.chunk, c.length)
         self.qkv = nn.Linear(c.d, 2 * c.d)  # queries and values
-        rotations = torch.randn(
-            c.heads, c.d // c.heads, c.rounds, max(1, c.length // (2 * c.chunk))
-        )
+        half = max(1, c.length // (2 * c.chunk))  # of the buckets
+        rotations = torch.randn(c.heads, self.e, c.rounds, half)
         self.register_buffer("rotations", rotations)  # (h, e, rounds, buckets / 2)
 
     def attend(self, q, v, lengths):
@@ -94,14 +95,12 @@ class Reformer(Attention):
             return lsh_attention(q, v, self.rotations, self.chunk, lengths)[:, :, :l]
 
 
+CHANGES = """
+task                  sizes
+*_demo|*_mini|text256 chunk=8
+"""
 MODELS |= {
     "reformer": Model(
-        TransformerBlock,
-        Reformer,
-        "transformer",
-        positions=sinusoids,
-        changes="""
-        task                  sizes
-        *_demo|*_mini|text256 chunk=8""",
+        TransformerBlock, Reformer, "transformer", positions=sinusoids, changes=CHANGES
     )
 }

@@ -1,7 +1,7 @@
 """S4D: S4 without its low-rank term, with three initialisations (Gu et al. 2022, arXiv 2206.11893).
 
-They are `s4d` (Lin), `s4d_inv` and `s4d_legs`. Sizes and recipes are S4's.
-"""
+    K[k] = 2 Re sum_n C_n B_n Bbar_n p_n^k,   p = e^(dt A),   Bbar = (p - 1) / A
+The starts are `s4d` (Lin), `s4d_inv` and `s4d_legs`. Sizes and recipes are S4's."""
 
 import math
 from functools import partial
@@ -14,20 +14,20 @@ from models import MODELS, S4, SSM, Diagonal, Model, SizeError, SSMBlock, log_un
 
 
 def s4d_kernel(A, B, C, dt, l, rule="zoh"):
-    """Return the kernel of S4D, a diagonal state space model (Gu et al. 2022, arXiv 2206.11893): A,
-    B complex (d, n) or (1, n), one of each conjugate pair; C complex (c, d, n); dt (d,) -> float32
-    (c, d, l).
+    """Return the kernel of S4D: A, B complex (d, n) or (1, n), one of each pair; C complex (dir, d,
+    n); dt (d,) -> float32 (dir, d, l).
 
-    With x = dt A, K[k] = 2 Re sum_n C B Bbar p^k. Zero-order hold, "zoh": p = e^x and Bbar = (e^x -
-    1) / A. Bilinear rule: p = (1 + x/2) / (1 - x/2) and Bbar = dt / (1 - x/2)."""
+    Zero-order hold, "zoh", is the rule above. Bilinear rule, with x = dt A: p = (1 + x/2) / (1 -
+    x/2) and Bbar = dt / (1 - x/2)."""
     return diagonal_kernel(*s4d_poles(A, B, C, dt, rule), l)
 
 
 def s4d_poles(A, B, C, dt, rule="zoh"):
-    """Return W (c, d, n) and Lambda (d, n), complex128, for which `diagonal_kernel` gives the
+    """Return W (dir, d, n) and Lambda (d, n), complex128, for which `diagonal_kernel` gives the
     kernel of S4D. Layers may come first in all shapes."""
     A, B, C = (v.to(torch.complex128) for v in (A, B, C))
-    C, dt = C.movedim(-3, 0), dt.double()[..., None]  # (c, ..., d, n), (..., d, 1)
+    C = C.movedim(-3, 0)  # (dir, ..., d, n)
+    dt = dt.double()[..., None]  # (..., d, 1)
     x = dt * A  # (..., d, n)
     if rule == "zoh":
         return (2 * C * B * torch.expm1(x) / A).movedim(0, -3), x
@@ -35,14 +35,12 @@ def s4d_poles(A, B, C, dt, rule="zoh"):
 
 
 class S4D(Diagonal):
-    """Kernels of S4D (Gu et al. 2022, arXiv 2206.11893): S4 without the low-rank term, with
-    zero-order hold. c.start chooses the initial poles.
+    """Kernels of S4D, with zero-order hold. c.start chooses the initial poles.
 
     lin    Im A = pi n, the frequencies of a Fourier basis
     inv    Im A = N/pi (N / (2n + 1) - 1), dense at 0, with few high frequencies
     legs   HiPPO's poles, without its low-rank term
-    All three have Re A = -1/2 and B = 1. Copies, learning rates and log dt are as in `S4`.
-    """
+    All three have Re A = -1/2 and B = 1. Copies, learning rates and log dt are as in `S4`."""
 
     keys = S4.keys
 
@@ -50,7 +48,8 @@ class S4D(Diagonal):
         super().__init__()
         if c.d % c.n_ssm:
             raise SizeError(f"d={c.d} is not a multiple of n_ssm={c.n_ssm}")
-        self.d, n = c.d, torch.arange(c.state // 2)
+        self.d = c.d
+        n = torch.arange(c.state // 2)
         imag = {
             "lin": math.pi * n,
             "inv": c.state / math.pi * (c.state / (2 * n + 1) - 1),
@@ -61,7 +60,7 @@ class S4D(Diagonal):
         self.A_im = nn.Parameter(imag.repeat(c.n_ssm, 1))  # (n_ssm, n)
         self.B = nn.Parameter(torch.tensor([1.0, 0.0]).repeat(c.n_ssm, len(n), 1))  # (n_ssm, n, 2)
         C = torch.randn(c.directions, c.d, len(n), dtype=torch.complex64)
-        self.C = nn.Parameter(torch.view_as_real(C).clone())  # (c, d, n, 2)
+        self.C = nn.Parameter(torch.view_as_real(C).clone())  # (dir, d, n, 2)
         self.rates = dict.fromkeys(("A_log_re", "A_im", "B"), (c.ssm_lr, False))
         self.rates["log_dt"] = (None if c.dt_lr == "main" else c.dt_lr, False)
 

@@ -1,6 +1,7 @@
 """S5: one diagonal recurrence whose state all channels share, computed by a scan (Smith et al.
 2023).
 
+    x[t] = p x[t-1] + Bbar u[t],  y[t] = 2 Re C x[t] + D u[t],  p = e^(dt A),  Bbar = (p - 1) / A B
 The scan is in zoo/scan.py. Sizes and recipes from scratch are the authors'; our schedules
 approximate theirs."""
 
@@ -23,7 +24,6 @@ class S5(SharedState):
     B has the main learning rate and weight decay. Both differ between tasks."""
 
     keys = S4.keys | dict(fast_B=Key((0, 1), 0), C_scale=Key(float, 1.0))
-
     factor = 2  # y = 2 Re C x: adds each pair's other half
 
     def __init__(self, c):
@@ -36,20 +36,19 @@ class S5(SharedState):
         self.B = nn.Parameter(torch.randn(len(A), c.d, 2) / math.sqrt(2 * c.state))  # (n, d, 2)
         self.log_dt = nn.Parameter(log_uniform(c, len(A)))
         self.out = nn.Linear(c.d, c.d)
-        main = ["log_dt"] * (c.dt_lr == "main") + ["B"] * c.fast_B  # main rate, and weight decay
-        self.rates = {
-            name: (c.ssm_lr, False)
-            for name in ("A_log_re", "A_im", "B", "log_dt")
-            if name not in main
-        }
+        names = ["A_log_re", "A_im"]
+        if not c.fast_B:
+            names.append("B")
+        if c.dt_lr != "main":
+            names.append("log_dt")
+        self.rates = dict.fromkeys(names, (c.ssm_lr, False))
 
     def recurrence(self):
         """Return log lambda (n,) and Bbar (n, d), complex64."""
         A = torch.complex(-self.A_log_re.float().exp().clamp(min=1e-4), self.A_im.float())  # (n,)
         log_lambda = A * self.log_dt.float().exp()
-        return log_lambda, (torch.expm1(log_lambda) / A)[:, None] * torch.view_as_complex(
-            self.B.float()
-        )
+        B = torch.view_as_complex(self.B.float())
+        return log_lambda, (torch.expm1(log_lambda) / A)[:, None] * B
 
     def gate(self, y):
         return y * self.out(y).sigmoid()

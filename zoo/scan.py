@@ -1,5 +1,7 @@
 """A diagonal recurrence whose state all channels share, computed by a scan. Not a --model: S5 and
-LRU use it."""
+LRU use it.
+
+    x[t] = lambda x[t-1] + v[t], by doubling: x[t] <- x[t] + lambda^s x[t-s] for s = 1, 2, 4, ..."""
 
 import math
 
@@ -13,9 +15,8 @@ from kernels import inside
 def diagonal_scan(log_lambda, v):
     """Run x[t] = lambda x[t-1] + v[t]: complex (n,), complex (b, l, n) -> complex (b, l, n).
 
-    The scan works by doubling: after log2(l) passes, each position holds the sum over all positions
-    before it. Powers of lambda are taken from its logarithm in float64; repeated squaring in
-    float32 would lose two digits."""
+    After log2(l) passes, each position holds the sum over all positions before it. Powers of lambda
+    are taken from its logarithm in float64; repeated squaring in float32 would lose two digits."""
     return DiagonalScan.apply(log_lambda, v)
 
 
@@ -25,7 +26,8 @@ class DiagonalScan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, log_lambda, v):
-        x, shift = v, 1
+        x = v
+        shift = 1
         while shift < v.shape[1]:
             power = torch.exp(shift * log_lambda.to(torch.complex128)).to(v.dtype)  # (n,)
             x = torch.cat((x[:, :shift], x[:, shift:] + power * x[:, :-shift]), 1)
@@ -35,16 +37,15 @@ class DiagonalScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        """Return both gradients. v's is the same scan from the end; log lambda's sums v's times
-        conj(lambda x[t-1])."""
+        """v's gradient is the scan from the end; log lambda's sums it times conj(lambda x[t-1])."""
         log_lambda, x = ctx.saved_tensors
         grad = DiagonalScan.apply(log_lambda.conj(), grad.flip(1)).flip(1)  # (b, l, n)
-        return (grad[:, 1:] * (log_lambda.exp() * x[:, :-1]).conj()).sum((0, 1)), grad
+        before = log_lambda.exp() * x[:, :-1]
+        return (grad[:, 1:] * before.conj()).sum((0, 1)), grad
 
 
 class SharedState(nn.Module):
-    """Base class of S5 and LRU: a linear recurrence whose n states all channels share, (b, l, d) ->
-    (b, l, d).
+    """Base class of S5 and LRU: a linear recurrence of n states, (b, l, d) -> (b, l, d).
 
     x[t] = lambda x[t-1] + Bbar u[t] with lambda (n,), Bbar (n, d); y = factor Re C x + D u with C
     (d, n). Each state reads all channels, so there is a scan over time instead of a kernel per
@@ -56,19 +57,19 @@ class SharedState(nn.Module):
     def __init__(self, c, n):
         super().__init__()
         C = c.C_scale * torch.randn(c.directions, c.d, n, 2) / math.sqrt(c.state)
-        self.C = nn.Parameter(C)  # (c, d, n, 2)
+        self.C = nn.Parameter(C)  # (dir, d, n, 2)
         self.D = nn.Parameter(torch.randn(c.d))
 
     def scan(self, u):
         """Compute y of u (b, l, d), float32 -> the same shape."""
         log_lambda, B = self.recurrence()
-        v, y = torch.complex(u @ B.real.T, u @ B.imag.T), 0  # (b, l, n)
+        v = torch.complex(u @ B.real.T, u @ B.imag.T)  # (b, l, n)
+        y = 0
         for direction, C in enumerate(self.C.float()):
-            x = (
-                diagonal_scan(log_lambda, v.flip(1)).flip(1)
-                if direction
-                else diagonal_scan(log_lambda, v)
-            )
+            if direction == 0:
+                x = diagonal_scan(log_lambda, v)
+            else:
+                x = diagonal_scan(log_lambda, v.flip(1)).flip(1)
             y = y + x.real @ C[..., 0].T - x.imag @ C[..., 1].T  # (b, l, d) Re C x
         return self.factor * y + self.D * u
 
@@ -79,9 +80,10 @@ class SharedState(nn.Module):
         return self.gate(F.gelu(y, approximate="tanh"))
 
     def step(self, x, state):
-        """Compute one position of a causal layer: x (b, d), state (b, n) or None -> y (b, d),
-        state."""
+        """Compute one position: x (b, d), state (b, n) or None -> y (b, d), state."""
         log_lambda, B = self.recurrence()
-        state = x.to(B.dtype) @ B.T + (0 if state is None else log_lambda.exp() * state)  # (b, n)
-        y = self.factor * (state @ torch.view_as_complex(self.C.float())[0].T).real + self.D * x
+        v = x.to(B.dtype) @ B.T  # (b, n)
+        state = v if state is None else v + log_lambda.exp() * state
+        C = torch.view_as_complex(self.C.float())[0]  # (d, n)
+        y = self.factor * (state @ C.T).real + self.D * x
         return self.gate(F.gelu(y, approximate="tanh")), state

@@ -1,8 +1,9 @@
 """SGConv: a long convolution without a state space model behind it (Li et al. 2023).
 
-Short learned pieces are stretched, weighted and laid end to end; the formula needs no faster form.
-Sizes are S4's with the authors' settings. Recipes from scratch are the authors'; our schedules
-approximate theirs."""
+    K = [w_0, w_1 / 2, w_2 / 4 stretched 2 times, w_3 / 8 stretched 4 times, ...]
+Short learned pieces w_i are stretched, weighted and laid end to end; the formula needs no faster
+form. Sizes are S4's with the authors' settings. Recipes from scratch are the authors'; our
+schedules approximate theirs."""
 
 import math
 from functools import partial
@@ -17,10 +18,10 @@ from models import MODELS, SSM, Kernel, Key, Model, SSMBlock
 def sgconv_kernel(w, l, multiplier, power=None, init_scale=0):
     """Return the kernel of SGConv: S short learned pieces; later pieces are longer and weigh less.
 
-    w (S, c, d, d0) pieces of d0 values, the first nearest to lag 0; multiplier (d,); power (d,) or
-    None -> float32 (c, d, l). Piece i is stretched s = 2^(max(0, i-1) + init_scale) times by linear
-    interpolation: its lag t reads the piece at (t + 1/2) / s - 1/2, clamped. So pieces are d0, d0,
-    2 d0, 4 d0, ... lags long, times 2^init_scale, and S d0 parameters reach T = d0 2^(S-1 +
+    w (S, dir, d, d0) pieces of d0 values, the first nearest to lag 0; multiplier (d,); power (d,)
+    or None -> float32 (dir, d, l). Piece i is stretched s = 2^(max(0, i-1) + init_scale) times by
+    linear interpolation: its lag t reads the piece at (t + 1/2) / s - 1/2, clamped. So pieces are
+    d0, d0, 2 d0, 4 d0, ... lags long, times 2^init_scale, and S d0 parameters reach T = d0 2^(S-1 +
     init_scale) lags. Piece i is weighted by multiplier^(S-1-i): with multiplier 2, each piece
     weighs half as much as the one before. With power, lag t is also weighted by (t + 1)^-power. The
     result is cut to l lags or continued with zeros. The layer, not this function, divides by the
@@ -29,25 +30,22 @@ def sgconv_kernel(w, l, multiplier, power=None, init_scale=0):
     pieces = []
     for i, piece in enumerate(w.float()):
         stretch = 2 ** (max(0, i - 1) + init_scale)
-        piece = piece * multiplier ** (len(w) - 1 - i)  # (c, d, d0)
-        # (c, d, d0 stretch)
+        piece = piece * multiplier ** (len(w) - 1 - i)  # (dir, d, d0)
         pieces.append(F.interpolate(piece, scale_factor=stretch, mode="linear"))
-    K = torch.cat(pieces, -1)  # (c, d, T)
+    K = torch.cat(pieces, -1)  # (dir, d, T)
     if power is not None:
         lag = torch.arange(K.shape[-1], device=K.device)
         K = K * (lag + 1) ** -power.float()[:, None]
-    return F.pad(K, (0, l - K.shape[-1]))  # (c, d, l)  a negative pad cuts
+    return F.pad(K, (0, l - K.shape[-1]))  # (dir, d, l)  a negative pad cuts
 
 
 class SGConv(Kernel):
-    """Kernels of SGConv, a long convolution without a state space model behind it.
+    """Kernels of SGConv, divided by their norm at initialisation, which is saved with the weights.
 
-    A kernel consists of pieces of c.piece learned values, laid end to end. From the third on, each
-    piece is twice as long as the one before. Each piece weighs 1 / decay of the one before, where
-    decay rises over the channels from c.decay by c.decay_spread. Lag t also weighs (t +
-    1)^-c.power. About log2(length / piece) pieces cover the whole length; distant lags are coarse
-    and weak by construction. The kernel is divided by the norm that it has at initialisation, a
-    constant saved with the weights. Pieces have their own learning rate and the usual weight decay.
+    A kernel consists of pieces of c.piece learned values. About log2(length / piece) pieces cover
+    the whole length; distant lags are coarse and weak by construction. Each piece weighs 1 / decay
+    of the one before, where decay rises over the channels from c.decay by c.decay_spread. Lag t
+    also weighs (t + 1)^-c.power. Pieces have their own learning rate and the usual weight decay.
     c.stretch: all pieces are 2^stretch times as long. c.cosine: pieces start as cosines, with a
     random permutation of frequencies over the channels."""
 
@@ -63,23 +61,20 @@ class SGConv(Kernel):
 
     def __init__(self, c):
         super().__init__()
-        self.d, self.stretch = c.d, c.stretch
+        self.d = c.d
+        self.stretch = c.stretch
         pieces = 1 + max(0, math.ceil(math.log2(c.length / c.piece)) - c.stretch)
-        w = torch.randn(pieces, c.directions, c.d, c.piece)  # (S, c, d, d0)
+        w = torch.randn(pieces, c.directions, c.d, c.piece)  # (S, dir, d, d0)
         if c.cosine:
             turn = torch.linspace(0, 2 * math.pi, c.piece)  # (d0,)
-            w = torch.stack(
-                [
-                    (torch.randperm(c.d)[:, None] * turn).cos().expand(c.directions, -1, -1)
-                    for _ in w
-                ]
-            )
+            for i in range(pieces):
+                w[i] = (torch.randperm(c.d)[:, None] * turn).cos()
         self.w = nn.Parameter(w)
-        # (d,)
-        self.register_buffer("multiplier", torch.linspace(c.decay, c.decay + c.decay_spread, c.d))
+        decay = torch.linspace(c.decay, c.decay + c.decay_spread, c.d)
+        self.register_buffer("multiplier", decay)  # (d,)
         self.register_buffer("power", torch.full((c.d,), float(c.power)), persistent=False)
         reach = c.piece * 2 ** (pieces - 1 + c.stretch)  # at least the length
-        K = sgconv_kernel(w, reach, self.multiplier, self.power, c.stretch)  # (c, d, reach)
+        K = sgconv_kernel(w, reach, self.multiplier, self.power, c.stretch)  # (dir, d, reach)
         self.register_buffer("norm", K.norm(dim=-1, keepdim=True))
         self.rates = {"w": (c.piece_lr, True)}
 

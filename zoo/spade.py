@@ -1,6 +1,7 @@
 """SPADE: MEGA in chunks, with S4's convolution beside the attention of the bottom layer (Zuo et al.
 2022).
 
+    y <- Linear([LayerNorm(S4(x)), LayerNorm(y)]),  y: the attention's output
 This is our reading of the paper: the authors' Long Range Arena code is not public. Sizes and
 recipes are MEGA's."""
 
@@ -14,8 +15,7 @@ from zoo.mega import CHUNKS, Mega, MegaBlock, init_mega
 
 
 class Spade(Mega):
-    """MEGA whose bottom layer also applies S4 to its input. Both outputs are normalised and joined
-    by a Linear."""
+    """MEGA whose bottom layer also applies S4 to its input."""
 
     keys = dict(
         chunk=Key(int, 128),
@@ -30,11 +30,10 @@ class Spade(Mega):
         super().__init__(c)
         self.ssm = None
         if c.layer == 0:
-            self.ssm, self.D = (
-                S4(SimpleNamespace(**vars(c) | dict(n_ssm=c.d))),
-                nn.Parameter(torch.randn(c.d)),
-            )
-            self.norm_ssm, self.norm_out = nn.LayerNorm(c.d), nn.LayerNorm(c.d)
+            self.ssm = S4(SimpleNamespace(**vars(c) | dict(n_ssm=c.d)))
+            self.D = nn.Parameter(torch.randn(c.d))
+            self.norm_ssm = nn.LayerNorm(c.d)
+            self.norm_out = nn.LayerNorm(c.d)
             self.join = nn.Linear(2 * c.d, c.d)
 
     def joined(self, y, x, lengths):

@@ -1,8 +1,9 @@
-"""Structured feed-forward parts, and self-guided training (Wei et al. 2024): --arch
-ffn=lowrank,ffn_share=0.3.
+"""Structured feed-forward parts, and self-guided training (Wei et al. 2024). Not a --model.
 
-Not a --model: every Transformer can have these feed-forward parts. The first layer's stays dense,
-as in the authors' models."""
+    python pretrain.py ... --arch ffn=lowrank,ffn_share=0.3
+A matrix W (M, N) becomes a product of two cheaper ones, second (M, R) times first (R, N) say. Every
+Transformer can have these feed-forward parts. The first layer's stays dense, as in the authors'
+models."""
 
 import math
 from functools import partial
@@ -15,15 +16,13 @@ from models import FEED_FORWARD, HELPERS, Key, SizeError
 
 
 def structured_linear(x, first, second, bias, kind):
-    """Return x W^T + bias, where W is a product of two cheaper matrices (Wei et al. 2024): (..., N)
-    -> (..., M).
+    """Return x W^T + bias, where W is a product of two cheaper matrices: (..., N) -> (..., M).
 
     lowrank       first (R, N), second (M, R)
     blockdense    first (B, R/B, N/B), one matrix for each slice of x; second (M, R)
-    blockshuffle  first (B, Q, N/B), second (B, M/B, Q), Q = min(N, M) / B: both block diagonal. Between them the values
-                  are read as a (Q, B) matrix and transposed; after them, as a (B, M/B) matrix and
-                  transposed
-    """
+    blockshuffle  first (B, Q, N/B), second (B, M/B, Q), Q = min(N, M) / B: both block diagonal.
+                  Between them the values are read as a (Q, B) matrix and transposed; after them,
+                  as a (B, M/B) matrix and transposed"""
     if kind == "lowrank":
         return F.linear(F.linear(x, first), second, bias)
     blocks = len(first)
@@ -35,9 +34,32 @@ def structured_linear(x, first, second, bias, kind):
     return x.transpose(-1, -2).flatten(-2) + bias  # (..., M)
 
 
+def initial_factors(n, m, kind, share, blocks):
+    """Draw the factors of a matrix (m, n), shaped as in `structured_linear`."""
+    q = min(n, m) // blocks
+    if kind == "lowrank":
+        rank = max(1, min(n, m, round(share * n * m / (n + m))))
+        dense = nn.Linear(n, m, bias=False).weight.detach()
+        P, S, Qh = torch.linalg.svd(dense, full_matrices=False)
+        return S[:rank, None].sqrt() * Qh[:rank], P[:, :rank] * S[:rank].sqrt()
+    if n % blocks or m % blocks:
+        raise SizeError(f"ffn_blocks={blocks} does not divide {n} and {m}")
+    if kind == "blockdense":
+        rank = max(1, round(share * n * m / (m + n / blocks) / blocks)) * blocks
+        shapes = (blocks, rank // blocks, n // blocks), (m, rank)
+    else:
+        if q < blocks:  # some inputs would never reach some outputs
+            raise SizeError(
+                f"ffn_blocks={blocks}: blockshuffle of {n} and {m} takes {math.isqrt(min(n, m))} "
+                "at most"
+            )
+        shapes = (blocks, q, n // blocks), (blocks, m // blocks, q)
+    draws = (torch.linalg.svd(torch.randn(shape), full_matrices=False) for shape in shapes)
+    return [P @ Qh for P, _, Qh in draws]
+
+
 class StructuredLinear(nn.Module):
-    """A Linear whose matrix is a product of two cheaper ones, with c.ffn_share of its parameters
-    (Wei et al. 2024).
+    """A Linear whose matrix is a product of two cheaper ones, with c.ffn_share of its parameters.
 
     c.ffn: the kind, see `structured_linear`. c.ffn_blocks: the number of blocks, which by itself
     sets the share of blockshuffle. lowrank starts as the best approximation of a matrix drawn as in
@@ -50,36 +72,15 @@ class StructuredLinear(nn.Module):
 
     def __init__(self, n, m, c):
         super().__init__()
-        self.kind, self.guided, share, blocks = c.ffn, c.guided, c.ffn_share, c.ffn_blocks
-        q = min(n, m) // blocks
-        if self.kind != "lowrank" and (n % blocks or m % blocks):
-            raise SizeError(f"ffn_blocks={blocks} does not divide {n} and {m}")
-        if self.kind == "blockshuffle" and q < blocks:  # else some inputs never reach some outputs
-            raise SizeError(
-                f"ffn_blocks={blocks}: blockshuffle of {n} and {m} takes {math.isqrt(min(n, m))} "
-                "at most"
-            )
-        if self.kind == "lowrank":
-            rank = max(1, min(n, m, round(share * n * m / (n + m))))
-            P, S, Qh = torch.linalg.svd(
-                nn.Linear(n, m, bias=False).weight.detach(), full_matrices=False
-            )
-            first, second = S[:rank, None].sqrt() * Qh[:rank], P[:, :rank] * S[:rank].sqrt()
-        else:
-            rank = max(1, round(share * n * m / (m + n / blocks) / blocks)) * blocks
-            shapes = dict(
-                blockdense=[(blocks, rank // blocks, n // blocks), (m, rank)],
-                blockshuffle=[(blocks, q, n // blocks), (blocks, m // blocks, q)],
-            )[self.kind]
-            parts = (torch.linalg.svd(torch.randn(shape), full_matrices=False) for shape in shapes)
-            first, second = (P @ Qh for P, _, Qh in parts)
-        self.first, self.second = nn.Parameter(first.clone()), nn.Parameter(second.clone())
+        self.kind = c.ffn
+        self.guided = c.guided
+        first, second = initial_factors(n, m, c.ffn, c.ffn_share, c.ffn_blocks)
+        self.first = nn.Parameter(first.clone())
+        self.second = nn.Parameter(second.clone())
         self.bias = nn.Parameter(torch.zeros(m))
-        # (m, n)
-        product = structured_linear(
-            torch.eye(n), first, second, torch.zeros(1), self.kind
-        ).T.clone()
-        self.guide, self.a = nn.Parameter(product) if c.guided else None, 0.0
+        product = structured_linear(torch.eye(n), first, second, torch.zeros(1), self.kind)
+        self.guide = nn.Parameter(product.T.clone()) if c.guided else None  # (m, n)
+        self.a = 0.0
 
     def forward(self, x):
         y = structured_linear(x, self.first, self.second, self.bias, self.kind)

@@ -1,0 +1,24 @@
+"""Print a line per model: what it is, with its paper. Called as `python -m zoo`."""
+
+import sys
+
+from models import MODELS
+from zoo import homes
+
+RANDOM = "with every parameter drawn from N(0, 0.1^2) (Amos et al. 2024)."
+PAPER = {  # those of models.py; a file of zoo/ begins with its line, or its models have `about`
+    "transformer": "Attention, sinusoidal positions (Vaswani et al. 2017; Tay et al. 2020).",
+    "rotary": "Attention, rotary positions (Su et al. 2021).",
+    "s4": "S4: diagonal plus low rank, from HiPPO (Gu et al. 2022).",
+    "s4_rand": f"S4 {RANDOM}",
+    "dlr": "DLR: the diagonal linear RNN (Gupta et al. 2022).",
+    "dlr_rand": f"DLR {RANDOM}",
+}
+
+if __name__ == "__main__":
+    for name, model in MODELS.items():
+        text = PAPER.get(name) or model.about or sys.modules[f"zoo.{homes[name].stem}"].__doc__
+        first = " ".join(text.split("\n\n")[0].split())
+        print(f"{name:15} {first}")
+    print("\nSizes and recipe on a task: python recipes.py --task listops --model s4")
+    print("Costs: results/costs.md")
