@@ -123,19 +123,15 @@ class Run:
         return self.forward
 
     def make_feed(self):
+        """Decide how batches are cut into parts, and whether steps are recorded as CUDA graphs."""
+        args = self.args
         # Use fewer parts if each computes its convolution kernels again or, on a GPU, launches all
         # operations again.
-        layers = self.model.backbone.layers
-        costly = self.device.type == "cuda" or any(hasattr(x.mixer, "kernel") for x in layers)
-        self.records = records(self.args, self.processes, self.optimizer, self.equal)
+        kernels = any(hasattr(layer.mixer, "kernel") for layer in self.model.backbone.layers)
+        costly = kernels or self.device.type == "cuda"
+        self.records = records(args, self.processes, self.optimizer, self.equal)
         self.feed = Feed(
-            self.args,
-            self.processes,
-            self.task,
-            self.examples,
-            self.lengths,
-            costly,
-            self.records,
+            args, self.processes, self.task, self.examples, self.lengths, costly, self.records
         )
         self.rows = self.feed.rows
         self.parts = self.feed.parts
@@ -254,7 +250,7 @@ class Run:
         self.state["loss_steps"] += 1
         logs = done % self.args.log_every == 0 or done == self.steps
         early = not self.EARLY.isdisjoint({done, done - self.first})  # of the run or this process
-        if logs:
+        if logs or early:
             self.read_losses()
         self.times.append(time.perf_counter() - self.begun)  # without evaluating and saving
         if logs or early:
@@ -278,7 +274,6 @@ class Run:
         times = self.times if logs else self.times[len(self.times) // 2 :]
         pace = sum(times) / len(times)
         rate = max(group["lr"] for group in self.optimizer.param_groups)
-        self.read_losses()
         losses = {
             name: total / self.state["loss_steps"] for name, total in self.state["losses"].items()
         }
