@@ -190,11 +190,11 @@ def main(argv=None):
         evaluate(model, task, val, run, "val", balanced)[1] if len(test_scores) > 1 else val_scores
     )
     # predictions.npz, result.json, and a last line with the scores
-    kept = run.folder.predictions(task, test.y, found)
+    record = run.folder.predictions(task, test.y, found)
     run.finish(
         **val_scores,
         **test_scores,
-        **kept,
+        **record,
         test_loss=test_loss,
         start=args.start,
         init=str(args.init) if args.init else None,

@@ -14,18 +14,18 @@ Two objectives (paper, section 2):
     causal   predict each position from those before it. The model must not see ahead, so it
              differs in both stages: causal attention, or state space kernels in one direction only
 For example, an expression of ListOps (X closes a bracket) with its second and fifth symbols hidden:
-    the sequence      [MAX    4   [MIN   2     3    X   0   X  <eos>
-    masked   input    [MAX  <mask> [MIN  2  <mask>  X   0   X  <eos>
-             predict          4              3                         at their places
-    causal   input    [MAX    4   [MIN   2     3    X   0   X  <eos>
-             predict    4   [MIN   2     3     X    0   X <eos>        each one place before
+    the sequence      [MAX     4        [MIN     2     3        X     0    X    <eos>
+    masked   input    [MAX     <mask>   [MIN     2     <mask>   X     0    X    <eos>
+             predict           4                       3
+    causal   input    [MAX     4        [MIN     2     3        X     0    X    <eos>
+             predict  4        [MIN     2        3     X        0     X    <eos>
 The masked objective hides and predicts, with the paper's masking ratio and loss:
-    task                hides   reads                         predicts            loss
-    ListOps             10 %    symbols                       the symbol          ce
-    Text, Retrieval     15 %    symbols                       the symbol          ce
-    Pathfinder, PathX   50 %    gray values and a mark        one of 256 levels   ce
-    Image, sCIFAR       50 %    gray or RGB and a mark        the value           l1
-    audio (sc), BIDMC   25 %    samples and a mark            the sample          l1
+    task                 hides    reads                     predicts             loss
+    ListOps              10 %     symbols                   the symbol           ce
+    Text, Retrieval      15 %     symbols                   the symbol           ce
+    Pathfinder, PathX    50 %     gray values and a mark    one of 256 values    ce
+    Image, sCIFAR        50 %     gray or RGB and a mark    the value            l1
+    audio (sc), BIDMC    25 %     samples and a mark        the sample           l1
 The result is a run directory. Its `best.pt` holds the weights that predicted the validation split
 best; hand the directory to `finetune.py --init`. Recipes are in recipes.py. Flags and `Run`,
 everything that is not the method, are in engine/."""
