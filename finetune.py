@@ -215,7 +215,9 @@ def joint_training(args, task, train, run, model, forward, optimizer, weights):
     """Return make_parts and learn of joint training: the loss on labels plus --joint times
     pretraining's loss on the same examples. Without a first stage, it shows what the second loss by
     itself is worth."""
-    objective, inputs, kind = OBJECTIVES[args.objective], model.backbone.inputs, KINDS[task.kind]
+    objective = OBJECTIVES[args.objective]
+    inputs = model.backbone.inputs
+    kind = KINDS[task.kind]
 
     def make_parts(step):
         rows, share = run.rows(step)  # as in pretrain.py

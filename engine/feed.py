@@ -90,6 +90,7 @@ class Feed:
         largest = -(-len(rows) // self.world)  # the largest share of a process
         smallest = len(rows) // self.world
         most = self.args.micro_batch or largest
+        documents = self.task["documents"]
         if self.lengths is None:
             parts = -(-largest // most)
             bounds = [n * i // parts for i in range(parts + 1)]
@@ -101,7 +102,7 @@ class Feed:
         while bounds[-1] < smallest:
             width = int(longest[bounds[-1]])
             widths.append(width if width <= 512 else -(-width // 128) * 128)  # fewer shapes
-            size = min(most, max(1, self.positions // (width * self.task["documents"])))
+            size = min(most, max(1, self.positions // (width * documents)))
             if bounds[-1] + size >= smallest and largest - bounds[-1] > most:
                 size = most // 2  # the last row of some processes needs room
             bounds.append(bounds[-1] + size)

@@ -89,7 +89,8 @@ class Folder:
     def compare(self, saved, config, finished):
         """Raise UserError if the run with the config `saved` was started by another command, or
         from other weights."""
-        before, now = saved.get("pretrained"), config.get("pretrained")
+        before = saved.get("pretrained")
+        now = config.get("pretrained")
         if before and now and before != now:  # None: the file is not there
             raise UserError(
                 f"--resume: {self.path} started from another {config['init']}/best.pt (checksum "
@@ -183,7 +184,8 @@ def summary(task, y, predictions):
     predictions and correct predictions; right, one bit per example, sorted by label, in base64.
     Regression has values instead, labels and predictions as float16; other kinds of targets have
     shares, numerators and denominators (see engine/targets.py) as uint16."""
-    y, predictions = np.asarray(y), np.asarray(predictions)
+    y = np.asarray(y)
+    predictions = np.asarray(predictions)
     n = len(y)
     if task.kind == "number":
         values = np.array([y, predictions]).astype(np.float16)
@@ -272,8 +274,10 @@ def environment(device, processes=1, dtype="float32"):
 def read_log(folder):
     """Return the records of a run's log.jsonl. Skip lines that are not records: a kill may cut the
     last line short."""
-    path, records = folder / "log.jsonl", []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+    path = folder / "log.jsonl"
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    records = []
+    for line in lines:
         with contextlib.suppress(ValueError, RecursionError):
             records.append(json.loads(line))
     return [record for record in records if isinstance(record, dict)]
