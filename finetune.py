@@ -1,15 +1,15 @@
 """Stage 2, supervised training: learn the labels of sequences, from a self-pretrained run or from
 scratch.
 
-    from scratch; then from a pretraining run, which sets task and model:
-        python finetune.py --task pathfinder_demo --model transformer
-        python finetune.py --init runs/pathfinder_demo-transformer-masked-pretrain-s0
-    the paper's run:
-        python finetune.py --task pathx --model s4 --init runs/pathx-s4-masked-pretrain-s0
-    both losses at once, without a first stage:
-        python finetune.py --task pathfinder_demo --model transformer --joint 1
-    a linear probe: only the head is trained
-        python finetune.py --freeze --init runs/pathfinder_demo-transformer-masked-pretrain-s0
+    # from scratch
+    python finetune.py --task pathfinder_demo --model transformer
+    # from a pretraining run, which sets task and model; below, the paper's run
+    python finetune.py --init runs/pathfinder_demo-transformer-masked-pretrain-s0
+    python finetune.py --task pathx --model s4 --init runs/pathx-s4-masked-pretrain-s0
+    # both losses at once, without a first stage
+    python finetune.py --task pathfinder_demo --model transformer --joint 1
+    # a linear probe: only the head is trained
+    python finetune.py --freeze --init runs/pathfinder_demo-transformer-masked-pretrain-s0
 
 Three things differ from pretrain.py: a new head on the pooled sequence, the labels, and where the
 weights come from (`load_backbone`). The loss is cross-entropy, the score accuracy;

@@ -1,13 +1,13 @@
 """Stage 1, self-pretraining (SPT): learn to reconstruct the task's own training inputs. No labels,
 no other data.
 
-    about a minute on one CPU core:
-        python pretrain.py --task pathfinder_demo --model transformer
-    the paper's run, on one GPU, or on four:
-        python pretrain.py --task pathx --model s4
-        torchrun --nproc-per-node=4 pretrain.py --task pathx --model s4
-    the flags, and the recipe and sizes of this pair:
-        python pretrain.py --task pathx --model s4 --help
+    # about a minute on one CPU core
+    python pretrain.py --task pathfinder_demo --model transformer
+    # the paper's run, on one GPU, or on four
+    python pretrain.py --task pathx --model s4
+    torchrun --nproc-per-node=4 pretrain.py --task pathx --model s4
+    # the flags, and the recipe and sizes of this pair
+    python pretrain.py --task pathx --model s4 --help
 
 Two objectives (paper, section 2):
     masked   hide each position with a fixed probability and predict it from both sides
