@@ -1,11 +1,15 @@
 """Stage 2, supervised training: learn the labels of sequences, from a self-pretrained run or from
 scratch.
 
-    python finetune.py --task pathfinder_demo --model transformer                            from scratch
-    python finetune.py --init runs/pathfinder_demo-transformer-masked-pretrain-s0            task and model: the run's
-    python finetune.py --task pathx --model s4 --init runs/pathx-s4-masked-pretrain-s0       the paper's run
-    python finetune.py --task pathfinder_demo --model transformer --joint 1                  both losses at once
-    python finetune.py --freeze --init runs/pathfinder_demo-transformer-masked-pretrain-s0   a linear probe
+    # from scratch
+    python finetune.py --task pathfinder_demo --model transformer
+    # from a pretraining run, which sets task and model; below, the paper's run
+    python finetune.py --init runs/pathfinder_demo-transformer-masked-pretrain-s0
+    python finetune.py --task pathx --model s4 --init runs/pathx-s4-masked-pretrain-s0
+    # both losses at once, without a first stage
+    python finetune.py --task pathfinder_demo --model transformer --joint 1
+    # a linear probe: only the head is trained
+    python finetune.py --freeze --init runs/pathfinder_demo-transformer-masked-pretrain-s0
 
 Three things differ from pretrain.py: a new head on the pooled sequence, the labels, and where the
 weights come from (`load_backbone`). The loss is cross-entropy, the score accuracy;
@@ -14,7 +18,6 @@ by balanced accuracy if classes are unequal). The test split is evaluated once, 
 that checkpoint and without dropping an incomplete batch. Loop, run directory, --resume and torchrun
 are as in stage 1. Joint training, which has no stage 1, stands at the end."""
 
-# first: no traceback if Ctrl-C comes while the rest is imported
 from collections import namedtuple
 
 import torch
@@ -67,21 +70,20 @@ def load_backbone(model, args, say):
     Everything but the head transfers. Only the input layer of a task with samples may differ in
     shape: its column for the mask channel is dropped if nothing is hidden or missing now. Any other
     difference is an error."""
-    saved, ours = read_checkpoint(args.init / "best.pt")["model"], model.state_dict()
+    saved = read_checkpoint(args.init / "best.pt")["model"]
+    new = model.state_dict()
     pretrained = {
-        k: v
-        for k, v in saved.items()
-        if k.startswith("backbone.") and k.split(".")[-1] not in HELPERS
+        name: tensor
+        for name, tensor in saved.items()
+        if name.startswith("backbone.") and name.split(".")[-1] not in HELPERS
     }
-    encoder, dropped = "backbone.encoder.weight", ""
-    if (
-        encoder in pretrained
-        and encoder in ours
-        and pretrained[encoder].shape[1] == ours[encoder].shape[1] + 1
-    ):
-        pretrained[encoder] = pretrained[encoder][:, :-1]
+    dropped = ""
+    encoder = pretrained.get("backbone.encoder.weight")  # (d, channels) of a task with samples
+    wanted = new.get("backbone.encoder.weight")
+    if encoder is not None and wanted is not None and encoder.shape[1] == wanted.shape[1] + 1:
+        pretrained["backbone.encoder.weight"] = encoder[:, :-1]
         dropped = "; the input layer's column for the mask channel is dropped"
-    head = {k: v for k, v in ours.items() if k.startswith("head.")}
+    head = {name: tensor for name, tensor in new.items() if name.startswith("head.")}
     with reading(
         f"{args.init} holds another architecture than this run",
         "it may be of another version of the code",
@@ -106,11 +108,11 @@ def make_model(args, task, run):
             f"{args.data_dir} "
             f"holds {task.data}; its test split may hold what was pretrained on"
         )
-    backbone, outputs = make_backbone(args, task), task.classes or 1
+    backbone = make_backbone(args, task)
+    outputs = task.classes or 1
     if args.start == "joint":
-        return Joint(
-            backbone, outputs, args.pool, args.head, OBJECTIVES[args.objective].outputs(args, task)
-        )
+        predicted = OBJECTIVES[args.objective].outputs(args, task)
+        return Joint(backbone, outputs, args.pool, args.head, predicted)
     model = Classifier(backbone, outputs, args.pool, args.head)
     if args.start == "spt" and not run.folder.resumes:
         load_backbone(model, args, run.say)
@@ -142,11 +144,10 @@ def main(argv=None):
     forward = run.start(model, optimizer)
     inputs = model.backbone.inputs  # symbols or samples of a batch, whichever the backbone reads
 
-    def prepare(step):
+    def make_parts(step):
         """Make a step's batch on the CPU, while the step before runs. Return it in parts."""
-        rows, mine = run.rows(step)  # examples of the whole batch; which of them are this process's
-        # sequences of similar length together
-        return run.parts(train.batch(rows[mine]), rows, mine, task.documents)
+        rows, share = run.rows(step)  # examples of the whole batch; this process's share of them
+        return run.parts(train.batch(rows[share]), rows, share)  # similar lengths together
 
     def learn(parts):
         """Take one optimiser step: the gradient of the whole batch's mean loss, summed part by
@@ -160,13 +161,11 @@ def main(argv=None):
             )
         optimizer.step()
 
-    # adds pretraining's loss
-    make_batch, update = (
-        (prepare, learn)
-        if args.joint is None
-        else joint_training(args, task, train, run, model, forward, optimizer, weights)
-    )
-    update = run.measured(update)  # records loss and gradient norm; with --compile a CUDA graph
+    if args.joint is not None:  # adds pretraining's loss
+        make_parts, learn = joint_training(
+            args, task, train, run, model, forward, optimizer, weights
+        )
+    learn = run.measured(learn)  # records loss and gradient norm; with --compile a CUDA graph
 
     # ---- training: evaluate, save, stop?, step, log ----------------------------------------------
     for step in range(run.step, run.steps + 1):  # run.step: 0, or where a stopped run continues
@@ -180,8 +179,7 @@ def main(argv=None):
 
         for group in optimizer.param_groups:  # the schedule scales each group's own rate
             group["lr"] = group["initial_lr"] * learning_rate(step, run.steps, args)
-        # seeds dropout; returns the prepared parts, on the device
-        update(run.begin(step, make_batch))
+        learn(run.begin(step, make_parts))  # seeds dropout; returns the parts, on the device
         run.stepped(step)  # log line, checkpoint; ends the run if a signal asked for it
 
     # ---- the test split, once, with the checkpoint that validation chose -------------------------
@@ -192,11 +190,11 @@ def main(argv=None):
         evaluate(model, task, val, run, "val", balanced)[1] if len(test_scores) > 1 else val_scores
     )
     # predictions.npz, result.json, and a last line with the scores
-    kept = run.folder.predictions(task, test.y, found)
+    record = run.folder.predictions(task, test.y, found)
     run.finish(
         **val_scores,
         **test_scores,
-        **kept,
+        **record,
         test_loss=test_loss,
         start=args.start,
         init=str(args.init) if args.init else None,
@@ -208,30 +206,30 @@ def main(argv=None):
 # A part of a batch with labels (`Batch` in data.py), and what the objective makes of it
 # (`Denoising` in pretrain.py). corrupted: inputs with hidden positions; None with the causal
 # objective.
-Labelled = namedtuple(
-    "Labelled", "symbols samples lengths y corrupted corrupted_lengths hidden targets"
+JointPart = namedtuple(
+    "JointPart", "symbols samples lengths y corrupted corrupted_lengths hidden targets"
 )
 
 
 def joint_training(args, task, train, run, model, forward, optimizer, weights):
-    """Return prepare and learn of joint training: the loss on labels plus --joint times
+    """Return make_parts and learn of joint training: the loss on labels plus --joint times
     pretraining's loss on the same examples. Without a first stage, it shows what the second loss by
     itself is worth."""
-    objective, inputs, kind = OBJECTIVES[args.objective], model.backbone.inputs, KINDS[task.kind]
+    objective = OBJECTIVES[args.objective]
+    inputs = model.backbone.inputs
+    kind = KINDS[task.kind]
 
-    def prepare(step):
-        rows, mine = run.rows(step)  # as in pretrain.py
-        batch = train.batch(rows[mine])
-        made = denoising(args, batch, drawing(task, batch, rows, mine, args.seed, step))
-        whole = Labelled(
-            *batch, *(made if objective.hides else made._replace(inputs=None, lengths=None))
-        )
-        parts = [whole] if objective.whole else run.parts(whole, rows, mine, task.documents)
-        return [part._replace(hidden=run.numbers(part.hidden)) for part in parts]
+    def make_parts(step):
+        rows, share = run.rows(step)  # as in pretrain.py
+        batch = train.batch(rows[share])
+        draw = drawing(task, batch, rows, share, args.seed, step)
+        second = denoising(args, batch, draw)
+        if not objective.hides:  # it reads the same inputs
+            second = second._replace(inputs=None, lengths=None)
+        return run.parts(JointPart(*batch, *second), rows, share, objective.whole)
 
     def learn(parts):
-        # as in pretrain.py
-        n = run.total(sum((part.hidden >= 0).sum() for part in parts)).clamp(min=1)
+        n = run.positions(parts)  # as in pretrain.py
         optimizer.zero_grad(set_to_none=True)
         for part in run.exchange(parts):
             with run.autocast():
@@ -243,7 +241,7 @@ def joint_training(args, task, train, run, model, forward, optimizer, weights):
             run.backward({"labels": labels} | parts_of(loss, n, args.joint))  # both are logged
         optimizer.step()
 
-    return prepare, learn
+    return make_parts, learn
 
 
 if __name__ == "__main__":

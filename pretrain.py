@@ -1,24 +1,31 @@
 """Stage 1, self-pretraining (SPT): learn to reconstruct the task's own training inputs. No labels,
 no other data.
 
-    python pretrain.py --task pathfinder_demo --model transformer    about a minute on one CPU core
-    python pretrain.py --task pathx --model s4                       the paper's run, on one GPU
+    # about a minute on one CPU core
+    python pretrain.py --task pathfinder_demo --model transformer
+    # the paper's run, on one GPU, or on four
+    python pretrain.py --task pathx --model s4
     torchrun --nproc-per-node=4 pretrain.py --task pathx --model s4
-    python pretrain.py --task pathx --model s4 --help                the flags, and the recipe and sizes of this pair
+    # the flags, and the recipe and sizes of this pair
+    python pretrain.py --task pathx --model s4 --help
 
 Two objectives (paper, section 2):
     masked   hide each position with a fixed probability and predict it from both sides
-    causal   predict each position from those before it. The model must not see ahead, so it differs in both stages:
-             causal attention, or state space kernels in one direction only
+    causal   predict each position from those before it. The model must not see ahead, so it
+             differs in both stages: causal attention, or state space kernels in one direction only
 For example, an expression of ListOps (X closes a bracket) with its second and fifth symbols hidden:
-    the sequence      [MAX    4   [MIN   2     3    X   0   X  <eos>
-    masked   input    [MAX  <mask> [MIN  2  <mask>  X   0   X  <eos>      predict 4 and 3, at their places
-    causal   input    [MAX    4   [MIN   2     3    X   0   X  <eos>      predict 4, [MIN, 2, 3, X, 0, X, <eos>
+    the sequence      [MAX     4        [MIN     2     3        X     0    X    <eos>
+    masked   input    [MAX     <mask>   [MIN     2     <mask>   X     0    X    <eos>
+             predict           4                       3
+    causal   input    [MAX     4        [MIN     2     3        X     0    X    <eos>
+             predict  4        [MIN     2        3     X        0     X    <eos>
 The masked objective hides and predicts, with the paper's masking ratio and loss:
-    ListOps; Text, Retrieval     10 %; 15 %     reads symbols                    predicts the symbol        ce
-    Pathfinder, PathX            50 %           reads gray values and a mark     predicts one of 256        ce
-    Image, sCIFAR                50 %           reads gray or RGB and a mark     predicts the value         l1
-    audio (sc), BIDMC            25 %           reads samples and a mark         predicts the sample        l1
+    task                 hides    reads                     predicts             loss
+    ListOps              10 %     symbols                   the symbol           ce
+    Text, Retrieval      15 %     symbols                   the symbol           ce
+    Pathfinder, PathX    50 %     gray values and a mark    one of 256 values    ce
+    Image, sCIFAR        50 %     gray or RGB and a mark    the value            l1
+    audio (sc), BIDMC    25 %     samples and a mark        the sample           l1
 The result is a run directory. Its `best.pt` holds the weights that predicted the validation split
 best; hand the directory to `finetune.py --init`. Recipes are in recipes.py. Flags and `Run`,
 everything that is not the method, are in engine/."""
@@ -36,12 +43,12 @@ from data import open_task
 from engine.feed import drawing
 from engine.flags import arguments
 from engine.processes import guarded
-from engine.run import Run, kernel_maxima
-from files import UserError  # first: no traceback if Ctrl-C comes while the rest is imported
+from engine.run import Run
+from files import UserError
 from kernels import inside, true_lengths
 from models import Backbone, Denoiser, at, config, make_optimizer
 from recipes import learning_rate
-from tasks import IGNORE, MASK
+from tasks import MASK
 
 # ---- The objective -------------------------------------------------------------------------------
 
@@ -68,45 +75,37 @@ def corrupt(batch, hidden, loss):
     if batch.samples is None:
         return batch.symbols.masked_fill(hidden, MASK), batch.symbols, hidden  # (b, l) all three
     inputs = batch.samples.masked_fill(hidden[..., None], math.nan)  # (b, l, channels)
-    return (
-        inputs,
-        batch.symbols if loss == "ce" else batch.samples,
-        hidden & ~batch.samples.isnan().all(-1),
-    )
+    targets = batch.symbols if loss == "ce" else batch.samples
+    return inputs, targets, hidden & ~batch.samples.isnan().all(-1)
 
 
 def shift(batch, loss):
     """Return inputs, targets, and which positions (b, l) have a target. This is the causal
     objective: the target at t is the input at t + 1; the last position has none."""
-    x = batch.symbols if batch.samples is None else batch.samples  # (b, l), (b, l, channels)
-    targets = torch.roll(batch.symbols if loss == "ce" else x, -1, dims=1)
-    b, l = x.shape[:2]
-    there = inside(true_lengths(batch.lengths, b, l, x.device) - 1, l)  # (b, l)
-    return (
-        x,
-        targets,
-        there if batch.samples is None or loss == "ce" else there & ~targets.isnan().all(-1),
-    )
+    inputs = batch.symbols if batch.samples is None else batch.samples  # (b, l), (b, l, channels)
+    targets = torch.roll(batch.symbols if loss == "ce" else inputs, -1, dims=1)
+    b, l = inputs.shape[:2]
+    predicted = inside(true_lengths(batch.lengths, b, l, inputs.device) - 1, l)  # (b, l)
+    if batch.samples is not None and loss == "l1":
+        predicted = predicted & ~targets.isnan().all(-1)
+    return inputs, targets, predicted
 
 
 def spt_loss(args, prediction, targets, hidden):
     """Return loss and score, summed over hidden positions: prediction (m, outputs), targets (b, l)
     or (b, l, channels), hidden as in `at`. args.loss:
 
-    ce: cross-entropy over symbols or gray levels 0..255; score: number of correct predictions. l1:
-    absolute error of the normalised sample, mean over channels; score: negative squared error, mean
-    over channels. A missing channel has no error; those that are there count more. Sums, because
-    micro-batches and processes hold different numbers of hidden positions; the caller divides by
-    the number in the whole batch. An index below 0 in `hidden` is filling, because CUDA graphs need
-    a fixed number."""
+    ce: cross-entropy over symbols or gray levels 0..255; score: number of correct predictions.
+    l1: absolute error of the normalised sample, mean over channels; score: negative squared error,
+    mean over channels. A missing channel has no error; those that are there count more.
+
+    Sums, because micro-batches and processes hold different numbers of hidden positions; the caller
+    divides by the number in the whole batch."""
     targets = at(targets, hidden)  # (m,) or (m, channels)
-    none = hidden < 0 if hidden.ndim == 1 else targets.new_zeros(len(targets), dtype=torch.bool)
     if args.loss == "ce":
-        targets = targets.masked_fill(none, IGNORE)  # cross_entropy leaves it out
-        return F.cross_entropy(prediction.float(), targets, reduction="sum"), (
-            prediction.argmax(-1) == targets
-        ).sum()
-    there = ~targets.isnan() & ~none[:, None]  # (m, channels)
+        loss = F.cross_entropy(prediction.float(), targets, reduction="sum")
+        return loss, (prediction.argmax(-1) == targets).sum()
+    there = ~targets.isnan()  # (m, channels)
     error = (prediction.float() - targets.nan_to_num()).masked_fill(~there, 0.0)
     weight = there.shape[1] / there.sum(-1).clamp(min=1)  # 1 if none is missing
     return (weight * error.abs().mean(-1)).sum(), -(weight * error.square().mean(-1)).sum()
@@ -122,11 +121,13 @@ def parts_of(loss, n, weight=1.0):
 class Objective(NamedTuple):
     """A row of OBJECTIVES. To add an objective, write its pretext, perhaps a loss, and a row."""
 
-    # (args, batch, draw) -> inputs, targets, hidden (b, l); lengths if others. draw(hide, ratio[,
-    # i]): `hide` for this batch -> (b, l)
+    # (args, batch, draw) -> inputs, targets, hidden (b, l); lengths if not those of the batch.
+    # draw(hide, ratio[, i]): `hide` for this batch -> (b, l)
     pretext: Callable
-    causal: bool  # the model sees only earlier positions
-    hides: bool  # inputs are corrupted: samples get a mask channel, joint training two passes
+    # the model sees only earlier positions
+    causal: bool
+    # inputs are corrupted: samples get a mask channel, joint training needs two passes
+    hides: bool
     # (args, task) -> outputs of the head: one per symbol (or gray level), or one per channel
     outputs: Callable = lambda args, task: task.vocab if args.loss == "ce" else task.channels
     # (args, prediction, targets, hidden) -> loss and score, summed over hidden positions. A loss of
@@ -134,10 +135,11 @@ class Objective(NamedTuple):
     loss: Callable = spt_loss
     # the Task that the backbone reads, e.g. one with more symbols
     reads: Callable = lambda args, task: task
-    # a batch is not cut: rows or lengths change, or the loss compares examples (the
+    # a batch is not cut: rows or lengths change, or the loss compares examples (the last batch of
+    # validation may have one)
     whole: bool = False
-    #                                     last batch of validation may have one)
-    score: str = ""  # what the score is, in result.json; a loss of its own needs it
+    # what the score is, in result.json; a loss of its own needs it
+    score: str = ""
 
 
 OBJECTIVES = {  # --objective
@@ -172,10 +174,10 @@ def make_backbone(args, task):
     or missing."""
     objective = OBJECTIVES[args.objective]
     hides = args.start in ("pretrain", "joint") and objective.hides and task.channels is not None
-    # what `reads` sees
-    pretraining = SimpleNamespace(**vars(args) | (getattr(args, "pretraining", None) or {}))
-    read = objective.reads(pretraining, task)
-    return Backbone(config(args.arch, read, objective.causal, mask_channel=task.gaps or hides))
+    # what `reads` sees in both stages: the flags of pretraining
+    pretraining = vars(args) | (getattr(args, "pretraining", None) or {})
+    task = objective.reads(SimpleNamespace(**pretraining), task)
+    return Backbone(config(args.arch, task, objective.causal, mask_channel=task.gaps or hides))
 
 
 # ---- Validation and training ---------------------------------------------------------------------
@@ -193,23 +195,18 @@ def validate(model, task, split, args, run):
     for i, rows, batch in run.batches(split):  # this process's batches of the split
         draw = drawing(task, batch, rows, slice(0, len(rows)), args.seed, EVAL_KEY, i)
         inputs, lengths, hidden, targets = denoising(args, batch, draw)
-        hidden = run.numbers(hidden)
+        n = hidden.sum()
+        hidden = hidden.flatten().nonzero()[:, 0]  # mask (b, l) -> indices (m,)
         with run.autocast():  # bfloat16 on a GPU
             prediction = model(inputs, lengths, hidden)  # (m, outputs)
         loss, score = OBJECTIVES[args.objective].loss(args, prediction, targets, hidden)
         loss = sum(parts_of(loss, 1).values())
-        sums += torch.stack((loss.double(), score.double(), (hidden >= 0).sum().double()))
+        sums += torch.stack((loss.double(), score.double(), n.double()))
     model.train()
     loss, score, n = run.total(sums).tolist()  # sum over processes
     if n == 0:
-        raise UserError(
-            "no position of the validation split is predicted; "
-            + (
-                "use --objective masked"
-                if args.mask is None
-                else f"give a larger --mask than {args.mask}"
-            )
-        )
+        more = "--objective masked" if args.mask is None else f"a --mask above {args.mask}"
+        raise UserError(f"no position of the validation split is predicted; use {more}")
     return loss / n, score / n
 
 
@@ -220,12 +217,12 @@ def constant_score(split, loss, most=1_000):
     """Describe what a constant prediction scores on the first examples of a split, beside which a
     score is read."""
     batch = split.batch(np.arange(min(len(split), most)))
-    x = batch.symbols if loss == "ce" else batch.samples  # (b, l), (b, l, channels)
-    # without padding
-    x = x[inside(true_lengths(batch.lengths, *x.shape[:2], x.device), x.shape[1])]
+    values = batch.symbols if loss == "ce" else batch.samples  # (b, l), (b, l, channels)
+    b, l = values.shape[:2]
+    values = values[inside(true_lengths(batch.lengths, b, l, values.device), l)]  # without padding
     if loss == "ce":
-        return f"the most common symbol scores {x.bincount().max().item() / len(x):.4f}"
-    return f"the mean scores {-x.square().nanmean().item():.4f}"  # samples are normalised
+        return f"the most common symbol scores {values.bincount().max().item() / len(values):.4f}"
+    return f"the mean scores {-values.square().nanmean().item():.4f}"  # samples are normalised
 
 
 def parse_args(argv=None):
@@ -244,30 +241,23 @@ def main(argv=None):
     torch.manual_seed(args.seed)
     backbone = make_backbone(args, task)
     model = Denoiser(backbone, objective.outputs(args, task)).to(run.device)
-    score_is, remark = objective.score or SCORES[args.loss], ""
-    if objective.loss is spt_loss:
-        remark = f" ({score_is}; {constant_score(val, args.loss)})"
-    kernels_before = kernel_maxima(backbone, task.length)
     optimizer = make_optimizer(model, args)
     # restores a stopped run; returns the model to call (compiled, DDP)
     forward = run.start(model, optimizer)
 
-    def prepare(step):
+    def make_parts(step):
         """Make a step's batch on the CPU, while the step before runs. Return it in parts."""
-        rows, mine = run.rows(step)  # examples of the whole batch; which of them are this process's
-        batch = train.batch(rows[mine])
-        whole = denoising(args, batch, drawing(task, batch, rows, mine, args.seed, step))
-        # of similar lengths
-        parts = [whole] if objective.whole else run.parts(whole, rows, mine, task.documents)
-        # mask (b, l) -> indices (m,)
-        return [part._replace(hidden=run.numbers(part.hidden)) for part in parts]
+        rows, share = run.rows(step)  # examples of the whole batch; this process's share of them
+        batch = train.batch(rows[share])
+        draw = drawing(task, batch, rows, share, args.seed, step)
+        # sequences of similar length together; the mask `hidden` becomes indices (m,)
+        return run.parts(denoising(args, batch, draw), rows, share, objective.whole)
 
     @run.measured  # records loss and gradient norm; with --compile a CUDA graph
     def learn(parts):
         """Take one optimiser step: the gradient of the whole batch's mean loss, summed part by
         part."""
-        # positions, over all processes
-        n = run.total(sum((part.hidden >= 0).sum() for part in parts)).clamp(min=1)
+        n = run.positions(parts)  # positions to predict, over all processes
         optimizer.zero_grad(set_to_none=True)
         for part in run.exchange(parts):  # each part; in the last, processes add up their gradients
             with run.autocast():
@@ -275,6 +265,11 @@ def main(argv=None):
             loss, _ = objective.loss(args, prediction, part.targets, part.hidden)
             run.backward(parts_of(loss, n))  # loss.backward(), and adds to the logged loss
         optimizer.step()
+
+    score_is = objective.score or SCORES[args.loss]
+    remark = ""
+    if objective.loss is spt_loss:
+        remark = f" ({score_is}; {constant_score(val, args.loss)})"
 
     # ---- training: evaluate, save, stop?, step, log ----------------------------------------------
     for step in range(run.step, run.steps + 1):  # run.step: 0, or where a stopped run continues
@@ -288,11 +283,10 @@ def main(argv=None):
 
         for group in optimizer.param_groups:  # the schedule scales each group's own rate
             group["lr"] = group["initial_lr"] * learning_rate(step, run.steps, args)
-        learn(run.begin(step, prepare))  # seeds dropout; returns the prepared parts, on the device
+        learn(run.begin(step, make_parts))  # seeds dropout; returns the parts, on the device
         run.stepped(step)  # log line, checkpoint; ends the run if a signal asked for it
 
-    run.keep_kernels(kernels_before, task.length)  # for figure 4
-    # result.json, and a last line with the scores
+    # result.json, kernels.npz for figure 4, and a last line with the scores
     run.finish(val_score=run.state["best"], score_is=score_is)
 
 

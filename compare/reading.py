@@ -6,7 +6,7 @@ from the recipe in either stage. Names of folders do not matter."""
 import base64
 import json
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,7 +43,7 @@ def read_runs(source, strict=False):
                         Path(run.get("init") or ""),
                         examples(run | {"folder": path.parent}),
                     )
-                hash(identity(run)), {**(run.get("data") or {}), **(run.get("code") or {})}
+                hash(identity(run)), {**(run.get("data") or {})}
                 numbers = dict(
                     seed=int(run["seed"]), steps=int(run["steps"]), seconds=float(run["seconds"])
                 )
@@ -263,15 +263,13 @@ def variants_of(runs, any_code=True):
                 f"{other['data']} and {run['data']}; compare them separately"
             )
     for seeds in found.values():
-        records = [record for run in seeds.values() for record in (run, run.get("first", run))]
-        counts = Counter(
-            file
-            for file, _ in {pair for one in records for pair in (one.get("code") or {}).items()}
+        runs_of_stages = [*seeds.values()], [run.get("first", {}) for run in seeds.values()]
+        several = max(
+            len({run["code"] for run in stage if run.get("code")}) for stage in runs_of_stages
         )
-        if several := ", ".join(
-            f"{n} versions of {file}" for file, n in sorted(counts.items()) if n > 1
-        ):
-            text = f"seeds of the setting of {records[0]['place']} were trained by {several}"
+        if several > 1:
+            place = runs_of_stages[0][0]["place"]
+            text = f"seeds of the setting of {place} were trained by {several} versions of the code"
             if not any_code:
                 raise UserError(f"{text}; train them again, or pool them with --any-code")
             print(f"warning: {text}", file=sys.stderr)

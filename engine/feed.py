@@ -3,27 +3,26 @@ background."""
 
 import functools
 import itertools
-import math
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
 
 from data import order
+from engine.graph import filled
 
 
-def drawing(task, batch, rows, mine, *key):
+def drawing(task, batch, rows, share, *key):
     """Return a function draw(hide, ratio, *more) -> positions (b, l) of `batch` to hide. rows: the
-    examples of the batch, over all processes. mine: the indices in `rows` of this process's
+    examples of the batch, over all processes. share: the indices in `rows` of this process's
     examples. `hide` is called once for the whole batch, so the positions do not depend on the
     number of processes or the order in which they compute."""
 
     def draw(hide, ratio, *more):
-        whole = hide((len(rows) * task.documents, task.length), ratio, *key, *more)
-        # (b, task's length)
-        ours = whole.reshape(len(rows), -1, task.length)[mine].reshape(-1, task.length)
-        l = (batch.symbols if batch.samples is None else batch.samples).shape[1]
-        return torch.from_numpy(ours[:, :l]).to(batch.y.device)  # (b, l)
+        positions = hide((len(rows) * task.documents, task.length), ratio, *key, *more)
+        positions = positions.reshape(len(rows), -1, task.length)[share].reshape(-1, task.length)
+        inputs = batch.symbols if batch.samples is None else batch.samples
+        return torch.from_numpy(positions[:, : inputs.shape[1]]).to(batch.y.device)  # (b, l)
 
     return draw
 
@@ -38,132 +37,139 @@ class Feed:
     EVALUATED = 2**17  # least number of positions in an evaluation batch on a GPU
 
     def __init__(self, args, processes, task, examples, lengths, costly, records):
-        self.args, self.task, self.examples, self.lengths, self.records = (
-            args,
-            task,
-            examples,
-            lengths,
-            records,
-        )
-        self.world, self.rank, self.device = processes.world, processes.rank, processes.device
+        self.args = args
+        self.task = task  # a dict, see `kept`
+        self.examples = examples
+        self.lengths = lengths
+        self.records = records
+        self.world = processes.world
+        self.rank = processes.rank
+        self.device = processes.device
         self.per_epoch = examples // args.batch
         self.positions = self.POSITIONS * (self.COSTLY if costly else 1)
-        self.thread, self.prepared = ThreadPoolExecutor(1), None
+        self.thread = ThreadPoolExecutor(1)
+        self.upcoming = None  # the parts of the next step
         # shuffle once per epoch: each step would be slow
         self.order = functools.lru_cache(1)(order)
+
+    # ---- training --------------------------------------------------------------------------------
 
     def rows(self, step):
         """Return the examples of a step's batch, int64 (batch,), and the indices of this process's
         examples in it, longest first if lengths differ. A pure function of seed and step, so there
         is no sampler state to save."""
-        args, (epoch, i) = self.args, divmod(step, self.per_epoch)
+        args = self.args
+        epoch, i = divmod(step, self.per_epoch)
         rows = self.order(self.examples, args.seed, epoch)[i * args.batch : (i + 1) * args.batch]
         if args.fresh:  # no example comes twice
             rows = np.arange(step * args.batch, (step + 1) * args.batch)
         if self.lengths is None:
-            return rows, np.arange(
-                *(len(rows) * r // self.world for r in (self.rank, self.rank + 1))
-            )
+            first, end = (len(rows) * rank // self.world for rank in (self.rank, self.rank + 1))
+            return rows, np.arange(first, end)
         return rows, np.argsort(-self.lengths[rows], kind="stable")[self.rank :: self.world]
 
-    def parts(self, whole, rows, mine, documents=1):
-        """Cut a batch of this process into parts that pass through the model one after another.
-        Rows of the tensors in `whole` are examples, or sequences (`documents` per example). A part
-        has at most --micro-batch examples. If lengths differ, it has about `positions` positions
-        and is cut to its longest sequence: two thirds of a whole IMDb batch would be padding. All
-        processes make equally many parts, as BatchNorm and DDP synchronise in each."""
-        largest, smallest = -(-len(rows) // self.world), len(rows) // self.world
-        n, most = len(mine), self.args.micro_batch or largest
+    def parts(self, batch, rows, share, whole=False):
+        """Cut this process's share of a batch into parts that pass through the model one after
+        another; whole: into one. A mask `hidden` (b, l) becomes flat indices, int64 (m,), because a
+        GPU would have to wait for their number."""
+        n = len(share)
+        parts = [batch] if whole else [self.cut(batch, n, *cut) for cut in self.cuts(rows, n)]
+        if "hidden" not in batch._fields:
+            return parts
+        if self.records and self.args.mask is not None:
+            return [filled(part, self.args.mask) for part in parts]
+        return [part._replace(hidden=part.hidden.flatten().nonzero()[:, 0]) for part in parts]
+
+    def cuts(self, rows, n):
+        """Return [(first, end, width)], one per part of the n examples of this process: the parts
+        are examples first..end and the first `width` positions, None for all.
+
+        A part has at most --micro-batch examples. If lengths differ, it has about `positions`
+        positions and is cut to its longest sequence: two thirds of a whole IMDb batch would be
+        padding. All processes make equally many parts, as BatchNorm and DDP synchronise in each."""
+        largest = -(-len(rows) // self.world)  # the largest share of a process
+        smallest = len(rows) // self.world
+        most = self.args.micro_batch or largest
+        documents = self.task["documents"]
         if self.lengths is None:
             parts = -(-largest // most)
-            bounds, widths = [n * i // parts for i in range(parts + 1)], [None] * parts
-        else:
-            longest, bounds, widths = -np.sort(-self.lengths[rows])[:: self.world], [0], []
-            while bounds[-1] < smallest:
-                width = int(longest[bounds[-1]])
-                widths.append(width if width <= 512 else -(-width // 128) * 128)  # fewer shapes
-                size = min(most, max(1, self.positions // (width * documents)))
-                if bounds[-1] + size >= smallest and largest - bounds[-1] > most:
-                    size = most // 2  # the last row of some processes needs room
-                bounds.append(bounds[-1] + size)
-            bounds[-1] = n
+            bounds = [n * i // parts for i in range(parts + 1)]
+            return [(first, end, None) for first, end in itertools.pairwise(bounds)]
 
-        several = self.task["target"] == "labels"
+        # the longest sequence of any process at each index of a share
+        longest = -np.sort(-self.lengths[rows])[:: self.world]
+        bounds, widths = [0], []
+        while bounds[-1] < smallest:
+            width = int(longest[bounds[-1]])
+            widths.append(width if width <= 512 else -(-width // 128) * 128)  # fewer shapes
+            size = min(most, max(1, self.positions // (width * documents)))
+            if bounds[-1] + size >= smallest and largest - bounds[-1] > most:
+                size = most // 2  # the last row of some processes needs room
+            bounds.append(bounds[-1] + size)
+        bounds[-1] = n
+        return [(*pair, width) for pair, width in zip(itertools.pairwise(bounds), widths)]
 
-        def cut(name, view, low, high, width):
-            each = 1 if len(view) == n else documents  # rows per example
-            some = view[each * low : each * high]
-            return some if view.ndim == 1 or name == "y" and several else some[:, :width]
+    def cut(self, batch, n, first, end, width):
+        """Return examples first..end and the first `width` positions of a batch of n examples,
+        whose tensors have a row for each example or for each of its documents."""
 
-        return [
-            whole._make(
-                view if view is None else cut(name, view, *pair, width)
-                for name, view in zip(whole._fields, whole)
-            )
-            for pair, width in zip(itertools.pairwise(bounds), widths)
-        ]
+        def piece(name, tensor):
+            per_example = 1 if len(tensor) == n else self.task["documents"]
+            rows = tensor[per_example * first : per_example * end]
+            several_labels = name == "y" and self.task["target"] == "labels"
+            return rows if rows.ndim == 1 or several_labels else rows[:, :width]
 
-    def numbers(self, hidden):
-        """Return the flat indices, int64 (m,), where a mask (b, l) is True. (A GPU would have to
-        wait for their count.) Recorded steps need the same m every time, so negative numbers fill
-        up the rest. They stand for no position."""
-        found = hidden.flatten().nonzero()[:, 0]
-        if not self.records or self.args.mask is None:
-            return found
-        n, ratio = hidden.numel(), self.args.mask
-        # mean + 6 std
-        most = min(n, 64 * math.ceil((n * ratio + 6 * math.sqrt(n * ratio * (1 - ratio))) / 64))
-        return (
-            torch.cat((found, torch.arange(-1, len(found) - most - 1, -1)))
-            if len(found) < most
-            else found
+        return batch._make(
+            None if tensor is None else piece(name, tensor)
+            for name, tensor in zip(batch._fields, batch)
         )
 
-    def take(self, step, steps, prepare):
-        """Return the result of `prepare(step)`, a list of tuples of tensors, on the device. The
-        next step's result is prepared in the background meanwhile."""
-        parts = (self.prepared or self.thread.submit(self.pinned, prepare, step)).result()
-        self.prepared = (
-            self.thread.submit(self.pinned, prepare, step + 1) if step + 1 < steps else None
-        )
+    def next_parts(self, step, steps, make_parts):
+        """Return `make_parts(step)`, a list of tuples of tensors, on the device. The parts of the
+        next step are made in the background meanwhile."""
+        parts = (self.upcoming or self.thread.submit(self.pinned, make_parts, step)).result()
+        self.upcoming = None
+        if step + 1 < steps:
+            self.upcoming = self.thread.submit(self.pinned, make_parts, step + 1)
         return [self.shipped(part) for part in parts]
 
-    def pinned(self, prepare, step):
-        """Call `prepare(step)`. For a GPU, put the result into pinned memory: copies from it do not
-        block the CPU."""
-        parts = prepare(step)
+    def pinned(self, make_parts, argument):
+        """Call `make_parts(argument)`. For a GPU, put the result into pinned memory: copies from it
+        do not block the CPU."""
+        parts = make_parts(argument)
         if self.device.type == "cpu":
             return parts
-        return [
-            part._make(view if view is None else view.pin_memory() for view in part)
-            for part in parts
-        ]
+        return [mapped(torch.Tensor.pin_memory, part) for part in parts]
 
     def shipped(self, part):
-        return part._make(
-            view if view is None else view.to(self.device, non_blocking=True) for view in part
-        )
+        return mapped(lambda tensor: tensor.to(self.device, non_blocking=True), part)
+
+    # ---- evaluation ------------------------------------------------------------------------------
 
     def batches(self, split, lengths=None, independent=False):
         """Yield (i, examples, batch) for the evaluation batches of this process, one per round.
         batch is None if only other processes have a batch left in the last round. `Run.batches`
         explains the other arguments."""
-        size, n = self.args.micro_batch or self.args.batch, len(split)
+        size = self.args.micro_batch or self.args.batch
         if independent and self.device.type == "cuda" and not self.args.micro_batch:
             size = max(size, self.EVALUATED // (self.task["length"] * self.task["documents"]))
-        order, ahead = np.arange(n) if lengths is None else np.argsort(lengths, kind="stable"), None
+        n = len(split)
+        order = np.arange(n) if lengths is None else np.argsort(lengths, kind="stable")
 
         def submit(i):
             rows = order[i * size : (i + 1) * size]
-            return (
-                i,
-                rows,
-                self.thread.submit(self.pinned, lambda _: [split.batch(rows)], 0)
-                if len(rows)
-                else None,
-            )
+            batch = None
+            if len(rows):
+                batch = self.thread.submit(self.pinned, lambda rows: [split.batch(rows)], rows)
+            return i, rows, batch
 
+        upcoming = None
         for first in range(0, -(-n // size), self.world):  # as many rounds on all processes
-            i, rows, made = ahead or submit(first + self.rank)
-            ahead = submit(i + self.world)
-            yield i, rows, made and self.shipped(made.result()[0])
+            i, rows, batch = upcoming or submit(first + self.rank)
+            upcoming = submit(i + self.world)
+            yield i, rows, None if batch is None else self.shipped(batch.result()[0])
+
+
+def mapped(function, part):
+    """Return a tuple of tensors with a function applied to each; None stays None."""
+    return part._make(None if tensor is None else function(tensor) for tensor in part)

@@ -1,9 +1,12 @@
 """A training step as a CUDA graph, for --compile."""
 
+import math
+
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from files import UserError
+from tasks import IGNORE
 
 
 def records(args, processes, optimizer, equal):
@@ -15,7 +18,27 @@ def records(args, processes, optimizer, equal):
     return args.compile and one_gpu and equal and capturable and not args.arch.get("guided")
 
 
-class Recorded:
+def filled(part, ratio):
+    """Return a part of a batch with as many positions to predict as any other part of its shape: a
+    graph demands equal shapes.
+
+    part.hidden: a mask (b, l), True with probability `ratio` at each position -> its flat indices,
+    then negative indices of positions that are not hidden. These have no target: IGNORE, or NaN
+    among samples. So a loss needs no case for them."""
+    mask = part.hidden.flatten()
+    hidden = mask.nonzero()[:, 0]
+    n = len(mask)
+    # mean + 6 standard deviations, a multiple of 64
+    most = 64 * math.ceil((n * ratio + 6 * math.sqrt(n * ratio * (1 - ratio))) / 64)
+    free = (~mask).nonzero()[: max(0, most - len(hidden)), 0]
+    missing = math.nan if part.targets.is_floating_point() else IGNORE
+    without = ~part.hidden.view(*part.hidden.shape, *[1] * (part.targets.ndim - 2))
+    return part._replace(
+        hidden=torch.cat((hidden, free - n)), targets=part.targets.masked_fill(without, missing)
+    )
+
+
+class Recording:
     """A training step as a CUDA graph. A CPU needs longer to launch hundreds of small operations
     than a GPU to compute them, so they are recorded once and then launched with one call.
 
@@ -26,12 +49,16 @@ class Recorded:
     WARM = 3  # steps before recording
 
     def __init__(self, step, optimizer):
-        self.step, self.optimizer = step, optimizer
-        self.replay, self.shapes, self.seen, self.side = None, None, 0, None
+        self.step = step
+        self.optimizer = optimizer
+        self.replay = None  # launches the graph
+        self.shapes = None  # of the last step's tensors; once recorded, of the graph's
+        self.seen = 0  # steps of these shapes
+        self.stream = None
 
     def __call__(self, *arguments):
         tensors, structure = tree_flatten(arguments)
-        shapes = [None if v is None else v.shape for v in tensors]
+        shapes = [None if tensor is None else tensor.shape for tensor in tensors]
         if self.replay is None:
             self.seen = self.seen + 1 if shapes == self.shapes else 1
             self.shapes = shapes
@@ -39,9 +66,9 @@ class Recorded:
                 self.record(tensors, structure)
         if self.replay is None or shapes != self.shapes:
             return self.eagerly(lambda: self.step(*arguments))
-        for mine, given in zip(self.tensors, tensors):
-            if given is not None:
-                mine.copy_(given)
+        for place, tensor in zip(self.tensors, tensors):
+            if tensor is not None:
+                place.copy_(tensor)
         for rate, group in zip(self.rates, self.optimizer.param_groups):
             rate.fill_(group["lr"])
         self.replay()
@@ -50,11 +77,10 @@ class Recorded:
         """Record the step. The graph reads its inputs from `tensors` and its learning rates from
         `rates`."""
         groups = self.optimizer.param_groups
-        before = [(group["lr"], group["capturable"]) for group in groups]
-        self.tensors = [v if v is None else v.clone() for v in tensors]
+        before = [dict(lr=group["lr"], capturable=group["capturable"]) for group in groups]
+        self.tensors = [None if tensor is None else tensor.clone() for tensor in tensors]
         self.rates = [
-            torch.tensor(rate, device=group["params"][0].device)
-            for group, (rate, _) in zip(groups, before)
+            torch.tensor(group["lr"], device=group["params"][0].device) for group in groups
         ]
         for group, rate in zip(groups, self.rates):
             group.update(lr=rate, capturable=True)
@@ -66,8 +92,8 @@ class Recorded:
             raise UserError(
                 f"--compile: cannot record a step as a CUDA graph: {cause}; leave out --compile"
             ) from error
-        for group, (rate, capturable) in zip(groups, before):
-            group.update(lr=rate, capturable=capturable)
+        for group, options in zip(groups, before):
+            group.update(options)
 
     def capture(self, function):
         graph = torch.cuda.CUDAGraph()
@@ -78,8 +104,9 @@ class Recorded:
 
     def eagerly(self, function):
         """Run the step on a separate stream, as PyTorch requires before a recording."""
-        main, self.side = torch.cuda.current_stream(), self.side or torch.cuda.Stream()
-        self.side.wait_stream(main)
-        with torch.cuda.stream(self.side):
+        main = torch.cuda.current_stream()
+        self.stream = self.stream or torch.cuda.Stream()
+        self.stream.wait_stream(main)
+        with torch.cuda.stream(self.stream):
             function()
-        main.wait_stream(self.side)
+        main.wait_stream(self.stream)

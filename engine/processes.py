@@ -19,23 +19,35 @@ def keep_memory():
     """Keep freed memory for the next tensor. By default glibc returns it to the system. Clearing
     its pages again takes a third of a small model's step on a CPU."""
     if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
-        libc, trim_threshold, mmap_threshold = ctypes.CDLL(None), -1, -3  # constants of malloc.h
-        # older versions: no more
+        libc = ctypes.CDLL(None)
+        trim_threshold, mmap_threshold = -1, -3  # constants of malloc.h
+        # older versions of glibc allow no more than 2^25
         libc.mallopt(mmap_threshold, 2**30) or libc.mallopt(mmap_threshold, 2**25)
         libc.mallopt(trim_threshold, 2**31 - 1)
+
+
+def set_numerics():
+    """Make a CPU fast and a GPU exact."""
+    keep_memory()
+    # below 1e-38 (a saturated softmax) a CPU would take three times as long
+    torch.set_flush_denormal(True)
+    # Some containers enable TF32; it would raise a kernel's error from 9e-7 to 4e-4.
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
 
 
 class Processes:
     """The processes of a run, one per GPU. world: their number; rank: the index of this process;
     device: its device; main: whether this is the first process, which prints and writes."""
 
-    told = None  # name of the signal that asked this process to stop
-    asked = None  # the flag that `stops` exchanges, and the handle of the exchange
+    signal = None  # name of the signal that asked this process to stop
+    exchange = None  # the flag that `stops` exchanges, and the handle of the exchange
     current = None  # this process's Run: `guarded` logs what ended it
 
     def __init__(self, args):
         environ = os.environ
-        self.world, self.rank = int(environ.get("WORLD_SIZE", 1)), int(environ.get("RANK", 0))
+        self.world = int(environ.get("WORLD_SIZE", 1))
+        self.rank = int(environ.get("RANK", 0))
         self.main = self.rank == 0
         if self.world > 1 and not {"RANK", "MASTER_ADDR"} <= environ.keys():
             raise UserError(
@@ -48,26 +60,20 @@ class Processes:
             raise UserError(
                 f"--batch {args.batch} is smaller than the number of processes, {self.world}"
             )
-        keep_memory()
-        # below 1e-38 (a saturated softmax) a CPU would take three times as long
-        torch.set_flush_denormal(True)
         cuda = args.device != "cpu" and torch.cuda.is_available()
         self.device = torch.device(f"cuda:{environ.get('LOCAL_RANK', 0)}" if cuda else "cpu")
+        self.group = None  # of `stops`; None: the default group
         if cuda:
             torch.cuda.set_device(self.device)
         if self.world > 1:
-            dist.init_process_group(
-                "nccl" if cuda else "gloo", device_id=self.device if cuda else None
-            )
-        # for `stops`
-        self.side = dist.new_group(backend="gloo") if self.world > 1 and cuda else None
-        # Some containers enable TF32; it would raise a kernel's error from 9e-7 to 4e-4.
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32 = False
+            backend, device = ("nccl", self.device) if cuda else ("gloo", None)
+            dist.init_process_group(backend, device_id=device)
+            self.group = dist.new_group(backend="gloo") if cuda else None
         # Older GPUs emulate bfloat16, slowly and without fused attention.
         able = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
         self.bf16 = args.dtype == "bfloat16" or args.dtype == "auto" and able
         self.dtype = "bfloat16" if self.bf16 else "float32"
+        set_numerics()
         self.say(
             f"device {self.device} x {self.world}; {self.dtype}; SSM kernels and convolutions "
             "always float32"
@@ -114,19 +120,23 @@ class Processes:
         result of the exchange that the previous call started: it is equal on every process, and no
         process waits."""
         if self.world == 1:
-            return self.told is not None
-        before, flag = self.asked, torch.tensor(float(self.told is not None))
-        self.asked = flag, dist.all_reduce(flag, group=self.side, async_op=True)
-        if before is not None:
-            before[1].wait()
-        return before is not None and bool(before[0])
+            return self.signal is not None
+        previous = self.exchange
+        flag = torch.tensor(float(self.signal is not None))
+        self.exchange = flag, dist.all_reduce(flag, group=self.group, async_op=True)
+        if previous is None:
+            return False
+        flag, handle = previous
+        handle.wait()
+        return bool(flag)
 
     def close(self):
         """Leave the process group together: a process that left early would break the others'
         connections."""
         if self.world > 1:
-            if self.asked is not None:
-                self.asked[1].wait()
+            if self.exchange is not None:
+                _, handle = self.exchange
+                handle.wait()
             # Keep the handle. Otherwise gloo's thread may be the last to drop it and need the
             # interpreter's lock for that. The group's destructor holds this lock while it waits for
             # the thread: a deadlock, in which some runs never exited.
@@ -143,58 +153,61 @@ def on_signal(number, _):
     nothing to save yet."""
     run = Processes.current
     if run is not None:
-        run.processes.told = signal.Signals(number).name
+        run.processes.signal = signal.Signals(number).name
     if run is None or not run.stepping:
         raise SystemExit(PREEMPTED)
 
 
-def guarded(main):
-    """Run a script's main and end with its `exit_code`. The error or signal that ends a run is the
-    last record of its log, for `analyze.py status`. --resume removes it."""
+def explained(error):
+    """Return what to print of an error that ends a run; None for a bug, whose traceback is
+    printed."""
+    if isinstance(error, (UserError, SizeError)):
+        return str(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        return "out of GPU memory; give a smaller --micro-batch"
+    if isinstance(error, KeyboardInterrupt) and Processes.current is not None:
+        return "interrupted; the same command with --resume continues from the last checkpoint"
+    absent = {"TritonMissing": "triton", "InvalidCxxCompiler": "a C++ compiler (g++)"}
+    for name, tool in absent.items():  # errors of torch's compiler
+        if name in str(error):
+            return f"--compile needs {tool}; install it, or give --resume instead of --compile"
+    return None
 
-    def logged():
-        try:
-            return main()
-        except (Exception, KeyboardInterrupt) as error:
-            text = str(error) if isinstance(error, (UserError, SizeError)) else None
-            if isinstance(error, torch.OutOfMemoryError):
-                text = "out of GPU memory; give a smaller --micro-batch"
-            elif any(name in str(error) for name in ("InvalidCxxCompiler", "TritonMissing")):
-                # of torch's compiler
-                absent = "triton" if "TritonMissing" in str(error) else "a C++ compiler (g++)"
-                text = (
-                    f"--compile needs {absent}; install it, or give --resume instead of --compile"
-                )
-            elif isinstance(error, KeyboardInterrupt) and Processes.current is not None:
-                text = (
-                    "interrupted; the same command with --resume continues from the last checkpoint"
-                )
-            if Processes.current is not None:
-                with contextlib.suppress(OSError):  # the disk may be the cause
-                    Processes.current.folder.log(
-                        kind="error", error=text or f"{type(error).__name__}: {error}"
-                    )
-            if text is None:  # exit_code prints the traceback of a bug
-                raise
-            raise (
-                KeyboardInterrupt(f"error: {text}")
-                if isinstance(error, KeyboardInterrupt)
-                else UserError(text)
-            )
-        except SystemExit as end:
-            if end.code == PREEMPTED and (run := Processes.current):
-                text = f"stopped by {run.processes.told or 'a signal'} after step {run.step}"
-                run.folder.log(kind="stop", text=text)
-                run.say(f"{text}; the same command with --resume continues")
-            elif end.code == PREEMPTED:  # before the run has a folder, perhaps in its data
-                print("stopped by a signal; to go on, run the same command again", flush=True)
+
+def logged(main):
+    """Run a script's main. Log what ends its run, for `analyze.py status`; --resume removes that
+    record."""
+    try:
+        return main()
+    except (Exception, KeyboardInterrupt) as error:
+        text = explained(error)
+        if Processes.current is not None:
+            with contextlib.suppress(OSError):  # the disk may be the cause
+                record = text or f"{type(error).__name__}: {error}"
+                Processes.current.folder.log(kind="error", error=record)
+        if text is None:
             raise
-        finally:
-            if Processes.current is not None:
-                Processes.current.folder.lock.close()  # this process may resume it
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(f"error: {text}") from None
+        raise UserError(text) from None
+    except SystemExit as end:
+        run = Processes.current
+        if end.code == PREEMPTED and run is not None:
+            text = f"stopped by {run.processes.signal or 'a signal'} after step {run.step}"
+            run.folder.log(kind="stop", text=text)
+            run.say(f"{text}; the same command with --resume continues")
+        elif end.code == PREEMPTED:  # before the run has a folder, perhaps in its data
+            print("stopped by a signal; to go on, run the same command again", flush=True)
+        raise
+    finally:
+        if Processes.current is not None:
+            Processes.current.folder.lock.close()  # this process may resume it
 
+
+def guarded(main):
+    """Run a script's main and end with its `exit_code`. Signals stop a run in order."""
     for name in "SIGTERM", "SIGUSR1":
         if hasattr(signal, name):  # not every system has both
             signal.signal(getattr(signal, name), on_signal)
-    if code := exit_code(logged):
+    if code := exit_code(lambda: logged(main)):
         raise SystemExit(code)

@@ -9,38 +9,26 @@ import operator
 import sys
 import time
 import warnings
-from pathlib import Path
 
 import numpy as np
 import torch
 
-import tasks
-import zoo
 from engine.feed import Feed
 from engine.flags import defining
-from engine.folder import Folder, code_of, environment, peak_memory, read_checkpoint
-from engine.graph import Recorded, records
+from engine.folder import Folder, code_of_run, environment, peak_memory, read_checkpoint
+from engine.graph import Recording, records
+from engine.losses import Losses
 from engine.processes import PREEMPTED, Processes
-from files import ROOT, UserError, write_atomically
-from models import Backbone, config, count
+from files import UserError, write_atomically
+from models import count
 from recipes import learning_rate
-from tasks import TASKS, declared, folder_name, kept
+from tasks import kept
 from zoo.structured import guide
 
 
-def code_of_run(args):
-    """Return `code_of` the stage, model and task of a run; without the files of other models and
-    tasks."""
-    homes = zoo.homes.get(args.model), tasks.homes.get(args.task, ROOT / "tasks" / "own.py")
-    return code_of(
-        "pretrain.py" if args.start == "pretrain" else "finetune.py",
-        *(f"{home.parent.name}/{home.name}" for home in homes if home),
-    )
-
-
 class Run:
-    """A training run: its steps, clock and scores. It connects the loop to processes.py, folder.py,
-    feed.py.
+    """A training run: its steps, evaluations, clock and results. processes.py, folder.py, feed.py
+    and losses.py have the rest.
 
     A stage's main calls Run(args), open, start and measured; in every step evaluates and evaluated,
     begin, exchange, backward and stepped; at the end load_best and finish. `state` holds what a
@@ -48,13 +36,13 @@ class Run:
 
     SAVE_SECONDS = 600  # save last.pt between evaluations, about this often
     EARLY = {1, 2, 5, 10, 20, 50}  # steps after which a line is printed and logged, too
+    kernels = None  # `kernel_maxima` before the first step of pretraining
 
     def __init__(self, args):
         self.args, self.processes = args, Processes(args)
         self.device, self.say = self.processes.device, self.processes.say
         self.autocast, self.total = self.processes.autocast, self.processes.total
         self.folder = Folder(args.out, self.processes.main)
-        warn_before(self)
 
     def open(self, task, train):
         """Set the length of the run for these training examples. Check that the run directory is
@@ -98,53 +86,30 @@ class Run:
     def start(self, model, optimizer):
         """Lock the run directory, restore a stopped run, print and log the plan. Return the model
         to call: compiled or distributed, if requested."""
-        args, self.model, self.optimizer = self.args, model, optimizer
+        args = self.args
+        self.model = model
+        self.optimizer = optimizer
         self.state = dict(
             step=0,
-            evaluated=0,
+            evaluated=0,  # the step of the last evaluation
             best=-math.inf,
             best_step=0,
             seconds=0.0,
-            loss_sum=0.0,
+            losses={"loss": 0.0},  # summed since the last log line, and the number of these steps
             loss_steps=0,
-            loss_parts={},
         )
-        self.folder.take(defining(args))
+        if args.start == "pretrain":
+            self.kernels = kernel_maxima(model.backbone, self.task["length"])  # for figure 4
+        self.folder.create(defining(args))
         self.processes.barrier()
         if self.folder.resumes:
-            self.state |= self.folder.restore(model, optimizer, self.state)
+            self.state = self.folder.restore(model, optimizer)
         self.switch("train")  # schedule-free optimisers insist on it
         self.step = self.first = self.state["step"]
-        # The loss, and its parts if it has names for them: of this step, and summed since the last
-        # log line.
-        sums = {"loss": self.state["loss_sum"]} | self.state["loss_parts"]
-        self.losses = {name: torch.zeros((), device=self.device) for name in sums}
-        self.loss_sums = {
-            name: torch.full((), value, dtype=torch.float64, device=self.device)
-            for name, value in sums.items()
-        }
-        # step, loss and gradient norm of the last step, or of the first step in which either was
-        # not finite
-        self.latest = torch.zeros(3, dtype=torch.float64, device=self.device)
-        self.count = torch.full((), float(self.step), device=self.device)
-        # Use fewer parts if each computes its convolution kernels again or, on a GPU, launches all
-        # operations again.
-        costly = self.device.type == "cuda" or any(
-            hasattr(layer.mixer, "kernel") for layer in model.backbone.layers
-        )
-        self.records = records(args, self.processes, optimizer, self.equal)
-        self.feed = Feed(
-            args, self.processes, self.task, self.examples, self.lengths, costly, self.records
-        )
-        self.rows, self.parts, self.numbers = self.feed.rows, self.feed.parts, self.feed.numbers
+        self.losses = Losses(self.device, self.step, self.state["losses"])
+        self.make_feed()
         print_plan(self)
-        self.clock = self.saved_at = time.perf_counter()
-        self.times, self.seconds_before, self.evaluation, self.stepping = (
-            [],
-            self.state["seconds"],
-            None,
-            False,
-        )
+        self.start_clock()
         Processes.current = self  # from now on `guarded` logs what ends this run
         self.folder.begin_log(
             self.state,
@@ -153,16 +118,30 @@ class Run:
             **environment(self.device, self.processes.world, self.processes.dtype),
         )
         if args.compile:
-            # Compile all layers as one graph. Convolution kernels stay outside: complex arithmetic
-            # gains nothing.
-            model.backbone.body = torch.compile(model.backbone.body)
-            for known in (
-                "Dynamo detected a call to a `functools.lru_cache`",
-                "Torchinductor does not support code",
-            ):
-                warnings.filterwarnings("ignore", known)  # both are harmless here
+            compile_layers(model.backbone)
         self.forward = self.processes.distributed(model)
         return self.forward
+
+    def make_feed(self):
+        """Decide how batches are cut into parts, and whether steps are recorded as CUDA graphs."""
+        args = self.args
+        # Use fewer parts if each computes its convolution kernels again or, on a GPU, launches all
+        # operations again.
+        kernels = any(hasattr(layer.mixer, "kernel") for layer in self.model.backbone.layers)
+        costly = kernels or self.device.type == "cuda"
+        self.records = records(args, self.processes, self.optimizer, self.equal)
+        self.feed = Feed(
+            args, self.processes, self.task, self.examples, self.lengths, costly, self.records
+        )
+        self.rows = self.feed.rows
+        self.parts = self.feed.parts
+
+    def start_clock(self):
+        self.clock = self.saved_at = time.perf_counter()
+        self.seconds_before = self.state["seconds"]
+        self.times = []  # seconds of each step since the last log line
+        self.evaluation = None  # seconds of the last evaluation
+        self.stepping = False  # whether there is a step that a signal should save
 
     # ---- one step --------------------------------------------------------------------------------
 
@@ -171,7 +150,7 @@ class Run:
         evaluation."""
         due = step == self.steps or (step > 0 and step % self.args.eval_every == 0)
         if due:
-            self.read_loss()
+            self.read_losses()
         self.due_at = time.perf_counter()
         return due and step > self.state["evaluated"]
 
@@ -182,7 +161,7 @@ class Run:
         if not all(math.isfinite(value) for value in values.values()):
             raise UserError(f"validation at step {step} gave {values}; {self.folder.last_good()}")
         self.evaluation = time.perf_counter() - self.due_at
-        self.folder.log(kind="eval", step=step, seconds=round(self.seconds(), 1), **values)
+        self.folder.log(kind="eval", step=step, seconds=self.seconds(), **values)
         self.say(f"step {step:>6}/{self.steps}  {scores(values)}{remark}")
         self.state["evaluated"] = step
         if score >= self.state["best"]:
@@ -205,17 +184,16 @@ class Run:
         """Call the optimiser's method of this name, if it has one."""
         getattr(self.optimizer, mode, lambda: None)()
 
-    def begin(self, step, prepare):
-        """Return the result of `prepare(step)`, a list of tuples of tensors, on the device. Also
+    def begin(self, step, make_parts):
+        """Return the result of `make_parts(step)`, a list of tuples of tensors, on the device. Also
         seed dropout by seed, step and process, so that a resumed run drops the same channels."""
-        args, self.begun = self.args, time.perf_counter()
+        args = self.args
+        self.begun = time.perf_counter()
         if args.arch.get("guided"):
             guide(self.model, step, self.steps)
-        stream = np.random.SeedSequence([args.seed, step, self.processes.rank]).generate_state(
-            1, np.uint64
-        )
-        self.processes.seed(int(stream[0]))
-        return self.feed.take(step, self.steps, prepare)
+        key = np.random.SeedSequence([args.seed, step, self.processes.rank])
+        self.processes.seed(int(key.generate_state(1, np.uint64)[0]))
+        return self.feed.next_parts(step, self.steps, make_parts)
 
     def measured(self, learn):
         """Wrap learn(parts), a training step, so that its loss and gradient norm are logged. With
@@ -223,23 +201,14 @@ class Run:
 
         def step(parts):
             learn(parts)
-            norm = torch.nn.utils.get_total_norm(
-                [
-                    p.grad
-                    for g in self.optimizer.param_groups
-                    for p in g["params"]
-                    if p.grad is not None
-                ]
-            )
-            for name, loss in self.losses.items():
-                self.loss_sums[name] += self.total(loss)
-            this = torch.stack((self.count, self.losses["loss"], norm)).double()
-            self.latest.copy_(torch.where(self.latest.isfinite().all(), this, self.latest))
-            self.count += 1
-            for loss in self.losses.values():
-                loss.zero_()
+            self.losses.end_step(self.total, self.optimizer)
 
-        return Recorded(step, self.optimizer) if self.records else step
+        return Recording(step, self.optimizer) if self.records else step
+
+    def positions(self, parts):
+        """Return how many positions the whole batch predicts, over all processes; at least 1.
+        Negative indices stand for none (`filled` in graph.py)."""
+        return self.total(sum((part.hidden >= 0).sum() for part in parts)).clamp(min=1)
 
     def exchange(self, parts):
         """Yield the parts of a batch, one after another. Processes exchange gradients only in the
@@ -255,14 +224,10 @@ class Run:
         loss = functools.reduce(operator.add, parts.values())
         # DDP averages gradients over processes; we want their sum
         (loss * self.processes.world).backward()
-        names = {f"loss_{name}": part for name, part in parts.items()} if len(parts) > 1 else {}
-        for name, part in ({"loss": loss} | names).items():
-            if name not in self.losses:
-                self.losses[name], self.loss_sums[name] = (
-                    part.new_zeros(()),
-                    part.new_zeros((), dtype=torch.float64),
-                )
-            self.losses[name] += part.detach()
+        self.losses.add("loss", loss)
+        if len(parts) > 1:
+            for name, part in parts.items():
+                self.losses.add(f"loss_{name}", part)
 
     def batches(self, split, lengths=None, independent=False):
         """Yield (i, examples, batch) for the evaluation batches of this process. lengths (n,): put
@@ -281,64 +246,63 @@ class Run:
         last.pt. Early steps write one, too; its loss is the mean since the last multiple of
         --log-every. Other steps read nothing from the device."""
         getattr(self.model, "after_step", lambda: None)()
-        state, groups = self.state, self.optimizer.param_groups
-        state["loss_steps"] += 1
-        logs = (step + 1) % self.args.log_every == 0 or step + 1 == self.steps
-        if logs:
-            self.read_loss()
-        now = time.perf_counter()
-        self.times.append(now - self.begun)  # without evaluating and saving
-        done = step + 1 - self.first  # steps of this process
-        early = {step + 1, done} & self.EARLY  # these lines show how long the run will take
+        done = step + 1
+        self.state["loss_steps"] += 1
+        logs = done % self.args.log_every == 0 or done == self.steps
+        early = not self.EARLY.isdisjoint({done, done - self.first})  # of the run or this process
         if logs or early:
-            # the first steps are slow
-            later = self.times if logs else self.times[len(self.times) // 2 :]
-            pace, lr = sum(later) / len(later), max(group["lr"] for group in groups)
-            if not logs:
-                self.read_loss()
-            sums = {"loss": state["loss_sum"]} | state["loss_parts"]
-            losses = {name: value / state["loss_steps"] for name, value in sums.items()}
-            self.say(
-                f"step {step + 1:>6}/{self.steps}  {scores(losses)}  lr {lr:.2e}  "
-                f"{1000 * pace:7.1f} ms/step  "
-                f"time left {self.left(step, pace)}"
-            )
-            if done == 2:
-                warn(self, self.left(step, pace))
-            if logs or step + 1 in self.EARLY:
-                self.folder.log(
-                    kind="train",
-                    step=step + 1,
-                    **losses,
-                    lr=lr,
-                    gradient_norm=self.latest[2].item(),
-                    ms_per_step=round(1000 * pace, 2),
-                    seconds=round(self.seconds(), 1),
-                )
+            self.read_losses()
+        self.times.append(time.perf_counter() - self.begun)  # without evaluating and saving
+        if logs or early:
+            self.report(done, logs)
         if logs:
             self.times = []
-            for total in self.loss_sums.values():
-                total.zero_()
-            state.update(loss_sum=0.0, loss_parts={}, loss_steps=0)
-            if now - self.saved_at > self.SAVE_SECONDS:  # all processes have just read the loss
-                self.save_last(step + 1)
-        self.step, self.stepping = step + 1, True
+            self.losses.clear()
+            self.state.update(losses={"loss": 0.0}, loss_steps=0)
+            # all processes have just read the loss
+            if time.perf_counter() - self.saved_at > self.SAVE_SECONDS:
+                self.save_last(done)
+        self.step = done
+        self.stepping = True
         if self.processes.stops():
             self.leave()
+
+    def report(self, step, logs):
+        """Print losses, learning rate, pace and time left after this many steps, and log them.
+        logs: at a multiple of --log-every."""
+        # the first steps are slow
+        times = self.times if logs else self.times[len(self.times) // 2 :]
+        pace = sum(times) / len(times)
+        rate = max(group["lr"] for group in self.optimizer.param_groups)
+        losses = {
+            name: total / self.state["loss_steps"] for name, total in self.state["losses"].items()
+        }
+        self.say(
+            f"step {step:>6}/{self.steps}  {scores(losses)}  lr {rate:.2e}  "
+            f"{1000 * pace:7.1f} ms/step  time left {self.left(step, pace)}"
+        )
+        if logs or step in self.EARLY:
+            self.folder.log(
+                kind="train",
+                step=step,
+                **losses,
+                lr=rate,
+                gradient_norm=self.losses.latest[2].item(),
+                ms_per_step=round(1000 * pace, 2),
+                seconds=self.seconds(),
+            )
 
     def left(self, step, pace):
         """Return the time that the remaining steps, validation and test will take."""
         _, val, test = self.args.data["sizes"]
-        # evaluations left
-        often = self.steps // self.args.eval_every - step // self.args.eval_every
+        every = self.args.eval_every
+        evaluations = self.steps // every - (step - 1) // every + (self.steps % every > 0)
+        if self.args.start != "pretrain":
+            evaluations += test / val
         # a forward pass is a third of a step
-        each = self.evaluation or pace / 3 * val / self.args.batch
-        times = (
-            often
-            + (self.steps % self.args.eval_every > 0)
-            + (test / val if self.args.start != "pretrain" else 0)
-        )
-        return datetime.timedelta(seconds=int(pace * (self.steps - step - 1) + each * times))
+        evaluation = self.evaluation or pace / 3 * val / self.args.batch
+        seconds = pace * (self.steps - step) + evaluation * evaluations
+        return datetime.timedelta(seconds=int(seconds))
 
     def leave(self):
         """Save what is not saved yet and end this process."""
@@ -347,27 +311,27 @@ class Run:
         self.processes.close()
         raise SystemExit(PREEMPTED)
 
-    def read_loss(self):
-        """Read the sum of losses so far into `state`. If a loss or gradient was not finite, stop
+    def read_losses(self):
+        """Read the sums of losses so far into `state`. If a loss or gradient was not finite, stop
         the run before anything is saved."""
-        step, loss, norm = self.latest.tolist()
+        step, loss, norm = self.losses.latest.tolist()
         if not math.isfinite(loss + norm):
             factor = learning_rate(step, self.steps, self.args)
             rates = ", ".join(
-                f"{g['name']} {factor * g['initial_lr']:.3g}" for g in self.optimizer.param_groups
+                f"{group['name']} {factor * group['initial_lr']:.3g}"
+                for group in self.optimizer.param_groups
             )
             raise UserError(
                 f"loss is {loss} at step {step + 1:.0f}: learning rates {rates}, gradient norm "
-                f"{norm:.3g}; "
-                f"{self.folder.last_good()}"
+                f"{norm:.3g}; {self.folder.last_good()}"
             )
-        loss, *parts = [(name, value.item()) for name, value in self.loss_sums.items()]
-        self.state.update(loss_sum=loss[1], loss_parts=dict(parts))
+        self.state["losses"] = self.losses.read()
 
     # ---- clock and files -------------------------------------------------------------------------
 
     def seconds(self):
-        return self.seconds_before + time.perf_counter() - self.clock
+        """Return how long the run has taken, with the time before it was resumed."""
+        return round(self.seconds_before + time.perf_counter() - self.clock, 1)
 
     def save(self, name, **more):
         """Write a checkpoint: model, config, everything the task knows of its data, and `more`."""
@@ -377,7 +341,7 @@ class Run:
         )
 
     def save_last(self, step):
-        self.read_loss()
+        self.read_losses()
         self.switch("train")  # a signal may stop an evaluation
         self.state.update(step=step, seconds=self.seconds())
         self.save("last.pt", optimizer=self.optimizer.state_dict(), state=self.state)
@@ -388,94 +352,46 @@ class Run:
         self.processes.barrier()  # the first process writes best.pt
         self.model.load_state_dict(read_checkpoint(self.args.out / "best.pt")["model"])
 
-    def keep_kernels(self, before, l):
+    def keep_kernels(self):
         """Write kernels.npz for figure 4: `kernel_maxima` before the first step and with the best
         weights."""
-        if before is not None:
-            self.load_best()
-            kernels = dict(before=before, after=kernel_maxima(self.model.backbone, l))
-            if self.processes.main:
-                write_atomically(
-                    self.args.out / "kernels.npz", lambda file: np.savez(file, **kernels)
-                )
+        self.load_best()
+        after = kernel_maxima(self.model.backbone, self.task["length"])
+        if self.processes.main:
+            write_atomically(
+                self.args.out / "kernels.npz",
+                lambda file: np.savez(file, before=self.kernels, after=after),
+            )
 
     def finish(self, **results):
         """Write result.json, print the scores and leave the process group."""
-        args, names = (
-            self.args,
-            (
-                "task",
-                "model",
-                "objective",
-                "train_fraction",
-                "label_fraction",
-                "joint",
-                "seed",
-                "data",
-                "recipe",
-                "changed",
-                "pretrained",
-                "code",
-            ),
+        if self.kernels is not None:
+            self.keep_kernels()
+        args = self.args
+        names = (
+            "task model objective train_fraction label_fraction joint seed data recipe changed "
+            "pretrained code"
         )
-        record = (
-            results
-            | {name: getattr(args, name) for name in names if name in args}
-            | dict(
-                full_recipe=not args.changed
-                and args.recipe.split("/")[1:] == [args.model, args.objective],
-                steps=self.steps,
-                epochs=round(self.steps / self.per_epoch, 2),
-                best_step=self.state["best_step"],
-                parameters=count(self.model),
-                train_examples=self.examples,
-                seconds=round(self.seconds(), 1),
-                peak_memory_bytes=peak_memory(self.device),
-                **environment(self.device, self.processes.world, self.processes.dtype),
-            )
+        record = results | {name: getattr(args, name) for name in names.split() if name in args}
+        own_recipe = args.recipe.split("/")[1:] == [args.model, args.objective]
+        record |= dict(
+            full_recipe=own_recipe and not args.changed,
+            steps=self.steps,
+            epochs=round(self.steps / self.per_epoch, 2),
+            best_step=self.state["best_step"],
+            parameters=count(self.model),
+            train_examples=self.examples,
+            seconds=self.seconds(),
+            peak_memory_bytes=peak_memory(self.device),
+            **environment(self.device, self.processes.world, self.processes.dtype),
         )
         self.folder.finish(record)
         numbers = {name: value for name, value in results.items() if isinstance(value, float)}
         self.say(
             f"done in {record['seconds']:.0f} s: best at step {record['best_step']}; "
-            f"{scores(numbers)}; wrote "
-            f"{args.out / 'result.json'}"
+            f"{scores(numbers)}; wrote {args.out / 'result.json'}"
         )
         self.processes.close()
-
-
-def warn_before(run):
-    """Warn, before data are made, if a CPU would train for days."""
-    args, task = run.args, declared(run.args.task)
-    if (
-        run.device.type == "cuda"
-        or Path(args.data_dir, folder_name(args.task), "meta.json").exists()
-    ):
-        return
-    share = args.train_fraction or getattr(args, "label_fraction", None) or 1
-    steps = args.steps or args.epochs * (int(share * task.sizes[0]) // args.batch)
-    flops = 6 * count(Backbone(config(args.arch, task))) * task.documents * task.length
-    # 1.1e10 measured on PathX
-    days = steps * args.batch * flops / (1e10 * torch.get_num_threads()) / 86400
-    if days > 1:
-        run.say(f"  note: no GPU: about {days:,.0f} days of training (results/costs.md)")
-
-
-def warn(run, left):
-    """If the rest of a run would take days, print which runs finish today."""
-    if left.days:
-        steps = int(run.steps * (datetime.timedelta(hours=12) / left))
-        demo = f"{run.task['family']}_demo"
-        other = (
-            f", or --task {demo if demo in TASKS else 'pathfinder_demo'}"
-            if run.args.start != "spt"
-            else ""
-        )
-        run.say(
-            f"  note: about {left / datetime.timedelta(days=1):.1f} days on this machine. To "
-            "finish today: "
-            f"--steps {steps}{other}. GPU hours: results/costs.md"
-        )
 
 
 def scores(values):
@@ -487,8 +403,7 @@ def print_plan(run):
     args = run.args
     run.say(
         f"{args.task} / {args.model} / {args.objective}: {count(run.model):,} parameters; "
-        f"{run.examples:,} "
-        f"training examples; recipe {args.recipe}"
+        f"{run.examples:,} training examples; recipe {args.recipe}"
     )
     for group in run.optimizer.param_groups:
         run.say(
@@ -503,21 +418,31 @@ def print_plan(run):
     if args.fitted:
         run.say(f"  your data: {args.fitted}")
     run.say(f"  run directory {args.out}; changes to the recipe: {args.changed or 'none'}")
-    if args.recipe.split("/")[1:] != [args.model, args.objective]:
-        run.say(
-            f"  note: no {args.objective} recipe for {args.model} on this task: it takes the "
-            "settings above"
-        )
-    if args.warmup >= run.steps:
-        run.say(
-            f"  note: the run ends before its {args.warmup} warm-up steps do; shorten them with "
-            "--warmup"
-        )
-    if args.micro_batch and args.micro_batch < args.batch and args.arch.get("norm") == "batch":
-        run.say(
-            "  note: BatchNorm takes its statistics per micro-batch, so --micro-batch changes the "
-            "results"
-        )
+    notes = {
+        f"no {args.objective} recipe for {args.model} on this task: it takes the settings above": (
+            args.recipe.split("/")[1:] != [args.model, args.objective]
+        ),
+        f"the run ends before its {args.warmup} warm-up steps do; shorten them with --warmup": (
+            args.warmup >= run.steps
+        ),
+        "BatchNorm takes its statistics per micro-batch, so --micro-batch changes the results": (
+            args.arch.get("norm") == "batch" and (args.micro_batch or args.batch) < args.batch
+        ),
+    }
+    for note, holds in notes.items():
+        if holds:
+            run.say(f"  note: {note}")
+
+
+def compile_layers(backbone):
+    """Compile all layers as one graph. Convolution kernels stay outside: complex arithmetic gains
+    nothing."""
+    backbone.body = torch.compile(backbone.body)
+    for harmless in (
+        "Dynamo detected a call to a `functools.lru_cache`",
+        "Torchinductor does not support code",
+    ):
+        warnings.filterwarnings("ignore", harmless)
 
 
 @torch.no_grad()

@@ -120,16 +120,21 @@ MUTANTS = {
         ("vars(args).update(self.folder.began)", "pass", "records"),
         ('if score >= self.state["best"]:', 'if score > self.state["best"]:', "runs"),
         ("(loss * self.processes.world).backward()", "loss.backward()", "runs"),
-        (
-            "seconds=round(self.seconds(), 1)",
-            "seconds=round(time.perf_counter() - self.clock, 1)",
-            "records",
-        ),
+        ("self.seconds_before + time.perf_counter()", "time.perf_counter()", "records"),
+    ],
+    "engine/graph.py": [
+        ("targets=part.targets.masked_fill(without, missing)", "targets=part.targets", "gpu"),
+        ("torch.cat((hidden, free - n))", "torch.cat((hidden, free))", "gpu"),
     ],
     "engine/folder.py": [
-        ("if before != now and before and now:", "if False:", "records"),
-        ("for key in sorted((saved.keys() | config.keys()) - apart):", "for key in ():", "records"),
-        ("without_comments(source).encode()", "source.encode()", "records"),
+        ("if before and now and before != now:", "if False:", "records"),
+        (
+            "for name in sorted((saved.keys() | config.keys()) - free):",
+            "for name in ():",
+            "records",
+        ),
+        ('without_comments(path.read_text(encoding="utf-8"))', "path.read_text()", "records"),
+        ('config["code"] not in saved["code"].split("+")', "False", "records"),
         ('right[np.argsort(y, kind="stable")]', "right", "statistics predict"),
     ],
     "predict.py": [

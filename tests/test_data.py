@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, call
+from conftest import ROOT
 
 import data
 import files
@@ -432,27 +432,6 @@ def test_size_and_time_are_said_before_chunks_are_made(tmp_path, capsys):
         assert said.startswith(f"{tmp_path}: {line}" if line else "\r") and said.count(
             "generating"
         ) == bool(line)
-
-
-@pytest.mark.parametrize("task, days", [("pathx", range(400, 800)), ("pathfinder_demo", [])])
-def test_without_a_gpu_days_are_foretold_before_data_are_made(task, days, monkeypatch, tmp_path):
-    """S4 on PathX: 1,000,000 steps of 8 sequences, 6 s of two cores each, are 555 days. Ctrl-C then
-    resumes."""
-    said = []
-
-    def stops(*_):
-        said.append(sys.stdout.getvalue())
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sys.modules[tasks.TASKS[task].prepare.__module__], "run_chunks", stops)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    done = call("pretrain.py", "--task", task, "--model", "s4", "--device", "cpu", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (
-        130,
-        "interrupted; run the same command again to resume\n",
-    )
-    found = re.findall(r"no GPU: about (\d+) days", said[0].replace(",", ""))
-    assert len(found) == bool(days) and all(int(number) in days for number in found)
 
 
 def test_a_script_without_a_guard_prepares_a_set_and_runs_once(tmp_path):

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import json
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +20,7 @@ import kernels
 import pretrain
 from engine import run as run_py
 from engine.feed import Feed
-from engine.graph import Recorded, records
+from engine.graph import Recording, filled, records
 from engine.run import Run
 from files import UserError
 from kernels import attention, near_attention
@@ -213,7 +214,7 @@ def test_every_model_stays_on_the_gpu(model, monkeypatch):
 # ---- a training step as a graph ------------------------------------------------------------------
 
 
-class OnTheCpu(Recorded):
+class OnTheCpu(Recording):
     """Replays by calling again what was recorded."""
 
     replayed = 0
@@ -278,7 +279,7 @@ def test_recorded_steps_train_as_others_do(stage, words, tmp_path, monkeypatch):
             return forward
 
         monkeypatch.setattr(Run, "start", started)
-        monkeypatch.setattr(run_py, "Recorded", kind)
+        monkeypatch.setattr(run_py, "Recording", kind)
         OnTheCpu.replayed, out = 0, tmp_path / str(kind)
         if kind is Unable:
             with pytest.raises(
@@ -374,19 +375,50 @@ def test_a_graph_is_for_its_shapes_and_sees_new_rates():
     assert [float(rate) for rate in graph.rates] == [8.0]
 
 
-def test_numbers_of_hidden_positions_are_equally_many_and_inside():
-    run = Feed.__new__(Feed)
+@pytest.mark.parametrize("targets", [torch.int64, torch.float32])
+def test_filled_parts_have_one_shape_and_the_same_loss(targets):
+    """Equally many indices whatever is hidden; what fills up is inside, is not hidden and has no
+    loss, no score and no gradient."""
+    args = SimpleNamespace(loss="ce" if targets == torch.int64 else "l1")
     for shape, ratio in (((4, 5), 0.5), ((4, 8), 0.15), ((8, 1024), 0.5), ((2, 100), 1.0)):
-        run.records, run.args, counts = True, SimpleNamespace(mask=ratio), set()
+        counts, n = set(), math.prod(shape)
         for seed in range(20):
-            hidden = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < ratio
-            numbers, n = run.numbers(hidden), hidden.numel()
-            counts.add(len(numbers))
-            assert numbers[numbers >= 0].tolist() == hidden.flatten().nonzero()[:, 0].tolist()
-            assert numbers.min() >= -n and len(numbers[numbers < 0].unique()) == (numbers < 0).sum()
+            generator = torch.Generator().manual_seed(seed)
+            hidden = torch.rand(shape, generator=generator) < ratio
+            y = torch.randint(7, (*shape, 3), generator=generator).to(targets)
+            y = y[..., 0] if args.loss == "ce" else y
+            part = filled(pretrain.Denoising(y, None, hidden, y), ratio)
+            counts.add(len(part.hidden))
+            real = part.hidden >= 0
+            assert torch.equal(part.hidden[real], hidden.flatten().nonzero()[:, 0])
+            assert part.hidden.min() >= -n and len((part.hidden % n).unique()) == len(part.hidden)
+            prediction = torch.randn(
+                len(part.hidden), 7 if args.loss == "ce" else 3, generator=generator
+            ).requires_grad_()
+            with_filling = spt_loss(args, prediction, part.targets, part.hidden)
+            without = spt_loss(args, prediction[real], y, part.hidden[real])
+            for value, exact in zip(with_filling, without):
+                assert value.item() == pytest.approx(exact.item(), rel=1e-5)
+            (gradient,) = torch.autograd.grad(with_filling[0], prediction)
+            assert not gradient[~real].any() and gradient[real].any()
         assert len(counts) == 1
-        run.records = False
-        assert (run.numbers(hidden) >= 0).all()
+
+
+def test_only_recorded_steps_are_filled():
+    hidden = torch.rand(4, 50, generator=torch.Generator().manual_seed(0)) < 0.3
+    part = pretrain.Denoising(hidden, None, hidden, hidden.long())
+    for records_steps in (False, True):
+        feed = Feed(
+            SimpleNamespace(batch=4, mask=0.3, micro_batch=None),
+            SimpleNamespace(world=1, rank=0, device=None),
+            dict(target="", documents=1),
+            4,
+            None,
+            False,
+            records_steps,
+        )
+        (found,) = feed.parts(part, np.arange(4), np.arange(4))
+        assert (len(found.hidden) > hidden.sum()) == records_steps
 
 
 def test_a_gpu_evaluates_in_large_batches():
@@ -406,7 +438,7 @@ def test_a_gpu_evaluates_in_large_batches():
             args, processes, dict(length=25, documents=2, target=""), 100, None, False, False
         )
         feed.pinned, feed.shipped, feed.EVALUATED = (
-            lambda prepare, step: prepare(step),
+            lambda make_parts, argument: make_parts(argument),
             lambda batch: batch,
             32 * 50,
         )

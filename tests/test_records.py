@@ -28,12 +28,13 @@ import data
 import finetune
 import pretrain
 import tasks
+import zoo
 from compare import reading
 from engine import flags as flags_py
 from engine import folder as folder_py
 from engine.feed import Feed
 from engine.flags import MACHINE_FLAGS, defining
-from engine.folder import Folder, code_of
+from engine.folder import Folder
 from engine.processes import guarded
 from experiments import commands, running, sweep
 from files import UserError, locked, sha256_of, without_comments
@@ -222,7 +223,7 @@ def another(folder):
 
 
 def test_a_replaced_pretraining_is_noticed(mistake, monkeypatch, tmp_path):  # noqa: F811
-    """By a finished and by a stopped finetuning; an older one, which knows no checksum, goes on."""
+    """By a finished and by a stopped finetuning."""
     pretrain.main(flags("pt"))
     finetune.main(flags("done", None, None, init="pt"))
     stop_in(5, monkeypatch, "finetune", flags("half", None, None, init="pt"))
@@ -234,13 +235,6 @@ def test_a_replaced_pretraining_is_noticed(mistake, monkeypatch, tmp_path):  # n
             f"--resume: {name} started from another pt/best.pt (checksum " in line
             and len(line) < 200
         )
-    config = json.loads((tmp_path / "half" / "config.json").read_text())
-    del config["pretrained"], config["code"]
-    (tmp_path / "half" / "config.json").write_text(json.dumps(config))
-    finetune.main(flags("half", None, None, init="pt", resume=True))
-    assert (
-        result_of(tmp_path / "half")["pretrained"] is result_of(tmp_path / "half")["code"] is None
-    )
 
 
 def test_a_pretraining_on_any_other_data_is_refused():
@@ -281,7 +275,7 @@ def test_any_other_flag_is_another_run(stage, words, monkeypatch, tmp_path):
 
     def made(more):
         args = parse([*base, *more])
-        return defining(args) | dict(data={"labels": 1}), vars(args)
+        return defining(args) | dict(data={"labels": 1}, code="1"), vars(args)
 
     config, args = made([])
     (tmp_path / "run").mkdir()
@@ -335,10 +329,6 @@ def test_any_other_flag_is_another_run(stage, words, monkeypatch, tmp_path):
             assert one != two, flag
     with pytest.raises(UserError, match="was started with data"):
         Folder("run", True).look(config | dict(data={"labels": 2}), True)
-    (tmp_path / "run" / "config.json").write_text(
-        json.dumps({k: v for k, v in config.items() if k != "fresh"})
-    )
-    assert Folder("run", True).look(config, True)  # of a version before that flag
     assert Folder("run", True).look(made(["--log-every", "7", "--device", "cpu"])[0], True)
 
 
@@ -385,58 +375,57 @@ def test_a_run_resumes_in_the_process_that_was_told_to_stop(monkeypatch, tmp_pat
 
 
 def test_a_run_knows_the_code_that_shapes_it(monkeypatch, tmp_path):
-    """All that a process imported from here but other models and tasks; comments do not count."""
-    words = "import sys, finetune; print(*[n for n in sys.modules if not n.startswith('_')])"
-    loaded = subprocess.run(
-        [sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True
-    ).stdout.split()
-    files = {f"{name.replace('.', '/')}{end}" for name in loaded for end in (".py", "/__init__.py")}
-    others = {f"{room}/{name}" for room in ("zoo", "tasks") for name in os.listdir(ROOT / room)} - {
-        "zoo/__init__.py",
-        "zoo/structured.py",
-        "tasks/__init__.py",
-        "tasks/making.py",
-    }
-    assert {file for file in files if (ROOT / file).is_file()} - others <= code_of(
-        "finetune.py"
-    ).keys()
-    assert {"pretrain.py", "models.py", "kernels.py", "recipes.py", "engine/run.py"} <= code_of(
-        "finetune.py"
-    ).keys()
-    assert "zoo/scan.py" in code_of("finetune.py", "zoo/lru.py") and "finetune.py" not in code_of(
-        "pretrain.py"
-    )
+    """One checksum; comments and other models do not count."""
     monkeypatch.setattr(folder_py, "ROOT", scripts(tmp_path))
+    monkeypatch.setattr(
+        zoo, "homes", {"lru": tmp_path / "zoo/lru.py", "s5": tmp_path / "zoo/s5.py"}
+    )
+    monkeypatch.setattr(tasks, "homes", {"listops": tmp_path / "tasks" / "listops.py"})
 
-    def now():
-        code_of.cache_clear()
-        return code_of("finetune.py", "zoo/lru.py")
+    def now(model="lru", task="listops"):
+        return folder_py.code_of_run(SimpleNamespace(model=model, task=task))
 
     first = now()
     with open(tmp_path / "models.py", "a") as file:
         file.write("# a comment\n")
     (tmp_path / "zoo" / "s5.py").write_text("other = 1")
-    assert now() == first
-    for name in ("models.py", "zoo/scan.py", "recipes.py"):
+    assert now() == first != now("s5")
+    codes = {first}
+    for name in ("models.py", "zoo/lru.py", "tasks/listops.py", "recipes.py", "engine/run.py"):
         with open(tmp_path / name, "a") as file:
             file.write("more = 1\n")
-        second = now()
-        assert {file for file in first if first[file] != second[file]} == {
-            name
-        } and first.keys() == second.keys()
-        first = second
-    code_of.cache_clear()
+        codes.add(now())
+    assert len(codes) == 6 and now("s4", "file:x.csv") not in codes
+
+
+def test_the_files_of_a_run_are_all_that_trains_it():
+    """All that a process imported from here but those of other models and tasks, and what only
+    reads flags and files."""
+    words = "import sys, finetune; print(*[n for n in sys.modules if not n.startswith('_')])"
+    loaded = subprocess.run(
+        [sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True
+    ).stdout.split()
+    files = {f"{name.replace('.', '/')}{end}" for name in loaded for end in (".py", "/__init__.py")}
+    files = {file for file in files if (ROOT / file).is_file()}
+    homes = {
+        str(home.relative_to(ROOT)) for homes in (zoo.homes, tasks.homes) for home in homes.values()
+    }
+    beside = {file for file in files if file.startswith("tasks/")} - {"tasks/__init__.py"}
+    beside |= {
+        "files.py",
+        "zoo/__init__.py",
+        *(f"engine/{name}.py" for name in ("__init__", "flags", "folder")),
+    }
+    assert files - homes - beside == set(folder_py.CODE.split())
 
 
 def test_a_resumed_run_knows_both_versions(tmp_path):
     (tmp_path / "last.pt").touch()
-    (tmp_path / "config.json").write_text(
-        json.dumps(dict(code={"a.py": "1", "b.py": "2", "gone.py": "3"}))
-    )
+    (tmp_path / "config.json").write_text(json.dumps(dict(code="1", changed={})))
     folder = Folder(tmp_path, True)
-    for _ in range(2):  # resumed twice
-        folder.look(dict(code={"a.py": "1", "b.py": "4", "new.py": "5"}), resume=True)
-        assert folder.began["code"] == {"a.py": "1", "b.py": "2+4", "gone.py": "3", "new.py": "5"}
+    for code, known in (("1", "1"), ("2", "1+2"), ("2", "1+2"), ("1", "1+2")):
+        folder.look(dict(code=code, changed={}), resume=True)
+        assert folder.began["code"] == known
         (tmp_path / "config.json").write_text(json.dumps(folder.began))
 
 
@@ -459,27 +448,23 @@ def test_seeds_of_different_code_are_not_pooled(tmp_path, capsys):
             )
         return run("compare", tmp_path / root, "--figure", tmp_path / f"{root}.png")
 
-    one, two = (
-        {"models.py": "1", "data.py": "1"},
-        {"models.py": "2", "data.py": "1", "zoo/new.py": "1"},
-    )
     for stage in ("pretrain", "finetune"):
-        done = made(stage, one, two, one, stage=stage)
+        done = made(stage, "1", "2", "1", stage=stage)
         assert (
             done.returncode == 2
-            and "2 versions of models.py; " in done.stderr
+            and "2 versions of the code; " in done.stderr
             and "--any-code" in done.stderr
         )
-        assert "data.py" not in done.stderr and done.stderr.count("\n") == 1
+        assert done.stderr.count("\n") == 1
         done = run("compare", tmp_path / stage, "--any-code", "--figure", tmp_path / "any.png")
         assert (
             done.returncode == 0
             and "| 3 |" in done.stdout
             and "warning: seeds of the setting" in done.stderr
         )
-    assert made("same", one, one).returncode == made("older", one, None, one).returncode == 0
+    assert made("same", "1", "1").returncode == made("older", "1", None, "1").returncode == 0
     reading.variants_of(reading.with_pretraining(reading.read_runs(tmp_path / "finetune")))
-    assert "2 versions of models.py" in capsys.readouterr().err
+    assert "2 versions of the code" in capsys.readouterr().err
 
 
 def test_a_sweep_pools_any_code_if_asked(here, tmp_path):  # noqa: F811
@@ -573,7 +558,7 @@ def test_no_part_exceeds_a_micro_batch():
             feed = Feed(
                 args,
                 SimpleNamespace(world=world, rank=rank, device=None),
-                dict(target=""),
+                dict(target="", documents=1),
                 40,
                 lengths if ragged else None,
                 False,

@@ -48,7 +48,13 @@ def test_recall_is_a_lookup_and_fresh_samples_are_new():
 def test_fresh_steps_share_no_example(batch, n):
     args = SimpleNamespace(batch=batch, micro_batch=None, seed=3, fresh=True)
     feed = Feed(
-        args, SimpleNamespace(world=1, rank=0, device=None), dict(target=""), n, None, False, False
+        args,
+        SimpleNamespace(world=1, rank=0, device=None),
+        dict(target="", documents=1),
+        n,
+        None,
+        False,
+        False,
     )
     assert (
         len({row for step in range(3 * n) for row in feed.rows(step)[0].tolist()}) == 3 * n * batch
