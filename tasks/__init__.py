@@ -143,56 +143,18 @@ def declared(name):
 
 # ---- what a checkpoint and meta.json keep of a task ----------------------------------------------
 
-# The fields that have always identified a prepared set.
-FIRST = [
-    "family",
-    "length",
-    "classes",
-    "sizes",
-    "mask",
-    "source",
-    "vocab",
-    "channels",
-    "documents",
-    "scale",
-    "mean",
-    "std",
-    "side",
-    "names",
-    "subset",
-    "make",
-    "distinct",
-    "symbols",
-    "ends",
-    "data",
-]
-
 
 def identifying(task):
-    """Return the text that identifies a prepared set of a task. Fields that were added since FIRST
-    count if they are not at their default: a new field changes the text of no older task."""
-    task, plain = (
-        replace(task, sizes=None, mask=None, source=None, names=None, subset=None),
-        Task(*[None] * 6),
-    )
-    later = [
-        one.name
-        for one in fields(Task)
-        if one.repr
-        and one.name not in FIRST
-        and getattr(task, one.name) != getattr(plain, one.name)
-    ]
-    return f"Task({', '.join(f'{name}={getattr(task, name)!r}' for name in (*FIRST, *later))})"
+    """Return the text of all fields that shape the arrays of a prepared set."""
+    return repr(replace(task, sizes=None, mask=None, source=None, names=None, subset=None))
 
 
 def kept(task):
     """Return what a checkpoint keeps of a task, in plain values: all but where its data come from
     (see `restored`)."""
-    return {
-        one.name: getattr(task, one.name)
-        for one in fields(Task)
-        if one.name not in ("source", "make", "prepare", "draw", "models", "recipes")
-    }
+    left_out = ("source", "make", "prepare", "draw", "models", "recipes")
+    names = [field.name for field in fields(Task) if field.name not in left_out]
+    return {name: getattr(task, name) for name in names}
 
 
 def restored(record):
@@ -201,26 +163,4 @@ def restored(record):
         return replace(OWN["file"](""), **record)
 
 
-def check(name, task):
-    """Raise ValueError if an entry of TASKS cannot be a task. (recipes.py checks its tables of
-    sizes and recipes.)"""
-    if not isinstance(task, Task) or not callable(task.prepare):
-        raise ValueError(f"TASKS[{name!r}] must be a Task with a function prepare(task, request)")
-    # as of folders
-    for right, rule in (
-        (re.fullmatch(r"\w+", name), "a name consists of letters, digits and _"),
-        (task.target in ("", "labels", "positions"), "target must be '', 'labels' or 'positions'"),
-        (
-            isinstance(task.sizes, tuple) and len(task.sizes) == 3,
-            "sizes must be (train, val, test)",
-        ),
-        (
-            task.make is not None or task.source.urls or task.source.raw,
-            "a generated set needs make, its parameters or version",
-        ),
-    ):
-        if not right:
-            raise ValueError(f"TASKS[{name!r}]: {rule}")
-
-
-homes = load_room(Path(__file__).parent, TASKS, "--task", check)  # {task: its file}
+homes = load_room(Path(__file__).parent, TASKS, "--task")  # {task: its file}

@@ -7,9 +7,6 @@ are kept."""
 
 import contextlib
 import glob
-import hashlib
-import inspect
-import json
 import multiprocessing
 import os
 import re
@@ -20,10 +17,9 @@ import tarfile
 import threading
 import time
 import zipfile
-import zlib
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -31,7 +27,7 @@ from types import ModuleType
 import numpy as np
 from tqdm import tqdm
 
-from files import UserError, fetch, reading, sha256_of, without_comments, write_atomically
+from files import UserError, fetch, reading, sha256_of, write_atomically
 from tasks import EOS, IGNORE, SPLITS, Source, Task
 
 CHUNK = 500  # examples per chunk
@@ -47,7 +43,7 @@ class Request:
     name: str  # name of the task
     folder: Path
     task: Task
-    parameters: int  # checksum of everything but sizes and seed that determines generated arrays
+    made_of: str  # checksum of everything but sizes and seed that determines the arrays
     sizes: list | None  # examples in train, val, test; None: all available ones
     seed: int  # seed of the generator
     raw: Path | None  # folder of the official files; None: generate or download
@@ -59,7 +55,6 @@ class Request:
     kind: str | None = None
     group: str | None = None
     layout: dict | None = None
-    read: list = field(default_factory=list)  # official files and folders that `find` has found
 
     def take(self, split, available, place):
         """Return how many of the available examples to take for a split."""
@@ -72,9 +67,8 @@ class Request:
         return size
 
     def part(self, index, count):
-        """Return the path of a finished chunk. Other parameters or another seed give another
-        path."""
-        return self.folder / "parts" / f"{self.parameters}-{self.seed}-{index:06d}-{count}"
+        """Return the path of a finished chunk. Other code or another seed gives another path."""
+        return self.folder / "parts" / f"{self.made_of}-{self.seed}-{index:06d}-{count}"
 
 
 def random_split(n):
@@ -249,57 +243,6 @@ def save_split(request, split, x, y, place):
     write_atomically(folder / f"{split}_y.npy", lambda file: np.save(file, targets))
 
 
-# ---- what a set is known by: content of files, code ----------------------------------------------
-
-
-def content_of(path, there):
-    """Return a stamp of the names, sizes and times of a folder's files, or of one file, and a
-    checksum of what they hold. If the stamp is that in meta.json, nothing is read again."""
-    paths = sorted(one for one in Path(path).rglob("[!.]*") if one.is_file()) or [Path(path)]
-    stats = [
-        (str(one.relative_to(path)), one.stat().st_size, one.stat().st_mtime_ns) for one in paths
-    ]
-    stamp = zlib.crc32(repr(stats).encode())
-    if there.get("stamps", {}).get(path) == stamp:
-        return stamp, there[f"content of {path}"]
-    digest = hashlib.md5("\n".join(name for name, *_ in stats if name != ".").encode())
-    for one in paths:
-        with open(one, "rb") as file:
-            hashlib.file_digest(file, lambda: digest)
-    return stamp, digest.hexdigest()
-
-
-def plain(value):
-    """Return what JSON can write of a set or function, the same in every process."""
-    return (
-        sorted(map(str, value))
-        if isinstance(value, (set, frozenset))
-        else getattr(value, "__qualname__", None)
-    )
-
-
-def generator_code(task):
-    """Return a checksum of the code that makes a task's sets, without comments and docstrings: its
-    `prepare`, the class of `make`, and what they name, in their file and in other files of tasks/.
-    (Tests record what making.py draws.)"""
-    # func: of a partial
-    todo, texts = [getattr(task.prepare, "func", task.prepare), type(task.make)], []
-    for one in todo:  # grows
-        with contextlib.suppress(OSError, TypeError):  # no source, as a built-in type has none
-            text = without_comments(inspect.getsource(one))
-            text = re.sub(r'^\s*"""[\s\S]*?"""$\n?', "", text, flags=re.M)
-            texts.append(text)
-            known = vars(sys.modules[one.__module__])
-            # grow with each task
-            for name in sorted({*re.findall(r"\w+", text)} & known.keys() - {"TASKS", "OWN"}):
-                value, home = known[name], getattr(known[name], "__module__", None) or ""
-                if home == one.__module__ or home.startswith("tasks.") and home != __name__:
-                    todo += [value] * (value not in todo)
-                elif not home and not isinstance(value, ModuleType):  # a constant
-                    texts.append(f"{name} {json.dumps(value, default=plain, skipkeys=True)}")
-    return zlib.crc32("\n".join(sorted(texts)).encode())
-
-
 # ---- official files: folders, archives, downloads ------------------------------------------------
 
 
@@ -339,7 +282,6 @@ def find(request, *patterns):
     if path.stat().st_size == source.bytes and sha256_of(path) != source.sha256:
         raise UserError(f"{path} is damaged: wrong checksum; remove it and get it again")
     print(f"{folder}: reading {path}")
-    request.read.append(path)
     return path
 
 

@@ -83,25 +83,16 @@ MUTANTS = {
     ],
     "data.py": [
         (
-            "known[:max(task.classes, 1, int(labelled * n))]",
-            "known[:max(1, int(labelled * n))]",
+            "nested[:max(task.classes, 1, int(labelled * n))]",
+            "nested[:max(1, int(labelled * n))]",
             "own data",
         ),
-        (
-            '{file, own_data.get("group") or there.get("group"), *there',
-            "{file, *there",
-            "own records",
-        ),
+        ("files = [group] if group else []", "files = []", "own records"),
         ("longest if self.chosen is None else longest[self.chosen]", "longest", "own data"),
-        ('{"code": generator_code(task)}', '{"code": 0}', "data"),
+        ('re.findall(r"^ *from tasks', 're.findall(r"^ *from nothing', "data"),
         ("8181, self.fresh, i", "8181, 0, i", "targets"),
         ("np.random.RandomState(42).permutation(len(train))", "np.arange(len(train))", "data"),
-        ('identity |= {"inputs": meta["inputs"]} if', "identity |= {} if", "own"),
-        (
-            "for path in map(os.path.abspath, request.read or",
-            "for path in map(os.path.abspath, [] or",
-            "sources",
-        ),
+        ('if meta["inputs"]:', "if False:", "own"),
     ],
     "engine/feed.py": [
         ("self.positions // (width * documents)", "self.positions // width", "runs"),

