@@ -1,7 +1,7 @@
 """Tasks: one file per task or family of tasks. A file added to this folder becomes a --task of
 every script. For a first reading this file and listops.py are enough.
 
-    cp tasks/listops.py tasks/mine.py        then change what it generates and the names in the last lines
+    cp tasks/listops.py tasks/mine.py    then change what it generates, and the names at the end
 
 A file opens with one worked example and describes what is read or generated. `prepare(task,
 request)` saves the splits; the last lines add rows to TASKS. Prepared data is reused only while its

@@ -1,7 +1,7 @@
 """Pathfinder: do two marked discs lie on the same dashed curve? (Linsley et al. 2018; Long Range
 Arena)
 
-    32 x 32 pixels, row by row: 0 0 127 255 ..., 1,024 gray levels    ->    label 1, "connected" (0: "apart")
+    0 0 127 255 ...    the gray levels of 32 x 32 pixels, row by row    ->    label 1, "connected"
 
 snakes.py generates the images. PathX is the same task with 128 x 128 pixels, PathX-256 with 256 x
 256."""
@@ -19,15 +19,16 @@ from tasks.snakes import Snakes, make_pathfinder
 
 
 def draw_images(task, rng, count):
-    made = make_pathfinder(task.make, task.side, rng, count)
-    return dict(images=made.images.reshape(count, task.length, 1), labels=made.labels)
+    snakes = make_pathfinder(task.make, task.side, rng, count)
+    return dict(images=snakes.images.reshape(count, task.length, 1), labels=snakes.labels)
 
 
 def distinct(images, labels, task, rng):
     """Yield the images in turn. Small images can repeat: a spare image and label replace one that
     came up before."""
-    made = (draw_images(task, rng, count) for count in repeat(64))
-    spare, seen = (pair for some in made for pair in zip(some["labels"], some["images"])), set()
+    chunks = (draw_images(task, rng, count) for count in repeat(64))
+    spare = (pair for chunk in chunks for pair in zip(chunk["labels"], chunk["images"]))
+    seen = set()
     for i, image in enumerate(images):
         while image.tobytes() in seen:
             labels[i], image = next(spare)  # early enough: `save_split` writes labels last
@@ -63,18 +64,17 @@ def prepare(task, request):
     if request.raw is not None:
         place = find(request, f"pathfinder{task.side}/curv_contour_length_14")
         paths, labels = read_pathfinder_index(place)
-        tenth, shuffled = int(0.1 * len(paths)), random_split(len(paths))
-        for split, mine in zip(
-            SPLITS, np.split(shuffled, [len(paths) - 2 * tenth, len(paths) - tenth])
-        ):
-            save_split(
-                request, split, read_images(task, [paths[i] for i in mine]), labels[mine], place
-            )
+        n = len(paths)
+        tenth = int(0.1 * n)
+        parts = np.split(random_split(n), [n - 2 * tenth, n - tenth])
+        for split, part in zip(SPLITS, parts):
+            images = read_images(task, [paths[i] for i in part])
+            save_split(request, split, images, labels[part], place)
         return
     counts = [min(CHUNK, size - start) for size in request.sizes for start in range(0, size, CHUNK)]
-    parts = run_chunks(draw_images, counts, request)
-    images = (image for path in parts for image in np.load(path)["images"])
-    labels = np.concatenate([np.load(path)["labels"] for path in parts])
+    chunks = run_chunks(draw_images, counts, request)
+    images = (image for path in chunks for image in np.load(path)["images"])
+    labels = np.concatenate([np.load(path)["labels"] for path in chunks])
     if task.distinct:
         images = distinct(images, labels, task, np.random.default_rng([request.seed, 1 << 40]))
     for split, start in zip(SPLITS, np.cumsum([0] + request.sizes)):

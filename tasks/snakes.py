@@ -8,14 +8,14 @@ distribution is the same, hundreds of times faster on one core. tasks/pathfinder
 `make_pathfinder` and stores its images. Read that function first, then upwards from it.
 
 Glossary
-    snake       a dashed curve of `contour` segments; two long target snakes and several short distractors
-    segment     one dash (the official "paddle"), `paddle` px long, followed by a gap of 2 * margin px
+    snake       a dashed curve of `contour` segments; two long targets, several short distractors
+    segment     one dash (official: "paddle"), `paddle` px long, then a gap of 2 * margin px
     margin      px kept free around every segment
-    seed        a snake's first segment;  tail: the first point of a snake;  head: a segment's far end
-    pivot       the point `margin` px behind a segment's start: the centre of the circle its head lies on
+    seed        a snake's first segment;  tail: its first point;  head: a segment's far end
+    pivot       the point `margin` px behind a segment's start: the centre of its head's circle
     reach       radius of that circle, paddle + margin
-    ink, mask   stamps of a segment: what is drawn; what it forbids to later segments (ink grown by margin)
-    disc        marker on a snake's end; label 1: the two discs are on the same snake, 0: on different snakes
+    ink, mask   stamps of a segment: what is drawn; what it forbids to later ones (ink and margin)
+    disc        marker on a snake's end; label 1: the two discs are on the same snake
 
 [1] github.com/google-research/long-range-arena, lra_benchmarks/data: parameters
 [2] github.com/drewlinsley/pathfinder, snakes2.py and snakes.py (Linsley et al. 2018)

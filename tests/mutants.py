@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MUTANTS = {
     "analyze.py": [('if "start" in run:', "if False:", "compare")],
     "tasks/split.py": [
-        ("if (counts[where[g]] > has)[has > 0].all():", "if True:", "splits"),
+        ("if (counts[part_of_group[g]] > has)[has > 0].all():", "if True:", "splits"),
         ("if len(where[keys[i]]) > 1", "if len(where[keys[i]]) > 2", "splits"),
         ("len(np.unique(end)) > 4", "len(np.unique(end)) > 0", "splits"),
         ("y[parts[0]].max()]", "y.max()]", "own"),
@@ -31,7 +31,9 @@ MUTANTS = {
     "tasks/recall.py": [("SPLITS.index(split)]", "0]", "data")],
     "tasks/table.py": [
         ("if names == [*map(str, range(len(names)))]:", "if False:", "table"),
-        ("same, runs = names[1:] == names[:-1]", "same, runs = names[1:] != names[:-1]", "table"),
+    ],
+    "tasks/columns.py": [
+        ("same = names[1:] == names[:-1]", "same = names[1:] != names[:-1]", "table"),
         (
             "np.all(column % 1 == 0) and len({*column}) == len(column)",
             "np.all(column % 1 == 0)",

@@ -18,7 +18,7 @@ from engine.targets import class_loss
 from experiments.running import paths
 from files import UserError, read_json
 from tasks import SPLITS
-from tasks.split import draw, overlap
+from tasks.split import draw_parts, overlap
 
 
 def prepared(folder, x, y=None, **more):
@@ -40,7 +40,7 @@ def test_three_examples_of_a_class_are_in_every_part(seed, shares):
     rng = np.random.default_rng(seed)
     sizes = [*rng.integers(1, 9, 5), 200]
     classes = rng.permutation(np.repeat(np.arange(6), sizes))
-    parts = draw(classes, None, seed, shares)
+    parts = draw_parts(classes, None, seed, shares)
     assert sorted(np.concatenate(parts)) == [*range(len(classes))]
     assert all(abs(len(part) - share * len(classes)) < 12 for part, share in zip(parts, shares))
     for c, size in enumerate(sizes):
@@ -48,7 +48,7 @@ def test_three_examples_of_a_class_are_in_every_part(seed, shares):
         assert min(there) > 0 if size >= 3 else there[0] > 0
     group = np.repeat(np.arange(60), 4)  # of one class each, so none is lost
     classes = np.repeat(rng.permutation(np.repeat(np.arange(4), [3, 4, 13, 40])), 4)
-    parts = draw(classes, group, seed, shares)
+    parts = draw_parts(classes, group, seed, shares)
     assert all(
         not np.intersect1d(group[one], group[two]).size
         for one in parts

@@ -24,11 +24,9 @@ CASES = ROOT.parent / "shared" / "cases"
 
 def read(path, raw, layout=Layout()):
     """Read a file as training does: a row that cannot be read is an error."""
-    own = read_own(path, raw, layout)
-    for one in own.series:
-        if isinstance(one, UserError):
-            raise one
-    return own
+    examples = read_own(path, raw, layout)
+    examples.all_series()
+    return examples
 
 
 def lines(rows, delimiter=",", header=None):
