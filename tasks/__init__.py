@@ -6,8 +6,8 @@ every script. For a first reading this file and listops.py are enough.
 A file opens with one worked example and describes what is read or generated. `prepare(task,
 request)` saves the splits; the last lines add rows to TASKS. Prepared data is reused only while its
 code is the same. `making.py` holds functions that several tasks use, `picture.py` draws examples,
-`snakes.py` is Pathfinder's generator, `table.py` and `split.py` serve own.py. This file defines
-what a task is and how tasks are named."""
+`snakes.py` is Pathfinder's generator; `readers.py`, `table.py`, `columns.py` and `split.py` serve
+own.py. This file defines what a task is and how tasks are named."""
 
 import hashlib
 import os
@@ -113,14 +113,14 @@ OWN = {}  # {prefix: function(what follows the colon) -> Task}: your data, file:
 def full_name(name):
     """Return a task's full name: for a file with its absolute path. UserError if there is no such
     task."""
-    kind, _, rest = (name or "").partition(":")
-    if kind == "file" and rest:
-        return f"file:{os.path.abspath(os.path.expanduser(rest))}"
-    if name not in TASKS and not re.fullmatch(r"ucr:[\w-]+", name or ""):
-        meant = f"did you mean file:{name}? " if os.path.isfile(name or "") else ""
-        problem = f"no task '{name}'" if name else "--task is missing"
-        raise UserError(f"{problem}; {meant}the tasks are: {' '.join(TASKS)} file:PATH ucr:NAME")
-    return name
+    kind, _, path = (name or "").partition(":")
+    if kind == "file" and path:
+        return f"file:{os.path.abspath(os.path.expanduser(path))}"
+    if name in TASKS or re.fullmatch(r"ucr:[\w-]+", name or ""):
+        return name
+    problem = f"no task '{name}'" if name else "--task is missing"
+    meant = f"did you mean file:{name}? " if os.path.isfile(name or "") else ""
+    raise UserError(f"{problem}; {meant}the tasks are: {' '.join(TASKS)} file:PATH ucr:NAME")
 
 
 def folder_name(name):
@@ -137,8 +137,10 @@ def folder_name(name):
 
 def declared(name):
     """Return the Task of a name, without the fields that depend on its prepared data."""
-    prefix, _, rest = name.partition(":")
-    return TASKS[name] if name in TASKS else OWN.get(prefix, OWN["file"])(rest)
+    if name in TASKS:
+        return TASKS[name]
+    prefix, _, path_or_name = name.partition(":")
+    return OWN.get(prefix, OWN["file"])(path_or_name)
 
 
 # ---- what a checkpoint and meta.json keep of a task ----------------------------------------------

@@ -81,7 +81,8 @@ def prepare(task, request):
         save_split(request, split, images, labels[start:], request.folder)
 
 
-def paths_task(side, **snakes):
+def paths_task(side, *sizes, **more):
+    """Return the task of side x side px whose generator has these parameters of `Snakes`."""
     return Task(
         "pathfinder",
         length=side * side,
@@ -93,7 +94,7 @@ def paths_task(side, **snakes):
         channels=1,
         side=side,
         names=("apart", "connected"),
-        make=Snakes(**snakes),
+        make=Snakes(*sizes, **more),
         symbols=LEVELS,
         prepare=prepare,
     )
@@ -102,76 +103,20 @@ def paths_task(side, **snakes):
 def small_paths(side, frame, contour):
     """Return a small task with large, bright discs and three gray levels, so that only the curves
     must be learned."""
-    task = paths_task(
-        side,
-        frame=frame,
-        contour=contour,
-        padding=1,
-        seed_distance=4,
-        paddle=2,
-        thickness=1.0,
-        margins=(1,),
-        continuity=1.0,
-        marker=1.5,
-        distractors=0,
-        snake_contrast=0.66,
-        levels=3,
-    )
+    more = dict(frame=frame, contour=contour, levels=3)
+    task = paths_task(side, 1, 4, 2, 1.0, (1,), 1.0, 1.5, 0, 0.66, **more)
     return replace(task, sizes=DEMO, mask=0.25, distinct=True, source=GENERATED)
 
 
+# Side; then padding, seed distance, paddle, thickness, margins, continuity, marker, distractors,
+# contrast of snakes, of paddles, see `Snakes`.
 TASKS |= {
-    "pathfinder": paths_task(
-        32,
-        padding=1,
-        seed_distance=7,
-        paddle=2,
-        thickness=0.5,
-        margins=(1,),
-        continuity=1.0,
-        marker=1.5,
-        distractors=5,
-        snake_contrast=2.0,
-        paddle_contrast=0.75,
-    ),
-    "pathx": paths_task(
-        128,
-        padding=1,
-        seed_distance=20,
-        paddle=5,
-        thickness=1.5,
-        margins=(2, 3),
-        continuity=1.8,
-        marker=3.0,
-        distractors=8,
-        snake_contrast=0.9,
-    ),
-    "pathx256": paths_task(
-        256,
-        padding=22,
-        seed_distance=27,
-        paddle=5,
-        thickness=2.0,
-        margins=(3,),
-        continuity=1.8,
-        marker=5.0,
-        distractors=7,
-        snake_contrast=1.0,
-    ),
+    "pathfinder": paths_task(32, 1, 7, 2, 0.5, (1,), 1.0, 1.5, 5, 2.0, 0.75),
+    "pathx": paths_task(128, 1, 20, 5, 1.5, (2, 3), 1.8, 3.0, 8, 0.9),
+    "pathx256": paths_task(256, 22, 27, 5, 2.0, (3,), 1.8, 5.0, 7, 1.0),
     # Not the paper's: the generator's fourth resolution; small sets for the demo and for
     # `run_all.sh --preset mini`.
-    "pathfinder64": paths_task(
-        64,
-        padding=1,
-        seed_distance=12,
-        paddle=5,
-        thickness=1.0,
-        margins=(1,),
-        continuity=1.8,
-        marker=2.5,
-        distractors=5,
-        snake_contrast=0.8,
-    ),
+    "pathfinder64": paths_task(64, 1, 12, 5, 1.0, (1,), 1.8, 2.5, 5, 0.8),
     "pathfinder_demo": small_paths(14, frame=5, contour=4),
     "pathfinder_mini": small_paths(12, frame=4, contour=3),
     "pathx_mini": small_paths(14, frame=5, contour=4),

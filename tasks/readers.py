@@ -83,8 +83,8 @@ def mark_known(examples, missing, regression):
         return examples._replace(known=np.zeros(len(examples.series), bool))
     labels = np.asarray(examples.labels)
     if labels.ndim == 2:  # several labels, or one per position
-        known = labels != "" if labels.dtype.kind == "U" else ~np.isnan(labels)
-        return examples._replace(labels=labels, known=known.any(1))
+        present = labels != "" if labels.dtype.kind == "U" else ~np.isnan(labels)
+        return examples._replace(labels=labels, known=present.any(1))
     if labels.dtype.kind in "UO":
         labels = np.char.strip(labels.astype(str))
     unknown = ["", "nan", "nat"]
@@ -93,8 +93,8 @@ def mark_known(examples, missing, regression):
     if missing is not None:
         unknown.append(str(missing).lower())
     names = np.char.lower(labels.astype(str))  # of a date as in the names of classes
-    known = (labels != missing) & ~np.isin(names, unknown)
-    return examples._replace(labels=labels, known=known)
+    has_label = (labels != missing) & ~np.isin(names, unknown)
+    return examples._replace(labels=labels, known=has_label)
 
 
 def read_txt(path, raw):

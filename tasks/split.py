@@ -15,16 +15,9 @@ from tasks.making import stratified
 from tasks.table import MISSING, as_number
 
 UNEQUAL = 3  # balanced accuracy decides if class sizes differ by more than this ratio
-SPLIT_NAMES = dict(
-    train="train",
-    training="train",
-    val="val",
-    validation="val",
-    valid="val",
-    dev="val",
-    test="test",
-    testing="test",
-)
+SPLIT_NAMES = dict.fromkeys(("train", "training"), "train")  # {what a file may call it: split}
+SPLIT_NAMES |= dict.fromkeys(("val", "validation", "valid", "dev"), "val")
+SPLIT_NAMES |= dict.fromkeys(("test", "testing"), "test")
 
 
 def balanced_accuracy(y, found):
@@ -49,19 +42,18 @@ def check_each(place, right, problem):
 # ---- targets -------------------------------------------------------------------------------------
 
 
-def make_targets(request, place, labels, known, column):
-    """Convert labels to targets, ignoring those that are not known. Return targets and the names of
-    the classes, or () for regression.
+def make_targets(request, place, labels, has_label, column):
+    """Convert labels to targets. Return targets and the names of the classes, or () for regression.
 
-    labels: (n,) -> classes or numbers (n,); several of 0 and 1 (n, k) stay as they are; labels of
-    positions, texts (n, l), become classes or IGNORE. known: bool (n,). column: of a table, where
-    labels were read, or "none"."""
+    labels: (n,) -> classes or numbers (n,), 0 for an example without a label; several of 0 and 1
+    (n, k) stay as they are; labels of positions, texts (n, l), become classes or IGNORE. has_label:
+    bool (n,). column: of a table, where labels were read, or "none"."""
     if labels.dtype.kind not in "biufUMm":
         raise UserError(f"{place}: labels are {labels.dtype}; they must be numbers or names")
     if labels.ndim == 1 and labels.dtype.kind == "f":
-        check_each(place, ~known | np.isfinite(labels), "its label is infinite")
+        check_each(place, ~has_label | np.isfinite(labels), "its label is infinite")
     if request.regression:
-        return number_targets(place, labels, known), ()
+        return number_targets(place, labels, has_label), ()
     if labels.ndim == 2 and labels.dtype.kind == "U":
         return position_targets(place, labels)
     if labels.ndim == 2:
@@ -69,11 +61,11 @@ def make_targets(request, place, labels, known, column):
         if column == "none":
             names = [str(label) for label in range(labels.shape[1])]
         return np.nan_to_num(labels).astype(int), names
-    return class_targets(place, labels, known, column)
+    return class_targets(place, labels, has_label, column)
 
 
-def number_targets(place, labels, known):
-    """Convert labels (n,) to float64 (n,), 0 where they are not known."""
+def number_targets(place, labels, has_label):
+    """Convert labels (n,) to float64 (n,), 0 for an example without a label."""
     if labels.ndim == 2:
         raise UserError(
             f"{place}: --regression predicts one number per sequence, but y has the shape "
@@ -81,7 +73,7 @@ def number_targets(place, labels, known):
         )
     y = np.zeros(len(labels))
     try:
-        y[known] = as_numbers(labels[known])
+        y[has_label] = as_numbers(labels[has_label])
     except (ValueError, TypeError) as error:
         raise UserError(
             f"{place}: not every label is a number ({error}); if the label is another column, give "
@@ -109,16 +101,16 @@ def position_targets(place, labels):
     return np.where(labels == "", IGNORE, np.searchsorted(names, labels)), names.tolist()
 
 
-def class_targets(place, labels, known, column):
-    """Convert labels (n,) -> classes (n,), 0 where they are not known, and names. UserError if
-    there are not 2 to 256 classes of at least two examples."""
-    if labels.dtype.kind == "f" and not (labels[known] % 1).any():
-        labels = np.where(known, labels, 0).astype(int)  # 1.0 is class 1
+def class_targets(place, labels, has_label, column):
+    """Convert labels (n,) -> classes (n,), 0 for an example without a label, and names. UserError
+    if there are not 2 to 256 classes of at least two examples."""
+    if labels.dtype.kind == "f" and not (labels[has_label] % 1).any():
+        labels = np.where(has_label, labels, 0).astype(int)  # 1.0 is class 1
     if labels.dtype.kind == "U":  # likewise
         labels = np.array([re.sub(r"^([+-]?\d+)\.0+$", r"\1", name) for name in labels.tolist()])
-    names, classes, sizes = np.unique(labels[known], return_inverse=True, return_counts=True)
+    names, classes, sizes = np.unique(labels[has_label], return_inverse=True, return_counts=True)
     y = np.zeros(len(labels), int)
-    y[known] = classes
+    y[has_label] = classes
     point_out_missing(names.astype(str).tolist(), sizes)
     hint = "if labels are numbers to predict, use --regression of data.py or run_all.sh own"
     if column != "none":
@@ -132,7 +124,7 @@ def class_targets(place, labels, known, column):
         )
     rarest = names[np.argmin(sizes)]
     problem = f"class {rarest} has only one example ({hint})"
-    check_each(place, ~known | (labels != rarest) | (sizes.min() > 1), problem)
+    check_each(place, ~has_label | (labels != rarest) | (sizes.min() > 1), problem)
     return y, names.astype(str).tolist()
 
 
@@ -216,23 +208,23 @@ def split_examples(request, place, examples):
     become val. Classes keep their shares. Unlabelled training examples come after the labelled
     ones; val and test leave unlabelled ones out."""
     n = len(examples.series)
-    known = examples.known
+    has_label = examples.known
     group = None if examples.group is None else np.asarray(examples.group)
     split = None if examples.split is None else usual_names(examples.split)
     y = np.zeros(n)
     names = ()
-    if known.any():
+    if has_label.any():
         column = examples.layout.label_column if examples.layout else "none"
-        y, names = make_targets(request, place, examples.labels, known, column)
+        y, names = make_targets(request, place, examples.labels, has_label, column)
     classes = y if names and y.ndim == 1 else np.zeros(n, int)  # what parts have equal shares of
-    usable = np.flatnonzero(known | ~known.any())
+    usable = np.flatnonzero(has_label | ~has_label.any())
     if split is not None:
         check_each(place, np.isin(split, SPLITS), "its split is none of train, val and test")
     parts = divide(usable, classes, group, split, request.seed)
     check_each(
-        place, ~known | np.isin(classes, classes[parts[0]]), "no training example has its label"
+        place, ~has_label | np.isin(classes, classes[parts[0]]), "no training example has its label"
     )
-    refuse_empty(place, parts, y if known.any() else None, group)
+    refuse_empty(place, parts, y if has_label.any() else None, group)
     target = ""  # as Task.target
     if y.ndim == 2:
         target = "positions" if examples.labels.dtype.kind == "U" else "labels"
@@ -247,11 +239,11 @@ def split_examples(request, place, examples):
     fields = dict(classes=len(names), names=names)
     if target:
         fields["target"] = target
-    if known.any() and not names:
+    if has_label.any() and not names:
         low, high = fields["ends"] = [y[parts[0]].min(), y[parts[0]].max()]
         y = (y - low) / (high - low) * 2 - 1
-    if not known.all():
-        fields["labelled"] = len(parts[0]) if known.any() else 0
+    if not has_label.all():
+        fields["labelled"] = len(parts[0]) if has_label.any() else 0
         parts[0] = np.append(parts[0], unlabelled)
     return y, parts, fields
 
