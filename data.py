@@ -31,6 +31,7 @@ from pathlib import Path
 import numpy as np
 
 from files import (
+    ROOT,
     Parser,
     UserError,
     exit_code,
@@ -201,10 +202,8 @@ def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False,
     if labels and task.labelled is not None:
         train.chosen = np.arange(n) if train.chosen is None else train.chosen[train.chosen < n]
         if not len(train):
-            raise UserError(
-                f"--train-fraction {fraction} keeps no training example with a label; use a larger "
-                "one"
-            )
+            problem = f"--train-fraction {fraction} keeps no training example with a label"
+            raise UserError(f"{problem}; use a larger one")
     train.fresh = fresh
     return task, train, val, test
 
@@ -239,14 +238,13 @@ def identity(task, folder, meta):
     if task.own:
         source = "own data"
     labels = b"".join((folder / f"{split}_y.npy").read_bytes() for split in SPLITS)
-    identity = dict(
-        source=source, seed=flags["seed"], sizes=flags["sizes"], labels=zlib.crc32(labels)
-    )
+    record = dict(source=source, seed=flags["seed"], sizes=flags["sizes"])
+    record["labels"] = zlib.crc32(labels)
     if meta["inputs"]:
-        identity["inputs"] = meta["inputs"]
+        record["inputs"] = meta["inputs"]
     if "labelled" in meta["found"]:
-        identity["labelled"] = meta["found"]["labelled"]
-    return identity
+        record["labelled"] = meta["found"]["labelled"]
+    return record
 
 
 # ---- preparing -----------------------------------------------------------------------------------
@@ -310,25 +308,26 @@ def refuse_meaningless(name, task, seed, raw, own_data):
 
 def made_of(name, task, group=None):
     """Return a checksum of what makes a set: the task's parameters, the code of its file and of the
-    files of tasks/ that it imports, and the content of your files. None if a file of yours is gone:
-    its set can still be used. group: path of a file of groups.
+    files of tasks/ that it imports, without comments, and your files. group: path of a file of
+    groups. None if a file of yours is gone: its set can still be used.
 
-    Comments and docstrings do not count. Official files do not count either: a folder that was made
-    from them is not checked against them again."""
+    Official files do not count: they are not read again once their set is ready."""
     files = [group] if group else []
     if task.family == "file":
         files.append(name.removeprefix("file:"))
     if not all(os.path.isfile(path) for path in files):
         return None
-    parts = [identifying(task), *map(sha256_of, files)]
     function = getattr(task.prepare, "func", task.prepare)  # of a partial
-    if inspect.getsourcefile(function):
-        module = Path(inspect.getsourcefile(function))
-        imported = re.findall(r"^ *from tasks\.(\w+) import", module.read_text(), re.M)
-        for path in (module, *(module.with_name(f"{stem}.py") for stem in sorted({*imported}))):
-            code = without_comments(path.read_text())
-            parts.append(re.sub(r'^ *"""[\s\S]*?"""$\n?', "", code, flags=re.M))
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    source = inspect.getsourcefile(function)  # None if it was typed into an interpreter
+    paths = [Path(source)] if source else []
+    codes = []
+    for path in paths:  # grows
+        codes.append(without_comments(path.read_text()))
+        for imported in re.findall(r"^ *from tasks\.(\w+) import", codes[-1], re.M):
+            if (path := ROOT / "tasks" / f"{imported}.py") not in paths:
+                paths.append(path)
+    text = "\n".join([identifying(task), *codes, *map(sha256_of, files)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def make_set(name, task, folder, flags, workers):

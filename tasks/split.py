@@ -213,29 +213,23 @@ def split_examples(request, place, examples):
     split = None if examples.split is None else usual_names(examples.split)
     y = np.zeros(n)
     names = ()
+    target = ""  # as Task.target
     if has_label.any():
         column = examples.layout.label_column if examples.layout else "none"
         y, names = make_targets(request, place, examples.labels, has_label, column)
-    classes = y if names and y.ndim == 1 else np.zeros(n, int)  # what parts have equal shares of
+    if y.ndim == 2:
+        target = "positions" if examples.labels.dtype.kind == "U" else "labels"
+    classes = y if names and not target else np.zeros(n, int)  # of which parts have equal shares
     usable = np.flatnonzero(has_label | ~has_label.any())
     if split is not None:
         check_each(place, np.isin(split, SPLITS), "its split is none of train, val and test")
     parts = divide(usable, classes, group, split, request.seed)
-    check_each(
-        place, ~has_label | np.isin(classes, classes[parts[0]]), "no training example has its label"
-    )
+    trained = np.isin(classes, classes[parts[0]])
+    check_each(place, ~has_label | trained, "no training example has its label")
     refuse_empty(place, parts, y if has_label.any() else None, group)
-    target = ""  # as Task.target
-    if y.ndim == 2:
-        target = "positions" if examples.labels.dtype.kind == "U" else "labels"
     point_out_lacking(y, target, parts, names)
-    unlabelled = np.setdiff1d(np.arange(n), usable)
-    if split is not None:
-        unlabelled = unlabelled[split[unlabelled] == "train"]
     if group is not None:
         refuse_shared_groups(place, parts, group)
-        held_out = group[np.concatenate(parts[1:])]
-        unlabelled = unlabelled[~np.isin(group[unlabelled], held_out)]
     fields = dict(classes=len(names), names=names)
     if target:
         fields["target"] = target
@@ -244,8 +238,20 @@ def split_examples(request, place, examples):
         y = (y - low) / (high - low) * 2 - 1
     if not has_label.all():
         fields["labelled"] = len(parts[0]) if has_label.any() else 0
-        parts[0] = np.append(parts[0], unlabelled)
+        unlabelled = np.setdiff1d(np.arange(n), usable)
+        parts[0] = np.append(parts[0], for_pretraining(unlabelled, parts, group, split))
     return y, parts, fields
+
+
+def for_pretraining(unlabelled, parts, group, split):
+    """Return those unlabelled examples that belong to training: not to another split, nor to a
+    group of which val or test have an example."""
+    if split is not None:
+        unlabelled = unlabelled[split[unlabelled] == "train"]
+    if group is not None:
+        held_out = group[np.concatenate(parts[1:])]
+        unlabelled = unlabelled[~np.isin(group[unlabelled], held_out)]
+    return unlabelled
 
 
 def usual_names(split):

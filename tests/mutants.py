@@ -91,7 +91,7 @@ MUTANTS = {
         ),
         ("files = [group] if group else []", "files = []", "own records"),
         ("longest if self.chosen is None else longest[self.chosen]", "longest", "own data"),
-        ('re.findall(r"^ *from tasks', 're.findall(r"^ *from nothing', "data"),
+        ('if (path := ROOT / "tasks"', 'if False and (path := ROOT / "tasks"', "data"),
         ("8181, self.fresh, i", "8181, 0, i", "targets"),
         ("np.random.RandomState(42).permutation(len(train))", "np.arange(len(train))", "data"),
         ('if meta["inputs"]:', "if False:", "own"),

@@ -574,12 +574,15 @@ def prepare(task, request):
 
 
 def test_a_set_is_known_by_the_code_that_made_it(tmp_path, monkeypatch):
-    """By the file of `prepare` and the files of tasks/ that it imports, but by no prose."""
-    texts = dict(generator=GENERATOR, making="", shared="VALUE = 1\n")
+    """By the file of `prepare` and the files of tasks/ that it and they import, but by no
+    comment."""
+    texts = dict(generator=GENERATOR, making="from tasks.more import it\n", more="", shared="")
+    (tmp_path / "tasks").mkdir()
+    monkeypatch.setattr(data, "ROOT", tmp_path)
 
     def prepared(wrapped=False, **changed):
         for name, text in (texts | changed).items():
-            (tmp_path / f"{name}.py").write_text(text)
+            (tmp_path / ("" if name == "generator" else "tasks") / f"{name}.py").write_text(text)
         spec = importlib.util.spec_from_file_location("generator", tmp_path / "generator.py")
         module = importlib.util.module_from_spec(spec)
         source = (tmp_path / "generator.py").read_text()
@@ -602,19 +605,18 @@ def test_a_set_is_known_by_the_code_that_made_it(tmp_path, monkeypatch):
     folder = prepared()
     for old, new in (
         ("all of them", "every one"),
-        ("Return labels", "Make labels"),
         ("no examples", "none"),
         ("def helper", "\n\ndef helper"),
     ):
         assert prepared(generator=GENERATOR.replace(old, new)) == folder
-    assert prepared(wrapped=True) == prepared(shared="VALUE = 1  # one") == folder
+    assert prepared(wrapped=True) == prepared(shared="# one") == folder
     for changed in (
         *(
             dict(generator=GENERATOR.replace(old, new))
             for old, new in (("STEP = 1", "STEP = 3"), ("% 2", "% 1"), ("n < 1", "n < 2"))
         ),
         dict(shared="VALUE = 2\n"),
-        dict(making="VALUE = 2\n"),
+        dict(more="VALUE = 2\n"),
     ):
         with pytest.raises(files.UserError, match="with other code or files; remove it and run"):
             prepared(**changed)
