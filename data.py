@@ -40,12 +40,11 @@ from files import (
     reading,
     sha256_of,
     without_comments,
-    write_atomically,
     write_json,
 )
-from tasks import IGNORE, PAD, SPLITS, TASKS, Task, declared, folder_name, full_name, identifying
+from tasks import PAD, SPLITS, TASKS, Task, declared, folder_name, full_name, identifying, named
 from tasks.making import Request, as_wide, stratified
-from tasks.picture import draw_example, height, picture
+from tasks.picture import height, picture, sheet
 from tasks.table import add_layout, given
 
 # torch and matplotlib are imported where they are used: preparing data starts faster without them.
@@ -148,19 +147,6 @@ class Split:
         if self.offsets is None:
             return Split(task, np.stack(x), y)
         return Split(task, np.concatenate(x), y, np.cumsum([0, *map(len, x)]))
-
-
-def named(task, y):
-    """Turn targets (n,), (n, classes) or (n, length) into names (n,) or (n, length), "" for none;
-    in regression, into values in the unit of the labels. Several labels are one text."""
-    names = np.array(task.names or [str(label) for label in range(task.classes)])
-    y = np.asarray(y)
-    if task.kind == "labels":
-        return np.array([";".join(names[row.astype(bool)]) for row in y])
-    if task.classes:
-        return np.where(y == IGNORE, "", names[np.maximum(y, 0)])
-    low, high = task.ends or (-1.0, 1.0)
-    return low + (y.astype(np.float64) + 1) / 2 * (high - low)
 
 
 def order(n, seed, epoch):
@@ -266,9 +252,8 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
     task = declared(name)
     folder = Path(data_dir) / folder_name(name)
     refuse_meaningless(name, task, seed, raw, own_data)
-    flags = own_data | dict(
-        sizes=sizes and list(sizes), seed=seed, raw=raw and str(Path(raw).resolve())
-    )
+    place = raw and str(Path(raw).resolve())
+    flags = own_data | dict(sizes=sizes and list(sizes), seed=seed, raw=place)
     if not (folder / "meta.json").exists():  # before locking, so a read-only folder can be used
         make_set(name, task, folder, flags, workers)
     meta = read_json(folder / "meta.json")
@@ -339,9 +324,8 @@ def make_set(name, task, folder, flags, workers):
     own_data = {flag: flags.get(flag) for flag in ("regression", "kind", "group", "layout")}
     checksum = made_of(name, task, own_data["group"])
     raw = flags["raw"] and Path(flags["raw"])
-    request = Request(
-        name, folder, task, checksum, sizes, flags["seed"] or 0, raw, workers, **own_data
-    )
+    seed = flags["seed"] or 0
+    request = Request(name, folder, task, checksum, sizes, seed, raw, workers, **own_data)
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = folder.parent / f".{folder.name}.lock"
     with locked(lock, f"{folder} is being prepared by another process"):
@@ -384,39 +368,18 @@ def remake(name, folder):
 
 def print_tasks(data_dir):
     for name, task in TASKS.items():
-        parts = [f"length {task.length:,}"]
-        if (task.channels or 1) > 1:
-            parts.append(f"{task.channels} channels")
-        if task.documents > 1:
-            parts.append(f"{task.documents} documents")
-        parts.append(f"{task.classes} classes" if task.classes else "regression")
+        channels = f", {task.channels} channels" if (task.channels or 1) > 1 else ""
+        documents = f", {task.documents} documents" if task.documents > 1 else ""
+        target = f"{task.classes} classes" if task.classes else "regression"
         sizes = " / ".join(f"{size:,}" for size in task.sizes)
-        ready = (Path(data_dir) / name / "meta.json").exists()
-        state = "prepared" if ready else "not prepared"
-        print(f"{name:16} {', '.join(parts)}, {sizes} examples; {state}")
+        state = "" if (Path(data_dir) / name / "meta.json").exists() else "not "
+        shape = f"length {task.length:,}{channels}{documents}, {target}"
+        print(f"{name:16} {shape}, {sizes} examples; {state}prepared")
         origin = "generated" if task.make else "no download"
         if task.source.urls:
             server = task.source.urls[0].split("/")[2]
             origin = f"{task.source.bytes or 400_000_000:,} bytes from {server}"
         print(f"{'':16} {origin}; --raw: {task.source.accepts}; licence: {task.source.licence}")
-
-
-def sheet(path, task, batch, size, columns, stacked=False):
-    """Write a picture of a batch: one row per example or, stacked, its columns below each other.
-    size: in inches. columns: (titles, one per example; then arguments of `draw_example` from
-    `hidden` on, a row per sequence)."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(size, layout="constrained")
-    shape = (len(batch.y), len(columns))
-    grid = (np.prod(shape), 1) if stacked else shape
-    axes = figure.subplots(*grid, squeeze=False).reshape(shape)
-    for (i, j), axis in np.ndenumerate(axes):
-        titles, *marks = columns[j]
-        draw_example(axis, task, batch, i, *(mark[i * task.documents] for mark in marks))
-        axis.set_title(titles[i], loc="left", fontsize=8, parse_math=False)
-    kind = Path(path).suffix[1:].lower()
-    write_atomically(path, lambda file: figure.savefig(file, format=kind))
 
 
 def show(name, data_dir, path):
@@ -430,8 +393,8 @@ def show(name, data_dir, path):
     task, train, *_ = open_task(name, data_dir)
     rows = order(len(train), 0, 0)[:4]
     batch = train.batch(rows)
-    loss = "l1" if task.channels else "ce"
-    args = completed("pretrain", OBJECTIVES, objective="masked", mask=task.mask, loss=loss)
+    flags = dict(objective="masked", mask=task.mask, loss="l1" if task.channels else "ce")
+    args = completed("pretrain", OBJECTIVES, **flags)
     rng = drawing(task, batch, rows, slice(0, len(rows)), 0)
     hidden = denoising(args, batch, rng).hidden.numpy()
     titles = named(task, batch.y)
@@ -516,13 +479,10 @@ def command(args):
     elif args.task in TASKS:
         sizes = [size or default for size, default in zip(sizes, TASKS[args.task].sizes)]
     else:
-        raise UserError(
-            "--train, --val and --test do not apply to your data, which is used in full; leave "
-            "them out"
-        )
-    own_data = dict(
-        regression=args.regression, kind=args.kind, group=args.group, layout=given(args)
-    )
+        problem = "--train, --val and --test do not apply to your data, which is used in full"
+        raise UserError(f"{problem}; leave them out")
+    own_data = {flag: getattr(args, flag) for flag in ("regression", "kind", "group")}
+    own_data["layout"] = given(args)
     folder = prepare(args.task, args.data_dir, sizes, args.seed, args.raw, args.workers, **own_data)
     task, *splits = open_task(args.task, args.data_dir)
     counts = []

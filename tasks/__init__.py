@@ -15,6 +15,8 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
+import numpy as np
+
 from files import UserError, load_room, reading
 
 SPLITS = ("train", "val", "test")
@@ -141,6 +143,19 @@ def declared(name):
         return TASKS[name]
     prefix, _, path_or_name = name.partition(":")
     return OWN.get(prefix, OWN["file"])(path_or_name)
+
+
+def named(task, y):
+    """Turn targets (n,), (n, classes) or (n, length) into names (n,) or (n, length), "" for none;
+    in regression, into values in the unit of the labels. Several labels are one text."""
+    names = np.array(task.names or [str(label) for label in range(task.classes)])
+    y = np.asarray(y)
+    if task.kind == "labels":
+        return np.array([";".join(names[row.astype(bool)]) for row in y])
+    if task.classes:
+        return np.where(y == IGNORE, "", names[np.maximum(y, 0)])
+    low, high = task.ends or (-1.0, 1.0)
+    return low + (y.astype(np.float64) + 1) / 2 * (high - low)
 
 
 # ---- what a checkpoint and meta.json keep of a task ----------------------------------------------

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from files import UserError
+from files import UserError, write_atomically
 
 RIGHT = "#0072b2"  # colour-blind safe
 WRONG = "#d55e00"
@@ -26,6 +26,24 @@ def lines_of(task):
 def height(task):
     """Return the height of an axis for `draw_example`, in inches."""
     return 2.4 if task.channels else 0.35 + 0.18 * lines_of(task)
+
+
+def sheet(path, task, batch, size, columns, stacked=False):
+    """Write a picture of a batch: one row per example or, stacked, its columns below each other.
+    size: in inches. columns: (titles, one per example; then arguments of `draw_example` from
+    `hidden` on, a row per sequence)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(size, layout="constrained")
+    shape = (len(batch.y), len(columns))
+    grid = (np.prod(shape), 1) if stacked else shape
+    axes = figure.subplots(*grid, squeeze=False).reshape(shape)
+    for (i, j), axis in np.ndenumerate(axes):
+        titles, *marks = columns[j]
+        draw_example(axis, task, batch, i, *(mark[i * task.documents] for mark in marks))
+        axis.set_title(titles[i], loc="left", fontsize=8, parse_math=False)
+    kind = Path(path).suffix[1:].lower()
+    write_atomically(path, lambda file: figure.savefig(file, format=kind))
 
 
 def draw_example(axis, task, batch, i, hidden, guess=None, wrong=None):

@@ -31,7 +31,7 @@ FILES = sorted(
     for path in ROOT.glob(pattern)
     if not re.match(r"\.|(tests|data|runs|venv)/", path.relative_to(ROOT).as_posix())
 )
-LONGEST = {"zoo": 240, "data": 545}  # lines of a file there
+LONGEST = {"zoo": 240, "data": 500}  # lines of a file there
 
 
 def room_of(name):
