@@ -348,44 +348,55 @@ def series_of_positions(table, place_columns, value_columns, labels, per_positio
     appear. place_columns: what names a sequence, and what orders its positions. Also return the
     first row of each, its label, or with per_position its labels (n, longest), texts, "" for none;
     and {series: UserError}."""
-    path, frame, _ = table
     name, time = place_columns
-    values, wrong_rows = numbers_of(table, value_columns)
-    order = times_of(table, time)
-    series, rows, targets, steps = [], [], [], []
+    values, wrong = numbers_of(table, value_columns)
+    series = []
+    rows = []
+    targets = []
     unreadable = {}
-    for key, places in frame.groupby(name, sort=False).indices.items():
-        first = places.min()
-        places = places[np.argsort(order[places], kind="stable")]
-        steps.append(np.diff(order[places]).astype(float))
-        if not steps[-1].all():
-            raise UserError(f"{path}: {name} {key} has two rows of one {time}")
-        if wrong := [wrong_rows[place] for place in places if place in wrong_rows]:
-            unreadable[len(series)] = wrong[0]
+    for key, places in sequences_of(table, name, time):
+        errors = [wrong[place] for place in places if place in wrong]
+        if errors:
+            unreadable[len(series)] = errors[0]
         series.append(values[places])
-        rows.append(frame.index[first])
-        of_positions = [] if labels is None else labels.iloc[places].tolist()
-        if per_position:
-            targets.append([*map(str, of_positions)])
+        rows.append(table.frame.index[places.min()])
+        if labels is None:
             continue
-        different = {label for label in of_positions if label != ""}
+        labels_here = labels.iloc[places].tolist()
+        if per_position:
+            targets.append([str(label) for label in labels_here])
+            continue
+        different = {label for label in labels_here if label != ""}
         if len(different) > 1:
             raise UserError(
-                f"{path}: {name} {key} has several labels in {labels.name}; if each position has "
-                "its own, give --label-per-position"
+                f"{table.path}: {name} {key} has several labels in {labels.name}; if each position "
+                "has its own, give --label-per-position"
             )
         targets.append(next(iter(different), ""))
+    if labels is None:
+        targets = None
+    elif per_position:
+        targets = side_by_side(targets)
+    return series, np.array(rows), targets, unreadable
+
+
+def sequences_of(table, name, time):
+    """Yield the name of each sequence and the indices of its rows (l,), in the order of time.
+    UserError if two rows have one time."""
+    times = times_of(table, time)
+    steps = []
+    for key, places in table.frame.groupby(name, sort=False).indices.items():
+        places = places[np.argsort(times[places], kind="stable")]
+        steps.append(np.diff(times[places]).astype(float))
+        if not steps[-1].all():
+            raise UserError(f"{table.path}: {name} {key} has two rows of one {time}")
+        yield key, places
     steps = np.concatenate(steps)
     if not np.allclose(steps, steps[:1], rtol=1e-3):
         print(
             f"note: {time} has steps of several sizes, but each row is one position; where rows "
             "lack, add empty ones"
         )
-    if labels is None:
-        targets = None
-    elif per_position:
-        targets = side_by_side(targets)
-    return series, np.array(rows), targets, unreadable
 
 
 def times_of(table, column):

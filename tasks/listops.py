@@ -134,7 +134,8 @@ def read_listops(path, task):
     length - 1, then EOS."""
     number_of = {symbol: number for number, symbol in enumerate(task.symbols)}
     letters = str.maketrans({"]": "X", "(": None, ")": None})
-    expressions, labels = [], []
+    expressions = []
+    labels = []
     with open(path, encoding="utf-8") as file:
         next(file)
         for line, text in enumerate(file, 2):

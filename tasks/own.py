@@ -115,8 +115,8 @@ def symbols_of(series):
 def as_stored(task, samples):
     """Convert samples for saving: to float32, or to float64 if float32 would lose too much of what
     varies."""
-    means, stds = np.ravel(task.mean), np.ravel(task.std)
-    coarse = any(abs(mean) > 1_000 * std for mean, std in zip(means, stds))
+    pairs = zip(np.ravel(task.mean), np.ravel(task.std))
+    coarse = any(abs(mean) > 1_000 * std for mean, std in pairs)
     with np.errstate(over="ignore"):  # an overflow is refused later
         return samples.astype(np.float64 if coarse else np.float32)
 

@@ -41,7 +41,8 @@ def read_pathfinder_index(folder):
 
     metadata/<batch>.npy is plain text; columns 0, 1 and 3 are folder, file and label. Batches are
     in numeric order. Empty image files are left out; the release has one."""
-    paths, labels = [], []
+    paths = []
+    labels = []
     for file in sorted((folder / "metadata").glob("*.npy"), key=lambda path: int(path.stem)):
         for directory, name, _, label, *_ in map(str.split, file.read_text().splitlines()):
             if (folder / directory / name).stat().st_size:

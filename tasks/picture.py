@@ -65,10 +65,12 @@ def draw_example(axis, task, batch, i, hidden, guess=None, wrong=None):
 
 def draw_image(axis, task, pixels, hidden, guess, wrong):
     """Draw pixels (l, channels), those that are marked in one colour."""
-    marked, colour = hidden, (0.34, 0.71, 0.91)
+    marked = hidden
+    colour = (0.34, 0.71, 0.91)
     if guess is not None:
         pixels = np.where(hidden[:, None], guess, pixels)
-        marked, colour = wrong, (0.84, 0.37, 0.0)
+        marked = wrong
+        colour = (0.84, 0.37, 0.0)
     pixels = (pixels * task.std + task.mean).clip(0, 1)
     axis.imshow(np.where(marked[:, None], colour, pixels).reshape(task.side, task.side, 3))
 

@@ -265,7 +265,8 @@ def read_ts(path, lines, shape=None, kind=str, regression=True):
     separated by commas, and the target, separated by colons; no target if the header says
     "@classLabel false". A value may be (time,value). A question mark is a missing value; with
     `shape` that is an error, and any error is raised."""
-    series, targets = [], []
+    series = []
+    targets = []
     unreadable = {}
     labelled = True
     for number, line in enumerate(lines, 1):

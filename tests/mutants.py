@@ -44,7 +44,7 @@ MUTANTS = {
             "len({*column}) == len(column)",
             "table",
         ),
-        ('order[places], kind="stable"', 'places, kind="stable"', "table"),
+        ('times[places], kind="stable"', 'places, kind="stable"', "table"),
     ],
     "pretrain.py": [
         ("hidden & ~batch.samples.isnan().all(-1)", "hidden", "gaps"),
