@@ -485,7 +485,8 @@ def draw(task, rng, count):
 
 if __name__ == "__main__":
     Path("set").mkdir()
-    print(len(run_chunks(draw, [3, 2], Request("mine", Path("set"), TASKS["listops_demo"], 1, [3, 1, 1], 0, None, 2))))
+    request = Request("mine", Path("set"), TASKS["listops_demo"], 1, [3, 1, 1], 0, None, 2)
+    print(len(run_chunks(draw, [3, 2], request)))
 """)
     done = subprocess.run(
         [sys.executable, "mine.py"],
@@ -569,7 +570,8 @@ def prepare(task, request):
     from tasks.shared import VALUE
 
     for split, n in zip(SPLITS, request.sizes):
-        save_split(request, split, np.full((n, 6, 1), 5, np.float32), helper(n), "mine")    # all of them
+        x = np.full((n, 6, 1), 5, np.float32)
+        save_split(request, split, x, helper(n), "mine")    # all of them
 '''
 
 

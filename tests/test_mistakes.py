@@ -625,7 +625,7 @@ def test_terminals(runs, tmp_path):
     shutil.copytree(runs / "ft", tmp_path / "ft")
 
     def run(command, **more):
-        words = f"{'bash' if command == 'run_all.sh' else 'python'} {ROOT}/{command}; exit ${{PIPESTATUS[0]}}"
+        words = f"python {ROOT}/{command}; exit ${{PIPESTATUS[0]}}"
         return subprocess.run(
             ["bash", "-c", words],
             cwd=tmp_path,

@@ -157,11 +157,11 @@ def test_a_split_is_a_seeded_partition_with_the_shares_of_the_classes(counts, tm
 def test_a_given_split_is_kept_and_validation_drawn_where_there_is_none(tmp_path):
     x, y = np.arange(200.0).reshape(100, 2), np.arange(100) % 2
     split = np.array(["train"] * 60 + ["val"] * 15 + ["test"] * 25)
-    for name, split, sizes in (
+    for name, given, sizes in (
         ("own", split, (60, 15, 25)),
         ("two", np.where(split == "val", "train", split), (64, 11, 25)),
     ):
-        np.savez(tmp_path / f"{name}.npz", x=x, y=y, split=split)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=y, split=given)
         task, train, val, test = opened(tmp_path / f"{name}.npz", tmp_path)
         assert task.sizes == sizes and sorted(test.x[:, 0, 0] // 2) == [*range(75, 100)]
         assert max(val.x[:, 0, 0].max(), train.x[:, 0, 0].max()) < 150

@@ -216,8 +216,9 @@ said = []
 for room, text in json.load(sys.stdin):
     path, code = pathlib.Path(room, "mine.py"), 0
     path.write_text(text)
-    for name in [name for name in sys.modules if name.split(".")[0] in ("models", "recipes", "tasks", "zoo")]:
-        del sys.modules[name]
+    for name in [*sys.modules]:
+        if name.split(".")[0] in ("models", "recipes", "tasks", "zoo"):
+            del sys.modules[name]
     with contextlib.redirect_stderr(io.StringIO()) as err:
         try:
             import tasks, zoo

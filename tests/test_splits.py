@@ -160,7 +160,8 @@ def test_class_weights_weigh_the_loss(joint, tmp_path, monkeypatch):
     y = np.repeat([0, 1, 2], [60, 30, 10])
     task, train, *_ = prepared(tmp_path, np.random.default_rng(0).normal(size=(100, 6)), y)
     # the examples that are used
-    for train.chosen in np.random.default_rng(0).permutation(len(train))[:20], None:
+    for chosen in np.random.default_rng(0).permutation(len(train))[:20], None:
+        train.chosen = chosen
         weights, sizes = (
             finetune.class_weights(task, train),
             np.bincount(train.labels(), minlength=3),
