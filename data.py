@@ -255,7 +255,7 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
     place = raw and str(Path(raw).resolve())
     flags = own_data | dict(sizes=sizes and list(sizes), seed=seed, raw=place)
     if not (folder / "meta.json").exists():  # before locking, so a read-only folder can be used
-        make_set(name, task, folder, flags, workers)
+        make_set(name, task, folder, flags, raw and Path(raw), workers)
     meta = read_json(folder / "meta.json")
     recorded = meta.get("flags", {})
     differences = [
@@ -315,15 +315,14 @@ def made_of(name, task, group=None):
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def make_set(name, task, folder, flags, workers):
+def make_set(name, task, folder, flags, raw, workers):
     """Call the task's own `prepare`, then write meta.json. If nothing was saved, remove the folder
     and its lock."""
     sizes = flags["sizes"]
-    if sizes is None and (task.subset or task.make and flags["raw"] is None):
+    if sizes is None and (task.subset or task.make and raw is None):
         sizes = list(task.sizes)
     own_data = {flag: flags.get(flag) for flag in ("regression", "kind", "group", "layout")}
     checksum = made_of(name, task, own_data["group"])
-    raw = flags["raw"] and Path(flags["raw"])
     seed = flags["seed"] or 0
     request = Request(name, folder, task, checksum, sizes, seed, raw, workers, **own_data)
     folder.parent.mkdir(parents=True, exist_ok=True)
