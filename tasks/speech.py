@@ -69,10 +69,11 @@ SPEECH = Source(
     2_428_923_189,
     "af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58",
 )
-WORDS = (  # S4's order
+TEXT = (  # S4's order
     "bed cat down five forward go house left marvin no on right sheila tree up visual yes backward "
     "bird dog eight follow four happy learn nine off one seven six stop three two wow zero"
 )
+WORDS = tuple(TEXT.split())
 TASKS |= {
     "sc": Task(
         "speech",
@@ -83,7 +84,7 @@ TASKS |= {
         source=SPEECH,
         channels=1,
         scale=32768,  # mean and std: of the training clips
-        names=tuple(WORDS.split()),
+        names=WORDS,
         prepare=prepare,
     )
 }
