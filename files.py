@@ -1,38 +1,22 @@
 """Files, downloads and one-line errors, used by every script. A first reading may skip this
 file."""
 
+import argparse
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+import re
+import shutil
 import sys
+import time
 from pathlib import Path
 
+import filelock
+from tqdm import tqdm
+
 ROOT = Path(__file__).resolve().parent
-
-
-def silent(kind, *rest):
-    """Print no traceback after Ctrl-C while a script is still importing. Imports take seconds, so
-    scripts import this file first."""
-    if kind is not KeyboardInterrupt:
-        sys.__excepthook__(kind, *rest)
-
-
-# Only for our scripts: other programs that import this file keep their own hook.
-if ROOT in Path(getattr(sys.modules["__main__"], "__file__", "/")).resolve().parents:
-    sys.excepthook = silent
-
-# Slow imports come after the hook is set.
-import argparse  # noqa: E402
-import contextlib  # noqa: E402
-import difflib  # noqa: E402
-import hashlib  # noqa: E402
-import importlib  # noqa: E402
-import json  # noqa: E402
-import os  # noqa: E402
-import re  # noqa: E402
-import shutil  # noqa: E402
-import time  # noqa: E402
-import traceback  # noqa: E402
-
-import filelock  # noqa: E402
-from tqdm import tqdm  # noqa: E402
 
 # ---- errors --------------------------------------------------------------------------------------
 
@@ -57,12 +41,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_args(args, namespace)
 
     def error(self, message):
-        word, known = (
-            message.partition("unrecognized arguments: ")[2].split(" "),
-            self._option_string_actions,
-        )
-        close = difflib.get_close_matches(word[0], known, 1)
-        raise UserError(message + "".join(f"; did you mean {one}?" for one in close))
+        raise UserError(message)
 
 
 def exit_code(main, interrupted="interrupted"):
@@ -75,19 +54,20 @@ def exit_code(main, interrupted="interrupted"):
     try:
         code = main() or 0
         print(end="", flush=True)
-    except BrokenPipeError:
+    except BrokenPipeError:  # e.g. of `| head`
         code = 141
     except (UserError, OSError, MemoryError, ImportError) as error:  # e.g. no matplotlib
-        code, text = 2, f"error: {error}"
+        code = 2
+        text = f"error: {error}"
     except KeyboardInterrupt as error:
-        code, text = 130, str(error) or interrupted
-    with contextlib.suppress(OSError):
-        if text:
-            print(" ".join(text.splitlines()), file=sys.stderr)
+        code = 130
+        text = str(error) or interrupted
+    if text:
+        print(" ".join(text.splitlines()), file=sys.stderr)
+    try:
         print(end="", flush=True)
-        return code
-    # otherwise closing it fails again at exit
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError:  # otherwise it fails again, with a traceback, when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
 
@@ -100,20 +80,19 @@ def reading(problem, advice):
     except UserError:
         raise
     except Exception as error:
-        kind = (
-            f"{type(error).__name__} " if isinstance(error, LookupError) or not str(error) else ""
-        )
-        raise UserError(
-            f"{problem}: {kind}{' '.join(str(error).split())[:300]}; {advice}"
-        ) from None
+        text = " ".join(str(error).split())[:300]
+        if isinstance(error, LookupError) or not text:  # whose text is a bare key, or nothing
+            text = f"{type(error).__name__} {text}"
+        raise UserError(f"{problem}: {text}; {advice}") from None
 
 
 def without_comments(source):
     """Return Python source without comments and empty lines. Unlike ast.unparse, it does not depend
     on the version."""
     string_or_comment = r"""((?P<quote>\"{3}|'{3}|"|')(?:\\.|.)*?(?P=quote))|#[^\n]*"""
-    source = re.sub(string_or_comment, lambda found: found[1] or "", source, flags=re.DOTALL)
-    return "\n".join(filter(None, map(str.rstrip, source.split("\n"))))
+    source = re.sub(string_or_comment, lambda match: match[1] or "", source, flags=re.DOTALL)
+    lines = [line.rstrip() for line in source.split("\n")]
+    return "\n".join(line for line in lines if line)
 
 
 # ---- whole files ---------------------------------------------------------------------------------
@@ -132,9 +111,9 @@ def write_atomically(path, write):
             device or os.fsync(file.fileno())
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
+        problem = str(error).splitlines()[0]
         raise UserError(
-            f"cannot write {path}: {str(error).splitlines()[0]}; make room, or choose another "
-            "folder"
+            f"cannot write {path}: {problem}; make room, or choose another folder"
         ) from None
     finally:
         device or temporary.unlink(missing_ok=True)
@@ -186,7 +165,9 @@ def fetch(url, folder, by_hand, sha256=None):
     from urllib3.exceptions import HTTPError as BrokenBody  # raised in the middle of a body
 
     name = url.rsplit("/", 1)[1]
-    path, part, failures = folder / name, folder / f"{name}.part", []
+    path = folder / name
+    part = folder / f"{name}.part"
+    failures = []
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / f".{name}.lock", f"{path} is being downloaded by another process"):
         while not path.exists():
@@ -205,10 +186,10 @@ def fetch(url, folder, by_hand, sha256=None):
                 failures = [] if grown else [*failures, str(reason)]
                 time.sleep(PAUSE)
             if len(failures) == 4 or "wrong checksum" in failures and not have:
+                problems = "; ".join(dict.fromkeys(failures))
                 raise UserError(
-                    f"{url} cannot be downloaded ({'; '.join(dict.fromkeys(failures))}). Get it in "
-                    "another "
-                    f"way, then {by_hand}"
+                    f"{url} cannot be downloaded ({problems}). Get it in another way, then "
+                    f"{by_hand}"
                 )
     return path
 
@@ -244,57 +225,22 @@ def sha256_of(path):
 # ---- rooms: folders in which every file adds models or tasks -------------------------------------
 
 
-def refuse(path, problem):
-    """End the script with one line that names the file."""
-    name = path.relative_to(ROOT) if ROOT in path.parents else path
-    print(
-        f"error: {name}: {' '.join(problem.split())}; fix it, or remove it from {path.parent.name}/",
-        file=sys.stderr,
-    )
-    raise SystemExit(2)
-
-
-def load_room(folder, table, what, check):
-    """Import every file of a folder. A file adds entries to a table {name: entry}. Return {name:
-    its file}.
-
-    what: the flag that chooses an entry, for messages. check(name, entry) raises if an entry does
-    not fit; it is called after all files are loaded. A file that cannot be loaded, fails its check
-    or reuses the name of another file's entry ends the script with one line."""
-    homes = {}  # {name: its file}
+def load_room(folder, table, flag):
+    """Import every file of a folder; each adds entries to a table {name: entry}. Return {name: its
+    file}. A file that uses the name of another file's entry ends the script with one line. flag:
+    chooses an entry, for that line."""
+    homes = {}
     for path in sorted(folder.glob("[!_.]*.py")):
         before = dict(table)
-        try:
-            importlib.import_module(f"{folder.name}.{path.stem}")
-        except Exception as error:  # an unfinished file can raise anything
-            frames = [
-                (Path(frame.filename), frame.lineno)
-                for frame in traceback.extract_tb(error.__traceback__)
-            ]
-            frames += (
-                [(Path(error.filename), error.lineno)] if isinstance(error, SyntaxError) else []
-            )
-            inside = [
-                frame
-                for frame in frames
-                if frame[0].parent == folder and frame[0].name != "__init__.py"
-            ]
-            # the error may be in another file, which it imports
-            path, line = inside[-1] if inside else (path, 1)
-            refuse(path, f"line {line}: {type(error).__name__}: {error}")
-        for name in table:
-            if name in before and table[name] is not before[name]:
-                home = f"{folder.name}/{homes[name].name}" if name in homes else "models.py"
-                refuse(path, f"{what} {name} is already defined in {home}")
+        importlib.import_module(f"{folder.name}.{path.stem}")
+        for name, entry in table.items():
             if name not in before:
                 homes[name] = path
-    check_room(homes, table, check)
+            elif entry is not before[name]:
+                home = f"{folder.name}/{homes[name].name}" if name in homes else "models.py"
+                line = (
+                    f"error: {folder.name}/{path.name}: {flag} {name} is already defined in {home}"
+                )
+                print(f"{line}; choose another name", file=sys.stderr)
+                raise SystemExit(2)
     return homes
-
-
-def check_room(homes, table, check):
-    for name, path in homes.items():
-        try:
-            check(name, table[name])
-        except Exception as error:  # an entry may be anything
-            refuse(path, str(error))

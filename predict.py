@@ -42,10 +42,12 @@ from models import Classifier, Denoiser, Joint
 from pretrain import OBJECTIVES, denoising, make_backbone
 from recurrent import backbone_step, can_step
 from tasks import EOS, MASK, PAD, UNK, folder_name, full_name, restored
-from tasks.own import OWN_FILES, as_stored, encode, read_file
+from tasks.columns import from_frame
+from tasks.own import as_stored, encode
+from tasks.readers import OWN_FILES, read_file
 from tasks.picture import height, picture
 from tasks.split import as_numbers, check_each
-from tasks.table import Layout, add_layout, from_frame, given
+from tasks.table import Layout, add_layout, given
 
 # ---- A trained run -------------------------------------------------------------------------------
 
@@ -119,7 +121,7 @@ class Trained:
                     named,
                     layout,
                     task.documents,
-                )[0]
+                ).all_series()
             )
         x = list(x) if np.iterable(x) else [x]
         if layout.channels_first and place == "x":
@@ -260,7 +262,7 @@ def new_split(trained, path, flags=None, bad=None):
     own = read_file(
         str(path), layout, trained.task.documents, not trained.task.classes, trained.task.target
     )
-    split = trained.encoded(own.series, path, bad)
+    split = trained.encoded(own.all_series(bad), path, bad)
     if bad and len(bad) == len(own.series):
         raise bad[0]
     rows = np.arange(len(own.series)) if own.rows is None else own.rows

@@ -1,19 +1,21 @@
 """Tasks: one file per task or family of tasks. A file added to this folder becomes a --task of
 every script. For a first reading this file and listops.py are enough.
 
-    cp tasks/listops.py tasks/mine.py        then change what it generates and the names in the last lines
+    cp tasks/listops.py tasks/mine.py    then change what it generates, and the names at the end
 
 A file opens with one worked example and describes what is read or generated. `prepare(task,
 request)` saves the splits; the last lines add rows to TASKS. Prepared data is reused only while its
 code is the same. `making.py` holds functions that several tasks use, `picture.py` draws examples,
-`snakes.py` is Pathfinder's generator, `table.py` and `split.py` serve own.py. This file defines
-what a task is and how tasks are named."""
+`snakes.py` is Pathfinder's generator; `readers.py`, `table.py`, `columns.py` and `split.py` serve
+own.py. This file defines what a task is and how tasks are named."""
 
 import hashlib
 import os
 import re
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+
+import numpy as np
 
 from files import UserError, load_room, reading
 
@@ -113,14 +115,14 @@ OWN = {}  # {prefix: function(what follows the colon) -> Task}: your data, file:
 def full_name(name):
     """Return a task's full name: for a file with its absolute path. UserError if there is no such
     task."""
-    kind, _, rest = (name or "").partition(":")
-    if kind == "file" and rest:
-        return f"file:{os.path.abspath(os.path.expanduser(rest))}"
-    if name not in TASKS and not re.fullmatch(r"ucr:[\w-]+", name or ""):
-        meant = f"did you mean file:{name}? " if os.path.isfile(name or "") else ""
-        problem = f"no task '{name}'" if name else "--task is missing"
-        raise UserError(f"{problem}; {meant}the tasks are: {' '.join(TASKS)} file:PATH ucr:NAME")
-    return name
+    kind, _, path = (name or "").partition(":")
+    if kind == "file" and path:
+        return f"file:{os.path.abspath(os.path.expanduser(path))}"
+    if name in TASKS or re.fullmatch(r"ucr:[\w-]+", name or ""):
+        return name
+    problem = f"no task '{name}'" if name else "--task is missing"
+    meant = f"did you mean file:{name}? " if os.path.isfile(name or "") else ""
+    raise UserError(f"{problem}; {meant}the tasks are: {' '.join(TASKS)} file:PATH ucr:NAME")
 
 
 def folder_name(name):
@@ -137,62 +139,39 @@ def folder_name(name):
 
 def declared(name):
     """Return the Task of a name, without the fields that depend on its prepared data."""
-    prefix, _, rest = name.partition(":")
-    return TASKS[name] if name in TASKS else OWN.get(prefix, OWN["file"])(rest)
+    if name in TASKS:
+        return TASKS[name]
+    prefix, _, path_or_name = name.partition(":")
+    return OWN.get(prefix, OWN["file"])(path_or_name)
+
+
+def named(task, y):
+    """Turn targets (n,), (n, classes) or (n, length) into names (n,) or (n, length), "" for none;
+    in regression, into values in the unit of the labels. Several labels are one text."""
+    names = np.array(task.names or [str(label) for label in range(task.classes)])
+    y = np.asarray(y)
+    if task.kind == "labels":
+        return np.array([";".join(names[row.astype(bool)]) for row in y])
+    if task.classes:
+        return np.where(y == IGNORE, "", names[np.maximum(y, 0)])
+    low, high = task.ends or (-1.0, 1.0)
+    return low + (y.astype(np.float64) + 1) / 2 * (high - low)
 
 
 # ---- what a checkpoint and meta.json keep of a task ----------------------------------------------
 
-# The fields that have always identified a prepared set.
-FIRST = [
-    "family",
-    "length",
-    "classes",
-    "sizes",
-    "mask",
-    "source",
-    "vocab",
-    "channels",
-    "documents",
-    "scale",
-    "mean",
-    "std",
-    "side",
-    "names",
-    "subset",
-    "make",
-    "distinct",
-    "symbols",
-    "ends",
-    "data",
-]
-
 
 def identifying(task):
-    """Return the text that identifies a prepared set of a task. Fields that were added since FIRST
-    count if they are not at their default: a new field changes the text of no older task."""
-    task, plain = (
-        replace(task, sizes=None, mask=None, source=None, names=None, subset=None),
-        Task(*[None] * 6),
-    )
-    later = [
-        one.name
-        for one in fields(Task)
-        if one.repr
-        and one.name not in FIRST
-        and getattr(task, one.name) != getattr(plain, one.name)
-    ]
-    return f"Task({', '.join(f'{name}={getattr(task, name)!r}' for name in (*FIRST, *later))})"
+    """Return the text of all fields that shape the arrays of a prepared set."""
+    return repr(replace(task, sizes=None, mask=None, source=None, names=None, subset=None))
 
 
 def kept(task):
     """Return what a checkpoint keeps of a task, in plain values: all but where its data come from
     (see `restored`)."""
-    return {
-        one.name: getattr(task, one.name)
-        for one in fields(Task)
-        if one.name not in ("source", "make", "prepare", "draw", "models", "recipes")
-    }
+    left_out = ("source", "make", "prepare", "draw", "models", "recipes")
+    names = [field.name for field in fields(Task) if field.name not in left_out]
+    return {name: getattr(task, name) for name in names}
 
 
 def restored(record):
@@ -201,26 +180,4 @@ def restored(record):
         return replace(OWN["file"](""), **record)
 
 
-def check(name, task):
-    """Raise ValueError if an entry of TASKS cannot be a task. (recipes.py checks its tables of
-    sizes and recipes.)"""
-    if not isinstance(task, Task) or not callable(task.prepare):
-        raise ValueError(f"TASKS[{name!r}] must be a Task with a function prepare(task, request)")
-    # as of folders
-    for right, rule in (
-        (re.fullmatch(r"\w+", name), "a name consists of letters, digits and _"),
-        (task.target in ("", "labels", "positions"), "target must be '', 'labels' or 'positions'"),
-        (
-            isinstance(task.sizes, tuple) and len(task.sizes) == 3,
-            "sizes must be (train, val, test)",
-        ),
-        (
-            task.make is not None or task.source.urls or task.source.raw,
-            "a generated set needs make, its parameters or version",
-        ),
-    ):
-        if not right:
-            raise ValueError(f"TASKS[{name!r}]: {rule}")
-
-
-homes = load_room(Path(__file__).parent, TASKS, "--task", check)  # {task: its file}
+homes = load_room(Path(__file__).parent, TASKS, "--task")  # {task: its file}

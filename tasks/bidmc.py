@@ -8,7 +8,7 @@ import numpy as np
 
 from tasks import SPLITS, TASKS, Source, Task
 from tasks.making import find, save_split
-from tasks.own import read_ts
+from tasks.readers import read_ts
 
 
 def official_windows(n):
@@ -26,18 +26,19 @@ def prepare(task, request):
     training windows (results/bidmc_leak.md). Targets are mapped to [-1, 1] by the range of the
     training split (paper, appendix C.3); `Task.ends` holds that range."""
     paths = [find(request, url.rsplit("/", 1)[1]) for url in task.source.urls]  # TRAIN, TEST
-    files = (open(path, encoding="latin-1") for path in paths)
-    halves = [
-        read_ts(path, file, (task.length, task.channels), float) for path, file in zip(paths, files)
-    ]
+    halves = []
+    for path in paths:
+        with open(path, encoding="latin-1") as file:
+            series, targets, _ = read_ts(path, file, (task.length, task.channels), float)
+        halves.append((series, targets))
     series, targets = map(np.concatenate, zip(*halves))  # (n, l, channels), (n,)
     train, *others = official_windows(len(targets))
     train = train[: request.take("train", len(train), paths[0])]
-    low, high = targets[train].min(), targets[train].max()
-    for split, mine in zip(SPLITS, (train, *others)):
-        save_split(
-            request, split, series[mine], (targets[mine] - low) / (high - low) * 2 - 1, paths[0]
-        )
+    low = targets[train].min()
+    high = targets[train].max()
+    for split, examples in zip(SPLITS, (train, *others)):
+        y = (targets[examples] - low) / (high - low) * 2 - 1
+        save_split(request, split, series[examples], y, paths[0])
     return dict(ends=[float(low), float(high)])
 
 

@@ -1,7 +1,8 @@
 """CIFAR-10, pixel by pixel: Image in gray (Long Range Arena), sCIFAR in colour.
 
-32 x 32 pixels, row by row: 61 45 48 57 78 ..., 1,024 gray levels (sCIFAR: 3 colours each)    ->    label 6, "frog"
-"""
+    61 45 48 57 78 ...    the gray levels of 32 x 32 pixels, row by row    ->    label 6, "frog"
+
+sCIFAR has three numbers per pixel, its colours."""
 
 import codecs
 import io
@@ -43,23 +44,20 @@ def read_cifar(place):
     3), or (n, 32, 32) if the .npz holds gray ones; labels uint8 (n,)."""
     if place.suffix == ".npz":
         with np.load(place) as file:
-            return [
-                (file[f"x_{half}"], file[f"y_{half}"].reshape(-1)) for half in ("train", "test")
-            ]
+            halves = ("train", "test")
+            return [(file[f"x_{half}"], file[f"y_{half}"].reshape(-1)) for half in halves]
     batches = {}
     for match, raw in members(place, r"(?:^|/)(data_batch_[1-5]|test_batch)(\.bin)?$"):
         if match[2]:  # a label and three planes, row by row
-            labels, planes = np.split(
-                np.frombuffer(raw, np.uint8).reshape(-1, 1 + 3072), [1], axis=1
-            )
+            rows = np.frombuffer(raw, np.uint8).reshape(-1, 1 + 3072)
+            labels, planes = np.split(rows, [1], axis=1)
         else:
             batch = ArraysOnly(io.BytesIO(raw), encoding="bytes").load()
-            labels, planes = np.array(batch[b"labels"]), batch[b"data"]
+            labels = np.array(batch[b"labels"])
+            planes = batch[b"data"]
         batches[match[1]] = planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels.reshape(-1)
-    train = [
-        np.concatenate(arrays) for arrays in zip(*(batches[f"data_batch_{i}"] for i in range(1, 6)))
-    ]
-    return train, batches["test_batch"]
+    parts = [batches[f"data_batch_{i}"] for i in range(1, 6)]
+    return [np.concatenate(arrays) for arrays in zip(*parts)], batches["test_batch"]
 
 
 def prepare(task, request):
@@ -74,29 +72,23 @@ def prepare(task, request):
     train, val = np.split(random_split(len(labels)), [int(len(labels) * 0.9)])
     splits = (images[train], labels[train]), (images[val], labels[val]), test
     for split, (images, labels) in zip(SPLITS, splits):
-        pictures = [
-            Image.fromarray(image).convert("L" if task.channels == 1 else "RGB") for image in images
-        ]
+        mode = "L" if task.channels == 1 else "RGB"
+        pictures = [Image.fromarray(image).convert(mode) for image in images]
         if task.side != 32:
             pictures = [picture.resize((task.side, task.side), Image.BOX) for picture in pictures]
-        save_split(
-            request,
-            split,
-            np.stack(pictures).reshape(-1, task.length, task.channels),
-            labels,
-            place,
-        )
+        x = np.stack(pictures).reshape(-1, task.length, task.channels)
+        save_split(request, split, x, labels, place)
 
 
 CIFAR = Source(
     ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
     "cifar-10-binary.tar.gz, cifar-10-python.tar.gz, a folder of either, or cifar10*.npz with "
-    "x_train, "
-    "y_train, x_test, y_test",
+    "x_train, y_train, x_test, y_test",
     "none stated; cite Krizhevsky 2009",
     170_052_171,
     "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
 )
+NAMES = "airplane automobile bird cat deer dog frog horse ship truck"
 COLOUR = Task(
     "cifar",
     length=1024,
@@ -109,9 +101,7 @@ COLOUR = Task(
     std=(0.247, 0.243, 0.261),
     side=32,
     prepare=prepare,
-    names=tuple(
-        ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-    ),
+    names=tuple(NAMES.split()),
 )
 GREY = replace(COLOUR, vocab=256, channels=1, mean=122.6 / 255, std=61 / 255, symbols=LEVELS)
 TASKS |= {

@@ -38,29 +38,32 @@ def draw_trees(grammar, rng, count):
     A level holds the nodes of one depth, siblings adjacent: tree, parent (index in the level
     above), arity (0 for a digit), what (the digit, or the operator's id)."""
     low, high = grammar.symbols
-    lengths, levels = np.zeros(count, np.int64), []
-    tree, parent = np.arange(count), np.zeros(count, np.int64)
+    fewest, most = grammar.arguments
+    lengths = np.zeros(count, np.int64)
+    levels = []
+    tree = np.arange(count)
+    parent = np.zeros(count, np.int64)
     for depth in range(1, grammar.depth + 1):
-        operator = (rng.random(len(tree)) >= grammar.leaf) & (depth < grammar.depth)
-        arity = np.where(
-            operator, rng.integers(grammar.arguments[0], grammar.arguments[1] + 1, len(tree)), 0
-        )
-        what = np.where(
-            operator, rng.integers(MIN, SM + 1, len(tree)), rng.integers(0, 10, len(tree))
-        )
+        n = len(tree)
+        operator = (rng.random(n) >= grammar.leaf) & (depth < grammar.depth)
+        arity = np.where(operator, rng.integers(fewest, most + 1, n), 0)
+        what = np.where(operator, rng.integers(MIN, SM + 1, n), rng.integers(0, 10, n))
         levels.append(SimpleNamespace(tree=tree, parent=parent, arity=arity, what=what))
         lengths += np.bincount(tree, np.where(operator, 2, 1), count).astype(np.int64)
         # Stop growing trees that will be too long: every pending argument adds at least one symbol.
         growing = lengths + np.bincount(tree, arity, count) < high
         lengths[~growing] = high
-        parent = np.repeat(np.arange(len(tree)), arity * growing[tree])
+        parent = np.repeat(np.arange(n), arity * growing[tree])
         tree = tree[parent]
     keep = (low < lengths) & (lengths < high)
-    renumber, above = np.cumsum(keep) - 1, np.zeros(count, np.int64)
+    renumber = np.cumsum(keep) - 1  # {tree: its number among those that are kept}
+    above = np.zeros(count, np.int64)  # likewise of the nodes of the level above
     for level in levels:
         kept = keep[level.tree]
-        level.tree, level.parent = renumber[level.tree[kept]], above[level.parent[kept]]
-        level.arity, level.what = level.arity[kept], level.what[kept]
+        level.tree = renumber[level.tree[kept]]
+        level.parent = above[level.parent[kept]]
+        level.arity = level.arity[kept]
+        level.what = level.what[kept]
         above = np.cumsum(kept) - 1
     return levels, lengths[keep]
 
@@ -69,11 +72,13 @@ def evaluate(levels):
     """Evaluate bottom-up: give every level `value` and `size` (number of symbols of the
     subtree)."""
     for level, below in zip(levels[::-1], [None] + levels[:0:-1]):
-        level.value, level.size = level.what.copy(), np.ones(len(level.what), np.int64)
+        level.value = level.what.copy()
+        level.size = np.ones(len(level.what), np.int64)
         operators = np.flatnonzero(level.arity)
         if not len(operators):
             continue
-        arity, what = level.arity[operators], level.what[operators]
+        arity = level.arity[operators]
+        what = level.what[operators]
         first = np.cumsum(arity) - arity  # an operator's arguments are below[first:first + arity]
         rising = below.value[np.lexsort((below.value, below.parent))]
         # int(median), see [1]
@@ -96,7 +101,8 @@ def write_tokens(levels, lengths):
             before = np.cumsum(level.size) - level.size  # symbols of all nodes to the left
             first = np.cumsum(above.arity) - above.arity
             start = above.start[level.parent] + 1 + before - before[first[level.parent]]
-        level.start, operator = start, level.arity > 0
+        level.start = start
+        operator = level.arity > 0
         tokens[start] = np.where(operator, level.what, DIGIT + level.what)
         tokens[(start + level.size - 1)[operator]] = CLOSE
     return tokens
@@ -107,13 +113,13 @@ def make_listops(task, rng, count):
 
     tokens uint8 (total,), each expression ending in EOS; lengths int64 (n,), EOS counted; labels
     uint8 (n,)."""
-    columns, have = [], 0
+    columns = []
+    have = 0
     while have < count:
         levels, lengths = draw_trees(task.make, rng, 4096)
         evaluate(levels)
-        columns.append(
-            (write_tokens(levels, lengths), lengths + 1, levels[0].value.astype(np.uint8))
-        )
+        labels = levels[0].value.astype(np.uint8)
+        columns.append((write_tokens(levels, lengths), lengths + 1, labels))
         have += len(lengths)
     tokens, lengths, labels = (np.concatenate(column) for column in zip(*columns))
     return dict(
@@ -126,15 +132,16 @@ def read_listops(path, task):
 
     As in [1]: `]` becomes X, parentheses are dropped, the rest is split at white space; cut to
     length - 1, then EOS."""
-    number = {symbol: i for i, symbol in enumerate(task.symbols)}
+    number_of = {symbol: number for number, symbol in enumerate(task.symbols)}
     letters = str.maketrans({"]": "X", "(": None, ")": None})
-    expressions, labels = [], []
+    expressions = []
+    labels = []
     with open(path, encoding="utf-8") as file:
         next(file)
         for line, text in enumerate(file, 2):
             try:
                 source, target = text.split("\t")
-                ids = [number[symbol] for symbol in source.translate(letters).split()]
+                ids = [number_of[symbol] for symbol in source.translate(letters).split()]
                 labels.append(int(target))
             except (ValueError, KeyError):
                 raise UserError(
@@ -152,20 +159,18 @@ def prepare(task, request):
             path = find(request, f"listops-1000/basic_{split}.tsv", f"basic_{split}.tsv")
             save_split(request, split, *read_listops(path, task), path)
         return
-    total, distinct = sum(request.sizes), {}  # expression -> label, in the order drawn
+    total = sum(request.sizes)
+    distinct = {}  # expression -> label, in the order drawn
     chunks = 1 + (total - 1) // CHUNK
     while len(distinct) < total:  # no expression twice, as in the official set
         for path in run_chunks(make_listops, [CHUNK] * chunks, request):
-            with np.load(path) as part:
-                for tokens, label in zip(
-                    np.split(part["tokens"], np.cumsum(part["lengths"])[:-1]), part["labels"]
-                ):
+            with np.load(path) as chunk:
+                expressions = np.split(chunk["tokens"], np.cumsum(chunk["lengths"])[:-1])
+                for tokens, label in zip(expressions, chunk["labels"]):
                     distinct.setdefault(tokens.tobytes(), label)
         chunks += 1
-    expressions, labels = (
-        (np.frombuffer(ids, np.uint8) for ids in distinct),
-        list(distinct.values()),
-    )
+    expressions = (np.frombuffer(ids, np.uint8) for ids in distinct)
+    labels = list(distinct.values())
     for split, start in zip(SPLITS, np.cumsum([0] + request.sizes)):
         save_split(request, split, expressions, labels[start:], request.folder)
 

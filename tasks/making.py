@@ -7,9 +7,6 @@ are kept."""
 
 import contextlib
 import glob
-import hashlib
-import inspect
-import json
 import multiprocessing
 import os
 import re
@@ -20,10 +17,9 @@ import tarfile
 import threading
 import time
 import zipfile
-import zlib
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -31,7 +27,7 @@ from types import ModuleType
 import numpy as np
 from tqdm import tqdm
 
-from files import UserError, fetch, reading, sha256_of, without_comments, write_atomically
+from files import UserError, fetch, reading, sha256_of, write_atomically
 from tasks import EOS, IGNORE, SPLITS, Source, Task
 
 CHUNK = 500  # examples per chunk
@@ -47,7 +43,7 @@ class Request:
     name: str  # name of the task
     folder: Path
     task: Task
-    parameters: int  # checksum of everything but sizes and seed that determines generated arrays
+    made_of: str  # checksum of everything but sizes and seed that determines the arrays
     sizes: list | None  # examples in train, val, test; None: all available ones
     seed: int  # seed of the generator
     raw: Path | None  # folder of the official files; None: generate or download
@@ -59,7 +55,6 @@ class Request:
     kind: str | None = None
     group: str | None = None
     layout: dict | None = None
-    read: list = field(default_factory=list)  # official files and folders that `find` has found
 
     def take(self, split, available, place):
         """Return how many of the available examples to take for a split."""
@@ -72,9 +67,8 @@ class Request:
         return size
 
     def part(self, index, count):
-        """Return the path of a finished chunk. Other parameters or another seed give another
-        path."""
-        return self.folder / "parts" / f"{self.parameters}-{self.seed}-{index:06d}-{count}"
+        """Return the path of a finished chunk. Other code or another seed gives another path."""
+        return self.folder / "parts" / f"{self.made_of}-{self.seed}-{index:06d}-{count}"
 
 
 def random_split(n):
@@ -88,142 +82,166 @@ def random_split(n):
 def stratified(labels, seed):
     """Return a random order of examples with these labels (n,): int64 (n,). Every prefix keeps the
     class proportions (rounded up), so even a short one has every class."""
-    shuffled, place = (
-        np.random.default_rng([4242, seed]).permutation(len(labels)),
-        np.empty(len(labels)),
-    )
+    shuffled = np.random.default_rng([4242, seed]).permutation(len(labels))
+    place = np.empty(len(labels))  # of an example among those of its class, from 0 to 1
     for label in np.unique(labels):
-        mine = shuffled[labels[shuffled] == label]
-        place[mine] = np.arange(len(mine)) / len(mine)
+        members_of_class = shuffled[labels[shuffled] == label]
+        place[members_of_class] = np.arange(len(members_of_class)) / len(members_of_class)
     return shuffled[np.argsort(place[shuffled], kind="stable")]
 
 
-@contextlib.contextmanager
-def workers_start(draw):
-    """Start worker processes inside this context. They do not import the running script: a user's
-    script without `if __name__ == "__main__"` would run again in each worker. They ignore Ctrl-C
-    from the start; their parent handles it."""
-    main, ours = sys.modules["__main__"], threading.current_thread() is threading.main_thread()
-    usual = signal.signal(signal.SIGINT, signal.SIG_IGN) if ours else None
-    if draw.__module__ != "__main__":  # otherwise workers need the script, which defines `draw`
-        sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-        if ours:
-            signal.signal(signal.SIGINT, usual)
+# ---- chunks and workers --------------------------------------------------------------------------
 
 
 def run_chunks(draw, counts, request):
     """Generate the missing chunks of these numbers of examples in parallel processes, and return
     the paths of all, for np.load. draw(task, rng, count) returns a chunk as {name: array}."""
     (request.folder / "parts").mkdir(exist_ok=True)
-    jobs = list(enumerate(counts))
-    todo = [job for job in jobs if not request.part(*job).exists()]
-    workers = max(min(request.workers or os.cpu_count(), len(todo)), 1)
-    if todo:
-        for few in 1, 100:  # the first call takes longer
-            start, arrays = time.perf_counter(), draw(request.task, np.random.default_rng(0), few)
-        left = sum(count for _, count in todo)
-        minutes = (time.perf_counter() - start) / few * left / workers / 60
-        gigabytes = sum(array.nbytes for array in arrays.values()) / few * left / 1e9
-        if minutes > 1:
-            print(
-                f"{request.folder}: generating {left:,} examples, {gigabytes:.2f} GB, about "
-                f"{minutes:.0f} minutes on "
-                f"{workers} CPU cores",
-                file=sys.stderr,
-                flush=True,
-            )
+    chunks = list(enumerate(counts))
+    missing = [chunk for chunk in chunks if not request.part(*chunk).exists()]
+    workers = max(min(request.workers or os.cpu_count(), len(missing)), 1)
+    if missing:
+        announce(draw, request, sum(count for _, count in missing), workers)
+    done = len(chunks) - len(missing)
+    with tqdm(desc=str(request.folder), total=len(chunks), initial=done, unit="chunk") as progress:
+        if workers > 1:
+            make_in_parallel(draw, request, missing, workers, progress)
+        else:
+            for index, count in missing:
+                make_chunk(draw, request, index, count)
+                progress.update()
+    return [request.part(*chunk) for chunk in chunks]
+
+
+def announce(draw, request, examples, workers):
+    """Say the size of these examples and how long they take, if it is more than a minute."""
+    draw(request.task, np.random.default_rng(0), 1)  # the first call takes longer
+    start = time.perf_counter()
+    arrays = draw(request.task, np.random.default_rng(0), 100)
+    minutes = (time.perf_counter() - start) / 100 * examples / workers / 60
+    gigabytes = sum(array.nbytes for array in arrays.values()) / 100 * examples / 1e9
+    if minutes > 1:
+        size = f"{examples:,} examples, {gigabytes:.2f} GB"
+        time_left = f"about {minutes:.0f} minutes on {workers} CPU cores"
+        print(f"{request.folder}: generating {size}, {time_left}", file=sys.stderr, flush=True)
+
+
+def make_chunk(draw, request, index, count):
+    arrays = draw(request.task, np.random.default_rng([request.seed, index]), count)
+    write_atomically(request.part(index, count), lambda file: np.savez_compressed(file, **arrays))
+
+
+def make_in_parallel(draw, request, missing, workers, progress):
+    """Make the missing chunks in worker processes. They stop with this process."""
     # "spawn", because a forked copy of a process that has used torch or threads can hang.
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
-    made = (_make_chunk(draw, request, *job) for job in todo)
-    if workers > 1:  # not pool.map, which fails on futures that Ctrl-C cancelled
-        with workers_start(draw):
-            futures = [pool.submit(_make_chunk, draw, request, *job) for job in todo]
-        made = (future.result() for future in futures)
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), start_worker)
     try:
-        for _ in tqdm(
-            made, str(request.folder), len(jobs), initial=len(jobs) - len(todo), unit="chunk"
-        ):
-            pass
+        with hidden_script(draw):
+            futures = [pool.submit(make_chunk, draw, request, *chunk) for chunk in missing]
+        for future in futures:
+            future.result()
+            progress.update()
     except BrokenProcessPool:
         raise UserError(
             f"{request.folder}: a worker was killed (out of memory?); run the same command again "
-            "to "
-            "resume, with a smaller --workers if need be"
+            "to resume, with a smaller --workers if need be"
         ) from None
     finally:
         # after Ctrl-C they are still at work on their chunks
         for worker in multiprocessing.active_children():
             worker.terminate()
         pool.shutdown(cancel_futures=True)
-    return [request.part(*job) for job in jobs]
 
 
-def _make_chunk(draw, request, index, count):
-    arrays = draw(request.task, np.random.default_rng([request.seed, index]), count)
-    write_atomically(request.part(index, count), lambda file: np.savez_compressed(file, **arrays))
+@contextlib.contextmanager
+def hidden_script(draw):
+    """Hide the running script and Ctrl-C from workers that start in this context. A user's script
+    without `if __name__ == "__main__"` would run again in each of them; after Ctrl-C, which their
+    parent handles, each would print a traceback."""
+    script = sys.modules["__main__"]
+    main_thread = threading.current_thread() is threading.main_thread()
+    if main_thread:  # no other thread may change what Ctrl-C does
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if draw.__module__ != "__main__":  # otherwise workers need the script, which defines `draw`
+        sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
+        if main_thread:
+            signal.signal(signal.SIGINT, handler)
 
 
-def _start_worker():
-    """Make a worker exit when its parent does, even if the parent is killed. Ignore Ctrl-C here
-    too, because `workers_start` can do that only in the main thread."""
+def start_worker():
+    """Make a worker ignore Ctrl-C, and exit when its parent does, even if that is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
+# ---- saving --------------------------------------------------------------------------------------
+
+
 def check_example(request, split, array, place):
     """Raise UserError if an example, or one of its documents, does not fit the task's row of
     TASKS."""
-    task, found = request.task, f"the shape {array.shape}"
+    task = request.task
+    actual = f"the shape {array.shape}"
     if task.channels:
-        least, wanted = (
-            1 if task.ragged else task.length,
-            f"{task.length:,} positions of {task.channels} channel(s)",
-        )
-        fits = array.shape[1:] == (task.channels,) and least <= len(array) <= task.length
+        shortest = 1 if task.ragged else task.length
+        wanted = f"{task.length:,} positions of {task.channels} channel(s)"
+        fits = array.shape[1:] == (task.channels,) and shortest <= len(array) <= task.length
     else:
-        wanted = f"1 to {task.length:,} ids below {task.vocab or 'its number of symbols'}, EOS ({EOS}) at the end"
+        vocab = task.vocab or "its number of symbols"
+        wanted = f"1 to {task.length:,} ids below {vocab}, EOS ({EOS}) at the end"
         fits = array.ndim == 1 and 0 < len(array) <= task.length
         if fits and (array[-1] != EOS or task.vocab and array.max() >= task.vocab):
-            fits, found = False, f"ids up to {array.max()}, at the end {array[-1]}"
+            fits = False
+            actual = f"ids up to {array.max()}, at the end {array[-1]}"
     if not fits:
-        raise UserError(f"{place}: an example of {split} has {found}; {request.name} has {wanted}")
+        raise UserError(f"{place}: an example of {split} has {actual}; {request.name} has {wanted}")
+
+
+def check_targets(request, split, targets, size, place):
+    """Raise UserError if the targets of a split do not fit the task's row of TASKS."""
+    task = request.task
+    labels = targets[targets != IGNORE]
+    classes = 2 if task.target == "labels" else task.classes
+    if classes and len(labels) and not (labels.min() >= 0 and labels.max() < classes):
+        raise UserError(
+            f"{place}: labels of {split} from {labels.min()} to {labels.max()}; {request.name} has "
+            f"{classes} classes, from 0"
+        )
+    shape = (size, *dict(labels=[task.classes], positions=[task.length]).get(task.target, ()))
+    if targets.shape != shape:
+        raise UserError(
+            f"{place}: labels of {split} have the shape {targets.shape}; {request.name} has {shape}"
+        )
 
 
 def as_wide(y, length):
     """Return the labels of positions, n arrays of at most `length`, as int16 (n, length), at the
     end IGNORE."""
-    return np.array(
-        [np.pad(one, (0, length - len(one)), constant_values=IGNORE) for one in y], np.int16
-    )
+    rows = [np.pad(row, (0, length - len(row)), constant_values=IGNORE) for row in y]
+    return np.array(rows, np.int16)
 
 
 def save_split(request, split, x, y, place):
     """Save one split: targets y (n,) or as Task.target says, and inputs x, an array or iterator of
     n arrays of samples (l, channels), or of n times `task.documents` sequences of ids that end in
     EOS. Examples beyond the requested size are left out. UserError if an example does not fit the
-    task's row of TASKS."""
-    task, folder, lengths = request.task, request.folder, []
-    ragged = task.ragged or not task.channels
+    task's row of TASKS. place: where the data come from, for messages."""
+    task = request.task
     size = request.take(split, len(y), place)
-    targets = as_wide(y[:size], task.length) if task.target == "positions" else np.asarray(y[:size])
-    known, most = targets[targets != IGNORE], 2 if task.target == "labels" else task.classes
-    if most and len(known) and not (known.min() >= 0 and known.max() < most):
-        raise UserError(
-            f"{place}: labels of {split} from {known.min()} to {known.max()}; {request.name} has "
-            f"{most} "
-            "classes, from 0"
-        )
-    wanted = (size, *dict(labels=[task.classes], positions=[task.length]).get(task.target, ()))
-    if targets.shape != wanted:
-        raise UserError(
-            f"{place}: labels of {split} have the shape {targets.shape}; {request.name} has "
-            f"{wanted}"
-        )
+    if task.target == "positions":
+        targets = as_wide(y[:size], task.length)
+        dtype = np.int16
+    else:
+        targets = np.asarray(y[:size])
+        dtype = np.uint8 if task.classes else np.float32
+    check_targets(request, split, targets, size, place)
+    ragged = task.ragged or not task.channels
+    lengths = []
 
     def write(file):
         file.seek(128)  # numpy's header contains the length, so it is written last
@@ -234,70 +252,18 @@ def save_split(request, split, x, y, place):
         if len(lengths) < size * task.documents:
             raise UserError(f"{place}: {len(lengths):,} sequences of {split} for {size:,} labels")
         shape = (sum(lengths), *array.shape[1:]) if ragged else (size, *array.shape)
+        header = dict(descr=array.dtype.str, fortran_order=False, shape=shape)
         file.seek(0)
-        np.lib.format.write_array_header_1_0(
-            file, dict(descr=array.dtype.str, fortran_order=False, shape=shape)
-        )
+        np.lib.format.write_array_header_1_0(file, header)
 
-    write_atomically(folder / f"{split}_x.npy", write)
+    write_atomically(request.folder / f"{split}_x.npy", write)
     if ragged:
-        offsets = np.cumsum([0, *lengths])
-        write_atomically(folder / f"{split}_offsets.npy", lambda file: np.save(file, offsets))
-    targets = targets.astype(
-        np.int16 if task.target == "positions" else np.uint8 if task.classes else np.float32
-    )
-    write_atomically(folder / f"{split}_y.npy", lambda file: np.save(file, targets))
+        save_array(request, f"{split}_offsets", np.cumsum([0, *lengths]))
+    save_array(request, f"{split}_y", targets.astype(dtype))
 
 
-# ---- what a set is known by: content of files, code ----------------------------------------------
-
-
-def content_of(path, there):
-    """Return a stamp of the names, sizes and times of a folder's files, or of one file, and a
-    checksum of what they hold. If the stamp is that in meta.json, nothing is read again."""
-    paths = sorted(one for one in Path(path).rglob("[!.]*") if one.is_file()) or [Path(path)]
-    stats = [
-        (str(one.relative_to(path)), one.stat().st_size, one.stat().st_mtime_ns) for one in paths
-    ]
-    stamp = zlib.crc32(repr(stats).encode())
-    if there.get("stamps", {}).get(path) == stamp:
-        return stamp, there[f"content of {path}"]
-    digest = hashlib.md5("\n".join(name for name, *_ in stats if name != ".").encode())
-    for one in paths:
-        with open(one, "rb") as file:
-            hashlib.file_digest(file, lambda: digest)
-    return stamp, digest.hexdigest()
-
-
-def plain(value):
-    """Return what JSON can write of a set or function, the same in every process."""
-    return (
-        sorted(map(str, value))
-        if isinstance(value, (set, frozenset))
-        else getattr(value, "__qualname__", None)
-    )
-
-
-def generator_code(task):
-    """Return a checksum of the code that makes a task's sets, without comments and docstrings: its
-    `prepare`, the class of `make`, and what they name, in their file and in other files of tasks/.
-    (Tests record what making.py draws.)"""
-    # func: of a partial
-    todo, texts = [getattr(task.prepare, "func", task.prepare), type(task.make)], []
-    for one in todo:  # grows
-        with contextlib.suppress(OSError, TypeError):  # no source, as a built-in type has none
-            text = without_comments(inspect.getsource(one))
-            text = re.sub(r'^\s*"""[\s\S]*?"""$\n?', "", text, flags=re.M)
-            texts.append(text)
-            known = vars(sys.modules[one.__module__])
-            # grow with each task
-            for name in sorted({*re.findall(r"\w+", text)} & known.keys() - {"TASKS", "OWN"}):
-                value, home = known[name], getattr(known[name], "__module__", None) or ""
-                if home == one.__module__ or home.startswith("tasks.") and home != __name__:
-                    todo += [value] * (value not in todo)
-                elif not home and not isinstance(value, ModuleType):  # a constant
-                    texts.append(f"{name} {json.dumps(value, default=plain, skipkeys=True)}")
-    return zlib.crc32("\n".join(sorted(texts)).encode())
+def save_array(request, name, array):
+    write_atomically(request.folder / f"{name}.npy", lambda file: np.save(file, array))
 
 
 # ---- official files: folders, archives, downloads ------------------------------------------------
@@ -307,11 +273,13 @@ def find(request, *patterns):
     """Find an official file or folder and return its path. With --raw DIR: the first match of a
     pattern in DIR, which may be the outer or inner root of an LRA release (".": DIR itself).
     Otherwise: the download that matches the first pattern."""
-    source, folder = request.task.source, request.folder
+    source = request.task.source
+    folder = request.folder
     if request.raw is None:
+        data_dir = shlex.quote(str(folder.parent))
         by_hand = (
             f"put it into a folder DIR and run: python data.py --task {request.name} --data-dir "
-            f"{shlex.quote(str(folder.parent))} --raw DIR (DIR may hold: {source.accepts})"
+            f"{data_dir} --raw DIR (DIR may hold: {source.accepts})"
         )
         if not source.urls:
             raise UserError(
@@ -320,26 +288,21 @@ def find(request, *patterns):
         url = next(url for url in source.urls if patterns[0].split("*")[0] in url)
         path = fetch(url, folder.parent / "downloads", by_hand, source.sha256)
     else:
-        roots = (
-            request.raw,
-            request.raw / "lra_release",
-            request.raw / "lra_release" / "lra_release",
-        )
-        found = [
+        release = request.raw / "lra_release"
+        paths = [
             root / name
-            for root in roots
+            for root in (request.raw, release, release / "lra_release")
             for pattern in patterns
             for name in sorted(glob.glob(pattern, root_dir=root))
         ]
-        if not found:
+        if not paths:
             raise UserError(
                 f"--raw {request.raw} has none of: {', '.join(patterns)} (nor has its lra_release/)"
             )
-        path = found[0]
+        path = paths[0]
     if path.stat().st_size == source.bytes and sha256_of(path) != source.sha256:
         raise UserError(f"{path} is damaged: wrong checksum; remove it and get it again")
     print(f"{folder}: reading {path}")
-    request.read.append(path)
     return path
 
 
@@ -353,11 +316,9 @@ def members(place, pattern):
                     yield match, path.read_bytes()
         elif zipfile.is_zipfile(place):
             with zipfile.ZipFile(place) as archive:
-                yield from (
-                    (match, archive.read(name))
-                    for name in archive.namelist()
-                    if (match := re.search(pattern, name))
-                )
+                for name in archive.namelist():
+                    if match := re.search(pattern, name):
+                        yield match, archive.read(name)
         else:
             with tarfile.open(place) as archive:
                 for member in archive:

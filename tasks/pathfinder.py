@@ -1,7 +1,7 @@
 """Pathfinder: do two marked discs lie on the same dashed curve? (Linsley et al. 2018; Long Range
 Arena)
 
-    32 x 32 pixels, row by row: 0 0 127 255 ..., 1,024 gray levels    ->    label 1, "connected" (0: "apart")
+    0 0 127 255 ...    the gray levels of 32 x 32 pixels, row by row    ->    label 1, "connected"
 
 snakes.py generates the images. PathX is the same task with 128 x 128 pixels, PathX-256 with 256 x
 256."""
@@ -19,15 +19,16 @@ from tasks.snakes import Snakes, make_pathfinder
 
 
 def draw_images(task, rng, count):
-    made = make_pathfinder(task.make, task.side, rng, count)
-    return dict(images=made.images.reshape(count, task.length, 1), labels=made.labels)
+    snakes = make_pathfinder(task.make, task.side, rng, count)
+    return dict(images=snakes.images.reshape(count, task.length, 1), labels=snakes.labels)
 
 
 def distinct(images, labels, task, rng):
     """Yield the images in turn. Small images can repeat: a spare image and label replace one that
     came up before."""
-    made = (draw_images(task, rng, count) for count in repeat(64))
-    spare, seen = (pair for some in made for pair in zip(some["labels"], some["images"])), set()
+    chunks = (draw_images(task, rng, count) for count in repeat(64))
+    spare = (pair for chunk in chunks for pair in zip(chunk["labels"], chunk["images"]))
+    seen = set()
     for i, image in enumerate(images):
         while image.tobytes() in seen:
             labels[i], image = next(spare)  # early enough: `save_split` writes labels last
@@ -40,7 +41,8 @@ def read_pathfinder_index(folder):
 
     metadata/<batch>.npy is plain text; columns 0, 1 and 3 are folder, file and label. Batches are
     in numeric order. Empty image files are left out; the release has one."""
-    paths, labels = [], []
+    paths = []
+    labels = []
     for file in sorted((folder / "metadata").glob("*.npy"), key=lambda path: int(path.stem)):
         for directory, name, _, label, *_ in map(str.split, file.read_text().splitlines()):
             if (folder / directory / name).stat().st_size:
@@ -63,25 +65,25 @@ def prepare(task, request):
     if request.raw is not None:
         place = find(request, f"pathfinder{task.side}/curv_contour_length_14")
         paths, labels = read_pathfinder_index(place)
-        tenth, shuffled = int(0.1 * len(paths)), random_split(len(paths))
-        for split, mine in zip(
-            SPLITS, np.split(shuffled, [len(paths) - 2 * tenth, len(paths) - tenth])
-        ):
-            save_split(
-                request, split, read_images(task, [paths[i] for i in mine]), labels[mine], place
-            )
+        n = len(paths)
+        tenth = int(0.1 * n)
+        parts = np.split(random_split(n), [n - 2 * tenth, n - tenth])
+        for split, part in zip(SPLITS, parts):
+            images = read_images(task, [paths[i] for i in part])
+            save_split(request, split, images, labels[part], place)
         return
     counts = [min(CHUNK, size - start) for size in request.sizes for start in range(0, size, CHUNK)]
-    parts = run_chunks(draw_images, counts, request)
-    images = (image for path in parts for image in np.load(path)["images"])
-    labels = np.concatenate([np.load(path)["labels"] for path in parts])
+    chunks = run_chunks(draw_images, counts, request)
+    images = (image for path in chunks for image in np.load(path)["images"])
+    labels = np.concatenate([np.load(path)["labels"] for path in chunks])
     if task.distinct:
         images = distinct(images, labels, task, np.random.default_rng([request.seed, 1 << 40]))
     for split, start in zip(SPLITS, np.cumsum([0] + request.sizes)):
         save_split(request, split, images, labels[start:], request.folder)
 
 
-def paths_task(side, **snakes):
+def paths_task(side, *sizes, **more):
+    """Return the task of side x side px whose generator has these parameters of `Snakes`."""
     return Task(
         "pathfinder",
         length=side * side,
@@ -93,7 +95,7 @@ def paths_task(side, **snakes):
         channels=1,
         side=side,
         names=("apart", "connected"),
-        make=Snakes(**snakes),
+        make=Snakes(*sizes, **more),
         symbols=LEVELS,
         prepare=prepare,
     )
@@ -102,76 +104,20 @@ def paths_task(side, **snakes):
 def small_paths(side, frame, contour):
     """Return a small task with large, bright discs and three gray levels, so that only the curves
     must be learned."""
-    task = paths_task(
-        side,
-        frame=frame,
-        contour=contour,
-        padding=1,
-        seed_distance=4,
-        paddle=2,
-        thickness=1.0,
-        margins=(1,),
-        continuity=1.0,
-        marker=1.5,
-        distractors=0,
-        snake_contrast=0.66,
-        levels=3,
-    )
+    more = dict(frame=frame, contour=contour, levels=3)
+    task = paths_task(side, 1, 4, 2, 1.0, (1,), 1.0, 1.5, 0, 0.66, **more)
     return replace(task, sizes=DEMO, mask=0.25, distinct=True, source=GENERATED)
 
 
+# Side; then padding, seed distance, paddle, thickness, margins, continuity, marker, distractors,
+# contrast of snakes, of paddles, see `Snakes`.
 TASKS |= {
-    "pathfinder": paths_task(
-        32,
-        padding=1,
-        seed_distance=7,
-        paddle=2,
-        thickness=0.5,
-        margins=(1,),
-        continuity=1.0,
-        marker=1.5,
-        distractors=5,
-        snake_contrast=2.0,
-        paddle_contrast=0.75,
-    ),
-    "pathx": paths_task(
-        128,
-        padding=1,
-        seed_distance=20,
-        paddle=5,
-        thickness=1.5,
-        margins=(2, 3),
-        continuity=1.8,
-        marker=3.0,
-        distractors=8,
-        snake_contrast=0.9,
-    ),
-    "pathx256": paths_task(
-        256,
-        padding=22,
-        seed_distance=27,
-        paddle=5,
-        thickness=2.0,
-        margins=(3,),
-        continuity=1.8,
-        marker=5.0,
-        distractors=7,
-        snake_contrast=1.0,
-    ),
+    "pathfinder": paths_task(32, 1, 7, 2, 0.5, (1,), 1.0, 1.5, 5, 2.0, 0.75),
+    "pathx": paths_task(128, 1, 20, 5, 1.5, (2, 3), 1.8, 3.0, 8, 0.9),
+    "pathx256": paths_task(256, 22, 27, 5, 2.0, (3,), 1.8, 5.0, 7, 1.0),
     # Not the paper's: the generator's fourth resolution; small sets for the demo and for
     # `run_all.sh --preset mini`.
-    "pathfinder64": paths_task(
-        64,
-        padding=1,
-        seed_distance=12,
-        paddle=5,
-        thickness=1.0,
-        margins=(1,),
-        continuity=1.8,
-        marker=2.5,
-        distractors=5,
-        snake_contrast=0.8,
-    ),
+    "pathfinder64": paths_task(64, 1, 12, 5, 1.0, (1,), 1.8, 2.5, 5, 0.8),
     "pathfinder_demo": small_paths(14, frame=5, contour=4),
     "pathfinder_mini": small_paths(12, frame=4, contour=3),
     "pathx_mini": small_paths(14, frame=5, contour=4),

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from files import UserError
+from files import UserError, write_atomically
 
-RIGHT, WRONG = "#0072b2", "#d55e00"  # colour-blind safe
+RIGHT = "#0072b2"  # colour-blind safe
+WRONG = "#d55e00"
 
 
 def picture(flag, path):
@@ -27,53 +28,92 @@ def height(task):
     return 2.4 if task.channels else 0.35 + 0.18 * lines_of(task)
 
 
+def sheet(path, task, batch, size, columns, stacked=False):
+    """Write a picture of a batch: one row per example or, stacked, its columns below each other.
+    size: in inches. columns: (titles, one per example; then arguments of `draw_example` from
+    `hidden` on, a row per sequence)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(size, layout="constrained")
+    shape = (len(batch.y), len(columns))
+    grid = (np.prod(shape), 1) if stacked else shape
+    axes = figure.subplots(*grid, squeeze=False).reshape(shape)
+    for (i, j), axis in np.ndenumerate(axes):
+        titles, *marks = columns[j]
+        draw_example(axis, task, batch, i, *(mark[i * task.documents] for mark in marks))
+        axis.set_title(titles[i], loc="left", fontsize=8, parse_math=False)
+    kind = Path(path).suffix[1:].lower()
+    write_atomically(path, lambda file: figure.savefig(file, format=kind))
+
+
 def draw_example(axis, task, batch, i, hidden, guess=None, wrong=None):
     """Draw example i of a batch on a matplotlib axis: images as images, series as curves, symbols
     as text (the first of two documents). hidden (l,) bool: positions to cover. guess: a model's
     predictions for them, ids (l,) or normalised samples (l, channels); those that are `wrong` (l,)
     have another colour."""
-    filled = guess is not None
     if task.side:
-        pixels = batch.samples[i].numpy()  # (l, channels)
-        pixels = np.where(hidden[:, None], guess, pixels) if filled else pixels
-        pixels = (pixels * task.std + task.mean).clip(0, 1)
-        marked, colour = (wrong, (0.84, 0.37, 0.0)) if filled else (hidden, (0.34, 0.71, 0.91))
-        axis.imshow(np.where(marked[:, None], colour, pixels).reshape(task.side, task.side, 3))
-    elif task.channels:  # 400 positions around the largest value
-        series = batch.samples[i, : None if batch.lengths is None else batch.lengths[i]]
-        start = max(min(int(series.nan_to_num().abs().sum(1).argmax()) - 200, len(series) - 400), 0)
-        some, hidden = slice(start, start + 400), hidden[: len(series), None]
-        if filled:
-            axis.plot(series[some], "-", color="0.8")
-            guess, wrong = guess[: len(series)], wrong[: len(series), None]
-            for marked, colour in ((hidden & ~wrong, RIGHT), (hidden & wrong, WRONG)):
-                axis.plot(np.where(marked, guess, np.nan)[some], ".", color=colour)
-        else:
-            axis.plot(np.where(hidden, np.nan, series)[some], ".-")
-        axis.set_xlim(0, min(task.length, 400))
+        draw_image(axis, task, batch.samples[i].numpy(), hidden, guess, wrong)
+    elif task.channels:
+        length = None if batch.lengths is None else batch.lengths[i]
+        draw_series(axis, task, batch.samples[i, :length], hidden, guess, wrong)
     else:
-        place, black = i * task.documents, not filled
-        ids = np.where(hidden, guess, batch.symbols[place]) if filled else batch.symbols[place]
-        column, row, pieces = 0, 0, {}  # {(row, colour): the line's letters of that colour}
-        for t, covered in zip(range(int(batch.lengths[place])), hidden):
-            word = re.sub(r"\s", "␣" if covered and filled else " ", task.symbols[ids[t]])
-            colour = "black" if black or not covered else WRONG if wrong[t] else RIGHT
-            if column + len(word) > 80:
-                column, row = 0, row + 1
-            if row == lines_of(task):
-                break
-            line = pieces.get((row, colour), "").ljust(column)
-            pieces[row, colour] = line + ("█" * len(word) if covered and black else word)
-            column += len(word) + len(task.between)
-        for (row, colour), line in pieces.items():
-            axis.text(
-                0,
-                1 - (row + 0.8) / lines_of(task),
-                line,
-                va="baseline",
-                family="monospace",
-                fontsize=7.6,
-                color=colour,
-                parse_math=False,
-            )
+        document = i * task.documents
+        ids = batch.symbols[document, : int(batch.lengths[document])]
+        draw_text(axis, task, ids, hidden, guess, wrong)
     axis.axis("off")
+
+
+def draw_image(axis, task, pixels, hidden, guess, wrong):
+    """Draw pixels (l, channels), those that are marked in one colour."""
+    marked = hidden
+    colour = (0.34, 0.71, 0.91)
+    if guess is not None:
+        pixels = np.where(hidden[:, None], guess, pixels)
+        marked = wrong
+        colour = (0.84, 0.37, 0.0)
+    pixels = (pixels * task.std + task.mean).clip(0, 1)
+    axis.imshow(np.where(marked[:, None], colour, pixels).reshape(task.side, task.side, 3))
+
+
+def draw_series(axis, task, series, hidden, guess, wrong):
+    """Draw 400 positions of a series (l, channels) around its largest value."""
+    largest = int(series.nan_to_num().abs().sum(1).argmax())
+    start = max(min(largest - 200, len(series) - 400), 0)
+    shown = slice(start, start + 400)
+    hidden = hidden[: len(series), None]
+    if guess is None:
+        axis.plot(np.where(hidden, np.nan, series)[shown], ".-")
+    else:
+        axis.plot(series[shown], "-", color="0.8")
+        guess = guess[: len(series)]
+        wrong = wrong[: len(series), None]
+        for marked, colour in ((hidden & ~wrong, RIGHT), (hidden & wrong, WRONG)):
+            axis.plot(np.where(marked, guess, np.nan)[shown], ".", color=colour)
+    axis.set_xlim(0, min(task.length, 400))
+
+
+def draw_text(axis, task, ids, hidden, guess, wrong):
+    """Write symbols, ids (l,), in lines of 80 letters; hidden ones are covered or, if there is a
+    guess, replaced by it."""
+    if guess is not None:
+        ids = np.where(hidden[: len(ids)], guess[: len(ids)], ids)
+    column = 0
+    row = 0
+    pieces = {}  # {(row, colour): the line's letters of that colour}
+    for t, covered in zip(range(len(ids)), hidden):
+        filled = covered and guess is not None
+        word = re.sub(r"\s", "␣" if filled else " ", task.symbols[ids[t]])
+        colour = "black"
+        if filled:
+            colour = WRONG if wrong[t] else RIGHT
+        if column + len(word) > 80:
+            column = 0
+            row += 1
+        if row == lines_of(task):
+            break
+        line = pieces.get((row, colour), "").ljust(column)
+        pieces[row, colour] = line + ("█" * len(word) if covered and not filled else word)
+        column += len(word) + len(task.between)
+    font = dict(va="baseline", family="monospace", fontsize=7.6, parse_math=False)
+    for (row, colour), line in pieces.items():
+        axis.text(0, 1 - (row + 0.8) / lines_of(task), line, color=colour, **font)

@@ -28,16 +28,21 @@ class Pairs:
 def draw(task, rng):
     """Draw an example -> ids uint8 (length,), EOS at the end; values int16 (length,), 0 .. symbols
     - 1, or IGNORE."""
-    n, make = task.make.pairs, task.make
-    first_key, first_value = len(SPECIAL), len(SPECIAL) + make.symbols
+    make = task.make
+    n = make.pairs
+    first_key = len(SPECIAL)
+    first_value = first_key + make.symbols
     keys, values = (rng.choice(make.symbols, n, replace=False) for _ in range(2))
     x = rng.integers(first_key, first_value + make.symbols, task.length).astype(np.uint8)
-    x[: 2 * n : 2], x[1 : 2 * n : 2] = first_key + keys, first_value + values
+    x[: 2 * n : 2] = first_key + keys
+    x[1 : 2 * n : 2] = first_value + values
     # places between the pairs and EOS
     after = np.arange(1, task.length - 2 * n) ** (make.power - 1)
     places = 2 * n + rng.choice(len(after), n, replace=False, p=after / after.sum())
     y = np.full(task.length, IGNORE, np.int16)
-    x[places], y[places], x[-1] = first_key + keys, values, EOS
+    x[places] = first_key + keys
+    y[places] = values
+    x[-1] = EOS
     return x, y
 
 
@@ -49,11 +54,11 @@ def prepare(task, request):
 
 
 MODELS = """
-model              layers  d heads  ff block state n_ssm norm  place dt_min dt_max dt_lr ssm_lr dropout
-transformer|rotary      2 64     2 128     -     -     - -     -          -      -     -      -       -
-s4                      2 64     -   -     -    64     2 layer pre    0.001    0.1 0.001  0.001       -
-dlr                     2 64     -   -     -   128     - layer pre    0.001    0.1     -  0.001       -
-mamba                   2 64     -   -     -    16     - layer pre    0.001    0.1     -      -       -
+model              layers  d heads  ff state n_ssm norm  place dt_min dt_max dt_lr ssm_lr
+transformer|rotary      2 64     2 128     -     - -     -          -      -     -      -
+s4                      2 64     -   -    64     2 layer pre    0.001    0.1 0.001  0.001
+dlr                     2 64     -   -   128     - layer pre    0.001    0.1     -  0.001
+mamba                   2 64     -   -    16     - layer pre    0.001    0.1     -      -
 """
 RECIPES = """
 model              objective     loss pool head   lr   wd batch length         warmup schedule eval

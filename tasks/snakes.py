@@ -1,5 +1,4 @@
-"""Generate Pathfinder: images of dashed curves, by the process of the official generator [2]. No
-data is needed.
+"""Generate Pathfinder: images of dashed curves, by the process of the official generator [2].
 
 The official generator is a rejection sampler that draws and tests one attempt at a time. Here
 arrays hold thousands of attempts. An attempt is a list of segments, and every test against the mask
@@ -8,14 +7,14 @@ distribution is the same, hundreds of times faster on one core. tasks/pathfinder
 `make_pathfinder` and stores its images. Read that function first, then upwards from it.
 
 Glossary
-    snake       a dashed curve of `contour` segments; two long target snakes and several short distractors
-    segment     one dash (the official "paddle"), `paddle` px long, followed by a gap of 2 * margin px
+    snake       a dashed curve of `contour` segments; two long targets, several short distractors
+    segment     one dash (official: "paddle"), `paddle` px long, then a gap of 2 * margin px
     margin      px kept free around every segment
-    seed        a snake's first segment;  tail: the first point of a snake;  head: a segment's far end
-    pivot       the point `margin` px behind a segment's start: the centre of the circle its head lies on
+    seed        a snake's first segment;  tail: its first point;  head: a segment's far end
+    pivot       the point `margin` px behind a segment's start: the centre of its head's circle
     reach       radius of that circle, paddle + margin
-    ink, mask   stamps of a segment: what is drawn; what it forbids to later segments (ink grown by margin)
-    disc        marker on a snake's end; label 1: the two discs are on the same snake, 0: on different snakes
+    ink, mask   stamps of a segment: what is drawn; what it forbids to later ones (ink and margin)
+    disc        marker on a snake's end; label 1: the two discs are on the same snake
 
 [1] github.com/google-research/long-range-arena, lra_benchmarks/data: parameters
 [2] github.com/drewlinsley/pathfinder, snakes2.py and snakes.py (Linsley et al. 2018)
@@ -80,7 +79,9 @@ def _spread(image, radius):
     """Dilate image (..., side, side) by a disk. The size stays the same, so leave room for the
     disk."""
     padded = np.pad(image, [(0, 0)] * (image.ndim - 2) + [(radius, radius)] * 2)
-    side, out, grid = image.shape[-1], np.zeros_like(image), np.arange(-radius, radius + 1)
+    side = image.shape[-1]
+    out = np.zeros_like(image)
+    grid = np.arange(-radius, radius + 1)
     for row, column in np.argwhere(grid[:, None] ** 2 + grid**2 <= radius**2):
         np.maximum(out, padded[..., row : row + side, column : column + side], out=out)
     return out
@@ -97,7 +98,9 @@ def _stamps(snakes, t, ends):
     As in [2], the line is drawn on the fine grid, for the mask also dilated, and both are shrunk by
     a Lanczos filter. The filter's ringing leaves the faint speckle of 1 to 6 gray levels around
     every segment of the official images."""
-    centre, side, ink, mask = t.half * ANTIALIAS, 2 * t.half + 1, [], []
+    centre = t.half * ANTIALIAS
+    side = 2 * t.half + 1
+    ink, mask = [], []
     for row, column in ends + centre:
         fine = Image.new("L", (2 * centre + 1, 2 * centre + 1))
         width = round(snakes.thickness * ANTIALIAS)
@@ -135,13 +138,12 @@ def _pad_rows(rows):
 
 @functools.cache
 def _tables(snakes, margin):
-    """Build all tables of one margin. Sizes: K candidates, S stamps, O = 360 + K orientations, T
+    """Build the tables of a margin. Sizes: K candidates, S stamps, O = 360 + K orientations, T
     choices."""
     reach = snakes.paddle + margin
     t = SimpleNamespace(margin=margin, reach=reach, half=reach + int(np.ceil(snakes.thickness)))
 
-    # Candidates: the distinct pixels of the circle of radius `reach`, truncated, about one sample
-    # per pixel.
+    # Candidates: distinct pixels of the circle of radius `reach`, truncated; about a sample each.
     around = np.deg2rad(np.arange(0, 360, 360 / (2 * np.pi * reach)))
     circle = np.floor(512 + _step(around, reach)).astype(np.int64) - 512
     t.candidate = np.unique(circle, axis=0)  # (K, 2) from the pivot
@@ -155,8 +157,7 @@ def _tables(snakes, margin):
     ends, t.stamp = np.unique(ends, axis=0, return_inverse=True)  # t.stamp (O,)
     t.ink, t.mask = _stamps(snakes, t, ends)  # (S, side, side)
 
-    # Growth: the next pivot, and how much each candidate within the largest turn is favoured by its
-    # turn.
+    # Growth: the next pivot; how much each candidate within the largest turn is favoured by it.
     t.advance = _step(direction, reach + margin)  # (O, 2)
     # (360, 2) of seeds
     t.to_head, t.to_pivot = _step(degrees, snakes.paddle), _step(degrees + np.pi, reach)
@@ -171,9 +172,8 @@ def _tables(snakes, margin):
     # Seeds: pixels that must be free, and their bounding box; the distance between the two tails.
     kernels = [_seed_kernel(t.mask[stamp], reach) for stamp in t.stamp[:360]]
     t.usable = np.array([kernel is not None for kernel in kernels])  # (360,)
-    t.kernel = _pad_rows(
-        [np.zeros((1, 2), int) if kernel is None else kernel for kernel in kernels]
-    )
+    nowhere = np.zeros((1, 2), int)
+    t.kernel = _pad_rows([nowhere if kernel is None else kernel for kernel in kernels])
     t.apart = _step(np.deg2rad(np.arange(360)), snakes.seed_distance)
     _conflict_tables(t, margin)
     return t
@@ -315,15 +315,17 @@ def _grow_pairs(rng, t, side, snakes, count):
 
 
 def _find_tails(rng, t, side, taken, image, degree):
-    """Draw a free place for a seed, uniformly, in each `image` (p,) -> found (p,) bool, tails (2,
-    p).
+    """Draw a free place for a seed, uniformly, in each `image` (p,) -> success (p,) bool, tails
+    (2, p).
 
     taken (n, width, width): where the mask blocks seeds, in a margin of `reach` zeros. Places are
     drawn until one is free. If dozens of draws fail, the map of all free places is computed."""
     width = taken.shape[-1]
     kernel = t.kernel[degree] @ (width, 1) + t.reach * (width + 1)  # (p, pixels)
-    found, tails = np.zeros(len(image), bool), np.zeros((2, len(image)), np.int64)
-    todo, draws = np.arange(len(image)), max(4, 256 // kernel.shape[1])
+    success = np.zeros(len(image), bool)
+    tails = np.zeros((2, len(image)), np.int64)
+    todo = np.arange(len(image))
+    draws = max(4, 256 // kernel.shape[1])
     for _ in range(6):
         places = rng.integers(0, side, (2, len(todo), draws))
         start = image[todo, None] * width**2 + places[0] * width + places[1]
@@ -331,7 +333,7 @@ def _find_tails(rng, t, side, taken, image, degree):
         free = ~taken.reshape(-1).take(start[..., None] + kernel[todo, None]).any(-1)
         first = free.argmax(1)
         good = free[np.arange(len(todo)), first]
-        found[todo[good]] = True
+        success[todo[good]] = True
         tails[:, todo[good]] = places[:, good, first[good]]
         todo = todo[~good]
     for i in todo:
@@ -340,8 +342,9 @@ def _find_tails(rng, t, side, taken, image, degree):
             free &= taken[image[i], row : row + side, column : column + side] == 0
         places = np.argwhere(free)
         if len(places):
-            found[i], tails[:, i] = True, places[rng.integers(len(places))]
-    return found, tails
+            success[i] = True
+            tails[:, i] = places[rng.integers(len(places))]
+    return success, tails
 
 
 def _mark_taken(t, taken, images, segments):
@@ -352,9 +355,8 @@ def _mark_taken(t, taken, images, segments):
     blocks = (t.mask > 0.3 * 255).reshape(len(t.mask), -1)
     stamp_pixels = _pad_rows([pixels[row] for row in blocks])  # (S, most)
     for row, column, stamp in segments:
-        taken.reshape(-1)[
-            (images * width**2 + row * width + column)[:, None] + stamp_pixels[stamp]
-        ] = 1
+        start = images * width**2 + row * width + column
+        taken.reshape(-1)[start[:, None] + stamp_pixels[stamp]] = 1
 
 
 def _add_distractors(rng, t, side, snakes, pairs):
@@ -365,23 +367,24 @@ def _add_distractors(rng, t, side, snakes, pairs):
     first target snake's last segment is not in the mask (an oversight there), so a distractor may
     cross it. [2] also stops if less than 1 % of the mask is free; this test is left out, because a
     third or more is always free."""
-    n, own = len(pairs), 2 * snakes.contour
-    segments = np.full((own + snakes.distractors * snakes.distractor, 3, n), FAR)
-    segments[:, 2], segments[:own] = 0, pairs.transpose(1, 2, 0)
-    in_mask = [slot for slot in range(own) if slot != own - 2]
-    frame = np.pad(
-        np.zeros((side - 2 * snakes.padding,) * 2, np.uint8), snakes.padding, constant_values=1
-    )
+    n = len(pairs)
+    targets = 2 * snakes.contour
+    segments = np.full((targets + snakes.distractors * snakes.distractor, 3, n), FAR)
+    segments[:, 2] = 0
+    segments[:targets] = pairs.transpose(1, 2, 0)
+    in_mask = [slot for slot in range(targets) if slot != targets - 2]
+    inside = np.zeros((side - 2 * snakes.padding,) * 2, np.uint8)
+    frame = np.pad(inside, snakes.padding, constant_values=1)
     taken = np.tile(np.pad(frame, t.reach), (n, 1, 1))  # (n, width, width)
     _mark_taken(t, taken, np.arange(n), segments[in_mask])
     placed = np.zeros(n, np.int64)
-    for slot in range(own, len(segments), snakes.distractor):
+    for slot in range(targets, len(segments), snakes.distractor):
         waiting = np.arange(n)
         for _ in range(5):
             degree = rng.integers(0, 360, len(waiting))
             image, degree = waiting[t.usable[degree]], degree[t.usable[degree]]
-            found, tails = _find_tails(rng, t, side, taken, image, degree)
-            image, degree, tails = image[found], degree[found], tails[:, found]
+            free, tails = _find_tails(rng, t, side, taken, image, degree)
+            image, degree, tails = image[free], degree[free], tails[:, free]
             new, pivot = np.stack([*tails, t.stamp[degree]])[None], _seed_pivot(t, tails, degree)
             for step in range(1, snakes.distractor):
                 old = np.concatenate([segments[in_mask][:, :, image], new[: step - 1]])
@@ -423,19 +426,14 @@ def _draw(t, side, snakes, segments, discs):
         canvas[where] = np.maximum(canvas[where], values)
 
     ink_pixels = _pad_rows([offsets(stamp) for stamp in t.ink])  # (S, most)
-    ink_values = _pad_rows([stamp[stamp > 0] for stamp in t.ink]) * np.float32(
-        snakes.snake_contrast / 255
-    )
+    ink_values = _pad_rows([stamp[stamp > 0] for stamp in t.ink])
+    ink_values = ink_values * np.float32(snakes.snake_contrast / 255)
     for slot, (row, column, stamp) in enumerate(segments.transpose(1, 2, 0)):
         contrast = np.float32(snakes.paddle_contrast if slot < 2 * snakes.contour else 1)
-        there = np.flatnonzero(row != FAR)
-        paste(
-            there,
-            row[there],
-            column[there],
-            ink_pixels[stamp[there]],
-            ink_values[stamp[there]] * contrast,
-        )
+        images = np.flatnonzero(row != FAR)
+        stamps = stamp[images]
+        values = ink_values[stamps] * contrast
+        paste(images, row[images], column[images], ink_pixels[stamps], values)
     for row, column in discs.transpose(1, 2, 0):
         paste(np.arange(len(discs)), row, column, offsets(disc), disc[disc > 0])
     canvas = canvas.reshape(-1, width, width)[:, pad:-pad, pad:-pad]
@@ -448,17 +446,17 @@ def _draw(t, side, snakes, segments, discs):
 def _accepted_pairs(rng, t, side, snakes, count):
     """Try pairs of target snakes until `count` succeed -> segments (count, 2 * contour, 3),
     attempts per success."""
-    accepted, have, tried, batch = [], 0, 0, 4096
+    accepted = []
+    have = tried = 0
+    batch = 4096
     while have < count:
         number, pairs = _grow_pairs(rng, t, side, snakes, batch)
         accepted.append(pairs[: count - have])
         have += len(accepted[-1])
         tried += batch if have < count else number[len(accepted[-1]) - 1] + 1
-        # Enough for the rest at the success rate so far, but few enough that the arrays stay in
-        # cache.
-        batch = int(
-            np.clip(1.1 * (count - have) * tried / max(have, 1), 1024, 8192 / t.usable.mean())
-        )
+        # Enough for the rest at the success rate so far, but few enough to stay in cache.
+        wanted = 1.1 * (count - have) * tried / max(have, 1)
+        batch = int(np.clip(wanted, 1024, 8192 / t.usable.mean()))
     return np.concatenate(accepted), tried / count
 
 
@@ -490,11 +488,13 @@ def make_pathfinder(snakes, side, rng, count):
         segments, out.distractors[which] = _add_distractors(rng, t, side, snakes, pairs)
         # (n, 2, contour, 2)
         points = pairs[:, :, :2].reshape(-1, snakes.contour, 2, 2).transpose(0, 2, 1, 3)
-        each, start = np.arange(len(which)), marked[which]
+        numbers = np.arange(len(which))
+        start = marked[which]
         end = np.where(labels[which] == 1, start, 1 - start)
-        discs = np.stack([points[each, start, 0], points[each, end, -1]], 1)  # (n, 2, 2)
-        out.paths[which], out.discs[which] = points, discs
+        discs = np.stack([points[numbers, start, 0], points[numbers, end, -1]], 1)  # (n, 2, 2)
+        out.paths[which] = points
+        out.discs[which] = discs
         # a few MB of canvas
-        for block in np.array_split(each, 1 + len(each) * side**2 // 2**20):
+        for block in np.array_split(numbers, 1 + len(numbers) * side**2 // 2**20):
             out.images[which[block]] = _draw(t, side, snakes, segments[block], discs[block])
     return out

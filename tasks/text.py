@@ -27,19 +27,21 @@ def vocabulary(counts, least):
     """Build the vocabulary from {character: number of occurrences}. Return the fields that
     `open_task` fills in, and encode(text) -> ids (characters + 1,), with EOS at the end.
 
-    Characters that occur fewer than `least` times are UNK. Ties are ordered by code point.
-    """
-    known = sorted((c for c in counts if counts[c] >= least), key=lambda c: (-counts[c], c))
-    vocab = len(SPECIAL) + len(known)
-    table = np.full(0x110000, UNK, np.uint8 if vocab <= 256 else np.uint16)  # by code point
-    table[[ord(c) for c in known]] = np.arange(len(SPECIAL), vocab)
+    Characters that occur fewer than `least` times are UNK. Ties are ordered by code point."""
+    frequent = (letter for letter in counts if counts[letter] >= least)
+    letters = sorted(frequent, key=lambda letter: (-counts[letter], letter))
+    vocab = len(SPECIAL) + len(letters)
+    ids = np.full(0x110000, UNK, np.uint8 if vocab <= 256 else np.uint16)  # by code point
+    ids[[ord(letter) for letter in letters]] = np.arange(len(SPECIAL), vocab)
 
     def encode(text):
-        return np.append(
-            table[np.frombuffer(text.encode("utf-32-le"), np.uint32)], table.dtype.type(EOS)
-        )
+        return np.append(ids[code_points(text)], ids.dtype.type(EOS))
 
-    return dict(vocab=vocab, symbols=[*SPECIAL, *known]), encode
+    return dict(vocab=vocab, symbols=[*SPECIAL, *letters]), encode
+
+
+def code_points(text):
+    return np.frombuffer(text.encode("utf-32-le"), np.uint32)
 
 
 def prepare_text(task, request):
@@ -48,15 +50,16 @@ def prepare_text(task, request):
     Validation is a tenth of the training reviews; the official code validates on the test set. The
     vocabulary holds the characters that occur at least 15 times in the 25,000 training reviews, as
     in [2]."""
-    place, reviews = find(request, "aclImdb*.tar.gz", "."), {"train": {}, "test": {}}
+    place = find(request, "aclImdb*.tar.gz", ".")
+    reviews = {"train": {}, "test": {}}  # {half: {(label, file): text}}
     for match, raw in members(place, r"(?:^|/)(train|test)/(neg|pos)/(\d+_\d+)\.txt$"):
-        reviews[match[1]][match[2] == "pos", match[3]] = raw.decode("utf-8", "replace")[
-            : task.length - 1
-        ]
+        half, sentiment, file = match.groups()
+        text = raw.decode("utf-8", "replace")[: task.length - 1]
+        reviews[half][sentiment == "pos", file] = text
     # by label, then by file
     train, test = (
-        [(positive, text) for (positive, _), text in sorted(some.items())]
-        for some in reviews.values()
+        [(positive, text) for (positive, _), text in sorted(half.items())]
+        for half in reviews.values()
     )
     kept, held_out = np.split(random_split(len(train)), [len(train) - len(train) // 10])
     # The test reviews are sorted by label. Shuffle them, because a subset takes the first ones.
@@ -65,13 +68,13 @@ def prepare_text(task, request):
         [train[i] for i in held_out],
         [test[i] for i in random_split(len(test))],
     )
-    points = np.bincount(
-        np.frombuffer("".join(text for _, text in train).encode("utf-32-le"), np.uint32)
-    )
-    found, encode = vocabulary({chr(i): points[i] for i in np.flatnonzero(points)}, least=15)
-    for split, some in zip(SPLITS, splits):
-        save_split(request, split, (encode(text) for _, text in some), [y for y, _ in some], place)
-    return found
+    numbers = np.bincount(code_points("".join(text for _, text in train)))
+    counts = {chr(point): numbers[point] for point in np.flatnonzero(numbers)}
+    fields, encode = vocabulary(counts, least=15)
+    for split, examples in zip(SPLITS, splits):
+        x = (encode(text) for _, text in examples)
+        save_split(request, split, x, [label for label, _ in examples], place)
+    return fields
 
 
 def read_retrieval(path):
@@ -89,8 +92,7 @@ def read_retrieval(path):
         except (csv.Error, ValueError) as error:
             raise UserError(
                 f"{path}, line {reader.line_num}: not a label 0.0 or 1.0, two ids and two texts, "
-                "separated "
-                f"by tabs ({error}); restore the file"
+                f"separated by tabs ({error}); restore the file"
             ) from None
 
 
@@ -101,19 +103,20 @@ def prepare_retrieval(task, request):
     vocabulary, once to write."""
     names = [f"new_aan_pairs.{split}.tsv" for split in ("train", "eval", "test")]
     paths = [find(request, f"tsv_data/{name}", f"aan/{name}", name) for name in names]
-    counts, labels = Counter(), [[], [], []]
-    for path, mine in zip(paths, labels):
-        for label, *pair in tqdm(read_retrieval(path), desc=path.name, unit="pair"):
-            mine.append(label)
-            if mine is labels[0]:
-                counts.update(pair[0][: task.length - 1] + pair[1][: task.length - 1])
-    found, encode = vocabulary(counts, least=1)
-    for split, path, mine in zip(SPLITS, paths, labels):
-        texts = (
-            encode(text[: task.length - 1]) for _, *pair in read_retrieval(path) for text in pair
-        )
-        save_split(request, split, texts, mine, path)
-    return found
+    longest = task.length - 1  # room for EOS
+    counts = Counter()  # of the training texts
+    labels = []  # of each split
+    for split, path in zip(SPLITS, paths):
+        labels.append([])
+        for label, first, second in tqdm(read_retrieval(path), desc=path.name, unit="pair"):
+            labels[-1].append(label)
+            if split == "train":
+                counts.update(first[:longest] + second[:longest])
+    fields, encode = vocabulary(counts, least=1)
+    for split, path, y in zip(SPLITS, paths, labels):
+        texts = (text for _, *pair in read_retrieval(path) for text in pair)
+        save_split(request, split, (encode(text[:longest]) for text in texts), y, path)
+    return fields
 
 
 AAN = Source(

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MUTANTS = {
     "analyze.py": [('if "start" in run:', "if False:", "compare")],
     "tasks/split.py": [
-        ("if (counts[where[g]] > has)[has > 0].all():", "if True:", "splits"),
+        ("if (counts[part_of_group[g]] > has)[has > 0].all():", "if True:", "splits"),
         ("if len(where[keys[i]]) > 1", "if len(where[keys[i]]) > 2", "splits"),
         ("len(np.unique(end)) > 4", "len(np.unique(end)) > 0", "splits"),
         ("y[parts[0]].max()]", "y.max()]", "own"),
@@ -31,7 +31,9 @@ MUTANTS = {
     "tasks/recall.py": [("SPLITS.index(split)]", "0]", "data")],
     "tasks/table.py": [
         ("if names == [*map(str, range(len(names)))]:", "if False:", "table"),
-        ("same, runs = names[1:] == names[:-1]", "same, runs = names[1:] != names[:-1]", "table"),
+    ],
+    "tasks/columns.py": [
+        ("same = names[1:] == names[:-1]", "same = names[1:] != names[:-1]", "table"),
         (
             "np.all(column % 1 == 0) and len({*column}) == len(column)",
             "np.all(column % 1 == 0)",
@@ -42,7 +44,7 @@ MUTANTS = {
             "len({*column}) == len(column)",
             "table",
         ),
-        ('order[places], kind="stable"', 'places, kind="stable"', "table"),
+        ('times[places], kind="stable"', 'places, kind="stable"', "table"),
     ],
     "pretrain.py": [
         ("hidden & ~batch.samples.isnan().all(-1)", "hidden", "gaps"),
@@ -83,25 +85,16 @@ MUTANTS = {
     ],
     "data.py": [
         (
-            "known[:max(task.classes, 1, int(labelled * n))]",
-            "known[:max(1, int(labelled * n))]",
+            "nested[:max(task.classes, 1, int(labelled * n))]",
+            "nested[:max(1, int(labelled * n))]",
             "own data",
         ),
-        (
-            '{file, own_data.get("group") or there.get("group"), *there',
-            "{file, *there",
-            "own records",
-        ),
+        ("files = [group] if group else []", "files = []", "own records"),
         ("longest if self.chosen is None else longest[self.chosen]", "longest", "own data"),
-        ('{"code": generator_code(task)}', '{"code": 0}', "data"),
+        ('if (path := ROOT / "tasks"', 'if False and (path := ROOT / "tasks"', "data"),
         ("8181, self.fresh, i", "8181, 0, i", "targets"),
         ("np.random.RandomState(42).permutation(len(train))", "np.arange(len(train))", "data"),
-        ('identity |= {"inputs": meta["inputs"]} if', "identity |= {} if", "own"),
-        (
-            "for path in map(os.path.abspath, request.read or",
-            "for path in map(os.path.abspath, [] or",
-            "sources",
-        ),
+        ('if meta["inputs"]:', "if False:", "own"),
     ],
     "engine/feed.py": [
         ("self.positions // (width * documents)", "self.positions // width", "runs"),

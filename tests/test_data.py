@@ -7,7 +7,6 @@ import functools
 import hashlib
 import importlib.util
 import io
-import linecache
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -464,7 +464,8 @@ def draw(task, rng, count):
 
 if __name__ == "__main__":
     Path("set").mkdir()
-    print(len(run_chunks(draw, [3, 2], Request("mine", Path("set"), TASKS["listops_demo"], 1, [3, 1, 1], 0, None, 2))))
+    request = Request("mine", Path("set"), TASKS["listops_demo"], 1, [3, 1, 1], 0, None, 2)
+    print(len(run_chunks(draw, [3, 2], request)))
 """)
     done = subprocess.run(
         [sys.executable, "mine.py"],
@@ -516,13 +517,13 @@ def test_prepared_is_kept(generated, monkeypatch):
             words in line
             and f"rm -r {generated}/listops_demo && python data.py --task listops_demo" in line
         )
-    assert "other source" in fails(
+    assert "other raw (None, not " in fails(
         "--task", "listops", "--data-dir", generated, "--lra-dir", generated
     )
     line = fails("--task", "listops_demo", "--data-dir", generated, "--lra-dir", generated)
     assert line.endswith("has no meaning for listops_demo; leave it out")
     monkeypatch.setitem(tasks.TASKS, "listops_demo", tasks.TASKS["listops"])
-    assert "another version or with other parameters" in fails(
+    assert "another version or with other code or files" in fails(
         "--task", "listops_demo", "--data-dir", generated
     )
     assert digest(generated / "listops_demo") == before
@@ -535,9 +536,6 @@ from tasks import SPLITS
 from tasks.making import save_split
 
 STEP = 1
-RECIPES = "a table"
-TABLE = {}
-TABLE["a"] = 5
 
 
 def helper(n):
@@ -548,106 +546,77 @@ def helper(n):
 
 
 def prepare(task, request):
+    from tasks.shared import VALUE
+
     for split, n in zip(SPLITS, request.sizes):
-        save_split(request, split, np.full((n, 6, 1), TABLE["a"], np.float32), helper(n), "mine")    # all of them
+        x = np.full((n, 6, 1), 5, np.float32)
+        save_split(request, split, x, helper(n), "mine")    # all of them
 '''
 
 
-def test_a_set_is_known_by_the_code_that_made_it(generated, tmp_path, monkeypatch):
-    """All that `prepare` uses, but no prose and no line that it does not use; a set of an older
-    version opens, too."""
+def test_a_set_is_known_by_the_code_that_made_it(tmp_path, monkeypatch):
+    """By the file of `prepare` and the files of tasks/ that it and they import, but by no
+    comment."""
+    texts = dict(generator=GENERATOR, making="from tasks.more import it\n", more="", shared="")
+    (tmp_path / "tasks").mkdir()
+    monkeypatch.setattr(data, "ROOT", tmp_path)
 
-    def prepared(text, prepare=lambda module: module.prepare):
-        (tmp_path / "generator.py").write_text(text)
+    def prepared(wrapped=False, **changed):
+        for name, text in (texts | changed).items():
+            (tmp_path / ("" if name == "generator" else "tasks") / f"{name}.py").write_text(text)
         spec = importlib.util.spec_from_file_location("generator", tmp_path / "generator.py")
-        monkeypatch.setitem(
-            sys.modules, "generator", module := importlib.util.module_from_spec(spec)
-        )
-        exec(compile(text, tmp_path / "generator.py", "exec"), vars(module))
-        linecache.clearcache()
-        monkeypatch.setitem(
-            tasks.TASKS,
+        module = importlib.util.module_from_spec(spec)
+        source = (tmp_path / "generator.py").read_text()
+        exec(compile(source, tmp_path / "generator.py", "exec"), vars(module))
+        monkeypatch.setitem(sys.modules, "tasks.shared", types.SimpleNamespace(VALUE=1))
+        row = tasks.Task(
             "mine",
-            tasks.Task(
-                "mine",
-                length=6,
-                classes=2,
-                sizes=(4, 2, 2),
-                mask=0.3,
-                source=tasks.Source((), "nothing", ""),
-                make="1",
-                channels=1,
-                prepare=prepare(module),
-            ),
+            length=6,
+            classes=2,
+            sizes=(4, 2, 2),
+            mask=0.3,
+            source=tasks.Source((), "nothing", ""),
+            make="1",
+            channels=1,
+            prepare=functools.partial(module.prepare) if wrapped else module.prepare,
         )
+        monkeypatch.setitem(tasks.TASKS, "mine", row)
         return data.prepare("mine", tmp_path / "data")
 
-    folder = prepared(GENERATOR)
+    folder = prepared()
     for old, new in (
         ("all of them", "every one"),
-        ("Return labels", "Make labels"),
         ("no examples", "none"),
-        ("a table", "another"),
         ("def helper", "\n\ndef helper"),
-        ("RECIPES", "OTHER"),
     ):
-        assert prepared(GENERATOR.replace(old, new)) == folder
-    for old, new in (
-        ("STEP = 1", "STEP = 3"),
-        ("% 2", "% 1"),
-        ("= 5", "= 6"),
-        ("n < 1", "n < 2"),
-        ("(n, 6", "(n, 6 "),
+        assert prepared(generator=GENERATOR.replace(old, new)) == folder
+    assert prepared(wrapped=True) == prepared(shared="# one") == folder
+    for changed in (
+        *(
+            dict(generator=GENERATOR.replace(old, new))
+            for old, new in (("STEP = 1", "STEP = 3"), ("% 2", "% 1"), ("n < 1", "n < 2"))
+        ),
+        dict(shared="VALUE = 2\n"),
+        dict(more="VALUE = 2\n"),
     ):
-        with pytest.raises(
-            files.UserError, match=r"with other code \(\d+, not \d+\); remove it and run again"
-        ):
-            prepared(GENERATOR.replace(old, new))
-    assert prepared(GENERATOR, lambda module: functools.partial(module.prepare)) == folder
-    meta = files.read_json(folder / "meta.json")
-    files.write_json(
-        folder / "meta.json",
-        {key: value for key, value in meta.items() if key not in ("code", "stamps")},
-    )
-    assert prepared(GENERATOR.replace("STEP = 1", "STEP = 3")) == folder
-    for name, value in dict(ANTIALIAS=3, _step=lambda *_: 0).items():  # of a file that it imports
-        with (
-            monkeypatch.context() as patch,
-            pytest.raises(files.UserError, match="with other code"),
-        ):
-            patch.setattr(snakes, name, value)
-            getattr(value, "__dict__", {}).update(__module__="tasks.snakes")
-            data.prepare("pathfinder_demo", generated)
+        with pytest.raises(files.UserError, match="with other code or files; remove it and run"):
+            prepared(**changed)
 
 
 def test_half_a_set_of_another_generator_is_not_finished(monkeypatch, tmp_path):
     names = []
-    for code in 1, 2:
-        monkeypatch.setattr(data, "generator_code", lambda task: code)
-        monkeypatch.setattr(
-            data, "_make", lambda request, *_: names.append(request.part(0, 5).name) or 1 / 0
-        )
+
+    def stops(task, request):
+        names.append(request.part(0, 5).name)
+        raise ZeroDivisionError
+
+    row = dataclasses.replace(tasks.TASKS["listops_demo"], prepare=stops)
+    monkeypatch.setitem(tasks.TASKS, "listops_demo", row)
+    for code in "12":
+        monkeypatch.setattr(data, "made_of", lambda *_: code)
         with pytest.raises(ZeroDivisionError):
             data.prepare("listops_demo", tmp_path)
     assert len({*names}) == 2
-
-
-def test_a_new_field_of_a_task_refuses_no_set(generated, monkeypatch):
-    """But it counts where it is used. The checksum is that of 5064dd0, so older sets are still told
-    apart."""
-    row = tasks.TASKS["pathfinder_demo"]
-    assert data.zlib.crc32(tasks.identifying(row).encode()) == 312778390
-    fields = [("extra", int, 0), ("more", list, dataclasses.field(default_factory=list))]
-    monkeypatch.setattr(
-        tasks, "Task", dataclasses.make_dataclass("Task", fields, bases=(tasks.Task,), frozen=True)
-    )
-    values = {one.name: getattr(row, one.name) for one in dataclasses.fields(row)}
-    monkeypatch.setitem(tasks.TASKS, "pathfinder_demo", tasks.Task(**values))
-    assert data.prepare("pathfinder_demo", generated) == generated / "pathfinder_demo"
-    for more in dict(extra=1), dict(more=[1]), dict(length=197), dict(scale=1):
-        monkeypatch.setitem(tasks.TASKS, "pathfinder_demo", tasks.Task(**values | more))
-        with pytest.raises(files.UserError, match="with other parameters"):
-            data.prepare("pathfinder_demo", generated)
 
 
 @pytest.mark.parametrize(

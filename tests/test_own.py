@@ -157,11 +157,11 @@ def test_a_split_is_a_seeded_partition_with_the_shares_of_the_classes(counts, tm
 def test_a_given_split_is_kept_and_validation_drawn_where_there_is_none(tmp_path):
     x, y = np.arange(200.0).reshape(100, 2), np.arange(100) % 2
     split = np.array(["train"] * 60 + ["val"] * 15 + ["test"] * 25)
-    for name, split, sizes in (
+    for name, given, sizes in (
         ("own", split, (60, 15, 25)),
         ("two", np.where(split == "val", "train", split), (64, 11, 25)),
     ):
-        np.savez(tmp_path / f"{name}.npz", x=x, y=y, split=split)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=y, split=given)
         task, train, val, test = opened(tmp_path / f"{name}.npz", tmp_path)
         assert task.sizes == sizes and sorted(test.x[:, 0, 0] // 2) == [*range(75, 100)]
         assert max(val.x[:, 0, 0].max(), train.x[:, 0, 0].max()) < 150
@@ -372,7 +372,7 @@ def test_a_changed_file_is_another_set_and_a_lost_one_is_not_needed(tmp_path):
     path.write_text(text.replace("a,", "b,", 1))
     with pytest.raises(
         files.UserError,
-        match="with other content of .*remove it and run again: rm -r .*file-my_set-",
+        match="with other code or files; remove it and run again: rm -r .*file-my_set-",
     ):
         opened(path, tmp_path)
     path.unlink()
@@ -403,7 +403,7 @@ def test_every_file_of_a_set_is_known_by_its_content(kind, tmp_path):
         x, y = series()
         np.savez(path, x=x, y=np.roll(y, 1))
     for some in flags:
-        with pytest.raises(files.UserError, match=f"with other content of {changed} "):
+        with pytest.raises(files.UserError, match="with other code or files; "):
             data.prepare(f"file:{path}", tmp_path, **some)
     changed.write_bytes(content)
     assert [data.prepare(f"file:{path}", tmp_path, **some) for some in flags] == [folder] * 2

