@@ -14,7 +14,6 @@ from tasks import IGNORE, SPLITS
 from tasks.making import stratified
 from tasks.table import MISSING, value
 
-UNEQUAL = 3  # balanced accuracy decides if class sizes differ by more than this ratio
 SPLIT_NAMES = dict(
     train="train",
     training="train",
@@ -25,18 +24,6 @@ SPLIT_NAMES = dict(
     test="test",
     testing="test",
 )
-
-
-def balanced_accuracy(y, found):
-    """Return the mean over classes of their recall. y, found (n,): classes."""
-    return float(np.mean([np.mean(found[y == label] == label) for label in np.unique(y)]))
-
-
-def unequal(labels):
-    """Return whether classes have so unequal sizes that balanced accuracy decides. labels (n,):
-    classes."""
-    sizes = np.bincount(labels)
-    return sizes.max() > UNEQUAL * sizes[sizes > 0].min()
 
 
 def check_each(place, right, problem):

@@ -56,11 +56,13 @@ MUTANTS = {
     "engine/targets.py": [
         ("len(train) / (task.classes * sizes)", "len(train) / sizes", "splits"),
         ("np.bincount(train.labels()", "np.bincount(train.y", "splits"),
+        ("and unequal(train.labels())", "and not unequal(train.labels())", "baseline splits"),
+        ("labels=classes, average", "average", "predict"),
         (" / y.shape[1]", "", "targets"),
         (" / (y != IGNORE).sum(1).clamp(min=1)", "", "targets"),
     ],
     "finetune.py": [
-        ("unequal(train.labels())", "unequal(test.labels())", "splits"),
+        ("kind_of_target(task, train)", "kind_of_target(task, test)", "splits"),
         ("fresh=args.seed if", "fresh=0 if", "targets"),
         ('args.pretraining["data"] != task.data', "False", "records"),
         ("args.label_fraction, lab", "None, lab", "targets"),
@@ -74,11 +76,6 @@ MUTANTS = {
         ),
         ("if identity.items() <= there.items():", "if there:", "baseline"),
         ("constant = np.bincount(y).argmax()", "constant = np.bincount(y).argmin()", "baseline"),
-        (
-            'task.kind == "class" and unequal(y)',
-            'task.kind == "class" and not unequal(y)',
-            "baseline",
-        ),
         ("some += [y.amax(-1),", "some += [y.mean(-1),", "baseline"),
     ],
     "data.py": [
