@@ -1,20 +1,15 @@
 """Use a trained run: predict labels, extract features, export the model, fill in or continue
 sequences. The folder use/ has a file for each.
 
-    python predict.py RUN --input new.csv      finetuned run: a label for each sequence of a file,
-                                               in predictions.csv
+    python predict.py RUN --input new.csv      finetuned run: a label for each sequence of a file
     python predict.py RUN                      the same for the test split
-    python predict.py RUN --features out.npy   (n, d), the input of the head; pretrained run: the
-                                               mean over positions
-    python predict.py RUN --export model.pt2   torch.export, for programs without this repository;
-                                               or model.onnx
-    python predict.py RUN --show sheet.png     pretrained run: sequences, with hidden positions, and
-                                               filled in
+    python predict.py RUN --features out.npy   (n, d): the input of the head; pretrained run: means
+    python predict.py RUN --export model.pt2   for programs without this repository; or model.onnx
+    python predict.py RUN --show sheet.png     pretrained run: what it fills in
     python predict.py RUN --prompt "[MAX 3"    causally pretrained run: continue symbols, or images
-                                               in sample.png
 
-A file is a table, .npz, .ts or .txt, as for `--task file:` (results/own.md); labels may be missing.
-In Python:
+Labels are written to predictions.csv, images to RUN/sample.png. A file is a table, .npz, .ts or
+.txt, as for `--task file:` (results/own.md); labels may be missing. In Python:
 
     from predict import load
     model = load("runs/text_demo-s4-masked-scratch-s0")

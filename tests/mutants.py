@@ -74,9 +74,13 @@ MUTANTS = {
             "range(len(split))",
             "baseline",
         ),
-        ("if identity.items() <= there.items():", "if there:", "baseline"),
-        ("constant = np.bincount(y).argmax()", "constant = np.bincount(y).argmin()", "baseline"),
-        ("some += [y.amax(-1),", "some += [y.mean(-1),", "baseline"),
+        (
+            "recorded and identity.items() <= read_json(",
+            "recorded and {} != read_json(",
+            "baseline",
+        ),
+        ("np.bincount(y).argmax()", "np.bincount(y).argmin()", "baseline"),
+        ("columns += [y.amax(-1),", "columns += [y.mean(-1),", "baseline"),
     ],
     "data.py": [
         (
@@ -129,21 +133,23 @@ MUTANTS = {
         ("without_comments(source).encode()", "source.encode()", "records"),
         ('right[np.argsort(y, kind="stable")]', "right", "statistics predict"),
     ],
-    "predict.py": [
+    "use/export.py": [
         (
             "x = x.masked_fill(padding[..., None] if self.samples else padding, PAD)",
             "pass",
             "predict",
         ),
+        ("low + (outputs.double() + 1) / 2", "low + (outputs + 1) / 2", "predict"),
+    ],
+    "use/label.py": [
         ('table.loc[lacking, "prediction":] = ""', "pass", "splits"),
         ('if task.data != trained.saved["data"]:', "if False:", "predict"),
-        ("recall_score(y, guess, labels=here,", "recall_score(y, guess, labels=names,", "predict"),
-        ("f1_score(y, guess, labels=here,", "f1_score(y, guess, labels=names,", "predict"),
-        ('enabled=self.dtype == "bfloat16"', "enabled=False", "predict"),
+        ("f1_score(y, predictions, labels=np.unique(y),", "f1_score(y, predictions,", "predict"),
         (" if (numbers == number).sum() == 1}", "}", "predict"),
-        ("low + (outputs.double() + 1) / 2", "low + (outputs + 1) / 2", "predict"),
+    ],
+    "use/trained.py": [
+        ('enabled=self.dtype == "bfloat16"', "enabled=False", "predict"),
         ("np.argsort(order)]", "order]", "targets predict"),
-        ("reshape(len(split), -1)[np.argsort(order)]", "reshape(len(split), -1)[order]", "predict"),
     ],
     "compare/reading.py": [
         (

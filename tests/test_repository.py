@@ -56,7 +56,8 @@ MAY = {
 }
 MAY["engine"] = and_below("data", "zoo")
 MAY["pretrain"] = and_below("engine")
-MAY["baseline"] = MAY["finetune"] = MAY["predict"] = MAY["experiments"] = and_below("pretrain")
+MAY["baseline"] = MAY["finetune"] = MAY["use"] = MAY["experiments"] = and_below("pretrain")
+MAY["predict"] = and_below("use")
 MAY["compare"] = and_below("experiments")
 MAY["analyze"] = and_below("compare")
 MAY["results"] = {*MAY}

@@ -109,34 +109,28 @@ def number_labels(trained, path, contents):
     return numbers
 
 
-def several_labels(trained, path, contents):
-    """Return the names of an example's labels as one text, or UNKNOWN. contents.labels: numbers (n,
-    classes), 0 or 1."""
-    labels, classes = contents.labels, trained.task.classes
-    if np.ndim(labels) < 2 or labels.dtype.kind == "U" or labels.shape[1] != classes:
-        raise wrong_shape(trained, path, labels, "labels")
-    return np.where(contents.known, named(trained.task, np.nan_to_num(labels)), UNKNOWN)
-
-
-def position_labels(trained, path, contents):
-    """Return the name of every position's label, (n, longest)."""
-    if np.ndim(contents.labels) < 2 or contents.labels.dtype.kind != "U":
-        raise wrong_shape(trained, path, contents.labels, "labels at each position")
-    return contents.labels
-
-
-def wrong_shape(trained, path, labels, wanted):
-    return UserError(
-        f"{path}: labels have the shape {np.shape(labels)}; {trained.run} predicts "
-        f"{trained.task.classes} {wanted}"
-    )
+def array_labels(trained, path, contents):
+    """Return several labels, 0 or 1 (n, classes), as one text of names each, or UNKNOWN. A label
+    per position, names (n, longest), stays as it is."""
+    labels, task = contents.labels, trained.task
+    several = task.kind == "labels"
+    names = labels.dtype.kind == "U"
+    if np.ndim(labels) < 2 or names == several or several and labels.shape[1] != task.classes:
+        where = "" if several else " at each position"
+        raise UserError(
+            f"{path}: labels have the shape {np.shape(labels)}; {trained.run} predicts "
+            f"{task.classes} labels{where}"
+        )
+    if not several:
+        return labels
+    return np.where(contents.known, named(task, np.nan_to_num(labels)), UNKNOWN)
 
 
 LABELS = {
     "class": class_labels,
     "number": number_labels,
-    "labels": several_labels,
-    "positions": position_labels,
+    "labels": array_labels,
+    "positions": array_labels,
 }
 
 # ---- Predictions and what they are worth ---------------------------------------------------------
