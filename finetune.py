@@ -36,9 +36,9 @@ from recipes import learning_rate
 
 @torch.no_grad()
 def evaluate(model, kind, split, run, name):
-    """Return loss, {name_score: value} (validation chooses by the last) and predictions over a whole
-    split, each sequence once. kind: of the targets (`Kind`). predictions have the shape of the
-    targets, float64 like the numbers that processes add up."""
+    """Return loss, {name_score: value} and predictions over a whole split, each sequence once.
+    kind: of the targets; validation chooses by the last of its scores. predictions have the shape
+    of the targets, float64 like the numbers that processes add up."""
     model.eval()
     y = split.y.reshape(len(split), -1)  # (n, 1, k or length)
     loss = torch.zeros((), dtype=torch.float64, device=run.device)
