@@ -17,7 +17,9 @@ from tasks.table import Layout, given
 UNKNOWN = "?"  # instead of several labels, where none is known: "" means none applies
 
 
-class Examples(NamedTuple):
+class Inputs(NamedTuple):
+    """Examples whose labels are predicted."""
+
     split: Split
     rows: np.ndarray  # (n,) the place of each example in its file, from 0
     # (n,) names, "" if there is none; numbers, NaN if there is none. (n, longest) names, if each
@@ -36,7 +38,7 @@ def examples_beside(trained):
 
 
 def held_out_examples(trained):
-    """Return the test split of the run's data, as Examples."""
+    """Return the test split of the run's data, as Inputs."""
     name = trained.saved["task"]
     task, _, _, test = open_task(name, trained.data_dir)
     if task.data != trained.saved["data"]:
@@ -45,12 +47,13 @@ def held_out_examples(trained):
             f"{trained.data_dir} holds {task.data}"
         )
     rows = np.arange(len(test)) if test.rows is None else test.rows
-    return Examples(test, rows, None if trained.pretrained else named(task, test.y))
+    return Inputs(test, rows, None if trained.pretrained else named(task, test.y))
 
 
 def new_examples(trained, path, flags=None, bad=None):
-    """Return the Examples of a file. A table is read as that of the training data, or as flags
-    (`given`) say. bad: see `encode`."""
+    """Return the examples of a file, as Inputs. A table is read as that of the training data, or as
+    flags (`given`) say. bad: {example: UserError}, to which those that cannot be read are added;
+    None: they are errors."""
     task = trained.task
     layout = Layout(**task.layout or {})
     layout = layout._replace(channels_first=bool(layout.channels_first))
@@ -62,13 +65,13 @@ def new_examples(trained, path, flags=None, bad=None):
         raise bad[0]
     rows = np.arange(n) if contents.rows is None else contents.rows
     if trained.pretrained or contents.labels is None or not contents.known.any():
-        return Examples(split, rows, None)
+        return Inputs(split, rows, None)
     if contents.layout and contents.layout.label_column != "none":
         print(
             f"labels are read from column {contents.layout.label_column}; --label COLUMN names "
             "another; none: there is no label"
         )
-    return Examples(split, rows, LABELS[task.kind](trained, path, contents))
+    return Inputs(split, rows, LABELS[task.kind](trained, path, contents))
 
 
 # ---- The labels in a file, as the model names its predictions: (trained, path, contents) -> (n,) -
@@ -90,9 +93,9 @@ def class_labels(trained, path, contents):
         text if text in names else of_number.get(number, text)
         for text, number in zip(texts, pd.to_numeric(contents.labels.tolist(), errors="coerce"))
     ]
-    layout = contents.layout
-    guessed = layout and not (trained.task.channels and layout.width)  # by the number of columns
-    if guessed and trained.task.own and not {*labels} & {*names}:
+    layout, task = contents.layout, trained.task
+    sure = task.channels and layout and layout.width  # the number of columns tells of a label
+    if layout and task.own and not sure and not {*labels} & {*names}:
         raise UserError(
             f"{path}: column {layout.label_column} holds no class of {trained.run}, e.g. "
             f"{names[0]}; --label COLUMN names the label; if there is none, give "
@@ -136,20 +139,21 @@ LABELS = {
 # ---- Predictions and what they are worth ---------------------------------------------------------
 
 
-def prediction_table(trained, examples):
+def prediction_table(trained, inputs):
     """Return predictions as a DataFrame, one line per example: its row, its label, if there are
     labels, the prediction, and probabilities. With a label per position: one line per position."""
     import pandas as pd
 
-    task, rows, labels = trained.task, examples.rows, examples.labels
-    predictions, probabilities = trained.predictions(trained.outputs(examples.split))
+    task = trained.task
+    split, rows, labels = inputs
+    predictions, probabilities = trained.predictions(trained.outputs(split))
     places = {"row": rows}
     columns = {} if labels is None else {"label": labels}
     columns["prediction"] = predictions
     for i, name in enumerate(trained.names):
         columns[f"p({name})"] = np.char.mod("%.6f", probabilities[..., i])
     if task.kind == "positions":
-        lengths = examples.split.lengths()
+        lengths = split.lengths()
         lengths = np.full(len(rows), task.length) if lengths is None else lengths
         if not task.channels:
             lengths = lengths - 1  # <eos> is no position of the user's
@@ -165,11 +169,14 @@ def quality(kind, labels, predictions, names):
     """Yield lines that compare predictions with labels, both as in `prediction_table`. names: of
     the classes."""
     if kind == "number":
-        known, lines = np.isfinite(labels), quality_of_numbers
+        known = np.isfinite(labels)
+        lines = quality_of_numbers
     elif kind == "labels":
-        known, lines = labels != UNKNOWN, quality_of_several_labels
+        known = labels != UNKNOWN
+        lines = quality_of_several_labels
     else:
-        known, lines = np.isin(labels, names), quality_of_classes
+        known = np.isin(labels, names)
+        lines = quality_of_classes
         strange = Counter(label for label in labels[~known] if label not in ("", "nan"))
         if strange:
             yield (
@@ -225,31 +232,31 @@ def label(trained, args):
     trained.to(args.device)
     bad = {}  # {example: UserError}
     if args.input:
-        examples = new_examples(trained, args.input, given(args), bad)
+        inputs = new_examples(trained, args.input, given(args), bad)
     else:
-        examples = held_out_examples(trained)
+        inputs = held_out_examples(trained)
     if args.features:
-        features = trained.features(examples.split)
+        features = trained.features(inputs.split)
         features[[*bad]] = np.nan
         write_atomically(args.features, lambda file: np.save(file, features))
         print(f"wrote {args.features}: {features.shape}, {features.dtype}, one line per example")
     else:
-        write_predictions(trained, examples, bad, args)
+        write_predictions(trained, inputs, bad, args)
     if args.input and trained.saved["task"] == full_name(f"file:{args.input}"):
         print("note: the run was trained on this file; without --input only its test split is used")
     if bad:
         first = min(bad)
         raise UserError(
-            f"{len(bad):,} of {len(examples.rows):,} examples could not be read; their lines are "
-            f"empty. Row {examples.rows[first]}: {bad[first]}"
+            f"{len(bad):,} of {len(inputs.rows):,} examples could not be read; their lines are "
+            f"empty. Row {inputs.rows[first]}: {bad[first]}"
         )
 
 
-def write_predictions(trained, examples, bad, args):
+def write_predictions(trained, inputs, bad, args):
     """Write predictions to --out. Print how often each class is predicted, and scores."""
     kind, names = trained.task.kind, trained.names
-    table = prediction_table(trained, examples)
-    lacking = table["row"].isin(examples.rows[[*bad]])
+    table = prediction_table(trained, inputs)
+    lacking = table["row"].isin(inputs.rows[[*bad]])
     table.loc[lacking, "prediction":] = ""
     text = table.to_csv(index=False, na_rep="nan", lineterminator="\r\n")
     write_atomically(args.out, lambda file: file.write(text.encode(errors="replace")))
@@ -257,7 +264,7 @@ def write_predictions(trained, examples, bad, args):
     if trained.dtype != "float32":
         number_format = f"; computed in {trained.dtype}, as in training"
     print(
-        f"wrote {args.out}: {len(examples.rows):,} examples of {args.input or 'the test split'}; "
+        f"wrote {args.out}: {len(inputs.rows):,} examples of {args.input or 'the test split'}; "
         f"rows are counted from 0{number_format}"
     )
     table = table[~lacking]
@@ -266,7 +273,7 @@ def write_predictions(trained, examples, bad, args):
         counts = Counter(predicted.str.split(";").explode() if kind == "labels" else predicted)
         words = ", ".join(f"{name} {counts[name]:,}" for name in names if counts[name])
         print(f"predicted: {words or 'no label'}")
-    if examples.labels is not None:
+    if inputs.labels is not None:
         labels, predictions = (np.array([*table[name]]) for name in ("label", "prediction"))
         for line in quality(kind, labels, predictions, names):
             print(line)
