@@ -167,17 +167,14 @@ def interpolated(task, split, most=1_000):
     draw = drawing(task, batch, rows, rows, 0)
     inputs, lengths, hidden, targets = denoising(pretraining, batch, draw)
     ends = [inputs.shape[1]] * len(rows) if lengths is None else lengths.tolist()
-    errors = {"interpolation": [], "mean": []}  # of hidden samples
+    errors = []  # of the two guesses, (2, hidden samples)
     for x, y, where, end in zip(inputs.double().numpy(), targets.numpy(), hidden.numpy(), ends):
-        # (l, channels); the mean of normalised samples is 0
-        guess = pandas.DataFrame(x[:end]).interpolate(limit_direction="both").fillna(0).to_numpy()
-        where, y = where[:end], y[:end]
-        errors["interpolation"].append((y - guess)[where].ravel())
-        errors["mean"].append(y[where].ravel())
-    return {
-        name: -float(np.nanmean(np.square(np.concatenate(parts))))  # without missing samples
-        for name, parts in errors.items()
-    }
+        y = y[:end]  # (l, channels)
+        # the mean of normalised samples is 0
+        guess = pandas.DataFrame(x[:end]).interpolate(limit_direction="both").fillna(0)
+        errors.append(np.stack((y - guess, y))[:, where[:end]].reshape(2, -1))
+    scores = -np.nanmean(np.square(np.concatenate(errors, 1)), 1)  # without missing samples
+    return dict(zip(("interpolation", "mean"), scores.tolist()))
 
 
 # ---- Fitting -------------------------------------------------------------------------------------
