@@ -97,7 +97,8 @@ def random_kernels(length, channels, count=KERNELS):
             shapes.append((width, dilation, reach // 2))
             if reach < length:
                 shapes.append((width, dilation, 0))
-    rng, kernels = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    kernels = []
     groups = np.array_split(np.arange(count), min(count, len(shapes)))
     for c, (width, dilation, padding) in zip(map(len, groups), shapes):
         weights = rng.standard_normal((c, channels, width))
@@ -297,7 +298,8 @@ def parse_args(argv):
 
 
 def main(argv=None):
-    args, start = parse_args(argv), time.perf_counter()
+    start = time.perf_counter()
+    args = parse_args(argv)
     name = full_name(args.task)
     task, train, val, test = open_task(name, args.data_dir, None, args.label_fraction, labels=True)
     if args.words and (task.channels or task.between):

@@ -36,7 +36,8 @@ from use.trained import TrainedModel as load
 
 def parse_args(argv):
     parser = Parser(examples=True, description="Predictions of a trained run.", allow_abbrev=False)
-    add, file = parser.add_argument, dict(type=Path, metavar="FILE")
+    add = parser.add_argument
+    file = dict(type=Path, metavar="FILE")
     add("run", type=Path, metavar="RUN", help="directory of a run")
     add(
         "--input",

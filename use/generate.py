@@ -71,7 +71,9 @@ def continued(task, model, x):
     (attention keeps keys and values). Other models compute all positions again for every new
     one."""
     backbone = model.backbone
-    steps, states, t = backbone.can_step(), None, x.shape[1]
+    steps = backbone.can_step()
+    states = None
+    t = x.shape[1]
     for i in range(0 if steps else t - 1, task.length - 1):
         seen = x[:, i] if steps else x  # (b,) or (b, i + 1)
         if not backbone.reads_symbols:

@@ -105,10 +105,10 @@ def class_labels(trained, path, contents):
 
 
 def number_labels(trained, path, contents):
-    known = contents.known
-    numbers = np.full(len(known), np.nan)
+    labelled = contents.known
+    numbers = np.full(len(labelled), np.nan)
     with reading(f"{path}: not every label is a number", f"{trained.run} predicts numbers"):
-        numbers[known] = as_numbers(contents.labels[known])
+        numbers[labelled] = as_numbers(contents.labels[labelled])
     return numbers
 
 
@@ -117,8 +117,8 @@ def array_labels(trained, path, contents):
     per position, names (n, longest), stays as it is."""
     labels, task = contents.labels, trained.task
     several = task.kind == "labels"
-    names = labels.dtype.kind == "U"
-    if np.ndim(labels) < 2 or names == several or several and labels.shape[1] != task.classes:
+    are_names = labels.dtype.kind == "U"
+    if np.ndim(labels) < 2 or are_names == several or several and labels.shape[1] != task.classes:
         where = "" if several else " at each position"
         raise UserError(
             f"{path}: labels have the shape {np.shape(labels)}; {trained.run} predicts "
@@ -169,22 +169,22 @@ def quality(kind, labels, predictions, names):
     """Yield lines that compare predictions with labels, both as in `prediction_table`. names: of
     the classes."""
     if kind == "number":
-        known = np.isfinite(labels)
+        labelled = np.isfinite(labels)
         lines = quality_of_numbers
     elif kind == "labels":
-        known = labels != UNKNOWN
+        labelled = labels != UNKNOWN
         lines = quality_of_several_labels
     else:
-        known = np.isin(labels, names)
+        labelled = np.isin(labels, names)
         lines = quality_of_classes
-        strange = Counter(label for label in labels[~known] if label not in ("", "nan"))
+        strange = Counter(label for label in labels[~labelled] if label not in ("", "nan"))
         if strange:
             yield (
                 f"{sum(strange.values()):,} labels belong to no class of the model: "
                 f"{', '.join([*strange][:5])}; not counted"
             )
-    if known.any():
-        yield from lines(labels[known], predictions[known], names)
+    if labelled.any():
+        yield from lines(labels[labelled], predictions[labelled], names)
 
 
 def quality_of_several_labels(labels, predictions, names):
