@@ -79,7 +79,7 @@ def export(trained, path):
     if wanted.ndim == 3 and len(inputs) == 2:  # predictions past the end do not count
         difference = difference[inside(inputs[1], task.length)]
     error = difference.max().item()
-    low, high = exported.ends
+    low, high = exported.ends  # of the answers; 1e-5 of their range is allowed
     largest = max(high - low, (wanted - low).abs().max().item())
     if not error < 1e-5 * largest + math.ulp(wanted.abs().max().item()):
         raise UserError(
