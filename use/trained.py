@@ -168,9 +168,10 @@ class TrainedModel:
         length], classes); None in regression."""
         outputs = torch.from_numpy(outputs)
         predictions = named(self.task, KINDS[self.task.kind].predict(outputs))
-        if self.task.kind == "labels":
-            return predictions, outputs.sigmoid().numpy()
-        return predictions, outputs.softmax(-1).numpy() if self.task.classes else None
+        if self.task.kind == "number":
+            return predictions, None
+        several = self.task.kind == "labels"
+        return predictions, (outputs.sigmoid() if several else outputs.softmax(-1)).numpy()
 
 
 def untrained(args, task):
