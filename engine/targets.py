@@ -62,6 +62,7 @@ def balanced_scores(y, predictions):
 def number_scores(y, predictions):
     """Return R2 of a whole split; 0 for a single example. (The official code averages R2 over
     batches, which is another number.)"""
+    y, predictions = np.asarray(y, float), np.asarray(predictions, float)
     return {"r2": float(metrics().r2_score(y, predictions)) if len(y) > 1 else 0.0}
 
 
