@@ -149,16 +149,11 @@ def kind_of_target(task, train):
     """Return a task's row of KINDS. If your data has unequal classes in training, validation
     chooses by balanced accuracy."""
     kind = KINDS[task.kind]
-    if task.own and task.kind == "class" and unequal(train.labels()):
-        return kind._replace(scores=balanced_scores)
+    if task.own and task.kind == "class":
+        sizes = np.bincount(train.labels())
+        if sizes.max() > UNEQUAL * sizes[sizes > 0].min():
+            return kind._replace(scores=balanced_scores)
     return kind
-
-
-def unequal(labels):
-    """Return whether classes have so unequal sizes that balanced accuracy decides. labels (n,):
-    classes."""
-    sizes = np.bincount(labels)
-    return sizes.max() > UNEQUAL * sizes[sizes > 0].min()
 
 
 def class_weights(task, train):

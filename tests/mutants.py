@@ -55,8 +55,12 @@ MUTANTS = {
     ],
     "engine/targets.py": [
         ("len(train) / (task.classes * sizes)", "len(train) / sizes", "splits"),
-        ("np.bincount(train.labels()", "np.bincount(train.y", "splits"),
-        ("and unequal(train.labels())", "and not unequal(train.labels())", "baseline splits"),
+        ("np.bincount(train.labels(), m", "np.bincount(train.y, m", "splits"),
+        (
+            "sizes.max() > UNEQUAL * sizes[sizes > 0].min()",
+            "sizes.max() < UNEQUAL * sizes.min()",
+            "splits",
+        ),
         ("labels=classes, average", "average", "predict"),
         (" / y.shape[1]", "", "targets"),
         (" / (y != IGNORE).sum(1).clamp(min=1)", "", "targets"),
