@@ -33,6 +33,7 @@ from use.label import held_out_examples, new_examples, quality
 from use.show import filled_in
 
 N = 60
+SHORT = "--model", "s4", "--steps", "2", "--eval-every", "2"
 
 
 def sets(folder):
@@ -188,20 +189,7 @@ def test_labels_of_a_file_are_those_of_the_run_however_they_are_written(
     monkeypatch.chdir(tmp_path)
     x, codes = found["fixed"][0], np.arange(N) % 2 + 1
     np.savez("codes.npz", x=x, y=np.where(np.arange(N) % 5, codes, np.nan))  # floats, then
-    finetune.main(
-        [
-            "--task",
-            "file:codes.npz",
-            "--model",
-            "s4",
-            "--steps",
-            "2",
-            "--eval-every",
-            "2",
-            "--out",
-            "run",
-        ]
-    )
+    finetune.main(["--task", "file:codes.npz", *SHORT, "--out", "run"])
     assert [*predict.load("run").names] == ["1", "2"]
     (tmp_path / "text.csv").write_text(
         "\n".join(",".join(map(str, [y, *one])) for y, one in zip(codes, x))
@@ -237,24 +225,10 @@ def test_class_names_of_one_number_are_two_classes(tmp_path, monkeypatch, capsys
     ):
         y = names[np.arange(N) % 3]
         np.savez("own.npz", x=x, y=y)
-        data.prepare("file:own.npz", str(len(names[0].astype(str))))
-        finetune.main(
-            [
-                "--task",
-                "file:own.npz",
-                "--model",
-                "s4",
-                "--steps",
-                "2",
-                "--eval-every",
-                "2",
-                "--data-dir",
-                str(len(names[0].astype(str))),
-                "--out",
-                f"run{names.dtype.kind}",
-            ]
-        )
-        model = predict.load(f"run{names.dtype.kind}")
+        folder, run = str(len(names[0].astype(str))), f"run{names.dtype.kind}"
+        data.prepare("file:own.npz", folder)
+        finetune.main(["--task", "file:own.npz", *SHORT, "--data-dir", folder, "--out", run])
+        model = predict.load(run)
         _, _, labels = new_examples(model, "own.npz")
         assert [*labels] == ["" if "NaT" in name else name for name in y.astype(str).tolist()]
     np.savez("floats.npz", x=x[:3], y=[1.0, 2.0, 7.0])
@@ -312,25 +286,10 @@ def test_predictions_of_a_bfloat16_run_are_its_own(kind, start, trained, tmp_pat
     y = y.long() if model.task.classes else y
     loss = TARGETS[model.task.kind].loss(torch.from_numpy(outputs), y) / len(test)
     assert loss.item() == pytest.approx(result["test_loss"], abs=1e-9)
-    predict.main(
-        [
-            str(tmp_path / "run"),
-            "--out",
-            str(tmp_path / "p.csv"),
-            "--data-dir",
-            str(tmp_path / "data"),
-        ]
-    )
+    run = [str(tmp_path / "run"), "--data-dir", str(tmp_path / "data")]
+    predict.main([*run, "--out", str(tmp_path / "p.csv")])
     assert "computed in bfloat16, as in training" in capsys.readouterr().out
-    predict.main(
-        [
-            str(tmp_path / "run"),
-            "--features",
-            str(tmp_path / "f.npy"),
-            "--data-dir",
-            str(tmp_path / "data"),
-        ]
-    )
+    predict.main([*run, "--features", str(tmp_path / "f.npy")])
     assert np.load(tmp_path / "f.npy").dtype == np.float32
     export(model, tmp_path / "model.pt2")
     assert "it computes in float32, but the run in bfloat16" in capsys.readouterr().out
@@ -344,20 +303,7 @@ def test_an_exported_number_is_as_fine_as_its_unit(tmp_path, monkeypatch):
     x = np.random.default_rng(0).normal(size=(N, 8))
     np.savez("times.npz", x=x, y=1.7e9 + 10 * x[:, 0])
     data.prepare("file:times.npz", regression=True)
-    finetune.main(
-        [
-            "--task",
-            "file:times.npz",
-            "--model",
-            "s4",
-            "--steps",
-            "2",
-            "--eval-every",
-            "2",
-            "--out",
-            "run",
-        ]
-    )
+    finetune.main(["--task", "file:times.npz", *SHORT, "--out", "run"])
     model = predict.load("run")
     export(model, tmp_path / "model.pt2")
     program, ours = torch.export.load("model.pt2").module(), model(x[:9])[0]
@@ -572,20 +518,7 @@ def test_a_run_without_labels_gives_features_and_pictures(tmp_path, monkeypatch)
         x=np.random.default_rng(1).integers(0, 5, (N, 8)),
         y=np.tile(["a", "b"], N // 2),
     )
-    pretrain.main(
-        [
-            "--task",
-            "file:bare.npz",
-            "--model",
-            "s4",
-            "--steps",
-            "2",
-            "--eval-every",
-            "2",
-            "--out",
-            "run",
-        ]
-    )
+    pretrain.main(["--task", "file:bare.npz", *SHORT, "--out", "run"])
     predict.main(["run", "--features", "own.npy"])
     predict.main(["run", "--features", "new.npy", "--input", "named.npz"])
     predict.main(["run", "--show", "new.png", "--input", "named.npz"])
