@@ -12,9 +12,9 @@ regression on the symbols or samples around it. Splits are those of finetune.py.
 the strength of regularisation; the test split is evaluated once. --out DIR writes result.json and
 predictions.npz as finetune.py does, with start "baseline"."""
 
-# First, so that there is no traceback if Ctrl-C comes while the rest is imported.
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas
@@ -32,11 +32,10 @@ from engine.feed import drawing
 from engine.flags import between, completed
 from engine.folder import Folder, environment
 from engine.processes import guarded
-from engine.targets import KINDS
+from engine.targets import Kind, kind_of_target
 from files import Parser, UserError, read_json, write_json
 from pretrain import OBJECTIVES, denoising
 from tasks import IGNORE, SPECIAL, full_name
-from tasks.split import unequal
 
 LONGEST = 5  # symbols of the longest n-gram
 WORD = r"\w+|[^\w\s]"  # with --words: a word, or a punctuation mark
@@ -50,24 +49,23 @@ POSITIONS = 10_000_000  # larger data sets get fewer kernels, but at least a ten
 def ngrams(task, split, words=False):
     """Return which n-grams of symbols, or of words, occur: 0 or 1, sparse (examples, documents x
     hashes)."""
-    k, rows = task.documents, range(len(split)) if split.chosen is None else split.chosen
     if words:  # the encoded text; special symbols are blanks
-        letters = np.array(
-            [ord(" ")] * len(SPECIAL) + [*map(ord, task.symbols[len(SPECIAL) :])], np.uint32
-        )
-        kind = dict(token_pattern=WORD, ngram_range=(1, 2), n_features=2**22)
-    else:
-        # a character per symbol, none of them a blank
+        characters = [" "] * len(SPECIAL) + [*task.symbols[len(SPECIAL) :]]
+        letters = np.array([*map(ord, characters)], np.uint32)
+        options = dict(token_pattern=WORD, ngram_range=(1, 2), n_features=2**22)
+    else:  # a character per symbol, none of them a blank
         letters = np.arange(task.vocab, dtype=np.uint32) + 0x10000
-        kind = dict(analyzer="char", ngram_range=(1, LONGEST), lowercase=False)
+        options = dict(analyzer="char", ngram_range=(1, LONGEST), lowercase=False)
+    k = task.documents
     texts = [
         letters[split.x[split.offsets[j] : split.offsets[j + 1]]].tobytes().decode("utf-32-le")
-        for i in rows
+        for i in (range(len(split)) if split.chosen is None else split.chosen)
         for j in range(k * i, k * i + k)
     ]
-    vectors = HashingVectorizer(
-        norm=None, binary=True, alternate_sign=False, dtype=np.float32, **kind
-    ).transform(texts)
+    vectorizer = HashingVectorizer(
+        norm=None, binary=True, alternate_sign=False, dtype=np.float32, **options
+    )
+    vectors = vectorizer.transform(texts)  # (examples x documents, hashes)
     return sparse.hstack([vectors[i::k] for i in range(k)], "csr")
 
 
@@ -76,9 +74,9 @@ class NaiveBayes(TransformerMixin, BaseEstimator):
     the others."""
 
     def fit(self, x, y):
-        # (2, features)
-        counts = np.stack([1 + np.asarray(x[y == one].sum(0))[0] for one in (0, 1)])
-        self.ratio = np.log(counts[1] / counts[1].sum()) - np.log(counts[0] / counts[0].sum())
+        counts = [1 + np.asarray(x[y == label].sum(0))[0] for label in (0, 1)]  # (features,) both
+        shares = [np.log(count / count.sum()) for count in counts]
+        self.ratio = shares[1] - shares[0]
         return self
 
     def transform(self, x):
@@ -91,56 +89,48 @@ class NaiveBayes(TransformerMixin, BaseEstimator):
 def random_kernels(length, channels, count=KERNELS):
     """Draw random convolutions -> [(weights (c, channels, width), biases (c,), dilation, padding)].
     A kernel reads a random subset of the channels."""
-    rng, found, shapes = np.random.default_rng(0), [], []
+    shapes = []
     for width in (7, 9, 11):
-        dilations = 2 ** np.arange(1 + int(np.log2(max(1, (length - 1) / (width - 1)))))
-        shapes += [
-            (width, int(dilation), padded)
-            for dilation in dilations
-            for padded in (True, False)
-            if padded or (width - 1) * dilation < length
-        ]
-    for some, (width, dilation, padded) in zip(
-        np.array_split(np.arange(count), min(count, len(shapes))), shapes
-    ):
-        weights = rng.standard_normal((len(some), channels, width))
+        doublings = int(np.log2(max(1, (length - 1) / (width - 1))))
+        for dilation in (2**i for i in range(doublings + 1)):
+            reach = (width - 1) * dilation
+            shapes.append((width, dilation, reach // 2))
+            if reach < length:
+                shapes.append((width, dilation, 0))
+    rng = np.random.default_rng(0)
+    kernels = []
+    groups = np.array_split(np.arange(count), min(count, len(shapes)))
+    for c, (width, dilation, padding) in zip(map(len, groups), shapes):
+        weights = rng.standard_normal((c, channels, width))
         weights -= weights.mean(-1, keepdims=True)
-        how_many = 2 ** rng.uniform(0, np.log2(min(channels, width) + 1), (len(some), 1))
-        weights *= (rng.random((len(some), channels)).argsort(1).argsort(1) < how_many.astype(int))[
-            ..., None
-        ]
-        biases = rng.uniform(-1, 1, len(some))
-        found.append(
-            (
-                torch.from_numpy(weights).float(),
-                torch.from_numpy(biases).float(),
-                dilation,
-                padded * (width - 1) * dilation // 2,
-            )
-        )
-    return found
+        read = 2 ** rng.uniform(0, np.log2(min(channels, width) + 1), (c, 1))  # channels
+        rank = rng.random((c, channels)).argsort(1).argsort(1)
+        weights *= (rank < read.astype(int))[..., None]
+        biases = rng.uniform(-1, 1, c)
+        tensors = (torch.from_numpy(array).float() for array in (weights, biases))
+        kernels.append((*tensors, dilation, padding))
+    return kernels
 
 
 def convolved(task, split, count=KERNELS):
     """Return two features per random convolution, maximum and share of positive values: (examples,
     2 count)."""
-    convolutions, found = random_kernels(task.length, task.channels, count), []
-    for part in np.array_split(
-        np.arange(len(split)), min(len(split), -(-len(split) * task.length // 50_000))
-    ):
-        batch = split.batch(part)
-        x = torch.zeros(len(part), task.length, task.channels)  # same length in each part
-        for one, series, length in zip(
-            x, batch.samples, batch.lengths if task.ragged else [task.length] * len(part)
-        ):
-            one[:length] = series[:length].nan_to_num()  # missing: the mean
-        some = []
-        for weights, biases, dilation, padding in convolutions:
+    kernels = random_kernels(task.length, task.channels, count)
+    parts = min(len(split), -(-len(split) * task.length // 50_000))  # to bound memory
+    features = []
+    for rows in np.array_split(np.arange(len(split)), parts):
+        batch = split.batch(rows)
+        lengths = batch.lengths if task.ragged else [task.length] * len(rows)
+        x = torch.zeros(len(rows), task.length, task.channels)  # same length in each part
+        for padded, series, length in zip(x, batch.samples, lengths):
+            padded[:length] = series[:length].nan_to_num()  # missing: the mean
+        columns = []
+        for weights, biases, dilation, padding in kernels:
             # (b, c, l)
-            y = torch.nn.functional.conv1d(x.transpose(1, 2), weights, biases, 1, padding, dilation)
-            some += [y.amax(-1), (y > 0).float().mean(-1)]
-        found.append(torch.cat(some, 1))
-    return torch.cat(found).numpy()
+            y = torch.nn.functional.conv1d(x.mT, weights, biases, 1, padding, dilation)
+            columns += [y.amax(-1), (y > 0).float().mean(-1)]
+        features.append(torch.cat(columns, 1))
+    return torch.cat(features).numpy()
 
 
 # ---- A label per position ------------------------------------------------------------------------
@@ -149,24 +139,21 @@ def convolved(task, split, count=KERNELS):
 def neighbours(task, split, width=8):
     """Return what lies around every labelled position, up to `width` to each side: symbols, one-hot
     and sparse, or samples, (positions, features)."""
-    found = []
+    features = []
     for part in np.array_split(np.arange(len(split)), -(-len(split) // 500)):
         batch = split.batch(part)
         # (b, l, c)
         x = batch.symbols[..., None] if batch.samples is None else batch.samples.nan_to_num()
-        rows, places = np.nonzero(batch.y.numpy() != IGNORE)
-        around = np.pad(x.numpy(), ((0, 0), (width, width), (0, 0)))
-        found.append(
-            np.stack([around[rows, places + i] for i in range(2 * width + 1)], 1).reshape(
-                len(rows), -1
-            )
-        )
-    found = np.concatenate(found)  # (m, (2 width + 1) c)
-    if batch.samples is not None:
-        return found
-    symbols = [np.arange(task.vocab)] * found.shape[1]
+        rows, places = np.nonzero(batch.y.numpy() != IGNORE)  # (m,) both
+        padded = np.pad(x.numpy(), ((0, 0), (width, width), (0, 0)))
+        around = np.stack([padded[rows, places + i] for i in range(2 * width + 1)], 1)
+        features.append(around.reshape(len(rows), -1))
+    features = np.concatenate(features)  # (m, (2 width + 1) c)
+    if task.channels:
+        return features
+    symbols = [np.arange(task.vocab)] * features.shape[1]
     # (m, vocab (2 width + 1))
-    return OneHotEncoder(categories=symbols, dtype=np.float32).fit_transform(found)
+    return OneHotEncoder(categories=symbols, dtype=np.float32).fit_transform(features)
 
 
 # ---- Denoising -----------------------------------------------------------------------------------
@@ -178,20 +165,41 @@ def interpolated(task, split, most=1_000):
     rows = np.arange(min(len(split), most))
     batch = split.batch(rows)
     pretraining = completed("pretrain", OBJECTIVES, objective="masked", loss="l1", mask=task.mask)
-    inputs, lengths, hidden, targets = denoising(
-        pretraining, batch, drawing(task, batch, rows, rows, 0)
-    )
-    found, ends = [], [inputs.shape[1]] * len(rows) if lengths is None else lengths.tolist()
-    for x, y, some, end in zip(inputs.double().numpy(), targets.numpy(), hidden.numpy(), ends):
-        # (l, channels)
+    draw = drawing(task, batch, rows, rows, 0)
+    inputs, lengths, hidden, targets = denoising(pretraining, batch, draw)
+    ends = [inputs.shape[1]] * len(rows) if lengths is None else lengths.tolist()
+    errors = []  # of the two guesses, (2, hidden samples)
+    for x, y, where, end in zip(inputs.double().numpy(), targets.numpy(), hidden.numpy(), ends):
+        y = y[:end]  # (l, channels)
+        # the mean of normalised samples is 0
         guess = pandas.DataFrame(x[:end]).interpolate(limit_direction="both").fillna(0)
-        # (2, hidden positions m)
-        found.append(np.stack((y[:end] - guess, y[:end]))[:, some[:end]].reshape(2, -1))
-    errors = np.nanmean(np.square(np.concatenate(found, 1)), 1)  # without missing samples
-    return dict(zip(("interpolation", "mean"), (-errors).tolist()))
+        errors.append(np.stack((y - guess, y))[:, where[:end]].reshape(2, -1))
+    scores = -np.nanmean(np.square(np.concatenate(errors, 1)), 1)  # without missing samples
+    return dict(zip(("interpolation", "mean"), scores.tolist()))
 
 
 # ---- Fitting -------------------------------------------------------------------------------------
+
+
+def features_of(task, splits, words):
+    """Return the features of each split, (examples or labelled positions, features)."""
+    if task.kind == "positions":
+        return [neighbours(task, split) for split in splits]
+    if task.channels:
+        count = KERNELS * POSITIONS // max(POSITIONS, task.length * sum(map(len, splits)))
+        count = max(count, KERNELS // 10)
+        return [convolved(task, split, count) for split in splits]
+    features = [ngrams(task, split, words) for split in splits]
+    repeated = np.flatnonzero(features[0].getnnz(0) > 1)  # in at least two training examples
+    return [x[:, repeated] for x in features]
+
+
+def name_of_features(task, words):
+    if task.kind == "positions":
+        return "neighbours"
+    if task.channels:
+        return "random convolutions"
+    return "words and pairs of words" if words else f"n-grams of 1 to {LONGEST}"
 
 
 def linear_models(task):
@@ -200,9 +208,9 @@ def linear_models(task):
     if task.kind == "positions":
         return {f"alpha {a:g}": RidgeClassifier(a) for a in (1e4, 1e2, 1)}
     if task.channels:
-        kind = RidgeClassifier if task.classes else Ridge
+        ridge = RidgeClassifier if task.classes else Ridge
         return {
-            f"alpha {a:g}": make_pipeline(StandardScaler(), kind(a))
+            f"alpha {a:g}": make_pipeline(StandardScaler(), ridge(a))
             for a in (1e5, 1e4, 1e3, 1e2, 1e1)
         }
     if not task.classes:
@@ -215,141 +223,133 @@ def linear_models(task):
     }
 
 
-def fit(task, train, val, test, words=False):
-    """Return predictions of the validation and the test split (n,), those of the majority class or
-    the mean for the test split, the chosen regularisation, and whether balanced accuracy chose
-    it."""
-    splits, positions = (train, val, test), task.kind == "positions"
-    count = KERNELS * POSITIONS // max(POSITIONS, task.length * sum(map(len, splits)))
-    x, x_val, x_test = (
-        neighbours(task, split)
-        if positions
-        else convolved(task, split, max(count, KERNELS // 10))
-        if task.channels
-        else ngrams(task, split, words)
-        for split in splits
-    )
-    if not task.channels and not positions:
-        some = np.flatnonzero(x.getnnz(0) > 1)  # n-grams in at least two training examples
-        x, x_val, x_test = x[:, some], x_val[:, some], x_test[:, some]
-    y, fitted = train.labels(), []
-    y = y[y != IGNORE] if positions else y.astype(int) if task.kind == "labels" else y
+class Baselines(NamedTuple):
+    """Predictions have the shape of the targets: (n,), (n, classes) or (n, length)."""
 
-    def whole(found, split):
-        """Give predictions the shape of the targets."""
-        if not positions:
-            return found
+    val: np.ndarray  # predictions of the chosen linear model for the validation split
+    test: np.ndarray  # and for the test split
+    constant: np.ndarray  # of the majority class or the mean, for the test split
+    strength: str  # the chosen regularisation
+    kind: Kind  # of the targets, with the scores by which it was chosen
+
+
+def fit(task, train, val, test, words=False):
+    """Fit a task's linear models; validation chooses the strength of regularisation."""
+    kind = kind_of_target(task, train)
+    x, x_val, x_test = features_of(task, (train, val, test), words)
+    y = train.labels()
+    if task.kind == "positions":
+        y = y[y != IGNORE]
+    elif task.kind == "labels":
+        y = y.astype(int)
+
+    def predictions(model, features, split):
+        """Predict a split, in the shape of its targets."""
+        predicted = model.predict(features)
+        if task.kind != "positions":
+            return predicted
         placed = np.full(split.y.shape, IGNORE)
-        placed[split.y != IGNORE] = found
+        placed[split.y != IGNORE] = predicted
         return placed
 
+    best_score = -np.inf
     for strength, model in linear_models(task).items():
         model.fit(x, y)
-        fitted.append((model, whole(model.predict(x_val), val), strength))
-    balanced = task.kind == "class" and unequal(y)
-    model, guess, strength = max(
-        fitted, key=lambda one: [*scores(task, val.y, one[1], balanced).values()][-1]
-    )
-    constant = np.bincount(y).argmax() if y.ndim == 1 and task.classes else y.mean(0)
-    if task.kind == "labels":  # the labels, the commonest first, whose constant prediction is best
-        best = max(
-            range(1, len(constant) + 1),
-            key=lambda k: np.sort(constant)[-k:].sum() / (k + constant.sum()),
-        )
-        constant = constant >= np.sort(constant)[-best]
-    return (
-        guess,
-        whole(model.predict(x_test), test),
-        np.broadcast_to(constant, test.y.shape),
-        strength,
-        balanced,
-    )
+        predicted = predictions(model, x_val, val)
+        *_, score = kind.scores(val.y, predicted).values()  # the last one counts
+        if score > best_score:
+            best_score = score
+            best = model, predicted, strength
+    model, predicted, strength = best
+    constant = np.broadcast_to(constant_prediction(task, y), test.y.shape)
+    return Baselines(predicted, predictions(model, x_test, test), constant, strength, kind)
 
 
-def scores(task, y, guess, balanced=False):
-    """Return {name: score} for the task's kind of targets, the one that counts last."""
-    error = np.square(np.float64(guess) - y).sum() if task.kind == "number" else None
-    return KINDS[task.kind].scores(y, guess, error, balanced)
+def constant_prediction(task, y):
+    """Return the prediction that ignores the input: the majority class, the mean, or the labels
+    (classes,) with the best F1."""
+    if task.kind == "number":
+        return y.mean(0)
+    if task.kind != "labels":
+        return np.bincount(y).argmax()
+    shares = y.mean(0)  # (classes,)
+    descending = -np.sort(-shares)
+    k = np.arange(1, len(shares) + 1)
+    best = np.argmax(descending.cumsum() / (k + shares.sum()))  # of the k commonest labels
+    return shares >= descending[best]
+
+
+# ---- Command line --------------------------------------------------------------------------------
+
+
+def parse_args(argv):
+    parser = Parser(examples=True, description=__doc__.split("\n\n")[0], allow_abbrev=False)
+    add = parser.add_argument
+    add("--task", required=True, help="task, as for finetune.py")
+    add(
+        "--label-fraction", type=between(float, 1e-9, 1), help="share of labels, as for finetune.py"
+    )
+    add(
+        "--words", action="store_true", help="texts: words and pairs of words instead of characters"
+    )
+    add("--data-dir", default="data", help="where prepared data sets live")
+    add("--out", type=Path, metavar="DIR", help="write DIR/result.json")
+    return parser.parse_args(argv)
 
 
 def main(argv=None):
-    parser = Parser(examples=True, description=__doc__.split("\n\n")[0], allow_abbrev=False)
-    parser.add_argument("--task", required=True, help="task, as for finetune.py")
-    parser.add_argument(
-        "--label-fraction", type=between(float, 1e-9, 1), help="share of labels, as for finetune.py"
-    )
-    parser.add_argument(
-        "--words", action="store_true", help="texts: words and pairs of words instead of characters"
-    )
-    parser.add_argument("--data-dir", default="data", help="where prepared data sets live")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write DIR/result.json")
-    args, start = parser.parse_args(argv), time.perf_counter()
-    args.task = full_name(args.task)
-    task, train, val, test = open_task(
-        args.task, args.data_dir, None, args.label_fraction, labels=True
-    )
+    start = time.perf_counter()
+    args = parse_args(argv)
+    name = full_name(args.task)
+    task, train, val, test = open_task(name, args.data_dir, None, args.label_fraction, labels=True)
     if args.words and (task.channels or task.between):
-        raise UserError(f"--words is for texts, and {args.task} holds none; leave it out")
-    name = (
-        "neighbours"
-        if task.kind == "positions"
-        else "random convolutions"
-        if task.channels
-        else ("words and pairs of words" if args.words else f"n-grams of 1 to {LONGEST}")
-    )
+        raise UserError(f"--words is for texts, and {name} holds none; leave it out")
+    features = name_of_features(task, args.words)
     changed = {"label_fraction": args.label_fraction} if args.label_fraction else {}
-    identity = dict(task=args.task, model=name, data=task.data, changed=changed)
-    there = (
-        read_json(args.out / "result.json")
-        if args.out and (args.out / "result.json").exists()
-        else {}
-    )
-    if identity.items() <= there.items():
+    identity = dict(task=name, model=features, data=task.data, changed=changed)
+    recorded = args.out and (args.out / "result.json").exists()
+    if recorded and identity.items() <= read_json(args.out / "result.json").items():
         print(f"{args.out} is finished; nothing to do")
         return
-    val_guess, guess, constant, strength, balanced = fit(task, train, val, test, args.words)
-    field, seconds, found = KINDS[task.kind].score, time.perf_counter() - start, {}
-    for of, y, each in (
-        ("val", val.y, val_guess),
-        ("test", test.y, guess),
-        ("constant", test.y, constant),
-    ):
-        found |= {
-            f"{of}_{score}": value for score, value in scores(task, y, each, balanced).items()
-        }
-    hidden = {"denoising": interpolated(task, val)} if task.channels and task.mask else {}
-    names = task.names or range(task.classes)
-    always = {"number": "mean label", "labels": "best constant labels"}.get(task.kind) or (
-        f"majority class ({names[int(constant.flat[0])]})"
-    )
+    baselines = fit(task, train, val, test, args.words)
+    seconds = time.perf_counter() - start
+    scores = {}
+    for what, split in (("val", val), ("test", test), ("constant", test)):
+        for score, value in baselines.kind.scores(split.y, getattr(baselines, what)).items():
+            scores[f"{what}_{score}"] = value
+    if task.kind == "number":
+        constant = "mean label"
+    elif task.kind == "labels":
+        constant = "best constant labels"
+    else:
+        names = task.names or range(task.classes)
+        constant = f"majority class ({names[int(baselines.constant.flat[0])]})"
+    field = baselines.kind.score
     print(
-        f"{args.task}, {len(train):,} training and {len(test):,} test examples, test {field}\n"
-        f"{always}: {found[f'constant_{field}']:.4f}\n"
-        f"linear model of {name}: {found[f'test_{field}']:.4f} (validation "
-        f"{found[f'val_{field}']:.4f}, {strength}), "
-        f"{seconds:.0f} s"
+        f"{name}, {len(train):,} training and {len(test):,} test examples, test {field}\n"
+        f"{constant}: {scores[f'constant_{field}']:.4f}\n"
+        f"linear model of {features}: {scores[f'test_{field}']:.4f} (validation "
+        f"{scores[f'val_{field}']:.4f}, {baselines.strength}), {seconds:.0f} s"
     )
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-        write_json(
-            args.out / "result.json",
-            found
-            | identity
-            | hidden
-            | dict(
-                length=task.length,
-                classes=task.classes,
-                regularisation=strength,
-                objective="none",
-                start="baseline",
-                seed=0,
-                steps=0,
-                train_examples=len(train),
-                seconds=round(seconds, 1),
-                **Folder(args.out, True).predictions(task, test.y, guess),
-                **environment(torch.device("cpu")),
-            ),
+        record = scores | identity
+        if task.channels and task.mask:
+            record["denoising"] = interpolated(task, val)
+        record |= dict(
+            length=task.length,
+            classes=task.classes,
+            regularisation=baselines.strength,
+            objective="none",
+            start="baseline",
+            seed=0,
+            steps=0,
+            train_examples=len(train),
+            seconds=round(seconds, 1),
         )
+        record |= Folder(args.out, True).predictions(task, test.y, baselines.test)
+        record |= environment(torch.device("cpu"))
+        write_json(args.out / "result.json", record)
 
 
 if __name__ == "__main__":

@@ -28,23 +28,22 @@ from engine.flags import arguments
 from engine.folder import read_checkpoint
 from engine.processes import guarded
 from engine.run import Run
-from engine.targets import KINDS, class_weights
+from engine.targets import class_weights, kind_of_target
 from files import UserError, reading
 from models import HELPERS, MODELS, Classifier, Joint, make_optimizer
 from pretrain import OBJECTIVES, denoising, make_backbone, parts_of
 from recipes import learning_rate
-from tasks.split import unequal
 
 # ---- Evaluation ----------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def evaluate(model, task, split, run, name, balanced=False):
-    """Return loss, {name_score: value} (`KINDS`; balanced: with balanced accuracy; validation
-    chooses by the last) and predictions over a whole split, each sequence once. predictions have
-    the shape of the targets, float64 like the numbers that processes add up."""
+def evaluate(model, kind, split, run, name):
+    """Return loss, {name_score: value} and predictions over a whole split, each sequence once.
+    kind: of the targets; validation chooses by the last of its scores. predictions have the shape
+    of the targets, float64 like the numbers that processes add up."""
     model.eval()
-    kind, y = KINDS[task.kind], split.y.reshape(len(split), -1)  # (n, 1, k or length)
+    y = split.y.reshape(len(split), -1)  # (n, 1, k or length)
     loss = torch.zeros((), dtype=torch.float64, device=run.device)
     found = torch.zeros(y.shape, dtype=torch.float64, device=run.device)
     # this process's batches
@@ -57,7 +56,7 @@ def evaluate(model, task, split, run, name, balanced=False):
         found[rows, : prediction.shape[1]] = prediction
     model.train()
     loss, found = run.total(loss).item(), run.total(found).cpu().numpy().reshape(split.y.shape)
-    scores = kind.scores(split.y, found, loss, balanced)
+    scores = kind.scores(split.y, found)
     return loss / len(split), {f"{name}_{score}": value for score, value in scores.items()}, found
 
 
@@ -137,7 +136,7 @@ def main(argv=None):
     run.open(task, train)  # sets the number of steps; checks the run directory
     torch.manual_seed(args.seed)
     model = make_model(args, task, run).to(run.device)
-    balanced = task.own and task.kind == "class" and unequal(train.labels())
+    kind = kind_of_target(task, train)  # its loss and its scores
     weights = class_weights(task, train).to(run.device) if args.class_weights else None
     optimizer = make_optimizer(model, args)
     # restores a stopped run; returns the model to call (compiled, DDP)
@@ -156,14 +155,12 @@ def main(argv=None):
         for part in run.exchange(parts):  # each part; in the last, processes add up their gradients
             with run.autocast():  # bfloat16 on a GPU
                 outputs = forward(inputs(part), part.lengths)  # (b[, l], classes or 1)
-            run.backward(
-                {"labels": KINDS[task.kind].loss(outputs.float(), part.y, weights) / args.batch}
-            )
+            run.backward({"labels": kind.loss(outputs.float(), part.y, weights) / args.batch})
         optimizer.step()
 
     if args.joint is not None:  # adds pretraining's loss
         make_parts, learn = joint_training(
-            args, task, train, run, model, forward, optimizer, weights
+            args, task, train, run, model, forward, optimizer, kind, weights
         )
     learn = run.measured(learn)  # records loss and gradient norm; with --compile a CUDA graph
 
@@ -171,7 +168,7 @@ def main(argv=None):
     for step in range(run.step, run.steps + 1):  # run.step: 0, or where a stopped run continues
         if run.evaluates(step):  # every --eval-every steps and at the end
             with run.averaged():  # as in pretrain.py
-                loss, scores, _ = evaluate(model, task, val, run, "val", balanced)
+                loss, scores, _ = evaluate(model, kind, val, run, "val")
             # logs; best.pt, last.pt
             run.evaluated(step, [*scores.values()][-1], val_loss=loss, **scores)
         if step == run.steps:
@@ -184,11 +181,10 @@ def main(argv=None):
 
     # ---- the test split, once, with the checkpoint that validation chose -------------------------
     run.load_best()  # best.pt into the model
-    test_loss, test_scores, found = evaluate(model, task, test, run, "test", balanced)
-    val_scores = {f"val_{KINDS[task.kind].score}": run.state["best"]}
-    val_scores = (
-        evaluate(model, task, val, run, "val", balanced)[1] if len(test_scores) > 1 else val_scores
-    )
+    test_loss, test_scores, found = evaluate(model, kind, test, run, "test")
+    val_scores = {f"val_{kind.score}": run.state["best"]}
+    if len(test_scores) > 1:
+        _, val_scores, _ = evaluate(model, kind, val, run, "val")
     # predictions.npz, result.json, and a last line with the scores
     record = run.folder.predictions(task, test.y, found)
     run.finish(
@@ -211,13 +207,12 @@ JointPart = namedtuple(
 )
 
 
-def joint_training(args, task, train, run, model, forward, optimizer, weights):
+def joint_training(args, task, train, run, model, forward, optimizer, kind, weights):
     """Return make_parts and learn of joint training: the loss on labels plus --joint times
     pretraining's loss on the same examples. Without a first stage, it shows what the second loss by
     itself is worth."""
     objective = OBJECTIVES[args.objective]
     inputs = model.backbone.inputs
-    kind = KINDS[task.kind]
 
     def make_parts(step):
         rows, share = run.rows(step)  # as in pretrain.py

@@ -43,13 +43,12 @@ from compare.statistics import (
     signed,
     t_interval,
 )
-from engine.targets import KINDS
+from engine.targets import KINDS, UNEQUAL
 from experiments import entries
 from experiments.commands import record, trained
 from files import ROOT, UserError
 from models import MODELS
 from tasks import declared
-from tasks.split import UNEQUAL
 
 # share of the labels; passes per run if --passes or --steps set them, else None.
 Key = namedtuple("Key", "task share passes")

@@ -27,7 +27,7 @@ from kernels import (
 )
 from models import DLR, S4, config, randomise
 from recipes import arch
-from recurrent import s4_recover_C
+from use.recurrent import s4_recover_C
 
 COPY = Path(__file__).with_name("kernels.png")
 

@@ -14,22 +14,9 @@ from tasks import IGNORE, SPLITS
 from tasks.making import stratified
 from tasks.table import MISSING, as_number
 
-UNEQUAL = 3  # balanced accuracy decides if class sizes differ by more than this ratio
 SPLIT_NAMES = dict.fromkeys(("train", "training"), "train")  # {what a file may call it: split}
 SPLIT_NAMES |= dict.fromkeys(("val", "validation", "valid", "dev"), "val")
 SPLIT_NAMES |= dict.fromkeys(("test", "testing"), "test")
-
-
-def balanced_accuracy(y, found):
-    """Return the mean over classes of their recall. y, found (n,): classes."""
-    return float(np.mean([np.mean(found[y == label] == label) for label in np.unique(y)]))
-
-
-def unequal(labels):
-    """Return whether classes have so unequal sizes that balanced accuracy decides. labels (n,):
-    classes."""
-    sizes = np.bincount(labels)
-    return sizes.max() > UNEQUAL * sizes[sizes > 0].min()
 
 
 def check_each(place, right, problem):

@@ -57,12 +57,18 @@ MUTANTS = {
     ],
     "engine/targets.py": [
         ("len(train) / (task.classes * sizes)", "len(train) / sizes", "splits"),
-        ("np.bincount(train.labels()", "np.bincount(train.y", "splits"),
+        ("np.bincount(train.labels(), m", "np.bincount(train.y, m", "splits"),
+        (
+            "sizes.max() > UNEQUAL * sizes[sizes > 0].min()",
+            "sizes.max() < UNEQUAL * sizes.min()",
+            "splits",
+        ),
+        ("labels=classes, average", "average", "predict"),
         (" / y.shape[1]", "", "targets"),
         (" / (y != IGNORE).sum(1).clamp(min=1)", "", "targets"),
     ],
     "finetune.py": [
-        ("unequal(train.labels())", "unequal(test.labels())", "splits"),
+        ("kind_of_target(task, train)", "kind_of_target(task, test)", "splits"),
         ("fresh=args.seed if", "fresh=0 if", "targets"),
         ('args.pretraining["data"] != task.data', "False", "records"),
         ("args.label_fraction, lab", "None, lab", "targets"),
@@ -74,14 +80,13 @@ MUTANTS = {
             "range(len(split))",
             "baseline",
         ),
-        ("if identity.items() <= there.items():", "if there:", "baseline"),
-        ("constant = np.bincount(y).argmax()", "constant = np.bincount(y).argmin()", "baseline"),
         (
-            'task.kind == "class" and unequal(y)',
-            'task.kind == "class" and not unequal(y)',
+            "recorded and identity.items() <= read_json(",
+            "recorded and {} != read_json(",
             "baseline",
         ),
-        ("some += [y.amax(-1),", "some += [y.mean(-1),", "baseline"),
+        ("np.bincount(y).argmax()", "np.bincount(y).argmin()", "baseline"),
+        ("columns += [y.amax(-1),", "columns += [y.mean(-1),", "baseline"),
     ],
     "data.py": [
         (
@@ -130,21 +135,23 @@ MUTANTS = {
         ('config["code"] not in saved["code"].split("+")', "False", "records"),
         ('right[np.argsort(y, kind="stable")]', "right", "statistics predict"),
     ],
-    "predict.py": [
+    "use/export.py": [
         (
             "x = x.masked_fill(padding[..., None] if self.samples else padding, PAD)",
             "pass",
             "predict",
         ),
+        ("low + (outputs.double() + 1) / 2", "low + (outputs + 1) / 2", "predict"),
+    ],
+    "use/label.py": [
         ('table.loc[lacking, "prediction":] = ""', "pass", "splits"),
         ('if task.data != trained.saved["data"]:', "if False:", "predict"),
-        ("recall_score(y, guess, labels=here,", "recall_score(y, guess, labels=names,", "predict"),
-        ("f1_score(y, guess, labels=here,", "f1_score(y, guess, labels=names,", "predict"),
-        ('enabled=self.dtype == "bfloat16"', "enabled=False", "predict"),
+        ("f1_score(y, predictions, labels=np.unique(y),", "f1_score(y, predictions,", "predict"),
         (" if (numbers == number).sum() == 1}", "}", "predict"),
-        ("low + (outputs.double() + 1) / 2", "low + (outputs + 1) / 2", "predict"),
+    ],
+    "use/trained.py": [
+        ('enabled=self.dtype == "bfloat16"', "enabled=False", "predict"),
         ("np.argsort(order)]", "order]", "targets predict"),
-        ("reshape(len(split), -1)[np.argsort(order)]", "reshape(len(split), -1)[order]", "predict"),
     ],
     "compare/reading.py": [
         (

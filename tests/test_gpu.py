@@ -22,6 +22,7 @@ from engine import run as run_py
 from engine.feed import Feed
 from engine.graph import Recording, filled, records
 from engine.run import Run
+from engine.targets import KINDS
 from files import UserError
 from kernels import attention, near_attention
 from models import MODELS, Attention, Backbone, Classifier, Denoiser, config, make_optimizer
@@ -466,7 +467,7 @@ def test_scores_do_not_depend_on_the_batches_of_an_evaluation():
             (i, rows, split.batch(rows))
             for i, rows in enumerate(np.array_split(np.arange(37), -(-37 // size)))
         )
-        found.append(finetune.evaluate(model, task, split, run, "test"))
+        found.append(finetune.evaluate(model, KINDS["class"], split, run, "test"))
     for _, score, guesses in found[1:]:
         assert score == found[0][1] and np.array_equal(guesses, found[0][2])
     assert (

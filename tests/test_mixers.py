@@ -16,7 +16,7 @@ from kernels import (
 )
 from models import MODELS, Attention, Backbone, SizeError, config, keys_of
 from recipes import arch
-from recurrent import backbone_step, can_step, s4_recover_C, s4_step
+from use.recurrent import backbone_step, can_step, s4_recover_C, s4_step
 from zoo.bigbird import bigbird_attention
 from zoo.ema import ema_kernel
 from zoo.linear import elu_features, favor_features, linear_attention, relu_features

@@ -28,8 +28,12 @@ from tasks import SPECIAL, TASKS
 from tasks.cifar import GREY
 from tasks.own import FILE, encode, ended, read_own
 from tasks.picture import draw_example
+from use.export import ExportedModel, export
+from use.label import held_out_examples, new_examples, quality
+from use.show import filled_in
 
 N = 60
+SHORT = "--model", "s4", "--steps", "2", "--eval-every", "2"
 
 
 def sets(folder):
@@ -185,20 +189,7 @@ def test_labels_of_a_file_are_those_of_the_run_however_they_are_written(
     monkeypatch.chdir(tmp_path)
     x, codes = found["fixed"][0], np.arange(N) % 2 + 1
     np.savez("codes.npz", x=x, y=np.where(np.arange(N) % 5, codes, np.nan))  # floats, then
-    finetune.main(
-        [
-            "--task",
-            "file:codes.npz",
-            "--model",
-            "s4",
-            "--steps",
-            "2",
-            "--eval-every",
-            "2",
-            "--out",
-            "run",
-        ]
-    )
+    finetune.main(["--task", "file:codes.npz", *SHORT, "--out", "run"])
     assert [*predict.load("run").names] == ["1", "2"]
     (tmp_path / "text.csv").write_text(
         "\n".join(",".join(map(str, [y, *one])) for y, one in zip(codes, x))
@@ -234,28 +225,14 @@ def test_class_names_of_one_number_are_two_classes(tmp_path, monkeypatch, capsys
     ):
         y = names[np.arange(N) % 3]
         np.savez("own.npz", x=x, y=y)
-        data.prepare("file:own.npz", str(len(names[0].astype(str))))
-        finetune.main(
-            [
-                "--task",
-                "file:own.npz",
-                "--model",
-                "s4",
-                "--steps",
-                "2",
-                "--eval-every",
-                "2",
-                "--data-dir",
-                str(len(names[0].astype(str))),
-                "--out",
-                f"run{names.dtype.kind}",
-            ]
-        )
-        model = predict.load(f"run{names.dtype.kind}")
-        _, _, labels = predict.new_split(model, predict.Path("own.npz"))
+        folder, run = str(len(names[0].astype(str))), f"run{names.dtype.kind}"
+        data.prepare("file:own.npz", folder)
+        finetune.main(["--task", "file:own.npz", *SHORT, "--data-dir", folder, "--out", run])
+        model = predict.load(run)
+        _, _, labels = new_examples(model, "own.npz")
         assert [*labels] == ["" if "NaT" in name else name for name in y.astype(str).tolist()]
     np.savez("floats.npz", x=x[:3], y=[1.0, 2.0, 7.0])
-    assert [*predict.new_split(predict.load("runU"), predict.Path("floats.npz"))[2]] == [
+    assert [*new_examples(predict.load("runU"), "floats.npz").labels] == [
         "1.0",
         "2",
         "7.0",
@@ -304,32 +281,17 @@ def test_predictions_of_a_bfloat16_run_are_its_own(kind, start, trained, tmp_pat
         predict.load(tmp_path / "run"),
     )
     model.data_dir = tmp_path / "data"
-    test, _, _ = predict.held_out(model)
+    test = held_out_examples(model).split
     outputs, y = model.outputs(test), torch.from_numpy(np.array(test.y))
     y = y.long() if model.task.classes else y
     loss = TARGETS[model.task.kind].loss(torch.from_numpy(outputs), y) / len(test)
     assert loss.item() == pytest.approx(result["test_loss"], abs=1e-9)
-    predict.main(
-        [
-            str(tmp_path / "run"),
-            "--out",
-            str(tmp_path / "p.csv"),
-            "--data-dir",
-            str(tmp_path / "data"),
-        ]
-    )
+    run = [str(tmp_path / "run"), "--data-dir", str(tmp_path / "data")]
+    predict.main([*run, "--out", str(tmp_path / "p.csv")])
     assert "computed in bfloat16, as in training" in capsys.readouterr().out
-    predict.main(
-        [
-            str(tmp_path / "run"),
-            "--features",
-            str(tmp_path / "f.npy"),
-            "--data-dir",
-            str(tmp_path / "data"),
-        ]
-    )
+    predict.main([*run, "--features", str(tmp_path / "f.npy")])
     assert np.load(tmp_path / "f.npy").dtype == np.float32
-    predict.export(model, tmp_path / "model.pt2")
+    export(model, tmp_path / "model.pt2")
     assert "it computes in float32, but the run in bfloat16" in capsys.readouterr().out
     assert np.allclose(model.outputs(test), outputs, rtol=1e-6)  # bfloat16 again
 
@@ -341,32 +303,19 @@ def test_an_exported_number_is_as_fine_as_its_unit(tmp_path, monkeypatch):
     x = np.random.default_rng(0).normal(size=(N, 8))
     np.savez("times.npz", x=x, y=1.7e9 + 10 * x[:, 0])
     data.prepare("file:times.npz", regression=True)
-    finetune.main(
-        [
-            "--task",
-            "file:times.npz",
-            "--model",
-            "s4",
-            "--steps",
-            "2",
-            "--eval-every",
-            "2",
-            "--out",
-            "run",
-        ]
-    )
+    finetune.main(["--task", "file:times.npz", *SHORT, "--out", "run"])
     model = predict.load("run")
-    predict.export(model, tmp_path / "model.pt2")
+    export(model, tmp_path / "model.pt2")
     program, ours = torch.export.load("model.pt2").module(), model(x[:9])[0]
     theirs = [program(torch.from_numpy(one[None, :, None]).float()).item() for one in x[:9]]
     low, high = model.task.ends
     assert len({*theirs}) == 9 and np.abs(theirs - ours).max() < 1e-5 * (high - low)
-    right = predict.Exported.forward
+    right = ExportedModel.forward
     monkeypatch.setattr(
-        predict.Exported, "forward", lambda self, x, *more: right(self, x, *more) + 0.01
+        ExportedModel, "forward", lambda self, x, *more: right(self, x, *more) + 0.01
     )
     with pytest.raises(UserError, match="differs from the model by 0.01; nothing was written"):
-        predict.export(model, tmp_path / "other.pt2")
+        export(model, tmp_path / "other.pt2")
 
 
 def test_what_is_no_sequence_is_one_line(trained):
@@ -442,12 +391,10 @@ def test_features_of_pairs_are_one_line_per_example(pairs, capsys):
             )
         alone = predict.load(run)
         assert np.allclose(
-            alone.outputs(alone.encoded([("abab", "b")]), True)[0], np.load("f.npy")[1], atol=1e-5
+            alone.features(alone.encoded([("abab", "b")]))[0], np.load("f.npy")[1], atol=1e-5
         )
     first = predict.load("pre")
-    one, two = (
-        first.outputs(first.encoded([pair]), True)[0] for pair in (("abab", "b"), ("b", "abab"))
-    )
+    one, two = (first.features(first.encoded([pair]))[0] for pair in (("abab", "b"), ("b", "abab")))
     assert np.allclose(one[:8], two[8:], atol=1e-6) and np.allclose(one[8:], two[:8], atol=1e-6)
 
 
@@ -471,7 +418,7 @@ def test_one_pair_given_flat_is_an_error(pairs):
         ):
             model(x)
     with pytest.raises(UserError, match="flat.txt, example 0 .*: it is no pair"):
-        predict.new_split(model, pairs / "flat.txt")
+        new_examples(model, pairs / "flat.txt")
 
 
 @pytest.mark.parametrize("kind", ["texts", "ragged"])
@@ -496,7 +443,7 @@ def test_guesses_are_drawn_where_the_objective_says(kind, trained, monkeypatch):
                 pretrain.OBJECTIVES, "causal", pretrain.Objective(pretext, True, hides)
             )
             if batch.samples is None or not hides:
-                hidden, guess, wrong = predict.filled_in(model, batch)
+                hidden, guess, wrong = filled_in(model, batch)
                 assert np.array_equal(hidden, there)
                 right = (
                     guess == truth
@@ -551,7 +498,7 @@ def test_an_exported_model_is_centred_in_float64(trained, tmp_path):
     _, found, train = trained
     for kind in ("fixed", "numbers"):
         model, x = predict.load(train(kind, "scratch")), found[kind][0][:1]
-        predict.export(model, tmp_path / f"{kind}.pt2")
+        export(model, tmp_path / f"{kind}.pt2")
         out = (
             torch.export.load(tmp_path / f"{kind}.pt2")
             .module()(torch.from_numpy(x[..., None]))
@@ -571,20 +518,7 @@ def test_a_run_without_labels_gives_features_and_pictures(tmp_path, monkeypatch)
         x=np.random.default_rng(1).integers(0, 5, (N, 8)),
         y=np.tile(["a", "b"], N // 2),
     )
-    pretrain.main(
-        [
-            "--task",
-            "file:bare.npz",
-            "--model",
-            "s4",
-            "--steps",
-            "2",
-            "--eval-every",
-            "2",
-            "--out",
-            "run",
-        ]
-    )
+    pretrain.main(["--task", "file:bare.npz", *SHORT, "--out", "run"])
     predict.main(["run", "--features", "own.npy"])
     predict.main(["run", "--features", "new.npy", "--input", "named.npz"])
     predict.main(["run", "--show", "new.png", "--input", "named.npz"])
@@ -612,13 +546,15 @@ def test_what_training_never_saw_is_said(trained, tmp_path, capsys, monkeypatch)
 def test_metrics_are_those_of_their_definitions():
     """By hand, where classes are unequal: sevenfold accuracy hides that b is never found."""
     y, guess = np.array(["a"] * 7 + ["b"]), np.array(["a"] * 8)
-    first, *_, last = predict.judged(y, guess, np.array(["a", "b"]))
+    first, *_, last = quality("class", y, guess, np.array(["a", "b"]))
     assert first == "8 labels: accuracy 0.8750, balanced accuracy 0.5000, macro F1 0.4667"
     assert balanced_accuracy_score(y, guess) == 0.5 and last.startswith("every prediction is a")
     # c has no example: recalls 1/2 and 1, F1 2/3 and 1, mean over a and b.
-    first, *_ = predict.judged(np.array([*"aabb"]), np.array([*"acbb"]), np.array([*"abc"]))
+    first, *_ = quality("class", np.array([*"aabb"]), np.array([*"acbb"]), np.array([*"abc"]))
     assert first == "4 labels: accuracy 0.7500, balanced accuracy 0.7500, macro F1 0.8333"
-    (line,) = predict.judged(np.array([1.0, 3.0, np.nan]), np.array([1.0, 2.0, 9.0]), np.array([]))
+    (line,) = quality(
+        "number", np.array([1.0, 3.0, np.nan]), np.array([1.0, 2.0, 9.0]), np.array([])
+    )
     assert line == "2 labels: R2 0.5000, root mean squared error 0.7071"
 
 
@@ -639,7 +575,7 @@ def test_what_a_pretrained_run_fills_in_is_drawn(kind, objective, trained, tmp_p
     assert (tmp_path / "sheet.png").read_bytes()[:4] == b"\x89PNG"
     model = predict.load(run)
     batch = model.encoded(found[kind][0][:8]).batch(np.arange(8))
-    hidden, guess, wrong = predict.filled_in(model, batch)
+    hidden, guess, wrong = filled_in(model, batch)
     truth = (batch.symbols if batch.samples is None else batch.samples).numpy()
     assert hidden.any() and not (wrong & ~hidden).any() and guess.shape == truth.shape
     if batch.samples is None:
@@ -680,7 +616,7 @@ def test_every_model_exports(name, tmp_path):
     task = data.replace(
         FILE, length=12, classes=3, vocab=9, symbols=(*SPECIAL, *"abcde"), names=(*"xyz",)
     )
-    trained = predict.Trained.__new__(predict.Trained)
+    trained = predict.load.__new__(predict.load)
     backbone = Backbone(config(arch("text_demo", name, layers=1), task))
     vars(trained).update(
         run=tmp_path,
@@ -690,7 +626,7 @@ def test_every_model_exports(name, tmp_path):
         saved=dict(batch=4),
         model=Classifier(backbone, 3, "mean").eval(),
     )
-    predict.export(trained, tmp_path / "model.pt2")
+    export(trained, tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2").module()
     for b in (1, 5):  # any number, and anything in the padding
         x, lengths = torch.randint(4, 9, (b, 12)), torch.randint(1, 13, (b,))
@@ -709,7 +645,7 @@ def test_an_export_is_run_as_the_page_says_in_a_program_without_this_repository(
     ids come from the file."""
     _, found, train = trained
     model, x = predict.load(train(kind, "scratch")), found[kind][0][:5]
-    predict.export(model, tmp_path / "model.pt2")
+    export(model, tmp_path / "model.pt2")
     page = (ROOT / "results" / "own.md").read_text()
     code = next(
         block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "model.pt2" in block
@@ -740,7 +676,7 @@ def test_onnx_gives_the_same_where_it_is_installed(kind, trained, tmp_path):
 
     _, found, train = trained
     model = predict.load(train(kind, "scratch"))
-    predict.export(model, tmp_path / "model.onnx")  # compares before it writes
+    export(model, tmp_path / "model.onnx")  # compares before it writes
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     assert (
         json.loads(session.get_modelmeta().custom_metadata_map["task.json"])["names"]

@@ -27,7 +27,6 @@ FOUR = "kernels", "models", "pretrain", "finetune"
 TOP = {
     *FOUR,
     "gradients",
-    "recurrent",
     "data",
     "recipes",
     "predict",
@@ -60,15 +59,14 @@ MAY = {
     "kernels": {"gradients"},
     "tasks": {"files"},
     "models": {"gradients", "kernels"},
-    "recurrent": {"kernels", "models"},
     "data": {"files", "tasks"},
     "recipes": {"files", "models", "tasks"},
     "zoo": {"files", "kernels", "models", "recipes", "tasks"},
 }
 MAY["engine"] = and_below("data", "zoo")
 MAY["pretrain"] = and_below("engine")
-MAY["baseline"] = MAY["finetune"] = MAY["experiments"] = and_below("pretrain")
-MAY["predict"] = and_below("pretrain", "recurrent")
+MAY["baseline"] = MAY["finetune"] = MAY["use"] = MAY["experiments"] = and_below("pretrain")
+MAY["predict"] = and_below("use")
 MAY["compare"] = and_below("experiments")
 MAY["analyze"] = and_below("compare")
 MAY["results"] = {*MAY}

@@ -9,6 +9,8 @@ from conftest import ROOT
 import finetune
 import predict
 from compare import reading
+from use.label import examples_beside, new_examples
+from use.show import filled_in
 
 FOLDER = ROOT / "results" / "weights"
 PAIRS = "text256-rotary", "text256-s4", "pathfinder_demo-transformer", "pathfinder_demo-s4"
@@ -77,8 +79,8 @@ def test_each_has_its_kept_score_without_data(name, tmp_path, monkeypatch, capsy
         predict.main([str(FOLDER / name), "--show", "sheet.png"])
         assert (tmp_path / "sheet.png").read_bytes()[:4] == b"\x89PNG"
         trained = predict.load(FOLDER / name)
-        split = predict.new_split(trained, predict.held_examples(trained))[0]
-        hidden, _, wrong = predict.filled_in(trained, split.batch(np.arange(len(split))))
+        split = new_examples(trained, examples_beside(trained)).split
+        hidden, _, wrong = filled_in(trained, split.batch(np.arange(len(split))))
         assert 1 - wrong.sum() / hidden.sum() == pytest.approx(result["kept"], abs=0.01)
     else:
         if name.startswith("text256"):

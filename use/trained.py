@@ -1,0 +1,234 @@
+"""A trained run as a function: raw sequences in, predictions and probabilities out."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn as nn
+
+from data import Split, named
+from engine.flags import completed
+from engine.folder import newest, read_checkpoint
+from engine.targets import KINDS
+from files import UserError, read_json, reading
+from models import Classifier, Denoiser, Joint
+from pretrain import OBJECTIVES, make_backbone
+from tasks import restored
+from tasks.columns import from_frame
+from tasks.own import encode
+from tasks.split import check_each
+from tasks.table import Layout
+
+
+class TrainedModel:
+    """A run's best weights. Call it with raw sequences: arrays or texts.
+
+    task: the run's task, as saved in training. saved: all flags that define the run. names: of the
+    classes. model, in eval mode: Classifier or Joint, or the Denoiser of a pretraining run. dtype:
+    the number format of the run. data_dir: folder of prepared data; only the run's own splits are
+    read from it."""
+
+    device = "cpu"
+    dtype = "float32"
+
+    def __init__(self, run, data_dir="data"):
+        torch.set_flush_denormal(True)  # as in training
+        self.run = Path(run)
+        self.data_dir = data_dir
+        if not (self.run / "best.pt").is_file():
+            raise UserError(f"{run} has no best.pt; predict.py needs the directory of a run")
+        checkpoint = read_checkpoint(self.run / "best.pt")
+        self.saved = checkpoint["config"]
+        self.pretrained = self.saved["start"] == "pretrain"
+        stage = "pretrain" if self.pretrained else "finetune"
+        self.args = completed(stage, OBJECTIVES, **self.saved)
+        result = self.run / "result.json"
+        record = read_json(result) if result.exists() else newest(self.run)  # of an unfinished run
+        self.dtype = record.get("dtype", self.dtype)
+        with reading(
+            f"{run}/best.pt does not fit its own sizes",
+            "it may come from another version of the code",
+        ):
+            self.task = restored(checkpoint["task"])
+            self.names = np.array(self.task.names or [str(i) for i in range(self.task.classes)])
+            self.model = untrained(self.args, self.task)
+            self.model.load_state_dict(checkpoint["model"])
+        self.model.eval()
+
+    def to(self, device):
+        """Move the model to the device on which `outputs` and `features` compute."""
+        if device == "cuda" and not torch.cuda.is_available():
+            raise UserError("--device cuda, but torch sees no CUDA device; leave it out")
+        self.device = device
+        self.model.to(device)
+        return self
+
+    def autocast(self):
+        return torch.autocast(self.device, torch.bfloat16, enabled=self.dtype == "bfloat16")
+
+    def __call__(self, x):
+        """Return the predictions and probabilities of raw sequences, as in `encoded`, or of one
+        text or series, (l,) or (l, channels)."""
+        if np.iterable(x) and not hasattr(x, "__len__"):
+            x = list(x)  # an iterator
+        sequences = [x] if is_single(self.task, x) else x
+        return self.predictions(self.outputs(self.encoded(sequences)))
+
+    def encoded(self, x):
+        """Turn raw sequences into a Split without targets. x: an array as in a file, (n, l) or (n,
+        l, channels), a DataFrame with the columns of the training data, or a list of n arrays or
+        texts (pairs of texts, if an example has two documents)."""
+        layout = Layout(**self.task.layout or {})
+        if hasattr(x, "columns"):
+            x = rows_of_frame(self.task, x, layout)
+        examples = list(x) if np.iterable(x) else [x]
+        if layout.channels_first:
+            examples = [np.transpose(array) if np.ndim(array) == 2 else array for array in examples]
+        return self.split_of(examples, "x")
+
+    def split_of(self, examples, place, bad=None):
+        """Turn a list of n examples, as a file's reader returns them, into a Split without targets.
+        place: what errors call them. bad: see `encode`."""
+        task = self.task
+        documents = documents_of(task, examples, place)
+        with reading(f"{place} cannot be read", "give a list of texts or of arrays of numbers"):
+            documents = [as_array(document) for document in documents]
+        arrays, unknown, longer = encode(task, place, documents, bad)
+        if unknown:
+            positions = sum(len(ids) - 1 for ids in arrays)  # without <eos>
+            most = ", ".join(f"{name!r} ({n:,})" for name, n in unknown.most_common(5))
+            more = ", ..." if len(unknown) > 5 else ""
+            print(
+                f"note: {sum(unknown.values()):,} of {positions:,} positions hold one of "
+                f"{len(unknown):,} symbols that training never saw; they become <unk>: {most}{more}"
+            )
+        if longer:
+            print(
+                f"note: {longer:,} of {len(arrays):,} sequences are longer than the "
+                f"{task.length:,} positions that the model was trained on; the rest is cut off"
+            )
+        no_targets = np.zeros(len(arrays) // task.documents)
+        if task.channels and not task.ragged:
+            return Split(task, np.stack(arrays), no_targets)
+        return Split(task, np.concatenate(arrays), no_targets, np.cumsum([0, *map(len, arrays)]))
+
+    def outputs(self, split):
+        """Return the outputs for every example of a split: (n, classes or 1) float64; with a label
+        per position (n, length, classes)."""
+        if self.pretrained:
+            raise UserError(
+                f"{self.run} is a pretraining run and predicts no labels; train a classifier from "
+                f"it: python finetune.py --init {self.run}"
+            )
+
+        def outputs(batch):
+            return self.model(self.model.backbone.inputs(batch), batch.lengths).double()
+
+        return self.over_batches(split, outputs)
+
+    def features(self, split):
+        """Return the inputs of the head for every example of a split: (n, d) float32; with a label
+        per position (n, length, d). A pretraining run has none: means over positions, documents
+        side by side."""
+        model = self.model
+        if self.pretrained:
+            model = Classifier(model.backbone, 1, "mean").to(self.device).eval()
+        seen = []
+        hook = model.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+
+        def head_inputs(batch):
+            model(model.backbone.inputs(batch), batch.lengths)
+            return seen.pop()
+
+        features = self.over_batches(split, head_inputs)
+        hook.remove()
+        return features
+
+    @torch.no_grad()
+    def over_batches(self, split, compute):
+        """Return compute(batch) of a whole split, in the order of its examples, 0 past the end of a
+        sequence. Batches and number format are those of an evaluation."""
+        size = self.saved.get("micro_batch") or self.saved["batch"]
+        lengths = split.lengths()
+        order = np.arange(len(split)) if lengths is None else np.argsort(lengths, kind="stable")
+        parts = []
+        for i in range(0, len(split), size):
+            rows = order[i : i + size]
+            batch = split.batch(rows, self.device)
+            with self.autocast():
+                part = compute(batch).cpu()
+            if part.ndim == 3:  # (b, l, ...): batches differ in l
+                part = nn.functional.pad(part, (0, 0, 0, self.task.length - part.shape[1]))
+            else:
+                part = part.reshape(len(rows), -1)
+            parts.append(part)
+        return torch.cat(parts).numpy()[np.argsort(order)]
+
+    def predictions(self, outputs):
+        """Turn outputs into predictions, as `named` does, and the probability of each class (n[,
+        length], classes); None in regression."""
+        outputs = torch.from_numpy(outputs)
+        predictions = named(self.task, KINDS[self.task.kind].predict(outputs))
+        if self.task.kind == "number":
+            return predictions, None
+        several = self.task.kind == "labels"
+        return predictions, (outputs.sigmoid() if several else outputs.softmax(-1)).numpy()
+
+
+def untrained(args, task):
+    """Return the model of a run of either stage, before its weights are loaded."""
+    backbone = make_backbone(args, task)
+    hidden_outputs = OBJECTIVES[args.objective].outputs  # (args, task) -> their number
+    if args.start == "pretrain":
+        return Denoiser(backbone, hidden_outputs(args, task))
+    outputs = task.classes or 1
+    if args.start == "joint":
+        return Joint(backbone, outputs, args.pool, args.head, hidden_outputs(args, task))
+    return Classifier(backbone, outputs, args.pool, args.head)
+
+
+# ---- Raw sequences -------------------------------------------------------------------------------
+
+
+def is_single(task, x):
+    """Return whether x is one text or series, not several."""
+    if isinstance(x, str):
+        return True
+    if hasattr(x, "columns") or not np.iterable(x):
+        return False
+    first = next(iter(x), None)
+    if (task.channels or 1) > 1 and np.iterable(first):  # a series has two axes
+        first = next(iter(first), None)
+    return isinstance(first, (int, float, np.number))
+
+
+def rows_of_frame(task, frame, layout):
+    """Return the series or texts in the rows of a DataFrame. layout: of the training data."""
+    if layout.width is None:  # which was no table
+        return frame.to_numpy()
+    header = bool(layout.columns) or not all(str(name).isdigit() for name in frame.columns)
+    frame = frame.rename(columns=str).reset_index(drop=True)
+    return from_frame("x", frame, header, layout, task.documents).all_series()
+
+
+def documents_of(task, examples, place):
+    """Return the documents of all examples, one after another: the examples themselves, unless they
+    are pairs."""
+    if not examples:
+        raise UserError(f"{place} holds no sequence")
+    if task.documents == 1:
+        return examples
+    right = [
+        np.iterable(pair) and not isinstance(pair, str) and len(pair) == task.documents
+        for pair in examples
+    ]
+    check_each(place, right, "it is no pair; give a list of pairs, [(first, second)] for one")
+    return [document for pair in examples for document in pair]
+
+
+def as_array(document):
+    """Return a series as an array of numbers. A text stays what it is."""
+    if isinstance(document, str):
+        return document
+    array = np.asarray(document)
+    return array.astype(float) if array.dtype == object else array
