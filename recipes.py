@@ -28,11 +28,12 @@ from tasks import TASKS
 # ---- Sizes ---------------------------------------------------------------------------------------
 
 # transformer  paper table 4, rows marked with a dagger: the sizes of Tay et al. 2020, sinusoidal
-# positions rotary       paper table 4, "Transformer + Rotary"; on sCIFAR the sizes of Image
-# (appendix C.1.6) block: attention is cut into blocks of that many positions. Transformers have
-# LayerNorm before attention and FF, and no dropout. These rows are not the paper's: demos; *_mini,
-# the stand-ins of `run_all.sh --preset mini`; file:* and ucr:*, your data, for a width of 64 (`fit`
-# widens or narrows them); and *, any other task.
+#              positions
+# rotary       paper table 4, "Transformer + Rotary"; on sCIFAR the sizes of Image (appendix C.1.6)
+# block: attention is cut into blocks of that many positions. Transformers have LayerNorm before
+# attention and FF, and no dropout. These rows are not the paper's: demos; *_mini, the stand-ins of
+# `run_all.sh --preset mini`; file:* and ucr:*, your data, for a width of 64 (`fit` widens or
+# narrows them); and *, any other task.
 ATTENTION_SIZES = """
 task                           model                     layers   d heads   ff block
 listops|text                   transformer|rotary             6 512     8 1024     -
@@ -52,15 +53,16 @@ pathfinder_demo|*_mini         transformer|rotary             3  32     2   64  
 *                              rotary                         4 128     4  256     -
 """
 
-# s4           Gu et al. 2022, table 11, as the paper's official configurations spell them out.
-# n_ssm: the number of copies of (A, P, B), which the d channels share dlr          S4's depth and
-# width, more states, LayerNorm (appendix C.1.3). dt_min, dt_max: twice its smallest and largest
-# decay rate norm, place: the norm, and its place before the layer (pre) or after the residual sum
-# (post). dt_lr, ssm_lr: learning rates of the step size and of A, P, B (DLR: ssm_lr is for all
-# three parameters of its kernel); "main" is the rate of the rest of the model. dropout drops whole
-# channels of a sequence, inside the layer and on the residual branch. On Speech Commands the
-# official S4 pretrains with LayerNorm and finetunes with BatchNorm, by accident; here both stages
-# use BatchNorm.
+# s4           Gu et al. 2022, table 11, as the paper's official configurations spell them out
+# n_ssm        the number of copies of (A, P, B), which the d channels share
+# dlr          S4's depth and width, more states, LayerNorm (appendix C.1.3); dt_min, dt_max: twice
+#              its smallest and largest decay rate
+# norm, place  the norm, and its place before the layer (pre) or after the residual sum (post)
+# dt_lr        learning rate of the step size; "main" is the rate of the rest of the model
+# ssm_lr       learning rate of A, P, B (DLR: of all three parameters of its kernel)
+# dropout      drops whole channels of a sequence, inside the layer and on the residual branch
+# On Speech Commands the official S4 pretrains with LayerNorm and finetunes with BatchNorm, by
+# accident; here both stages use BatchNorm.
 SSM_SIZES = """
 task                        model layers   d state n_ssm norm  place dt_min dt_max  dt_lr ssm_lr dropout
 listops                     s4         8 128    64   128 batch post   0.001    0.1   main  0.001       -
