@@ -20,6 +20,7 @@ import math
 import runpy
 from argparse import ArgumentTypeError
 from pathlib import Path
+from typing import NamedTuple
 
 from files import UserError
 from models import FEED_FORWARD, MODELS, Attention, Key, SizeError, keys_of
@@ -382,8 +383,22 @@ CELLS = dict(
     eval=Key(int),
     schedule=Key((*ABBREVIATIONS, *SCHEDULES)),
 )
-# how a run starts: which value of a cell it uses
-STAGES = dict(pretrain=0, spt=1, corpus=1, scratch=2, joint=3)
+
+
+class Start(NamedTuple):
+    """How a run starts. Stage 1 knows the first, stage 2 the others."""
+
+    cell: int  # which value of a cell of RECIPES it uses
+    words: str  # for messages
+
+
+STARTS = dict(
+    pretrain=Start(0, "in pretraining"),
+    spt=Start(1, "with --init"),
+    corpus=Start(1, "with a model that has trained weights"),
+    scratch=Start(2, "in training from scratch"),
+    joint=Start(3, "with --joint"),
+)
 
 
 def learning_rate(step, steps, args):
@@ -395,9 +410,9 @@ def learning_rate(step, steps, args):
 
 
 def cell(line, flag, start):
-    """Return a flag's value in a line of RECIPES for a run with this start (a key of STAGES)."""
+    """Return a flag's value in a line of RECIPES for a run with this start (a key of STARTS)."""
     choices = line[flag].split("/")
-    return choices[min(STAGES[start], len(choices) - 1)]
+    return choices[min(STARTS[start].cell, len(choices) - 1)]
 
 
 def recipe_line(name, task, model, objective, start):
@@ -417,7 +432,7 @@ def recipe_line(name, task, model, objective, start):
     if line is None:
         there = {f"{line['model']}/{line['objective']}" for line in named or lines}
         raise UserError(
-            f"no recipe to {'finetune' if STAGES[start] else 'pretrain'} {name}/{model}/"
+            f"no recipe to {'pretrain' if start == 'pretrain' else 'finetune'} {name}/{model}/"
             f"{objective or 'masked'}; there is one for these and models like them: "
             f"{' '.join(sorted(there))}"
         )
@@ -493,28 +508,27 @@ def halved(recipe):
 
 
 def fit(task, examples, recipe, sizes):
-    """Fit a recipe, in place, to the number and the length of the examples of your data. Return the
-    sizes to change and a sentence that reports the choice."""
+    """Fit a recipe to the number and the length of the examples of your data. Return the recipe,
+    the sizes to change, and a sentence that reports the choice."""
     width = 32 if examples < 1_000 else 64 if examples < 10_000 else 128
     epoch = min(max(examples // recipe["batch"], 200), 1_000)  # in steps
-    blocks = (
-        task.length > 2_048 and MODELS[sizes["model"]].mixer is Attention and sizes["block"] is None
-    )
+    long = task.length > 2_048
+    blocks = long and MODELS[sizes["model"]].mixer is Attention and sizes["block"] is None
 
-    recipe |= dict(
-        batch=min(recipe["batch"], examples),
-        steps=recipe.pop("epochs") * epoch,
-        eval_every=epoch // 2,
-    )
-    widths = {"d", "ff", "v", "z"} & keys_of(sizes["model"]).keys() & sizes.keys()
-    changed = {key: sizes[key] * width // 64 for key in sizes if key in widths}
-    changed |= dict(block=1_024) if blocks else {}
-    return changed, (
+    recipe = dict(recipe)
+    steps = recipe.pop("epochs") * epoch
+    batch = min(recipe["batch"], examples)
+    recipe |= dict(batch=batch, steps=steps, eval_every=epoch // 2)
+    widths = {"d", "ff", "v", "z"} & keys_of(sizes["model"]).keys()
+    changed = {key: size * width // 64 for key, size in sizes.items() if key in widths}
+    sentence = (
         f"{examples:,} examples: width {width} (32 below 1,000, 64 below 10,000, then 128) and "
-        f"{epoch} "
-        f"steps per epoch (at least 200, at most 1,000)"
-        f"{'; attention in blocks of 1,024 (above 2,048 positions)' if blocks else ''}"
+        f"{epoch} steps per epoch (at least 200, at most 1,000)"
     )
+    if blocks:
+        changed["block"] = 1_024
+        sentence += "; attention in blocks of 1,024 (above 2,048 positions)"
+    return recipe, changed, sentence
 
 
 if __name__ == "__main__":
