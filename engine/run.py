@@ -9,7 +9,6 @@ import operator
 import sys
 import time
 import warnings
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,9 +21,9 @@ from engine.folder import Folder, code_of, environment, peak_memory, read_checkp
 from engine.graph import Recorded, records
 from engine.processes import PREEMPTED, Processes
 from files import ROOT, UserError, write_atomically
-from models import Backbone, config, count
+from models import count
 from recipes import learning_rate
-from tasks import TASKS, declared, folder_name, kept
+from tasks import TASKS, kept
 from zoo.structured import guide
 
 
@@ -42,53 +41,35 @@ class Run:
     """A training run: its steps, clock and scores. It connects the loop to processes.py, folder.py,
     feed.py.
 
-    A stage's main calls Run(args), open, start and measured; in every step evaluates and evaluated,
-    begin, exchange, backward and stepped; at the end load_best and finish. `state` holds what a
-    resumed run needs besides weights and optimiser."""
+    A stage's main calls Run(args, task, train), start and measured; in every step evaluates and
+    evaluated, begin, exchange, backward and stepped; at the end load_best and finish. `state` holds
+    what a resumed run needs besides weights and optimiser."""
 
     SAVE_SECONDS = 600  # save last.pt between evaluations, about this often
     EARLY = {1, 2, 5, 10, 20, 50}  # steps after which a line is printed and logged, too
 
-    def __init__(self, args):
-        self.args, self.processes = args, Processes(args)
+    def __init__(self, args, task, train):
+        """Check that the run directory is empty or, with --resume, holds this run. Exit if the run
+        is finished. Write nothing yet. config: what the directory records of the run."""
+        self.args, self.task, self.processes = args, kept(task), Processes(args)
         self.device, self.say = self.processes.device, self.processes.say
         self.autocast, self.total = self.processes.autocast, self.processes.total
         self.folder = Folder(args.out, self.processes.main)
-        warn_before(self)
-
-    def open(self, task, train):
-        """Set the length of the run for these training examples. Check that the run directory is
-        empty or, with --resume, holds this run. Exit if the run is finished. Write nothing yet."""
-        args, self.task, examples = self.args, kept(task), len(train)
         self.equal = train.lengths() is None
         # With BatchNorm no batch is cut by length: statistics are those of the whole batch, or of
         # each micro-batch.
         self.lengths = None if args.arch.get("norm") == "batch" else train.lengths()
-        few = getattr(args, "label_fraction", None) is not None or task.labelled is not None
-        if few and examples < args.batch:
-            args.batch = args.changed["batch"] = examples
-        if examples < args.batch:
-            raise UserError(
-                f"--batch {args.batch} is more than the {examples} training examples there are"
-            )
-        # The last, incomplete batch of an epoch is left out. Each epoch has a new order, so no
-        # example is left out for good.
-        self.examples, self.per_epoch = examples, examples // args.batch
-        self.steps = args.steps or args.epochs * self.per_epoch
-        # A small share of the data has few steps per epoch. Validation after every epoch would take
-        # most of the time.
-        least = self.steps // 200 if few or args.train_fraction is not None else 1
-        args.eval_every = args.eval_every or max(self.per_epoch, least)
-        args.data, args.code = task.data, code_of_run(args)
-        if list(task.data["sizes"]) != list(task.sizes):
-            args.changed["sizes"] = list(task.data["sizes"])
+        self.examples = len(train)
+        self.per_epoch = self.examples // args.batch
+        self.steps = args.steps
         if args.micro_batch == 1 and args.batch % self.processes.world:
             raise UserError(
                 f"--micro-batch 1: give 2, or a --batch that divides by {self.processes.world} "
                 "processes"
             )
-        finished = self.folder.look(defining(args), args.resume)
-        vars(args).update(self.folder.began)
+        self.config = defining(args) | {"code": code_of_run(args)}
+        finished = self.folder.look(self.config, args.resume)
+        self.config |= self.folder.began
         self.processes.barrier()  # no process writes before all have checked
         if finished:
             self.say(f"{args.out} is finished; nothing to do")
@@ -109,7 +90,7 @@ class Run:
             loss_steps=0,
             loss_parts={},
         )
-        self.folder.take(defining(args))
+        self.folder.take(self.config)
         self.processes.barrier()
         if self.folder.resumes:
             self.state |= self.folder.restore(model, optimizer, self.state)
@@ -373,7 +354,7 @@ class Run:
         """Write a checkpoint: model, config, everything the task knows of its data, and `more`."""
         self.folder.save(
             name,
-            dict(model=self.model.state_dict(), config=defining(self.args), task=self.task, **more),
+            dict(model=self.model.state_dict(), config=self.config, task=self.task, **more),
         )
 
     def save_last(self, step):
@@ -410,6 +391,7 @@ class Run:
                 "train_fraction",
                 "label_fraction",
                 "joint",
+                "init",
                 "seed",
                 "data",
                 "recipe",
@@ -420,10 +402,10 @@ class Run:
         )
         record = (
             results
-            | {name: getattr(args, name) for name in names if name in args}
+            | {name: self.config[name] for name in names if name in self.config}
             | dict(
-                full_recipe=not args.changed
-                and args.recipe.split("/")[1:] == [args.model, args.objective],
+                full_recipe=not self.config["changed"]
+                and self.config["recipe"].split("/")[1:] == [args.model, args.objective],
                 steps=self.steps,
                 epochs=round(self.steps / self.per_epoch, 2),
                 best_step=self.state["best_step"],
@@ -442,23 +424,6 @@ class Run:
             f"{args.out / 'result.json'}"
         )
         self.processes.close()
-
-
-def warn_before(run):
-    """Warn, before data are made, if a CPU would train for days."""
-    args, task = run.args, declared(run.args.task)
-    if (
-        run.device.type == "cuda"
-        or Path(args.data_dir, folder_name(args.task), "meta.json").exists()
-    ):
-        return
-    share = args.train_fraction or getattr(args, "label_fraction", None) or 1
-    steps = args.steps or args.epochs * (int(share * task.sizes[0]) // args.batch)
-    flops = 6 * count(Backbone(config(args.arch, task))) * task.documents * task.length
-    # 1.1e10 measured on PathX
-    days = steps * args.batch * flops / (1e10 * torch.get_num_threads()) / 86400
-    if days > 1:
-        run.say(f"  note: no GPU: about {days:,.0f} days of training (results/costs.md)")
 
 
 def warn(run, left):
@@ -502,7 +467,7 @@ def print_plan(run):
     )
     if args.fitted:
         run.say(f"  your data: {args.fitted}")
-    run.say(f"  run directory {args.out}; changes to the recipe: {args.changed or 'none'}")
+    run.say(f"  run directory {args.out}; changes to the recipe: {run.config['changed'] or 'none'}")
     if args.recipe.split("/")[1:] != [args.model, args.objective]:
         run.say(
             f"  note: no {args.objective} recipe for {args.model} on this task: it takes the "
