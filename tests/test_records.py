@@ -12,12 +12,13 @@ import signal
 import subprocess
 import sys
 import tokenize
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, call, scripts
+from conftest import ROOT, call, parse, scripts
 from test_analyze import finetuned, put, run
 from test_compare import told
 from test_experiments import here, stand_in_for_python  # noqa: F401, here is a fixture
@@ -39,7 +40,9 @@ from experiments import commands, running, sweep
 from files import UserError, locked, sha256_of, without_comments
 from models import S4, SizeError
 
-PARSE = {"pretrain.py": pretrain.parse_args, "finetune.py": finetune.parse_args}
+PARSE = {
+    f"{stage.__name__}.py": partial(parse, stage) for stage in (pretrain, finetune)
+}
 
 
 def own_file(folder, shape=(60, 8, 1)):
@@ -88,7 +91,7 @@ def test_every_value_of_every_flag_arrives(task, model, monkeypatch, tmp_path):
         "arch.d",
         "arch.layers",
     } | {"arch", "freeze", "class_weights", "fresh"}
-    recipe = vars(pretrain.parse_args(["--task", task, "--model", model])) | (
+    recipe = vars(parse(pretrain, ["--task", task, "--model", model])) | (
         dict(epochs=10) if own else {}
     )
     for start, flag in itertools.product(MEANINGLESS, OTHERS):
@@ -678,7 +681,7 @@ def test_a_micro_batch_alone_is_the_recipe():
         ("rotary", {"norm": "batch"}, {"micro_batch": 2}),
     ):
         words = [f"--arch={name}={value}" for name, value in asked.items()]
-        args = pretrain.parse_args(
+        args = parse(pretrain, 
             ["--task", "pathx", "--model", model, "--micro-batch", "2", *words]
         )
         wanted = changed | ({"arch": asked} if asked else {})

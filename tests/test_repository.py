@@ -16,7 +16,7 @@ from graphlib import TopologicalSorter
 
 import pytest
 import story
-from conftest import ROOT, call, scripts
+from conftest import ROOT, call, parse, scripts
 from test_analyze import listed
 
 import data
@@ -382,7 +382,7 @@ def test_readme_commands_run(place):
             line += " --steps 1 --batch 1 --log-every 1"
             if words[1] == "pretrain.py" and "--help" not in words:
                 # as if it were not shortened
-                line += f" --out {pretrain.parse_args(words[2:]).out}"
+                line += f" --out {parse(pretrain, words[2:]).out}"
         elif "--list" not in words and "--help" not in words:
             continue  # downloads, or generates 200,000 images
         run(line, place)
