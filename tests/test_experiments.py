@@ -498,12 +498,16 @@ def test_a_flag_belongs_to_its_stage(with_tau):
 
 
 def test_a_probe_is_always_frozen():
-    found = sweep.sweep(["listops_demo"], ["s4"], sweep.combinations(["freeze"]), ["spt", "linear_probe"])[0].variants
+    found = sweep.sweep(
+        ["listops_demo"], ["s4"], sweep.combinations(["freeze"]), ["spt", "linear_probe"]
+    )[0].variants
     assert [one.flags for one in found] == ["", "--freeze"]
 
 
 def test_a_flag_without_a_value_is_left_out_and_given():
-    both = sweep.sweep(["listops_demo"], ["s4"], sweep.combinations(["freeze"]), ["scratch", "spt", "joint"])[0].variants
+    both = sweep.sweep(
+        ["listops_demo"], ["s4"], sweep.combinations(["freeze"]), ["scratch", "spt", "joint"]
+    )[0].variants
     assert [(one.start, one.flags) for one in both] == [
         ("scratch", ""),
         ("scratch", "--freeze"),
