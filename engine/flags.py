@@ -12,7 +12,17 @@ import zoo  # noqa: F401, fills MODELS
 from data import look_up
 from files import Parser, UserError, read_json, sha256_of
 from models import MODELS, keys_of
-from recipes import CELLS, SCHEDULES, STARTS, arch, assignments, fit, halved, recipe_line, settings
+from recipes import (
+    SCHEDULES,
+    STARTS,
+    WORDS,
+    arch,
+    assignments,
+    fit,
+    halved,
+    recipe_line,
+    settings,
+)
 from tasks import TASKS, declared, folder_name, full_name
 
 # ---- Which flags there are -----------------------------------------------------------------------
@@ -102,17 +112,16 @@ def flags(stage, objectives):
     curves = "learning rate after warm-up: cosine reaches 0, step halves it after each fifth"
     add(ANY, "--schedule", SCHEDULES, curves)
     add(ANY, "--eval-every", positive, "steps between evaluations (default: an epoch)")
-    pools, heads, losses = (CELLS[name].kind for name in ("pool", "head", "loss"))
-    add(FINETUNING, "--pool", pools, "how to pool the sequence into one vector")
+    add(FINETUNING, "--pool", WORDS["pool"], "how to pool the sequence into one vector")
     head = "head on that vector; mlp: one hidden layer; pair: for two documents per example"
-    add(FINETUNING, "--head", heads, head)
+    add(FINETUNING, "--head", WORDS["head"], head)
 
     # An objective's own flags belong here. A sweep does not repeat training from scratch for them.
     group = parser.add_argument_group("objective, in pretraining and joint training")
     ratio = between(float, 1e-6, 1)
     add(WITH_DENOISING, "--mask", ratio, "masking ratio: probability that a position is hidden")
     error = "loss on hidden positions: cross-entropy (symbols, gray levels), L1"
-    add(WITH_DENOISING, "--loss", losses, error)
+    add(WITH_DENOISING, "--loss", WORDS["loss"], error)
 
     group = parser.add_argument_group("machine")
     add(ANY, "--micro-batch", positive, "examples per forward pass; halve it if memory runs out")

@@ -72,7 +72,7 @@ def test_what_own_is_asked_for_reaches_the_runs_that_it_concerns():
         words += ["--passes", "600"] if passes else []
         words += ["--label-fraction", "0.25"] if share else []
         words += ["--class-weights"] if weights else []
-        for row in running.plan(running.parse_args(["own", *words]))[0]:
+        for row in running.entry_of(running.parse_args(["own", *words])):
             for run in commands.trained(row):
                 args, first = commands.parsed(run), run.first and commands.parsed(run.first)
                 assert (args.label_fraction, args.class_weights) == (share, weights)
