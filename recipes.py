@@ -441,7 +441,11 @@ def halved(recipe):
 def fit(task, examples, recipe, sizes):
     """Fit a recipe to the number and the length of the examples of your data. Return the recipe,
     the sizes to change, and a sentence that reports the choice."""
-    width = (32, 64, 128)[(examples >= 1_000) + (examples >= 10_000)]
+    width = 128
+    if examples < 10_000:
+        width = 64
+    if examples < 1_000:
+        width = 32
     epoch = min(max(examples // recipe["batch"], 200), 1_000)  # in steps
     recipe = dict(recipe)
     steps = recipe.pop("epochs") * epoch
@@ -453,8 +457,8 @@ def fit(task, examples, recipe, sizes):
         f"{examples:,} examples: width {width} (32 below 1,000, 64 below 10,000, then 128) and "
         f"{epoch} steps per epoch (at least 200, at most 1,000)"
     )
-    whole = MODELS[sizes["model"]].mixer is Attention and sizes["block"] is None
-    if whole and task.length > 2_048:
+    attention = MODELS[sizes["model"]].mixer is Attention
+    if attention and task.length > 2_048 and sizes["block"] is None:
         changed["block"] = 1_024
         sentence += "; attention in blocks of 1,024 (above 2,048 positions)"
     return recipe, changed, sentence

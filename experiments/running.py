@@ -38,28 +38,23 @@ side by side (default: CPU cores, or GPUs), RUNS=folder of the runs"""
 
 # first: no traceback if Ctrl-C comes while the rest is imported
 import argparse
-import contextlib
 import itertools
 import os
-import queue
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
-
-import torch
-from tqdm import tqdm
 
 from data import look_up
 from engine.flags import between
 from engine.processes import guarded
 from experiments import entries, sweep
 from experiments.commands import chains, price
+from experiments.pool import Pool, jobs_of, stop_on_signals, visible
 from experiments.sweep import words
 from files import ROOT, Parser, UserError, locked
 from models import MODELS
@@ -89,54 +84,49 @@ def even(text):
 
 
 # Flags of data.py that say how to read your data, without and with a value.
-OWN_FLAGS = (
-    "regression",
-    "symbols",
-    "samples",
-    "no_header",
-    "channels_first",
-    "channels_last",
-    "label_per_position",
-)
+OWN_FLAGS = ["regression", "symbols", "samples", "no-header", "channels-first", "channels-last"]
+OWN_FLAGS += ["label-per-position"]
 OWN_VALUES = "group", "label", "text", "id", "time"
-OF_TARGETS = dict.fromkeys((*OWN_FLAGS, *OWN_VALUES), ["own", "sweep"]) | {
-    "starts": ["own", "sweep"],
-    "passes": ["own"],
-    "label_fraction": ["own"],
-    "class_weights": ["own"],
-    "vary": ["sweep"],
-    "select": ["sweep"],
-    "any_code": ["sweep"],
-}
 
 
 def parse_args(argv):
     parser = Parser(examples=True, allow_abbrev=False)
     parser.format_help = lambda: __doc__
-    add = parser.add_argument
-    add("target", nargs="?", default="")
-    for name in ("list", "any-code", "class-weights", "compile", *OWN_FLAGS):
-        add(f"--{name.replace('_', '-')}", action="store_true")
+    targets = {}  # {flag: those that it is for}, if it is not for all
+
+    def add(name, kind, *only, **more):
+        if kind is bool:
+            more["action"] = "store_true"
+        else:
+            more["type" if callable(kind) else "choices"] = kind
+        targets[parser.add_argument(name, **more).dest] = only
+
+    add("target", str, nargs="?", default="")
+    add("--seeds", numbers, default=["0", "1", "2"])
+    add("--tasks", paths, default=[])
+    add("--models", words, default=[])
+    add("--preset", ("paper", "mini"), default="paper")
+    add("--list", bool)
+    add("--gpus", numbers)
+    add("--raw", Path)
+    add("--micro-batch", between(int, 1))
+    add("--dtype", ("auto", "float32", "bfloat16"))
+    add("--compile", bool)
+    for name in OWN_FLAGS:
+        add(f"--{name}", bool, "own", "sweep")
     for name in OWN_VALUES:
-        add(f"--{name}", type=Path if name == "group" else str)
-    add("--preset", choices=("paper", "mini"), default="paper")
-    add("--raw", type=Path)
-    add("--seeds", type=numbers, default=["0", "1", "2"])
-    add("--gpus", type=numbers)
-    add("--tasks", type=paths, default=[])
-    add("--models", type=words, default=[])
-    add("--label-fraction", type=between(float, 1e-9, 1))
-    add("--passes", type=even)
-    add("--starts", type=words, default=[])
-    add("--micro-batch", type=between(int, 1))
-    add("--vary", action="append", default=[])
-    add("--select", choices=["val"])
-    add("--dtype", choices=("auto", "float32", "bfloat16"))
+        add(f"--{name}", Path if name == "group" else str, "own", "sweep")
+    add("--starts", words, "own", "sweep", default=[])
+    add("--passes", even, "own")
+    add("--label-fraction", between(float, 1e-9, 1), "own")
+    add("--class-weights", bool, "own")
+    add("--vary", str, "sweep", action="append", default=[])
+    add("--select", ["val"], "sweep")
+    add("--any-code", bool, "sweep")
     args = parser.parse_args(argv)
-    for flag, targets in OF_TARGETS.items():
-        if getattr(args, flag) and args.target not in targets:
-            name = flag.replace("_", "-")
-            raise UserError(f"--{name} is for: run_all.sh {' or '.join(targets)}")
+    for flag, only in targets.items():
+        if only and getattr(args, flag) and args.target not in only:
+            raise UserError(f"--{flag.replace('_', '-')} is for: run_all.sh {' or '.join(only)}")
     return args
 
 
@@ -198,17 +188,6 @@ def folder_of(args):
     return folder
 
 
-def jobs_of(gpus):
-    """Return how many runs to train side by side: JOBS, or one per GPU or CPU core."""
-    jobs = os.environ.get("JOBS")
-    if jobs:
-        if not re.fullmatch(r"[1-9]\d{0,3}", jobs):
-            raise UserError(f"JOBS must be a number of runs side by side, got '{jobs}'")
-        return int(jobs)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return len(gpus) or cores
-
-
 class Plan(NamedTuple):
     """What one call trains. folder: of its runs; chains: {seed: chains of commands}."""
 
@@ -232,104 +211,11 @@ def plan_of(args, lacking=()):
 # ---- Running them --------------------------------------------------------------------------------
 
 
-class Pool:
-    """Slots that run chains side by side, one chain per slot. gpus: those of the slots, for
-    CUDA_VISIBLE_DEVICES."""
-
-    # On CPUs, each run has one thread, and glibc keeps freed memory: returning it to the system
-    # takes up to a tenth of the time.
-    ON_CPU = dict(
-        OMP_NUM_THREADS="1", MALLOC_TRIM_THRESHOLD_=str(2**30), MALLOC_MMAP_THRESHOLD_=str(2**30)
-    )
-
-    def __init__(self, jobs, gpus, folder):
-        self.jobs, self.folder = jobs, folder
-        self.running = set()
-        self.stopped = self.failed = False
-        self.slots = queue.SimpleQueue()
-        for i in range(jobs):
-            if gpus:
-                environment = os.environ | {"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]}
-            else:
-                environment = self.ON_CPU | os.environ
-            self.slots.put(environment)
-
-    def run(self, by_seed):
-        """Run the chains of {seed: chains}, those of the first seed first. Whenever a seed has no
-        chain left, yield all such seeds."""
-        left = {seed: len(chains) for seed, chains in by_seed.items()}
-        seeds = {}  # of chains that wait or run
-        with ThreadPoolExecutor(self.jobs) as threads:
-            for seed, chains in by_seed.items():
-                seeds |= {threads.submit(self.work, chain): seed for chain in chains}
-            for chain in tqdm(as_completed(seeds), str(self.folder), len(seeds), unit="chain"):
-                left[seeds[chain]] -= 1
-                if not left[seeds[chain]] and not self.stopped:
-                    yield [seed for seed, n in left.items() if not n]
-
-    def work(self, chain):
-        if self.stopped:
-            return
-        environment, name = self.slots.get(), Path(shlex.split(chain[-1])[-1]).name
-        path = self.folder / "output" / f"{name}.txt"
-        try:
-            with open(path, "w") as output:
-                done = all(self.call(command, output, environment) == 0 for command in chain)
-            lines = path.read_text(errors="replace").strip().splitlines() or [""]
-            last = f"{path} ends with: {lines[-1]}"
-        except OSError as error:  # disk full, or no python
-            done, last = False, str(error)
-        if not done and not self.stopped:
-            self.failed = True
-            tqdm.write(f"error: {name} did not finish; {last}", file=sys.stderr)
-        self.slots.put(environment)
-
-    def call(self, command, output, environment):
-        # Runs have a session of their own, so Ctrl-C in the terminal reaches only this process. It
-        # then stops all runs and waits until they have saved.
-        process = subprocess.Popen(
-            shlex.split(command),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-        self.running.add(process)
-        if self.stopped:  # stopped while this run was started
-            end(process)
-        code = process.wait()
-        self.running.discard(process)
-        return code
-
-    def stop(self):
-        self.stopped = True
-        for process in [*self.running]:
-            end(process)
-
-
-def end(process):
-    with contextlib.suppress(OSError):  # it has already ended
-        os.killpg(process.pid, signal.SIGTERM) if hasattr(os, "killpg") else process.terminate()
-
-
-def visible(wanted):
-    """Return names of GPUs for CUDA_VISIBLE_DEVICES. wanted: their numbers among the visible GPUs;
-    None: all."""
-    names = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(256)))).split(",")
-    try:
-        return [names[int(number)] for number in wanted or range(torch.cuda.device_count())]
-    except IndexError:
-        raise UserError(
-            f"--gpus {','.join(wanted)}: CUDA_VISIBLE_DEVICES={','.join(names)} leaves only 0 to "
-            f"{len(names) - 1}"
-        ) from None
-
-
 def data_command(task, args):
     """Return the command that prepares a task. It passes on the flags that say how to read your
     data."""
     raw = ["--raw", str(args.raw)] if args.raw and declared(task).source.raw else []
-    switches = [f"--{name.replace('_', '-')}" for name in OWN_FLAGS if getattr(args, name)]
+    switches = [f"--{name}" for name in OWN_FLAGS if getattr(args, name.replace("-", "_"))]
     values = {name: getattr(args, name) for name in OWN_VALUES}
     values = [f"--{name}={value}" for name, value in values.items() if value is not None]
     return ["python", "data.py", "--task", task, *raw, *switches, *values]
@@ -423,20 +309,6 @@ def train(plan):
         print("error: some runs are missing; repeat the command to make them", file=sys.stderr)
         return 1
     return 0
-
-
-def stop_on_signals(pool):
-    """Stop all runs, and then this process, when a signal asks for it."""
-
-    def stop(number, _):
-        pool.stop()
-        raise SystemExit(128 + number)
-
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
-        number = getattr(signal, name, None)
-        # nohup ignores SIGHUP, and so do we
-        if number and signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, stop)
 
 
 def show(plan, seeds, last):

@@ -6,9 +6,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import zoo
-from files import exit_code  # noqa: F401, for its callers
-from models import MODELS
+import zoo  # noqa: E402
+from files import exit_code  # noqa: E402, F401, for its callers
+from models import MODELS  # noqa: E402
 
 
 def print_models():
