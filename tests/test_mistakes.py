@@ -151,7 +151,10 @@ MISTAKES = [  # words before the flags: environment, or damage done to a file of
         "predict pickle:best.pt pt",
         "best.pt is missing, cut short, or not a checkpoint of this project",
     ),
-    ("finetune " + BASE + "--mask 0.2", "--mask 0.2 has no meaning in training from scratch; leave it out"),
+    (
+        "finetune " + BASE + "--mask 0.2",
+        "--mask 0.2 has no meaning in training from scratch; leave it out",
+    ),
     ("finetune " + BASE + "--joint 0", "--joint: must be at least 1e-09, got 0"),
     ("finetune --task sc --model s4 --joint 1 --loss ce", "sc has neither; use --loss l1"),
     (

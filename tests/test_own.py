@@ -574,8 +574,8 @@ def test_padding_of_samples_changes_nothing(model, tmp_path):
     channel set."""
     path = written(tmp_path, "npz")
     task, train, *_ = opened(path, tmp_path)
-    args = parse(pretrain, 
-        ["--task", f"file:{path}", "--model", model, "--data-dir", str(tmp_path)]
+    args = parse(
+        pretrain, ["--task", f"file:{path}", "--model", model, "--data-dir", str(tmp_path)]
     )
     torch.manual_seed(0)
     net = Classifier(Backbone(config(args.arch, task, mask_channel=True)), 3, "mean").eval()

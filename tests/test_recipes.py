@@ -493,9 +493,7 @@ def test_finetuning_inherits_what_was_pretrained(tmp_path):
     }
     assert parse(finetune, init + ["--train-fraction", "0.1"]).train_fraction == 0.1
     assert parse(finetune, init + words("image", "s4", "masked")).arch == args.arch
-    args = parse(finetune, 
-        pretrained(tmp_path / "stopped", words("image", "s4"), finished=False)
-    )
+    args = parse(finetune, pretrained(tmp_path / "stopped", words("image", "s4"), finished=False))
     assert args.changed == {"pretraining": {"unfinished": True}}
 
 

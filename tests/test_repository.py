@@ -437,17 +437,11 @@ def test_bare_commands_show_what_there_is_or_what_to_type(monkeypatch):
         "analyze.py",
         "predict.py",
         "baseline.py",
-        "recipes.py",
         "data.py",
         "pretrain.py",
         "finetune.py",
     ):
         assert f"\n    python {script} " in printed(script)
-    text = printed("recipes.py", "--task", "pathx", "--model", "s4")
-    assert (
-        re.search(r"pretrain  masked .*lr=0.001 .*\(line pathx/s4/masked\)", text)
-        and "sizes" in text
-    )
 
 
 def test_kernels_tells_its_story(tmp_path, monkeypatch):
