@@ -137,9 +137,8 @@ def flags(stage, objectives):
     return parser
 
 
-# These do not define a run. (`fitted` is a sentence.)
+# These do not define a run.
 MACHINE_FLAGS = {"help", "resume", "device", "dtype", "compile", "log_every", "out", "data_dir"}
-MACHINE_FLAGS |= {"fitted"}
 # Recorded separately, not in `changed`.
 RECORDED = {"task", "model", "objective", "arch", "seed", "init", "joint"}
 # No flag may have these names: a run records something else under them.
@@ -165,7 +164,6 @@ def arguments(stage, argv, objectives, pretraining=None, planned=False):
     if args.help and None in (args.task, args.model) and not getattr(args, "init", None):
         parser.print_help()
         parser.exit()
-    own_flags = sorted(vars(args).keys() - MACHINE_FLAGS - RECORDED)  # also those of a fork
     args.task = args.task and full_name(args.task)
     if stage == "finetune" and args.init:
         pretraining = read_pretraining(args.init)
@@ -182,15 +180,7 @@ def arguments(stage, argv, objectives, pretraining=None, planned=False):
     sizes = sizes_of(args, task, fitted)
     if args.help:
         print_recipe(parser, args, recipe)
-    args.changed = {"arch": sizes} if sizes else {}
-    for flag in own_flags:
-        value = getattr(args, flag)
-        if value not in (None, recipe.get(flag), parser.get_default(flag)):
-            args.changed[flag] = value
-    if not normalises_parts(args, recipe):
-        args.changed.pop("micro_batch", None)
-    if args.start == "spt":
-        args.changed |= changed_before(args)
+    args.changed = changes(args, recipe, sizes, vars(parser.parse_args([])))
     if "epochs" in args.changed:
         recipe.pop("steps", None)  # --epochs replaces the recipe's steps
     for flag, value in recipe.items():
@@ -317,31 +307,37 @@ def sizes_of(args, task, fitted):
     return {name: size for name, size in args.arch.items() if usual.get(name) != size}
 
 
-def normalises_parts(args, recipe):
-    """Return whether --micro-batch cuts a batch that BatchNorm normalises: it changes the
-    results."""
-    batch = args.batch or recipe["batch"]
-    return args.micro_batch and args.micro_batch < batch and args.arch.get("norm") == "batch"
-
-
-def changed_before(args):
-    """Return what differs from the recipe in the pretraining of a run, as its `changed` says it."""
-    changed = dict(args.pretraining["changed"])
-    if args.init is not None and not (args.init / "result.json").exists():
-        changed["unfinished"] = True
-    return {"pretraining": changed} if changed else {}
+def changes(args, recipe, sizes, defaults):
+    """Return {flag: value} of everything that differs from the recipe, `changed` of result.json.
+    sizes: of the model, those that differ; defaults: {flag: that of the parser}."""
+    changed = {"arch": sizes} if sizes else {}
+    for flag in sorted(defaults.keys() - MACHINE_FLAGS - RECORDED):  # also those of a fork
+        value = getattr(args, flag)
+        if value not in (None, recipe.get(flag), defaults[flag]):
+            changed[flag] = value
+    cut = args.micro_batch and args.micro_batch < (args.batch or recipe["batch"])
+    if not cut or args.arch.get("norm") != "batch":  # the gradient is that of the whole batch
+        changed.pop("micro_batch", None)
+    if args.start == "spt":  # changes in pretraining are changes of this run
+        before = dict(args.pretraining["changed"])
+        if args.init is not None and not (args.init / "result.json").exists():
+            before["unfinished"] = True
+        if before:
+            changed["pretraining"] = before
+    return changed
 
 
 def print_recipe(parser, args, recipe):
     """Print the help with the recipe and sizes of a task and model, and exit."""
+
+    def listed(values):
+        return " ".join(f"{name}={value}" for name, value in values.items() if value is not None)
+
     keys = keys_of(args.model, args.arch.get("ffn", "dense"))
     sizes = {name: size for name, size in args.arch.items() if name in keys}
-    flags, sizes = (
-        " ".join(f"{name}={value}" for name, value in values.items() if value is not None)
-        for values in (recipe, sizes)
-    )
-    rule = f" {args.fitted}." if args.fitted else ""
-    parser.description = f"Recipe {args.recipe}: {flags}. Sizes: {sizes}.{rule}"
+    parser.description = f"Recipe {args.recipe}: {listed(recipe)}. Sizes: {listed(sizes)}."
+    if args.fitted:
+        parser.description += f" {args.fitted}."
     parser.print_help()
     parser.exit()
 
@@ -403,7 +399,8 @@ def run_name(args, seed):
 
 def defining(args):
     """Return everything that defines a run; saved in config.json and in each checkpoint."""
-    settings = {name: value for name, value in vars(args).items() if name not in MACHINE_FLAGS}
+    apart = MACHINE_FLAGS | {"fitted"}
+    settings = {name: value for name, value in vars(args).items() if name not in apart}
     return json.loads(json.dumps(settings, default=str))
 
 
