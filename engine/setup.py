@@ -27,6 +27,7 @@ def setup(stage, argv, objectives):
     """Return what a run of a stage (pretrain or finetune) begins with: args, its final settings;
     task, the Task; (train, val, test), its splits (`Split` in data.py)."""
     args = arguments(stage, argv, objectives)
+    check_machine(args)
     warn_before(args)
     task, train, val, test = open_task(
         args.task,
@@ -43,6 +44,17 @@ def setup(stage, argv, objectives):
         )
     fit_to_data(args, task, len(train))
     return Settings(vars(args)), task, (train, val, test)
+
+
+def check_machine(args):
+    """Raise UserError, before data are made, for a machine that cannot run this."""
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    if world > 1 and not {"RANK", "MASTER_ADDR"} <= os.environ.keys():
+        raise UserError(
+            f"WORLD_SIZE is {world}, but RANK or MASTER_ADDR is not set; start with torchrun"
+        )
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda, but torch sees no CUDA device; use --device cpu")
 
 
 def fit_to_data(args, task, examples):

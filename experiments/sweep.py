@@ -40,29 +40,30 @@ def parsers():
     return {stage: flags(stage, OBJECTIVES) for stage in ("pretrain", "finetune")}
 
 
+APART = MACHINE_FLAGS | {"task", "model", "seed", "init"}  # a sweep does not vary these
+
+
 def combinations(varied):
     """Return every combination of values: ['lr=1e-3,3e-3', 'pretrain.arch.d=32'] ->
     [[Choice("", "lr", "", "1e-3"), Choice("pretrain", "arch", "d", "32")], ...]."""
-    stages, choices = parsers(), {}
+    stages = parsers()
+    choices = {}
     for text in varied:
         name, _, values = text.partition("=")
-        head, _, rest = name.partition(".")
-        stage, rest = (head, rest) if head in stages else ("", name)
+        stage, _, rest = name.partition(".")
+        if stage not in stages:
+            stage, rest = "", name
         flag, _, key = rest.replace("-", "_").partition(".")
-        apart = MACHINE_FLAGS | {"task", "model", "seed", "init"}
-        able = [
-            parser
-            for parser in (stages.values() if not stage else [stages[stage]])
-            if flag in parser.starts.keys() - apart
-        ]
-        if not able or (flag == "arch") != bool(key):
-            names = {each for parser in stages.values() for each in parser.starts.keys() - apart}
-            known = " ".join(sorted(names)).replace("_", "-")
+        readers = [parser for only, parser in stages.items() if stage in ("", only)]
+        readers = [parser for parser in readers if flag in parser.starts.keys() - APART]
+        if not readers or (flag == "arch") != bool(key):
+            names = set().union(*(parser.starts for parser in stages.values())) - APART
+            names = " ".join(sorted(names)).replace("_", "-")
             raise UserError(
-                f"--vary {name}: no such flag; choose from: {known}; for arch its keys, such as "
+                f"--vary {name}: no such flag; choose from: {names}; for arch its keys, such as "
                 "arch.d"
             )
-        switch = able[0].get_default(flag) is False
+        switch = readers[0].get_default(flag) is False
         if name in choices or bool(values.strip(",")) == switch:
             raise UserError(
                 f"--vary wants FLAG=VALUE,VALUE or a switch, each flag once; got {text}"

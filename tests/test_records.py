@@ -74,7 +74,6 @@ OTHERS = dict(
     joint=2.0,
     **{"arch.d": 32, "arch.layers": 2},
 )
-APART = MACHINE_FLAGS | {"task", "model", "seed", "init"}  # a sweep does not vary these
 MEANINGLESS = dict(scratch={"mask", "loss", "joint"}, spt={"joint"}, joint=set())
 
 
@@ -86,7 +85,7 @@ def test_every_value_of_every_flag_arrives(task, model, monkeypatch, tmp_path):
     your data the recipe's epochs are not what `fit` makes of them."""
     monkeypatch.chdir(tmp_path)
     task = own_file(tmp_path) if task == "own" else task
-    known = {stage: parser.starts.keys() - APART for stage, parser in sweep.parsers().items()}
+    known = {stage: parser.starts.keys() - sweep.APART for stage, parser in sweep.parsers().items()}
     if own := tasks.declared(task).own:
         data.prepare(task, "data")
     assert known["pretrain"] | known["finetune"] == OTHERS.keys() - {
