@@ -200,8 +200,8 @@ class Plan(NamedTuple):
 def plan_of(args, lacking=()):
     """Return the Plan of a target, without tasks that lack data; own: of one data set. UserError or
     SizeError for a flag, a size or a model that no run can have."""
-    folder = folder_of(args)
     entry = [row for row in entry_of(args) if row.task not in lacking]
+    folder = folder_of(args)
     flags = {"micro_batch": args.micro_batch, "dtype": args.dtype}
     machine = sweep.written(flags | {"compile": "" if args.compile else None})
     by_seed = {seed: chains(entry, seed, folder.as_posix(), machine) for seed in args.seeds}
