@@ -4,6 +4,7 @@ it."""
 import contextlib
 import datetime
 import functools
+import json
 import math
 import operator
 import sys
@@ -70,6 +71,8 @@ class Run:
         self.config = defining(args) | {"code": code_of_run(args)}
         finished = self.folder.look(self.config, args.resume)
         self.config |= self.folder.began
+        # One round trip: a resumed run writes best.pt with the same bytes.
+        self.config = json.loads(json.dumps(self.config))
         self.processes.barrier()  # no process writes before all have checked
         if finished:
             self.say(f"{args.out} is finished; nothing to do")
