@@ -10,7 +10,6 @@ run directories, or results/PRESET/runs.jsonl and kernels.npz, which `keep` make
     python analyze.py compare runs/a runs/b     any runs: one row per setting, with gains and intervals; a figure
     python analyze.py demo              the demo's table (Markdown) and figure, from runs/demo
     python analyze.py own runs/own      your data: SPT and joint training against scratch (run_all.sh own)
-    python analyze.py sets runs/ucr     SPT and joint training over many sets, with tests (run_all.sh ucr)
     python analyze.py curves RUN...     loss, score, learning rate over steps and minutes: curves.png
     python analyze.py status runs/demo  which runs are done, running (with the time left), stopped or failed
 
@@ -35,7 +34,6 @@ from compare.curves import curves
 from compare.drawing import OTHER, SCRATCH, SPT, bars, draw, markdown, replace_block, wrapped, write
 from compare.reading import evaluations, identity, provenance, read_runs, scores, variants_of
 from compare.report import report
-from compare.sets import over_sets
 from compare.settings import compare
 from compare.statistics import gain, half_width, mean_std, minus, signed
 from engine.folder import newest
@@ -707,7 +705,6 @@ COMMANDS = {
     "curves": curves,
     "demo": report,
     "own": report,
-    "sets": over_sets,
     "status": status,
 }
 
@@ -728,7 +725,7 @@ def command(argv):
     parser.add_argument(
         "what",
         nargs="*",
-        help="number of the table or figure; compare, curves, own, sets, status: "
+        help="number of the table or figure; compare, curves, own, status: "
         "folders; demo, keep: a demo of run_all.sh",
     )
     parser.add_argument(
@@ -760,22 +757,22 @@ def command(argv):
         "--seeds",
         type=lambda text: {*map(int, text.split(","))},
         metavar="0,1,...",
-        help="demo, own, sets: only the runs of these seeds",
+        help="demo, own: only the runs of these seeds",
     )
     parser.add_argument(
         "--figure",
         type=Path,
-        help="demo, own, sets, compare, curves: where the figure goes "
+        help="demo, own, compare, curves: where the figure goes "
         "(default: in the folder of the runs)",
     )
     parser.add_argument(
         "--readme",
         type=Path,
-        help="demo, own, sets: write tables between their markers in this file",
+        help="demo, own: write tables between their markers in this file",
     )
     args = parser.parse_args(argv)
-    of_users = args.command in ("compare", "curves", "demo", "own", "sets")
-    if args.command in ("compare", "curves", "own", "sets") and args.what:
+    of_users = args.command in ("compare", "curves", "demo", "own")
+    if args.command in ("compare", "curves", "own") and args.what:
         args.runs = Path(args.what[0])
     name = args.command if of_users else args.preset
     default = Path("runs", args.what[0] if args.command in ("demo", "keep") and args.what else name)

@@ -22,14 +22,13 @@ from collections import namedtuple
 
 import torch
 
-from data import open_task
 from engine.feed import drawing
-from engine.flags import arguments
 from engine.folder import read_checkpoint
 from engine.processes import guarded
 from engine.run import Run
+from engine.setup import setup
 from engine.targets import class_weights, kind_of_target
-from files import UserError, reading
+from files import reading
 from models import HELPERS, MODELS, Classifier, Joint, make_optimizer
 from pretrain import OBJECTIVES, denoising, make_backbone, parts_of
 from recipes import learning_rate
@@ -95,18 +94,8 @@ def load_backbone(model, args, say):
     )
 
 
-def parse_args(argv=None):
-    return arguments("finetune", argv, OBJECTIVES)
-
-
 def make_model(args, task, run):
     """Return the model: from a pretraining run, from trained weights or from scratch."""
-    if args.init is not None and args.pretraining["data"] != task.data:
-        raise UserError(
-            f"{args.init} was pretrained on {args.pretraining['data']}, and {args.task} in "
-            f"{args.data_dir} "
-            f"holds {task.data}; its test split may hold what was pretrained on"
-        )
     backbone = make_backbone(args, task)
     outputs = task.classes or 1
     if args.start == "joint":
@@ -123,17 +112,8 @@ def make_model(args, task, run):
 
 
 def main(argv=None):
-    args = parse_args(argv)
-    run = Run(args)  # device, processes
-    task, train, val, test = open_task(
-        args.task,
-        args.data_dir,
-        args.train_fraction,
-        args.label_fraction,
-        labels=True,
-        fresh=args.seed if args.fresh else None,
-    )
-    run.open(task, train)  # sets the number of steps; checks the run directory
+    args, task, (train, val, test) = setup("finetune", argv, OBJECTIVES)  # flags and data
+    run = Run(args, task, train)  # device, processes; checks the run directory
     torch.manual_seed(args.seed)
     model = make_model(args, task, run).to(run.device)
     kind = kind_of_target(task, train)  # its loss and its scores
@@ -193,7 +173,6 @@ def main(argv=None):
         **record,
         test_loss=test_loss,
         start=args.start,
-        init=str(args.init) if args.init else None,
     )
 
 

@@ -39,11 +39,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data import open_task
 from engine.feed import drawing
-from engine.flags import arguments
 from engine.processes import guarded
 from engine.run import Run
+from engine.setup import setup
 from files import UserError
 from kernels import inside, true_lengths
 from models import Backbone, Denoiser, at, config, make_optimizer
@@ -225,17 +224,10 @@ def constant_score(split, loss, most=1_000):
     return f"the mean scores {-values.square().nanmean().item():.4f}"  # samples are normalised
 
 
-def parse_args(argv=None):
-    return arguments("pretrain", argv, OBJECTIVES)
-
-
 def main(argv=None):
-    args = parse_args(argv)
-    run, objective = Run(args), OBJECTIVES[args.objective]  # device, processes
-    task, train, val, _ = open_task(
-        args.task, args.data_dir, args.train_fraction, fresh=args.seed if args.fresh else None
-    )
-    run.open(task, train)  # sets the number of steps; checks the run directory
+    args, task, (train, val, _) = setup("pretrain", argv, OBJECTIVES)  # flags and data
+    objective = OBJECTIVES[args.objective]
+    run = Run(args, task, train)  # device, processes; checks the run directory
 
     # ---- model and optimiser: every process builds the same --------------------------------------
     torch.manual_seed(args.seed)

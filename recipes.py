@@ -1,8 +1,9 @@
 """The paper's tables 4 to 6: the size and the recipe of each model on each task, and how a run
 finds its line.
 
-    python recipes.py --task pathx --model s4       print the sizes and the recipe of a task and model
-    python pretrain.py --task pathx --model s4 --arch d=64,layers=3 --lr 1e-3       change a size and the recipe
+    python pretrain.py --task pathx --model s4 --help         print the sizes and the recipe of a
+                                                              task and model; also of finetune.py
+    python pretrain.py --task pathx --model s4 --arch d=64,layers=3 --lr 1e-3      change both
 
 These are the settings behind the paper's numbers. A first reading may skip the lower half, which
 looks lines up. An architecture in zoo/ adds tables without the column `model`. A task may add
@@ -17,12 +18,11 @@ import fnmatch
 import functools
 import itertools
 import math
-import runpy
 from argparse import ArgumentTypeError
-from pathlib import Path
+from typing import NamedTuple
 
 from files import UserError
-from models import FEED_FORWARD, MODELS, Attention, Key, SizeError, keys_of
+from models import FEED_FORWARD, MODELS, Attention, SizeError, keys_of
 from tasks import TASKS
 
 # ---- Sizes ---------------------------------------------------------------------------------------
@@ -196,15 +196,12 @@ def read_table(text):
     """Read a whitespace table -> list of {column: string} in row order. Cells that are a dash are
     left out, and a line with a|b in a cell becomes a row with a and one with b."""
     head, *lines = [line.split() for line in text.strip().splitlines() or [""]]
+    rows = []
     for line in lines:
-        assert len(line) == len(head), (
-            f"table row has {len(line)} cells, the head {len(head)}: {' '.join(line)}"
-        )
-    return [
-        {key: cell for key, cell in zip(head, row) if cell != "-"}
-        for line in lines
-        for row in itertools.product(*(cell.split("|") for cell in line))
-    ]
+        assert len(line) == len(head), f"{len(line)} cells, the head has {len(head)}: {line}"
+        for cells in itertools.product(*(cell.split("|") for cell in line)):
+            rows.append({key: cell for key, cell in zip(head, cells) if cell != "-"})
+    return rows
 
 
 def rows(kind, *tables):
@@ -228,11 +225,9 @@ def matching(rows, model, **wanted):
     """Return the first of `rows` for this model whose patterns match everything wanted, or None. A
     model's own rows come before those of the model named in its `like`."""
     while model is not None:
+        values = wanted | {"model": model}
         for row in rows:
-            if all(
-                fnmatch.fnmatchcase(value, row[key])
-                for key, value in (wanted | {"model": model}).items()
-            ):
+            if all(fnmatch.fnmatchcase(value, row[key]) for key, value in values.items()):
                 return row
         model = MODELS[model].like
     return None
@@ -264,22 +259,21 @@ def settings(changed):
     """Flatten `changed` of a result.json, the settings of both stages that differ from the recipe:
     {"lr": 0.01, "arch.d": 64, "pretraining.mask": 0.5}. A setting that finetuning inherits is
     listed once."""
-    found = {}
+    flat = {}
     for name, value in changed.items():
-        if name != "pretraining":
-            nested = value if isinstance(value, dict) else None
-            found |= (
-                {name: value}
-                if nested is None
-                else {f"{name}.{key}": each for key, each in nested.items()}
-            )
+        if name == "pretraining":
+            continue
+        if isinstance(value, dict):
+            flat |= {f"{name}.{key}": size for key, size in value.items()}
+        else:
+            flat[name] = value
+    second = dict(flat)
     first = settings(changed["pretraining"]) if "pretraining" in changed else {}
-    inherited = {name for name in first if name.split(".")[0] in INHERITED}
-    return found | {
-        f"pretraining.{name}": value
-        for name, value in first.items()
-        if name not in inherited or found.get(name) != value
-    }
+    for name, value in first.items():
+        inherited = name.split(".")[0] in INHERITED
+        if not inherited or second.get(name) != value:
+            flat[f"pretraining.{name}"] = value
+    return flat
 
 
 # ---- How a run finds its line --------------------------------------------------------------------
@@ -305,29 +299,16 @@ def arch(task, model, /, **overrides):
     sizes = {name: shown[name] for name in shown if name in ("block", "norm", "dropout")}
     sizes |= {key: number(cell) for key, cell in row.items() if key != "task"} | {"model": model}
     sizes |= {name: value for name, value in shown.items() if name not in sizes}
-    sizes |= {
-        key: value for key, value in MODELS[model].extras.items() if type(value) in (int, float)
-    }
-    own = [
-        row["sizes"]
-        for row in read_table(MODELS[model].changes)
-        if fnmatch.fnmatchcase(task, row["task"])
-    ]
-    sizes |= assignments(own[0]) if own else {}
+    extras = MODELS[model].extras
+    sizes |= {key: value for key, value in extras.items() if type(value) in (int, float)}
+    for row in read_table(MODELS[model].changes):
+        if fnmatch.fnmatchcase(task, row["task"]):
+            sizes |= assignments(row["sizes"])
+            break
     known = {name: value for name, value in (defaults | sizes).items() if name in keys}
     for name, value in overrides.items():
-        if name not in known:  # no class reads it, even if the row has it
-            parts = [
-                ffn for ffn, part in FEED_FORWARD.items() if "ffn" in known and name in part.keys
-            ]
-            there = (
-                f"it comes with ffn={' or '.join(parts)}" if parts else f"it has: {' '.join(known)}"
-            )
-            raise SizeError(f"--arch {name}={value}: {model} on {task} has no {name}; {there}")
-        if wanted := lacking(keys[name], value):
-            raise SizeError(
-                f"--arch {name}={value}: {name} must be {wanted}; on {task} it is {known[name]}"
-            )
+        if problem := misfit(name, value, known, keys, f"{model} on {task}"):
+            raise SizeError(f"--arch {name}={value}: {problem}")
     sizes |= overrides
     if "dt_min" in sizes and not 0 < sizes["dt_min"] <= sizes["dt_max"]:
         raise SizeError(
@@ -336,25 +317,35 @@ def arch(task, model, /, **overrides):
     return sizes
 
 
+def misfit(name, value, known, keys, whose):
+    """Return why a model cannot have a size, or None. known: its usual sizes."""
+    if name not in known:  # no class reads it, even if the row has it
+        parts = [ffn for ffn, part in FEED_FORWARD.items() if "ffn" in known and name in part.keys]
+        others = (
+            f"it comes with ffn={' or '.join(parts)}" if parts else f"it has: {' '.join(known)}"
+        )
+        return f"{whose} has no {name}; {others}"
+    wanted = lacking(keys[name], value)
+    task = whose.rpartition(" on ")[2]
+    return wanted and f"{name} must be {wanted}; on {task} it is {known[name]}"
+
+
 def lacking(key, value):
     """Return None if a value fits a `Key`, else a description of the values that do."""
-    if key.kind not in (int, float) and float not in key.kind:
-        return None if value in key.kind else "one of: " + " ".join(map(str, key.kind))
-    whole, words = (
-        key.kind is int,
-        [] if key.kind in (int, float) else [word for word in key.kind if word is not float],
-    )
-    least = (1 if whole else 0) if key.least is None else key.least
-    if (
-        value in words
-        or type(value) in ((int,) if whole else (int, float))
-        and least <= value <= key.most
-    ):
+    if key.kind is int:
+        least = 1 if key.least is None else key.least
+        if type(value) is int and least <= value <= key.most:
+            return None
+        most = f" and at most {key.most}" if key.most < 10**9 else ""
+        return f"a whole number of at least {least}{most}"
+    words = [] if key.kind is float else [word for word in key.kind if word is not float]
+    if value in words:
         return None
-    if whole:
-        return f"a whole number of at least {least}" + (
-            f" and at most {key.most}" if key.most < 10**9 else ""
-        )
+    if key.kind is not float and float not in key.kind:
+        return f"one of: {' '.join(map(str, words))}"
+    least = key.least or 0
+    if type(value) in (int, float) and least <= value <= key.most:
+        return None
     return " or ".join([f"a number from {least:g} to {key.most:g}", *words])
 
 
@@ -369,21 +360,26 @@ SCHEDULES = {
     "step": lambda step, steps, warmup: 0.5 ** (5 * step // steps),
 }
 ABBREVIATIONS = dict(const="constant", cos="cosine")  # in RECIPES
-# What a cell of RECIPES may be. The flags accept the same words.
-CELLS = dict(
-    loss=Key(("ce", "l1")),
-    pool=Key(("mean", "max", "last", "none")),
-    head=Key(("linear", "mlp", "pair")),
-    lr=Key(float),
-    wd=Key(float),
-    batch=Key(int),
-    length=Key(int),
-    warmup=Key(int, least=0),
-    eval=Key(int),
-    schedule=Key((*ABBREVIATIONS, *SCHEDULES)),
+# What these columns of RECIPES, and their flags, may be.
+WORDS = dict(
+    loss=("ce", "l1"), pool=("mean", "max", "last", "none"), head=("linear", "mlp", "pair")
 )
-# how a run starts: which value of a cell it uses
-STAGES = dict(pretrain=0, spt=1, corpus=1, scratch=2, joint=3)
+
+
+class Start(NamedTuple):
+    """How a run starts. Stage 1 knows the first, stage 2 the others."""
+
+    cell: int  # which value of a cell of RECIPES it uses
+    words: str  # for messages
+
+
+STARTS = dict(
+    pretrain=Start(0, "in pretraining"),
+    spt=Start(1, "with --init"),
+    corpus=Start(1, "with a model that has trained weights"),
+    scratch=Start(2, "in training from scratch"),
+    joint=Start(3, "with --joint"),
+)
 
 
 def learning_rate(step, steps, args):
@@ -395,9 +391,9 @@ def learning_rate(step, steps, args):
 
 
 def cell(line, flag, start):
-    """Return a flag's value in a line of RECIPES for a run with this start (a key of STAGES)."""
+    """Return a flag's value in a line of RECIPES for a run with this start (a key of STARTS)."""
     choices = line[flag].split("/")
-    return choices[min(STAGES[start], len(choices) - 1)]
+    return choices[min(STARTS[start].cell, len(choices) - 1)]
 
 
 def recipe_line(name, task, model, objective, start):
@@ -410,80 +406,30 @@ def recipe_line(name, task, model, objective, start):
     ]
     named = [line for line in lines if line["task"] != "*"]
     line = None
-    for some in (named, lines):
-        line = line or matching(some, model, **{"objective": objective} if objective else {})
+    for candidates in (named, lines):
+        asked = {"objective": objective} if objective else {}
+        line = line or matching(candidates, model, **asked)
         if line is None and objective is not None:  # else the recipe of the masked objective
-            line = matching(some, model, objective="masked")
+            line = matching(candidates, model, objective="masked")
     if line is None:
-        there = {f"{line['model']}/{line['objective']}" for line in named or lines}
+        pairs = {f"{line['model']}/{line['objective']}" for line in named or lines}
+        stage = "pretrain" if start == "pretrain" else "finetune"
         raise UserError(
-            f"no recipe to {'finetune' if STAGES[start] else 'pretrain'} {name}/{model}/"
-            f"{objective or 'masked'}; there is one for these and models like them: "
-            f"{' '.join(sorted(there))}"
+            f"no recipe to {stage} {name}/{model}/{objective or 'masked'}; there is one for these "
+            f"and models like them: {' '.join(sorted(pairs))}"
         )
     values = {flag: number(cell(line, flag, start)) for flag in line}
     name = "/".join(values.pop(column) for column in ("task", "model", "objective"))
-    length, objective = str(values.pop("length")), objective or line["objective"]
+    length = str(values.pop("length"))
     values["epochs" if length.endswith("e") else "steps"] = int(length.removesuffix("e"))
     values["schedule"] = ABBREVIATIONS.get(values["schedule"], values["schedule"])
     values["eval_every"] = values.pop("eval", None)
     values["mask"] = task.mask
     values.setdefault("loss", "ce" if task.channels is None else "l1")
     values.setdefault("head", "pair" if task.documents == 2 else "linear")
-    values |= {"pool": "none"} if task.kind == "positions" else {}
-    return name, objective, values
-
-
-def check_sizes(model, sizes, whole=True):
-    """Raise ValueError if sizes {key: value} do not fit the classes of a model or, with `whole`,
-    lack a needed one."""
-    keys = keys_of(model, sizes.get("ffn", "dense"))
-    for key, value in sizes.items():
-        if key not in keys:
-            raise ValueError(f"no class of {model} declares {key} in its keys")
-        if value != keys[key].default and (wanted := lacking(keys[key], value)):
-            raise ValueError(f"{key} of {model} must be {wanted}, got {value}")
-    missing = (
-        {key for key in keys if keys[key].default is ...}
-        - sizes.keys()
-        - MODELS[model].extras.keys()
-    )
-    if whole and missing:
-        raise ValueError(
-            f"sizes of {model} lack {' '.join(sorted(missing))}, and its key has no default"
-        )
-
-
-def check_recipes(name, text, first):
-    """Raise ValueError if recipes that a model or task adds lack a column, or if a cell is not a
-    value of its flag. first: the name of the first column, "task" or "model"."""
-    columns = {first, "objective", *CELLS} - {"eval"}
-    if text and (missing := columns - {*text.strip().split("\n")[0].split()}):
-        raise ValueError(f"recipes of {name} lack {' '.join(sorted(missing))}")
-    for line in read_table(text):
-        if first == "model" and not fnmatch.filter(MODELS, line[first]):
-            raise ValueError(f"recipes of {name}: there is no model {line[first]}")
-        for flag, part in (
-            (flag, part) for flag in line if flag in CELLS for part in line[flag].split("/")
-        ):
-            wanted = lacking(
-                CELLS[flag], number(part.removesuffix("e") if flag == "length" else part)
-            )
-            if wanted and part != "-":
-                raise ValueError(f"{flag} of {line[first]} must be {wanted}, got {part}")
-
-
-def check_tables(name, task):
-    """Raise ValueError if the tables that a task adds do not fit the models that they name. Models
-    are loaded first."""
-    check_recipes(name, task.recipes, "model")
-    for row in read_table(task.models):
-        if "model" not in row:
-            raise ValueError(f"sizes of {name} lack model")
-        if not (named := fnmatch.filter(MODELS, row["model"])):
-            raise ValueError(f"sizes of {name}: there is no model {row['model']}")
-        for model in named:
-            check_sizes(model, {key: number(cell) for key, cell in row.items() if key != "model"})
+    if task.kind == "positions":
+        values["pool"] = "none"
+    return name, objective or line["objective"], values
 
 
 def halved(recipe):
@@ -493,30 +439,26 @@ def halved(recipe):
 
 
 def fit(task, examples, recipe, sizes):
-    """Fit a recipe, in place, to the number and the length of the examples of your data. Return the
-    sizes to change and a sentence that reports the choice."""
-    width = 32 if examples < 1_000 else 64 if examples < 10_000 else 128
+    """Fit a recipe to the number and the length of the examples of your data. Return the recipe,
+    the sizes to change, and a sentence that reports the choice."""
+    width = 128
+    if examples < 10_000:
+        width = 64
+    if examples < 1_000:
+        width = 32
     epoch = min(max(examples // recipe["batch"], 200), 1_000)  # in steps
-    blocks = (
-        task.length > 2_048 and MODELS[sizes["model"]].mixer is Attention and sizes["block"] is None
-    )
-
-    recipe |= dict(
-        batch=min(recipe["batch"], examples),
-        steps=recipe.pop("epochs") * epoch,
-        eval_every=epoch // 2,
-    )
-    widths = {"d", "ff", "v", "z"} & keys_of(sizes["model"]).keys() & sizes.keys()
-    changed = {key: sizes[key] * width // 64 for key in sizes if key in widths}
-    changed |= dict(block=1_024) if blocks else {}
-    return changed, (
+    recipe = dict(recipe)
+    steps = recipe.pop("epochs") * epoch
+    batch = min(recipe["batch"], examples)
+    recipe |= dict(batch=batch, steps=steps, eval_every=epoch // 2)
+    widths = {"d", "ff", "v", "z"} & keys_of(sizes["model"]).keys()
+    changed = {key: size * width // 64 for key, size in sizes.items() if key in widths}
+    sentence = (
         f"{examples:,} examples: width {width} (32 below 1,000, 64 below 10,000, then 128) and "
-        f"{epoch} "
-        f"steps per epoch (at least 200, at most 1,000)"
-        f"{'; attention in blocks of 1,024 (above 2,048 positions)' if blocks else ''}"
+        f"{epoch} steps per epoch (at least 200, at most 1,000)"
     )
-
-
-if __name__ == "__main__":
-    listing = runpy.run_path(str(Path(__file__).parent / "results" / "listing.py"))
-    raise SystemExit(listing["exit_code"](listing["print_recipes"]))
+    attention = MODELS[sizes["model"]].mixer is Attention
+    if attention and task.length > 2_048 and sizes["block"] is None:
+        changed["block"] = 1_024
+        sentence += "; attention in blocks of 1,024 (above 2,048 positions)"
+    return recipe, changed, sentence

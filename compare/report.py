@@ -7,8 +7,6 @@ The score is accuracy, R2 for regression, or micro F1 for several labels. If cla
 unequal than 3:1, it is balanced accuracy (the mean over classes of their recall), because always
 predicting the majority class would have a high accuracy."""
 
-import functools
-import itertools
 import math
 import os
 import statistics
@@ -46,7 +44,7 @@ from compare.statistics import (
 from engine.targets import KINDS, UNEQUAL
 from experiments import entries
 from experiments.commands import record, trained
-from files import ROOT, UserError
+from files import UserError
 from models import MODELS
 from tasks import declared
 
@@ -72,11 +70,7 @@ class Comparison(NamedTuple):
 def comparisons(runs, entry=()):
     """Arrange runs -> {Key: Comparison}. entry: rows whose variants are named by model and word
     only, without what differs from the recipe."""
-    rows = [
-        (record(run), f"{row.model} ({row.word})" if row.word else row.model)
-        for row in entry
-        for run in trained(row)
-    ]
+    rows = [(record(run), row.model) for row in entry for run in trained(row)]
     called, renamed = (
         {identity(run): name for run, name in rows},
         {name for run, name in rows if run["changed"]},
@@ -387,64 +381,6 @@ def unfinished(compared):
     ] * bool(names)
 
 
-BOUNDS = 0, 100, 200, 500, math.inf  # of numbers of training series
-
-
-@functools.cache
-def archive():
-    """Return the comparisons of results/ucr.md."""
-    kept = ROOT / "results" / "ucr.jsonl"
-    return comparisons(read_runs(kept), entries.ucr()) if kept.exists() else {}
-
-
-def on_the_archive(key, compared):
-    """Return what SPT changed on the sets of results/ucr.md that have about as many training
-    series."""
-    linear, gains = compared.linear or {}, {}
-    if (
-        not declared(key.task).own
-        or "denoising" not in linear
-        or kind_of(linear) != "class"
-        or key[1:] != (1, None)
-    ):
-        return []  # a demo, no series, no classes, other labels or lengths of runs
-    low, high = next(
-        (low, high) for low, high in itertools.pairwise(BOUNDS) if linear["train_examples"] < high
-    )
-    for other, theirs in archive().items():
-        sibling = entries.family(other.task) == entries.family(key.task)
-        if (
-            other.passes
-            or sibling
-            or not theirs.linear
-            or not low <= theirs.linear["train_examples"] < high
-        ):
-            continue
-        for line in filter(theirs.lines.get, compared.lines):
-            points = gain(
-                *(theirs.lines[line].get(start, {}) for start in ("spt", "scratch"))
-            ).points
-            gains.setdefault(line, []).extend(
-                [round(statistics.mean(points.values()), 9)] if points else []
-            )
-    sizes = (
-        f"{low} or more"
-        if high == math.inf
-        else f"{low} to {high - 1}"
-        if low
-        else f"fewer than {high}"
-    )
-    return [
-        f"On {len(some)} sets of the UCR archive with {sizes} training series (results/ucr.md), "
-        f"SPT changed {line} "
-        f"by a median of {statistics.median(some):+.1f} points: {sum(one > 0 for one in some)} "
-        "gained, "
-        f"{sum(one < 0 for one in some)} lost. Size did not predict the gain there."
-        for line, some in gains.items()
-        if len(some) > 4
-    ]
-
-
 def trivial(compared):
     """Return what the trivial baseline predicts."""
     return {"R2": "mean label", "micro F1": "best constant labels"}.get(
@@ -660,7 +596,7 @@ def report(args):
             f"**{name_of(key)}**",
             table(compared),
             caption(key, compared),
-            "\n".join(f"- {line}" for line in verdict(compared) + on_the_archive(key, compared)),
+            "\n".join(f"- {line}" for line in verdict(compared)),
         )
     ]
     print("\n" + "\n\n".join(blocks) + "\n")

@@ -1,5 +1,5 @@
-"""The flags of both stages: their parser, defaults from the recipe, differences from it, and the
-run's name."""
+"""The flags of both stages: which there are, what they are by default (the recipe, --init), and
+what is recorded of them. `arguments` is the place to begin."""
 
 import argparse
 import json
@@ -12,431 +12,399 @@ import zoo  # noqa: F401, fills MODELS
 from data import look_up
 from files import Parser, UserError, read_json, sha256_of
 from models import MODELS, keys_of
-from recipes import CELLS, SCHEDULES, arch, assignments, fit, halved, recipe_line, settings
-from tasks import TASKS, folder_name, full_name
+from recipes import (
+    SCHEDULES,
+    STARTS,
+    WORDS,
+    arch,
+    assignments,
+    fit,
+    halved,
+    recipe_line,
+    settings,
+)
+from tasks import TASKS, declared, folder_name, full_name
+
+# ---- Which flags there are -----------------------------------------------------------------------
+
+# The starts (recipes.py) for which a flag has a meaning.
+ANY = frozenset(STARTS)
+FINETUNING = ANY - {"pretrain"}
+WITH_DENOISING = frozenset({"pretrain", "joint"})
 
 
 def between(kind, low, high=math.inf):
     """Return a type for argparse: a number from low to high."""
 
-    def check(text):
+    def number(text):
         value = kind(text)
         if not (low <= value <= high and math.isfinite(value)):
             bounds = f"at least {low:g}" if high > 2**62 else f"between {low:g} and {high:g}"
             raise argparse.ArgumentTypeError(f"must be {bounds}, got {text}")
         return value
 
-    check.__name__ = kind.__name__  # argparse prints it in errors
-    return check
+    number.__name__ = kind.__name__  # argparse prints it in errors
+    return number
 
 
 def flags(stage, objectives):
-    """Return the parser of a stage, before a recipe fills in defaults."""
+    """Return the parser of a stage (pretrain or finetune), without the defaults that a recipe has.
+    Its `starts` are {flag: the starts for which it has a meaning}. To add a flag, add a line:
+    starts, names, kind (a type, the choices, or bool for a switch), help."""
     positive, natural, rate = between(int, 1), between(int, 0, 2**63 - 1), between(float, 0)
+    weight, share = between(float, 1e-9), between(float, 1e-9, 1)
     parser = Parser(
         examples=True,
         description="With --task and --model, --help also shows their recipe.",
         allow_abbrev=False,
         add_help=False,
     )
-    add = parser.add_argument_group("what to run").add_argument
-    add(
-        "-h",
-        "--help",
-        action="store_true",
-        help="print this help, with the recipe and sizes of a task and model",
-    )
-    add(
-        "--task",
-        help="one of: "
-        + " ".join(TASKS)
-        + " or your data: file:PATH (a table, .npz, .ts, .txt), ucr:NAME",
-    )
-    add("--model", choices=MODELS, metavar="MODEL", help="one of: " + " ".join(MODELS))
-    add(
-        "--objective",
-        choices=objectives,
-        help="masked: predict hidden positions from both sides; causal: predict "
-        "each position from those before it",
-    )
-    add(
-        "--arch",
-        type=assignments,
-        metavar="KEY=VALUE,...",
-        help="sizes other than in recipes.py, e.g. d=64,layers=3",
-    )
-    add(
-        "--train-fraction",
-        type=between(float, 1e-9, 1),
-        help="share of the training examples to use; a smaller share is a subset of a larger one",
-    )
-    add(
-        "--fresh",
-        action="store_true",
-        help="draw new training examples in every step (if the task has `draw`)",
-    )
-    add("--seed", type=natural, default=0, help="seed of weights, data order and hidden positions")
-    add("--data-dir", default="data", help="where prepared data sets live")
-    add(
-        "--out",
-        type=Path,
-        help="run directory (default: runs/TASK-MODEL-OBJECTIVE-STAGE-sSEED, plus all changes to "
-        "the recipe)",
-    )
-    add("--resume", action="store_true", help="continue the run in --out exactly where it stopped")
-    if stage == "finetune":
-        add(
-            "--init",
-            type=Path,
-            help="directory of a pretraining run; it also sets task, model, sizes and training "
-            "examples (default: start from scratch, or from the model's published weights if it "
-            "has any)",
-        )
-        add(
-            "--joint",
-            type=between(float, 1e-9),
-            metavar="W",
-            help="joint training from scratch: add W times the "
-            "pretraining loss on the same batch; masked: half the recipe's steps, as a step needs "
-            "two passes",
-        )
-        add(
-            "--freeze",
-            action="store_true",
-            help="linear probe: train only the head, on the frozen backbone",
-        )
-        add(
-            "--class-weights",
-            action="store_true",
-            help="weigh the loss of each class by how rare it is in training",
-        )
-        add(
-            "--label-fraction",
-            type=between(float, 1e-9, 1),
-            help="share of all training examples to finetune on "
-            "(pretraining may use more); keeps class proportions; a smaller share is a subset of a "
-            "larger one",
-        )
-    add = parser.add_argument_group("recipe (your flags override it)").add_argument
-    add("--lr", type=rate, help="learning rate of all parameters that do not have their own")
-    add("--wd", "--weight-decay", type=rate, help="AdamW weight decay")
-    add(
-        "--batch",
-        type=positive,
-        help="examples (retrieval: pairs) per optimiser step, over all GPUs",
-    )
-    add("--epochs", type=positive, help="length of the run, in epochs")
-    add("--steps", type=positive, help="length of the run, in optimiser steps; overrides --epochs")
-    add("--warmup", type=natural, help="steps of linear warm-up")
-    add(
-        "--schedule",
-        choices=SCHEDULES,
-        help="learning rate after warm-up: cosine reaches 0 at the "
-        "end, step halves the rate after each fifth of the run",
-    )
-    add("--eval-every", type=positive, help="steps between evaluations (default: an epoch)")
-    if stage == "finetune":
-        add("--pool", choices=CELLS["pool"].kind, help="how to pool the sequence into one vector")
-        add(
-            "--head",
-            choices=CELLS["head"].kind,
-            help="head on that vector; mlp: one hidden layer; pair: for tasks "
-            "with two documents per example",
-        )
-    # Without effect on training from scratch, so a sweep does not repeat it. An objective's own
-    # flags belong here.
-    group, parser.denoising = (
-        parser.add_argument_group("objective, in pretraining and joint training"),
-        set(),
-    )
+    parser.starts = {}
+    of_stage = {"pretrain"} if stage == "pretrain" else FINETUNING
 
-    def add(*names, **more):
-        parser.denoising.add(group.add_argument(*names, **more).dest)
+    def add(starts, names, kind, text, **more):
+        if not starts & of_stage:
+            return
+        if kind is bool:
+            more["action"] = "store_true"
+        else:
+            more["type" if callable(kind) else "choices"] = kind
+        flag = group.add_argument(*names.split(), help=text, **more)
+        parser.starts[flag.dest] = starts
 
-    add(
-        "--mask",
-        type=between(float, 1e-6, 1),
-        help="masking ratio: probability that a position is hidden",
+    group = parser.add_argument_group("what to run")
+    own = "or your data: file:PATH (a table, .npz, .ts, .txt), ucr:NAME"
+    add(ANY, "-h --help", bool, "print this help, with the recipe and sizes of a task and model")
+    add(ANY, "--task", str, f"one of: {' '.join(TASKS)} {own}")
+    add(ANY, "--model", MODELS, f"one of: {' '.join(MODELS)}", metavar="MODEL")
+    add(ANY, "--objective", objectives, "masked: predict hidden positions; causal: the next one")
+    sizes = "sizes other than in recipes.py, e.g. d=64,layers=3"
+    add(ANY - {"spt"}, "--arch", assignments, sizes, metavar="KEY=VALUE,...")
+    add(ANY, "--train-fraction", share, "share of the training examples; smaller ones are nested")
+    add(ANY, "--fresh", bool, "draw new training examples in every step (if the task has `draw`)")
+    add(ANY, "--seed", natural, "seed of weights, data order and hidden positions", default=0)
+    add(ANY, "--data-dir", str, "where prepared data sets live", default="data")
+    place = (
+        "run directory (default: runs/TASK-MODEL-OBJECTIVE-STAGE-sSEED, plus all changes to the "
     )
-    add(
-        "--loss",
-        choices=CELLS["loss"].kind,
-        help="loss on hidden positions: cross-entropy (symbols, gray levels), L1",
+    add(ANY, "--out", Path, f"{place}recipe)")
+    add(ANY, "--resume", bool, "continue the run in --out exactly where it stopped")
+    first = (
+        "directory of a pretraining run, which also sets task, model, sizes and training examples"
     )
-    add = parser.add_argument_group("machine").add_argument
-    add(
-        "--micro-batch",
-        type=positive,
-        help="examples per forward pass; halve it if memory runs out",
+    add({"spt"}, "--init", Path, first)
+    both = "joint training from scratch: add W times the pretraining loss on the same batch"
+    add({"joint"}, "--joint", weight, f"{both}; masked: half the recipe's steps", metavar="W")
+    probe = "linear probe: train only the head, on the frozen backbone"
+    add(FINETUNING - {"joint"}, "--freeze", bool, probe)
+    rare = "weigh the loss of each class by how rare it is in training"
+    add(FINETUNING, "--class-weights", bool, rare)
+    few = "share of all training examples to finetune on; keeps class proportions, and is nested"
+    add(FINETUNING, "--label-fraction", share, few)
+
+    group = parser.add_argument_group("recipe (your flags override it)")
+    add(ANY, "--lr", rate, "learning rate of all parameters that do not have their own")
+    add(ANY, "--wd --weight-decay", rate, "AdamW weight decay")
+    add(ANY, "--batch", positive, "examples (retrieval: pairs) per optimiser step, over all GPUs")
+    add(ANY, "--epochs", positive, "length of the run, in epochs")
+    add(ANY, "--steps", positive, "length of the run, in optimiser steps; overrides --epochs")
+    add(ANY, "--warmup", natural, "steps of linear warm-up")
+    curves = "learning rate after warm-up: cosine reaches 0, step halves it after each fifth"
+    add(ANY, "--schedule", SCHEDULES, curves)
+    add(ANY, "--eval-every", positive, "steps between evaluations (default: an epoch)")
+    add(FINETUNING, "--pool", WORDS["pool"], "how to pool the sequence into one vector")
+    head = "head on that vector; mlp: one hidden layer; pair: for two documents per example"
+    add(FINETUNING, "--head", WORDS["head"], head)
+
+    # An objective's own flags belong here. A sweep does not repeat training from scratch for them.
+    group = parser.add_argument_group("objective, in pretraining and joint training")
+    ratio = between(float, 1e-6, 1)
+    add(WITH_DENOISING, "--mask", ratio, "masking ratio: probability that a position is hidden")
+    error = "loss on hidden positions: cross-entropy (symbols, gray levels), L1"
+    add(WITH_DENOISING, "--loss", WORDS["loss"], error)
+
+    group = parser.add_argument_group("machine")
+    add(ANY, "--micro-batch", positive, "examples per forward pass; halve it if memory runs out")
+    device = "auto: GPU if there is one (not Apple's: it has no float64)"
+    add(ANY, "--device", ("auto", "cpu", "cuda"), device, default="auto")
+    dtype = "auto: bfloat16 autocast on a GPU that supports it, else float32"
+    add(ANY, "--dtype", ("auto", "float32", "bfloat16"), dtype, default="auto")
+    graph = (
+        "torch.compile the backbone; on one GPU, if all sequences have equal length, also run each "
     )
-    add(
-        "--device",
-        default="auto",
-        choices=("auto", "cpu", "cuda"),
-        help="auto: GPU if there is one (not Apple's: it has no float64)",
-    )
-    add(
-        "--dtype",
-        default="auto",
-        choices=("auto", "float32", "bfloat16"),
-        help="auto: bfloat16 autocast on a GPU that supports it, else float32",
-    )
-    add(
-        "--compile",
-        action="store_true",
-        help="torch.compile the backbone; on one GPU, if all sequences have "
-        "equal length, also run each step as one CUDA graph: 1.3 to 3.5 times as fast "
-        "(results/gpu.md)",
-    )
-    add("--log-every", type=positive, default=100, help="steps between log lines")
+    add(ANY, "--compile", bool, f"{graph}step as a CUDA graph (results/gpu.md)")
+    add(ANY, "--log-every", positive, "steps between log lines", default=100)
     return parser
 
 
-def inherit(flags):
-    """Return the {flag: value} that --init determines; its config.json holds the flags of
-    pretraining. Both stages use the same examples unless --train-fraction differs."""
-    if flags.label_fraction is not None and flags.train_fraction is not None:
-        raise UserError(
-            "give only one of --label-fraction and --train-fraction: both choose training examples"
-        )
-    trained = flags.model in MODELS and MODELS[flags.model].weights is not None
-    if flags.joint is not None and (trained or flags.init is not None):
-        raise UserError(
-            f"--joint {flags.joint:g} trains from scratch, so it has no meaning with --init, nor "
-            "with a "
-            "model that has trained weights; leave it out"
-        )
-    if flags.init is None:
-        return dict(start="corpus" if trained else "scratch" if flags.joint is None else "joint")
-    if not (flags.init / "config.json").exists():
-        raise UserError(
-            f"--init {flags.init} is not the directory of a pretraining run: it has no config.json"
-        )
-    saved = read_json(flags.init / "config.json")
-    needed = {"task", "model", "objective", "arch", "train_fraction", "changed"}
-    if saved.get("start") != "pretrain" or not needed <= saved.keys():
-        raise UserError(
-            f"--init {flags.init} is not a pretraining run, or one of an older version; run "
-            "pretrain.py"
-        )
-    for name in ("task", "model", "objective"):
-        if getattr(flags, name) not in (None, saved[name]):
-            raise UserError(
-                f"--{name} {getattr(flags, name)}, but {flags.init} was pretrained with --{name} "
-                f"{saved[name]}; leave that flag out, or choose another --init"
-            )
-    if flags.arch is not None:
-        raise UserError(f"--arch has no meaning with --init: the sizes are those of {flags.init}")
-    fixed, weights = (
-        {name: saved[name] for name in ("task", "model", "objective", "arch")},
-        flags.init / "best.pt",
-    )
-    saved.pop("code", None)  # result.json has it
-    return fixed | dict(
-        start="spt",
-        init=Path(os.path.relpath(flags.init)),
-        pretraining=saved,
-        pretrained=sha256_of(weights) if weights.exists() else None,
-        train_fraction=flags.train_fraction or saved["train_fraction"],
-    )
-
-
-MACHINE_FLAGS = {
-    "help",
-    "resume",
-    "device",
-    "dtype",
-    "compile",
-    "log_every",
-    "out",
-    "data_dir",
-    "fitted",
-}  # these do not define the run
-# no flags: a run's
-SET_LATER = {"start", "recipe", "fitted", "changed", "pretraining", "pretrained", "data", "code"}
-# recorded separately, not in `changed`
+# These do not define a run.
+MACHINE_FLAGS = {"help", "resume", "device", "dtype", "compile", "log_every", "out", "data_dir"}
+# Recorded separately, not in `changed`.
 RECORDED = {"task", "model", "objective", "arch", "seed", "init", "joint"}
+# No flag may have these names: a run records something else under them.
+SET_LATER = {"start", "recipe", "fitted", "changed", "pretraining", "pretrained", "data", "code"}
+
+# ---- What a run is asked for ---------------------------------------------------------------------
 
 
-def arguments(stage, argv, objectives):
-    """Return the flags of a stage. Those not given come from the recipe and --init. Also set: start
-    (pretrain, spt, corpus, scratch or joint); arch, all sizes; recipe, the name of its line;
-    fitted, a sentence on what `fit` chose; changed, {flag: value} of everything that differs from
-    the recipe."""
+def arguments(stage, argv, objectives, pretraining=None, planned=False):
+    """Parse the flags of a stage and return all settings of the run. Those not given come from the
+    recipe and from --init.
+
+    Also set: start, how the run starts (a key of STARTS); arch, all sizes; recipe, the name of its
+    line; fitted, a sentence on what `fit` chose for your data; changed, {flag: value} of everything
+    that differs from the recipe; with --init pretraining, the settings of that run.
+
+    planned: parse a command of a list before its data and its --init exist. pretraining is then
+    what --init would name. Your data are not fitted: every size and length counts as changed."""
     parser = flags(stage, objectives)
     args = parser.parse_args(argv)
-    named = vars(args).keys() - MACHINE_FLAGS - RECORDED
     if taken := vars(args).keys() & SET_LATER:
-        raise UserError(
-            f"--{min(taken)}: runs record something else under this name; rename the flag"
-        )
+        raise UserError(f"--{min(taken)}: runs record something else under this name; rename it")
     if args.help and None in (args.task, args.model) and not getattr(args, "init", None):
         parser.print_help()
         parser.exit()
     args.task = args.task and full_name(args.task)
-    vars(args).update(inherit(args) if stage == "finetune" else {"start": stage})
-    for flag, known in (("task", [*TASKS, "file:PATH", "ucr:NAME"]), ("model", MODELS)):
+    if stage == "finetune" and args.init:
+        pretraining = read_pretraining(args.init)
+    args.start = start_of(stage, args, pretraining)
+    refuse(parser, args)
+    if args.start == "spt":
+        inherit(args, pretraining)
+    for flag, choices in (("task", [*TASKS, "file:PATH", "ucr:NAME"]), ("model", MODELS)):
         if getattr(args, flag) is None:
-            raise UserError(f"--{flag} is missing; one of: {' '.join(known)}")
-    task, fitted, args.fitted = look_up(args.task, args.data_dir), {}, None
-    args.recipe, args.objective, values = recipe_line(
+            raise UserError(f"--{flag} is missing; one of: {' '.join(choices)}")
+
+    task = declared(args.task) if planned else look_up(args.task, args.data_dir)
+    recipe, fitted, args.fitted = recipe_of(args, task, objectives, parser.starts)
+    sizes = sizes_of(args, task, fitted)
+    if args.help:
+        print_recipe(parser, args, recipe)
+    args.changed = changes(args, recipe, sizes, vars(parser.parse_args([])))
+    if "epochs" in args.changed:
+        recipe.pop("steps", None)  # --epochs replaces the recipe's steps
+    for flag, value in recipe.items():
+        if getattr(args, flag) is None:
+            setattr(args, flag, value)
+    if task.length:  # unknown in plans for your data
+        for misfit in misfits(args, task, objectives[args.objective]):
+            raise UserError(misfit)
+    args.out = args.out or Path("runs") / run_name(args, args.seed)
+    return args
+
+
+def read_pretraining(folder):
+    """Return the settings of the pretraining run in a folder, from its config.json."""
+    if not (folder / "config.json").exists():
+        raise UserError(
+            f"--init {folder} is not the directory of a pretraining run: it has no config.json"
+        )
+    saved = read_json(folder / "config.json")
+    if saved.get("start") != "pretrain":
+        raise UserError(f"--init {folder} is not a pretraining run; run pretrain.py")
+    saved.pop("code", None)  # result.json has it
+    return saved
+
+
+def start_of(stage, args, pretraining):
+    """Return how a run starts, a key of STARTS."""
+    model = MODELS.get(args.model)
+    if stage == "pretrain":
+        return "pretrain"
+    if pretraining is not None:
+        return "spt"
+    if model and model.weights is not None:
+        return "corpus"
+    return "scratch" if args.joint is None else "joint"
+
+
+def refuse(parser, args):
+    """Raise UserError for a flag that has no meaning for this start."""
+    for flag, starts in parser.starts.items():
+        value = getattr(args, flag)
+        if args.start not in starts and value != parser.get_default(flag):
+            others = ", ".join(STARTS[start].words for start in STARTS if start in starts)
+            raise UserError(
+                f"{written(flag, value)} has no meaning {STARTS[args.start].words}; leave it out "
+                f"(it has one {others})"
+            )
+    if args.train_fraction and getattr(args, "label_fraction", None):
+        raise UserError(
+            "give only one of --label-fraction and --train-fraction: both choose training examples"
+        )
+
+
+def written(flag, value):
+    """Return a flag and its value as a user types them: '--arch d=64,layers=3'."""
+    if isinstance(value, dict):
+        value = ",".join(f"{key}={size}" for key, size in value.items())
+    if isinstance(value, float):
+        value = f"{value:g}"
+    words = ["--" + flag.replace("_", "-"), *([] if value is True else [str(value)])]
+    return " ".join(words)
+
+
+def inherit(args, pretraining):
+    """Take over what the pretraining run determines, in place: task, model, objective and sizes,
+    and its share of the training examples unless --train-fraction differs."""
+    for flag in ("task", "model", "objective"):
+        if getattr(args, flag) not in (None, pretraining[flag]):
+            raise UserError(
+                f"--{flag} {getattr(args, flag)}, but {args.init} was pretrained with --{flag} "
+                f"{pretraining[flag]}; leave that flag out, or choose another --init"
+            )
+        setattr(args, flag, pretraining[flag])
+    keys = keys_of(args.model, pretraining["arch"].get("ffn", "dense"))
+    args.pretraining = pretraining
+    args.arch = {
+        name: size
+        for name, size in pretraining["arch"].items()
+        if name not in keys or keys[name].inherited
+    }
+    args.train_fraction = args.train_fraction or pretraining["train_fraction"]
+    if args.init is not None:  # else it is planned
+        weights = args.init / "best.pt"
+        args.init = Path(os.path.relpath(args.init))
+        args.pretrained = sha256_of(weights) if weights.exists() else None
+
+
+def recipe_of(args, task, objectives, starts):
+    """Return {flag: value} of a run's recipe, {name: size} that `fit` changes for your data, and
+    its sentence. Set args.recipe, the name of its line, and args.objective."""
+    args.recipe, args.objective, recipe = recipe_line(
         args.task, task, args.model, args.objective, args.start
     )
     if args.objective not in objectives:
         raise UserError(f"objective {args.objective} is unknown; there is: {' '.join(objectives)}")
     hides = objectives[args.objective].hides
-    if args.start == "joint" and hides:
-        values = halved(values)
-    if task.own:
-        first = args.pretraining if args.start == "spt" else vars(args)
-        examples = max(1, int(task.sizes[0] * (first["train_fraction"] or 1)))
-        fitted, args.fitted = fit(task, examples, values, arch(args.task, args.model))
-    unused = (
-        parser.denoising
-        if args.start not in ("pretrain", "joint")
-        else set()
-        if hides
-        else {"mask"}
-    )
-    values = {
-        flag: value for flag, value in values.items() if flag in vars(args) and flag not in unused
-    }
-    sizes = arch(args.task, args.model, **fitted)
-    if sizes is None:
+    if not hides:
+        recipe.pop("mask")
+    elif args.start == "joint":
+        recipe = halved(recipe)
+    recipe = {flag: value for flag, value in recipe.items() if args.start in starts.get(flag, ())}
+    if not task.own:
+        return recipe, {}, None
+    if not task.length:  # a plan: unknown are the length that `fit` chooses ...
+        recipe["epochs"] = recipe["eval_every"] = None
+        return recipe, {}, None
+    first = args.pretraining if args.start == "spt" else vars(args)
+    examples = max(1, int(task.sizes[0] * (first["train_fraction"] or 1)))
+    return fit(task, examples, recipe, arch(args.task, args.model))
+
+
+def sizes_of(args, task, fitted):
+    """Set args.arch, all sizes of the model. Return those that differ from the usual ones."""
+    usual = arch(args.task, args.model, **fitted)
+    if usual is None:
         raise UserError(f"--model {args.model} has no sizes for {args.task}")
+    asked = args.arch or {}
     if args.start == "spt":
-        keys = keys_of(args.model, args.arch.get("ffn", "dense"))
-        args.arch = {
-            name: value
-            for name, value in args.arch.items()
-            if name not in keys or keys[name].inherited
-        }
+        asked = args.pretraining["changed"].get("arch", {})
     else:
-        args.arch = arch(args.task, args.model, **fitted | (args.arch or {}))
-    if args.help:
-        print_recipe(parser, args, values)
-    other_sizes = {key: value for key, value in args.arch.items() if sizes.get(key) != value}
-    args.changed = {"arch": other_sizes} if other_sizes else {}
-    # matters to BatchNorm
-    cut = args.micro_batch and args.micro_batch < (args.batch or values["batch"])
-    for flag in sorted(named):  # also flags that a fork adds
-        same = flag == "micro_batch" and not (cut and args.arch.get("norm") == "batch")
-        if not same and getattr(args, flag) not in (
-            None,
-            values.get(flag),
-            parser.get_default(flag),
-        ):
-            args.changed[flag] = getattr(args, flag)
+        args.arch = arch(args.task, args.model, **fitted | asked)
+    if task.own and not task.length:  # ... and its sizes
+        usual = {name: size for name, size in usual.items() if name not in asked}
+    return {name: size for name, size in args.arch.items() if usual.get(name) != size}
+
+
+def changes(args, recipe, sizes, defaults):
+    """Return {flag: value} of everything that differs from the recipe, `changed` of result.json.
+    sizes: of the model, those that differ; defaults: {flag: that of the parser}."""
+    changed = {"arch": sizes} if sizes else {}
+    for flag in sorted(defaults.keys() - MACHINE_FLAGS - RECORDED):  # also those of a fork
+        value = getattr(args, flag)
+        if value not in (None, recipe.get(flag), defaults[flag]):
+            changed[flag] = value
+    cut = args.micro_batch and args.micro_batch < (args.batch or recipe["batch"])
+    if not cut or args.arch.get("norm") != "batch":  # the gradient is that of the whole batch
+        changed.pop("micro_batch", None)
     if args.start == "spt":  # changes in pretraining are changes of this run
-        unfinished = {} if (args.init / "result.json").exists() else {"unfinished": True}
-        if before := args.pretraining["changed"] | unfinished:
-            args.changed["pretraining"] = before
-    if "epochs" in args.changed:
-        values.pop("steps", None)  # --epochs replaces the recipe's steps
-    vars(args).update(
-        {flag: value for flag, value in values.items() if getattr(args, flag) is None}
-    )
-    check(args, task, objectives[args.objective], parser)
-    args.out = args.out or Path("runs") / run_name(args)
-    return args
+        before = dict(args.pretraining["changed"])
+        if args.init is not None and not (args.init / "result.json").exists():
+            before["unfinished"] = True
+        if before:
+            changed["pretraining"] = before
+    return changed
 
 
-def print_recipe(parser, args, values):
+def print_recipe(parser, args, recipe):
     """Print the help with the recipe and sizes of a task and model, and exit."""
+
+    def listed(values):
+        return " ".join(f"{name}={value}" for name, value in values.items() if value is not None)
+
     keys = keys_of(args.model, args.arch.get("ffn", "dense"))
-    # no other columns of the table
-    read = {name: value for name, value in args.arch.items() if name in keys}
-    recipe, sizes = (
-        " ".join(f"{k}={v}" for k, v in some.items() if v is not None) for some in (values, read)
-    )
-    rule = f" {args.fitted}." if args.fitted else ""
-    parser.description = f"Recipe {args.recipe}: {recipe}. Sizes: {sizes}.{rule}"
+    sizes = {name: size for name, size in args.arch.items() if name in keys}
+    parser.description = f"Recipe {args.recipe}: {listed(recipe)}. Sizes: {listed(sizes)}."
+    if args.fitted:
+        parser.description += f" {args.fitted}."
     parser.print_help()
     parser.exit()
+
+
+def misfits(args, task, objective):
+    """Yield what does not fit the task, the objective or another flag, a sentence each."""
+    name = args.task
+    if not objective.hides and args.mask is not None:
+        yield f"--mask {args.mask} has no meaning with --objective {args.objective}"
+    if args.start in WITH_DENOISING:
+        if objective.whole and args.micro_batch:
+            what = f"--micro-batch has no meaning with --objective {args.objective}"
+            yield f"{what}, which keeps a batch whole"
+        if args.loss == "l1" and task.channels is None:
+            yield f"--loss l1 needs samples, but {name} consists of symbols; use --loss ce"
+        if args.loss == "ce" and task.vocab is None:
+            yield f"--loss ce needs symbols or gray levels, but {name} has neither; use --loss l1"
+    if args.start in FINETUNING:
+        if args.class_weights and task.kind != "class":
+            what = "--class-weights is for one class per example"
+            yield f"{what}; the targets of {name}: {task.kind}"
+        if (args.pool == "none") != (task.kind == "positions"):
+            what = f"--pool {args.pool} does not fit {name}"
+            yield f"{what}; `--pool none` is for a label at every position"
+        if (args.head == "pair") != (task.documents == 2):
+            fitting = "pair" if task.documents == 2 else "linear or mlp"
+            what = f"--head {args.head} does not fit {name}"
+            yield f"{what}, where an example has {task.documents} documents; use --head {fitting}"
+    if args.fresh and task.draw is None:
+        able = " ".join(name for name, other in TASKS.items() if other.draw)
+        yield f"--fresh: {name} has no function that draws an example; these have one: {able}"
+    if args.fresh and (args.train_fraction or getattr(args, "label_fraction", None)):
+        yield "--fresh draws all examples; leave out the share of them"
+
+
+# ---- Names and records ---------------------------------------------------------------------------
+
+SHORT = {"train_fraction": "f", "label_fraction": "l", "pretraining": "pre", "arch": ""}
+
+
+def run_name(args, seed):
+    """Return the name of a run: TASK-MODEL-OBJECTIVE-START-sSEED with all changes to the recipe. It
+    is the default run directory, and that of run_all.sh."""
+    changed = settings(args.changed)
+    if args.start == "joint" and args.joint != 1:
+        changed["joint"] = args.joint
+    sizes = words = ""
+    for name, value in changed.items():
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        if name.startswith("arch."):
+            sizes += f"-{name.removeprefix('arch.')}={text}"
+            continue
+        parts = [SHORT.get(part, part.replace("_", "-")) for part in name.split(".")]
+        words += "-" + "-".join(filter(None, parts)) + ("" if value is True else text)
+    task = folder_name(args.task)
+    name = f"{task}-{args.model}{sizes}-{args.objective}-{args.start}{words}-s{seed}"
+    return re.sub(r"[^\w.=-]", "_", name)
+
+
+def defining(args):
+    """Return everything that defines a run; saved in config.json and in each checkpoint."""
+    apart = MACHINE_FLAGS | {"fitted"}
+    settings = {name: value for name, value in vars(args).items() if name not in apart}
+    return json.loads(json.dumps(settings, default=str))
 
 
 def completed(stage, objectives, **settings):
     """Return a namespace of settings, with the parser's default for each flag that they lack: kept
     weights may be older than a flag that a fork reads."""
     return argparse.Namespace(**vars(flags(stage, objectives).parse_args([])) | settings)
-
-
-# in names of runs
-SHORT = {"train_fraction": "f", "label_fraction": "l", "pretraining": "pre", "arch": ""}
-
-
-def run_name(args):
-    """Return TASK-MODEL-OBJECTIVE-START-sSEED with all changes to the recipe: the default run
-    directory."""
-    found = settings(args.changed) | (
-        {"joint": args.joint} if args.start == "joint" and args.joint != 1 else {}
-    )
-    sizes, words = "", ""
-    for name, value in found.items():
-        value = f"{value:g}" if isinstance(value, float) else str(value)
-        if name.startswith("arch."):
-            sizes += f"-{name.removeprefix('arch.')}={value}"
-        else:
-            parts = (SHORT.get(part, part.replace("_", "-")) for part in name.split("."))
-            words += f"-{'-'.join(filter(None, parts))}{'' if value == 'True' else value}"
-    name = f"{folder_name(args.task)}-{args.model}{sizes}-{args.objective}-{args.start}{words}-s{args.seed}"
-    return re.sub(r"[^\w.=-]", "_", name)
-
-
-def check(args, task, objective, parser):
-    """Raise UserError if flags do not fit each other or the task."""
-    hides, denoises = objective.hides, args.start in ("pretrain", "joint")
-    for flag in sorted(parser.denoising) if not denoises else ():
-        if getattr(args, flag) != parser.get_default(flag):
-            raise UserError(
-                f"--{flag.replace('_', '-')} {getattr(args, flag)} has no meaning without --joint"
-            )
-    if objective.whole and denoises and args.micro_batch:
-        raise UserError(
-            f"--micro-batch has no meaning with --objective {args.objective}, which keeps a batch "
-            "whole"
-        )
-    if not hides and args.mask is not None:
-        raise UserError(f"--mask {args.mask} has no meaning with --objective {args.objective}")
-    if args.start != "pretrain" and args.class_weights and task.kind != "class":
-        raise UserError(
-            f"--class-weights is for one class per example; the targets of {args.task}: {task.kind}"
-        )
-    if args.start != "pretrain" and (args.pool == "none") != (task.kind == "positions"):
-        raise UserError(
-            f"--pool {args.pool} does not fit {args.task}; `--pool none` is for a label at every "
-            "position"
-        )
-    if args.fresh and (
-        task.draw is None or args.train_fraction or getattr(args, "label_fraction", None)
-    ):
-        able = " ".join(name for name, other in TASKS.items() if other.draw)
-        raise UserError(
-            "--fresh draws all examples; leave out the share of them"
-            if task.draw
-            else f"--fresh: {args.task} has no function that draws an example; these have one: "
-            f"{able}"
-        )
-    if args.start == "joint" and args.freeze:
-        raise UserError("--freeze has no meaning with --joint, which trains the backbone")
-    if denoises and args.loss == "l1" and task.channels is None:
-        raise UserError(
-            f"--loss l1 needs samples, but {args.task} consists of symbols; use --loss ce"
-        )
-    if denoises and args.loss == "ce" and task.vocab is None:
-        raise UserError(
-            f"--loss ce needs symbols or gray levels, but {args.task} has neither; use --loss l1"
-        )
-    if args.start != "pretrain" and (args.head == "pair") != (task.documents == 2):
-        raise UserError(
-            f"--head {args.head} does not fit {args.task}, where an example has {task.documents} "
-            "document"
-            f"{'s; use --head pair' if task.documents > 1 else '; use --head linear or mlp'}"
-        )
-
-
-def defining(args):
-    """Return everything that defines a run; saved in config.json and in each checkpoint."""
-    return json.loads(
-        json.dumps({k: v for k, v in vars(args).items() if k not in MACHINE_FLAGS}, default=str)
-    )

@@ -49,13 +49,6 @@ class Processes:
         self.world = int(environ.get("WORLD_SIZE", 1))
         self.rank = int(environ.get("RANK", 0))
         self.main = self.rank == 0
-        if self.world > 1 and not {"RANK", "MASTER_ADDR"} <= environ.keys():
-            raise UserError(
-                f"WORLD_SIZE is {self.world}, but RANK or MASTER_ADDR is not set; start with "
-                "torchrun"
-            )
-        if args.device == "cuda" and not torch.cuda.is_available():
-            raise UserError("--device cuda, but torch sees no CUDA device; use --device cpu")
         if self.world > args.batch:
             raise UserError(
                 f"--batch {args.batch} is smaller than the number of processes, {self.world}"

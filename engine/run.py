@@ -4,6 +4,7 @@ it."""
 import contextlib
 import datetime
 import functools
+import json
 import math
 import operator
 import sys
@@ -30,53 +31,38 @@ class Run:
     """A training run: its steps, evaluations, clock and results. processes.py, folder.py, feed.py
     and losses.py have the rest.
 
-    A stage's main calls Run(args), open, start and measured; in every step evaluates and evaluated,
-    begin, exchange, backward and stepped; at the end load_best and finish. `state` holds what a
-    resumed run needs besides weights and optimiser."""
+    A stage's main calls Run(args, task, train), start and measured; in every step evaluates and
+    evaluated, begin, exchange, backward and stepped; at the end load_best and finish. `state` holds
+    what a resumed run needs besides weights and optimiser."""
 
     SAVE_SECONDS = 600  # save last.pt between evaluations, about this often
     EARLY = {1, 2, 5, 10, 20, 50}  # steps after which a line is printed and logged, too
     kernels = None  # `kernel_maxima` before the first step of pretraining
 
-    def __init__(self, args):
-        self.args, self.processes = args, Processes(args)
+    def __init__(self, args, task, train):
+        """Check that the run directory is empty or, with --resume, holds this run. Exit if the run
+        is finished. Write nothing yet. config: what the directory records of the run."""
+        self.args, self.task, self.processes = args, kept(task), Processes(args)
         self.device, self.say = self.processes.device, self.processes.say
         self.autocast, self.total = self.processes.autocast, self.processes.total
         self.folder = Folder(args.out, self.processes.main)
-
-    def open(self, task, train):
-        """Set the length of the run for these training examples. Check that the run directory is
-        empty or, with --resume, holds this run. Exit if the run is finished. Write nothing yet."""
-        args, self.task, examples = self.args, kept(task), len(train)
         self.equal = train.lengths() is None
         # With BatchNorm no batch is cut by length: statistics are those of the whole batch, or of
         # each micro-batch.
         self.lengths = None if args.arch.get("norm") == "batch" else train.lengths()
-        few = getattr(args, "label_fraction", None) is not None or task.labelled is not None
-        if few and examples < args.batch:
-            args.batch = args.changed["batch"] = examples
-        if examples < args.batch:
-            raise UserError(
-                f"--batch {args.batch} is more than the {examples} training examples there are"
-            )
-        # The last, incomplete batch of an epoch is left out. Each epoch has a new order, so no
-        # example is left out for good.
-        self.examples, self.per_epoch = examples, examples // args.batch
-        self.steps = args.steps or args.epochs * self.per_epoch
-        # A small share of the data has few steps per epoch. Validation after every epoch would take
-        # most of the time.
-        least = self.steps // 200 if few or args.train_fraction is not None else 1
-        args.eval_every = args.eval_every or max(self.per_epoch, least)
-        args.data, args.code = task.data, code_of_run(args)
-        if list(task.data["sizes"]) != list(task.sizes):
-            args.changed["sizes"] = list(task.data["sizes"])
+        self.examples = len(train)
+        self.per_epoch = self.examples // args.batch
+        self.steps = args.steps
         if args.micro_batch == 1 and args.batch % self.processes.world:
             raise UserError(
                 f"--micro-batch 1: give 2, or a --batch that divides by {self.processes.world} "
                 "processes"
             )
-        finished = self.folder.look(defining(args), args.resume)
-        vars(args).update(self.folder.began)
+        self.config = defining(args) | {"code": code_of_run(args)}
+        finished = self.folder.look(self.config, args.resume)
+        self.config |= self.folder.began
+        # One round trip: a resumed run writes best.pt with the same bytes.
+        self.config = json.loads(json.dumps(self.config))
         self.processes.barrier()  # no process writes before all have checked
         if finished:
             self.say(f"{args.out} is finished; nothing to do")
@@ -100,7 +86,7 @@ class Run:
         )
         if args.start == "pretrain":
             self.kernels = kernel_maxima(model.backbone, self.task["length"])  # for figure 4
-        self.folder.create(defining(args))
+        self.folder.create(self.config)
         self.processes.barrier()
         if self.folder.resumes:
             self.state = self.folder.restore(model, optimizer)
@@ -337,7 +323,7 @@ class Run:
         """Write a checkpoint: model, config, everything the task knows of its data, and `more`."""
         self.folder.save(
             name,
-            dict(model=self.model.state_dict(), config=defining(self.args), task=self.task, **more),
+            dict(model=self.model.state_dict(), config=self.config, task=self.task, **more),
         )
 
     def save_last(self, step):
@@ -369,13 +355,15 @@ class Run:
             self.keep_kernels()
         args = self.args
         names = (
-            "task model objective train_fraction label_fraction joint seed data recipe changed "
-            "pretrained code"
+            "task model objective train_fraction label_fraction joint init seed data recipe "
+            "changed pretrained code"
         )
-        record = results | {name: getattr(args, name) for name in names.split() if name in args}
+        record = results | {
+            name: self.config[name] for name in names.split() if name in self.config
+        }
         own_recipe = args.recipe.split("/")[1:] == [args.model, args.objective]
         record |= dict(
-            full_recipe=own_recipe and not args.changed,
+            full_recipe=own_recipe and not self.config["changed"],
             steps=self.steps,
             epochs=round(self.steps / self.per_epoch, 2),
             best_step=self.state["best_step"],
@@ -417,7 +405,7 @@ def print_plan(run):
     )
     if args.fitted:
         run.say(f"  your data: {args.fitted}")
-    run.say(f"  run directory {args.out}; changes to the recipe: {args.changed or 'none'}")
+    run.say(f"  run directory {args.out}; changes to the recipe: {run.config['changed'] or 'none'}")
     notes = {
         f"no {args.objective} recipe for {args.model} on this task: it takes the settings above": (
             args.recipe.split("/")[1:] != [args.model, args.objective]

@@ -1,95 +1,88 @@
-"""Turn an entry into its commands, and into what result.json will say of each run, so that tables
-find it."""
+"""Turn an entry into its commands. A command is its own record: the stage's parser says what the
+run will record, and its name."""
 
+import functools
 import shlex
-from collections import namedtuple
+from typing import NamedTuple
 
 import zoo  # noqa: F401, fills MODELS
+from engine.flags import arguments, run_name
 from files import ROOT
-from models import MODELS, keys_of
 from pretrain import OBJECTIVES
-from recipes import INHERITED, arch, assignments, halved, number, read_table, recipe_line
-from tasks import declared, folder_name
-
-# One run, trained by one command. first: the run of its pretraining, or None.
-Trained = namedtuple("Trained", "task model word start flags first", defaults=(None,))
+from recipes import read_table
 
 
-def differing(flags, task, model, objective, start, defaults=None):
-    """Return the flags that differ from the recipe, sorted. For your data, every size and length
-    that is set counts as different, because `fit` chooses these by the number of sequences."""
-    _, usual, recipe = recipe_line(task, declared(task), model, objective, start)
-    if start == "joint":
-        recipe = (halved(recipe) if OBJECTIVES[usual].hides else recipe) | {"joint": 1}
-    recipe = (
-        (defaults or {})
-        | recipe
-        | {"objective": recipe_line(task, declared(task), model, None, start)[1]}
-    )
-    recipe |= dict(epochs=None, eval_every=None) if declared(task).own else {}
-    sizes, whole = (
-        {} if declared(task).own else arch(task, model),
-        arch(task, model) | flags.get("arch", {}),
-    )
-    flags = {
-        name: {key: value[key] for key in sorted(value) if sizes.get(key) != value[key]}
-        if name == "arch"
-        else value
-        for name, value in sorted(flags.items())
-    }
-    # the gradient is that of the whole batch
-    same = {"micro_batch"} if whole.get("norm") != "batch" else {}
-    return {
-        name: value
-        for name, value in flags.items()
-        if value not in ({}, recipe.get(name)) and name not in same
-    }
+class Training(NamedTuple):
+    """One run of each seed. word: how tables call its variant; start: that of its variant (a model
+    with trained weights starts from them instead of scratch); first: its pretraining."""
 
-
-def given(text):
-    """Parse flags: '--lr 3e-3 --arch d=64 --rewind' -> {"lr": 0.003, "arch": {"d": 64}, "rewind":
-    True}."""
-    words, found = text.split(), {}
-    for word, after in zip(words, [*words[1:], "--"]):
-        if word.startswith("--"):
-            name = word[2:].replace("-", "_")
-            found[name] = (
-                True
-                if after.startswith("--")
-                else assignments(after)
-                if name == "arch"
-                else number(after)
-            )
-    return found
+    task: str
+    model: str
+    word: str
+    start: str
+    flags: str
+    first: "Training | None" = None
 
 
 def trained(row):
-    """Return [Trained], one per variant of a row."""
-    found = []
+    """Return [Training], one per variant of a row."""
+    runs = []
     for variant in row.variants:
-        word, first = "-".join(filter(None, (row.word, variant.word))), None
+        first = None
         if variant.start == "spt":
-            first = Trained(
-                row.task,
-                row.model,
-                word if variant.of is None else variant.of,
-                "pretrain",
-                variant.first,
-            )
-        found.append(Trained(row.task, row.model, word, variant.start, variant.flags, first))
-    return found
+            first = Training(row.task, row.model, variant.word, "pretrain", variant.first)
+        run = Training(row.task, row.model, variant.word, variant.start, variant.flags, first)
+        runs.append(run)
+    return runs
+
+
+@functools.cache
+def parsed(run):
+    """Return the settings of a run as its stage parses them, before anything is trained."""
+    words = shlex.split(run.flags)
+    if run.first:
+        pretraining = vars(parsed(run.first))
+        return arguments("finetune", words, OBJECTIVES, pretraining, planned=True)
+    words += ["--task", run.task, "--model", run.model]
+    stage = "pretrain" if run.start == "pretrain" else "finetune"
+    return arguments(stage, words, OBJECTIVES, planned=True)
+
+
+def record(run):
+    """Return what result.json will say of a run: task, model, objective, start, joint, changed."""
+    settings = vars(parsed(run))
+    names = "task", "model", "objective", "start", "joint", "changed"
+    return {name: settings.get(name) for name in names}
+
+
+def directory(run, seed, folder):
+    """Return the directory of a run with this seed."""
+    return f"{folder}/{run_name(parsed(run), seed)}"
+
+
+def command(run, seed, folder, machine):
+    """Return the command of a run with this seed. Its own flags follow those of `machine`, and so
+    count."""
+    script = "pretrain.py" if run.start == "pretrain" else "finetune.py"
+    subject = f"--task {shlex.quote(run.task)} --model {run.model}"
+    if run.first:
+        subject = f"--init {directory(run.first, seed, folder)}"
+    flags = " ".join(filter(None, (subject, machine, run.flags)))
+    return f"python {script} {flags} --seed {seed} --resume --out {directory(run, seed, folder)}"
 
 
 def chains(entry, seed, folder, machine=""):
     """Return the commands of an entry for one seed, all with the flags of `machine`: one list per
-    chain, a single run, or a pretraining followed by all finetunings that start from it."""
-    groups = {}
-    for run in dict.fromkeys(run for row in entry for run in trained(row)):
-        group = groups.setdefault(run.first or run, [run.first] if run.first else [])
-        group.append(run)
+    chain, a single run, or a pretraining followed by all finetunings that start from it. Two
+    commands that train the same have one directory and come once."""
     order = "pretrain", "scratch", "spt", "joint"
-    groups = sorted(groups.values(), key=lambda group: order.index(group[-1].start))
-    return [commands(group, seed, folder, machine) for group in groups]
+    runs = [run for row in entry for run in trained(row)]
+    groups = {}  # {directory of a chain's first run: {directory: command}}
+    for run in sorted(runs, key=lambda run: order.index(run.start)):
+        group = groups.setdefault(directory(run.first or run, seed, folder), {})
+        for link in filter(None, (run.first, run)):
+            group[directory(link, seed, folder)] = command(link, seed, folder, machine)
+    return [[*group.values()] for group in groups.values()]
 
 
 def price(chains):
@@ -99,55 +92,10 @@ def price(chains):
     missing = [out.name.rpartition("-s")[0] for out in outs if not (out / "result.json").exists()]
     rows = [costs[name] for name in missing if name in costs]
     low, high = (sum(float(row[column]) for row in rows) for column in ("best", "realistic"))
-    large = sorted({f"{row['run']} {row['gb']}" for row in rows if float(row["gb"]) > 80})
     text = f"{len(chains)} chains, {low:,.0f} to {high:,.0f} computed H100 hours (results/costs.md)"
     if unknown := len(missing) - len(rows):  # of a fork
         text += f" and {unknown} runs whose hours are unknown"
-    return text + f"; GB without --micro-batch: {', '.join(large)}" * bool(large)
-
-
-def record(run):
-    """Return what result.json will say of a run: task, model, objective, start, joint, changed."""
-    task, flags, first = declared(run.task), given(run.flags), run.first and record(run.first)
-    start = "corpus" if run.start == "scratch" and MODELS[run.model].weights else run.start
-    objective = first["objective"] if first else flags.pop("objective", None)
-    objective = recipe_line(run.task, task, run.model, objective, start)[1]
-    if first:
-        keys = keys_of(run.model, first["changed"].get("arch", {}).get("ffn", "dense"))
-        inherited = {name: value for name, value in first["changed"].items() if name in INHERITED}
-        if "arch" in inherited:
-            inherited["arch"] = {
-                name: value for name, value in inherited["arch"].items() if keys[name].inherited
-            }
-        flags = inherited | flags
-    weight = flags.pop("joint", None)
-    changed = differing(flags, run.task, run.model, objective, start)
-    changed |= {"pretraining": first["changed"]} if first and first["changed"] else {}
-    return dict(
-        task=run.task,
-        model=run.model,
-        objective=objective,
-        start=start,
-        joint=weight,
-        changed=changed,
-    )
-
-
-def commands(group, seed, folder, machine=""):
-    """Return the commands of a chain of runs. A run's flags follow those of `machine` and win."""
-    found = []
-
-    def out(run):
-        task = folder_name(run.task)
-        return f"{folder}/{'-'.join(filter(None, (task, run.model, run.word, run.start)))}-s{seed}"
-
-    for run in group:
-        script = "pretrain" if run.start == "pretrain" else "finetune"
-        what = (
-            f"--init {out(run.first)}"
-            if run.first
-            else f"--task {shlex.quote(run.task)} --model {run.model}"
-        )
-        flags = " ".join(filter(None, (what, machine, run.flags)))
-        found.append(f"python {script}.py {flags} --seed {seed} --resume --out {out(run)}")
-    return found
+    large = sorted({f"{row['run']} {row['gb']}" for row in rows if float(row["gb"]) > 80})
+    if large:
+        text += f"; GB without --micro-batch: {', '.join(large)}"
+    return text

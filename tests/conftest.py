@@ -114,6 +114,14 @@ def call(script, *words, cwd=None, **environment):
     return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
 
 
+def parse(stage, words):
+    """The settings of a command, as its stage (the module) parses them."""
+    from engine.flags import arguments
+    from pretrain import OBJECTIVES
+
+    return arguments(stage.__name__, words, OBJECTIVES)
+
+
 DRIVER = """import json, sys
 sys.path.insert(0, "tests")
 from conftest import call

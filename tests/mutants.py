@@ -48,7 +48,6 @@ MUTANTS = {
     ],
     "pretrain.py": [
         ("hidden & ~batch.samples.isnan().all(-1)", "hidden", "gaps"),
-        ("fresh=args.seed if", "fresh=0 if", "targets"),
         (
             "weight = there.shape[1] / there.sum(-1).clamp(min=1)",
             "weight = there.sum(-1) * 0 + 1",
@@ -69,9 +68,6 @@ MUTANTS = {
     ],
     "finetune.py": [
         ("kind_of_target(task, train)", "kind_of_target(task, test)", "splits"),
-        ("fresh=args.seed if", "fresh=0 if", "targets"),
-        ('args.pretraining["data"] != task.data', "False", "records"),
-        ("args.label_fraction, lab", "None, lab", "targets"),
     ],
     "kernels.py": [("(block <= 512 or q.is_cuda or", "(q.is_cuda or", "kernels")],
     "baseline.py": [
@@ -113,9 +109,8 @@ MUTANTS = {
     ],
     "engine/run.py": [
         ("[args.seed, step, self.processes.rank]", "[args.seed, step]", "runs"),
-        ("if few and examples < args.batch:", "if False:", "own runs"),
         ("guide(self.model, step", "guide(self.model, 0", "runs"),
-        ("vars(args).update(self.folder.began)", "pass", "records"),
+        ("self.config |= self.folder.began", "pass", "records"),
         ('if score >= self.state["best"]:', 'if score > self.state["best"]:', "runs"),
         ("(loss * self.processes.world).backward()", "loss.backward()", "runs"),
         ("self.seconds_before + time.perf_counter()", "time.perf_counter()", "records"),
@@ -175,30 +170,6 @@ MUTANTS = {
         ("hash(identity(run)), {**", 'hash(run["task"]), {**', "analyze"),
     ],
     "files.py": [('getattr(next(iter(error.args), None), "reason", error)', "error", "sources")],
-    "compare/sets.py": [
-        ("sort=False).mean().round(9)", "sort=False).mean()", "sets"),
-        ("if len(after) == len(before) > 1]", "if len(after) > 1]", "sets"),
-        ("mean(some.to_numpy().T)", "some.to_numpy().mean(0)", "sets"),
-        (
-            "rows, columns = (rng.integers(n, size=values.shape) for n in values.shape)",
-            "rows, columns = np.indices(values.shape)",
-            "sets",
-        ),
-        ("mean(np.tile(after, (DRAWS, 1)))", "np.mean(after)", "sets"),
-        ("* (len(families) >= FEWEST)", "", "sets"),
-        ("ascending=False", "ascending=True", "sets"),
-        ("groups=groups", "groups=range(len(table))", "sets"),
-        ("if p > 0.05}", "if p < 0.05}", "sets"),
-        ("(guess == better).sum()", "(guess != better).sum()", "sets"),
-        ("np.arange(len(p), 0, -1)", "len(p)", "sets"),
-        ('or "accuracy" not in compared.score', "", "sets"),
-        ("validation(linear) - validation(run)", "validation(run) - validation(linear)", "sets"),
-        (
-            'linear["denoising"]["interpolation"] / error',
-            'error / linear["denoising"]["interpolation"]',
-            "sets",
-        ),
-    ],
     "compare/statistics.py": [
         ("len(sample), len(sample) - 1)", "len(sample), len(sample))", "statistics"),
         ("(np.square(difference).sum() + unit)", "np.square(difference).sum()", "statistics"),
@@ -219,9 +190,6 @@ MUTANTS = {
         ('not other.own.get("freeze")', "True", "compare"),
     ],
     "compare/report.py": [
-        ("other.passes\n            or sibling", "sibling", "sets"),
-        ("other.passes\n            or sibling", "other.passes", "sets"),
-        ("if len(some) > 4]", "]", "sets"),
         ("if tied[1:] else", "if False else", "baseline"),
         ("key=validation", "key=lambda run: run['score']", "baseline"),
         (
@@ -231,46 +199,54 @@ MUTANTS = {
         ),
         ('and "mask" not in first["changed"]', "", "sets"),
         ("max(late) > max(early)", "max(late) < max(early)", "sets"),
-        ("verdict(compared) + on_the_archive(key, compared)", "verdict(compared)", "sets"),
-        (
-            'or kind_of(linear) != "class" or key[1:] != (1, None)',
-            'or kind_of(linear) != "class"',
-            "sets",
-        ),
         ("if len(ours) == 1 or None in map", "if None in map", "baseline"),
         ("if 0 < found.half < abs(mean) and", "if found.seeds < abs(mean) and", "baseline own"),
         ("max(98, 100 - 200 / n)", "98", "baseline"),
         ("constant + half_width_of_test([run])", "constant", "baseline"),
         ("if ratio > UNEQUAL and len(counts) == len(runs):", "if ratio > UNEQUAL:", "baseline"),
     ],
+    "engine/setup.py": [
+        ("if few and examples < args.batch:", "if False:", "own runs"),
+        ("fresh=args.seed if", "fresh=0 if", "targets"),
+        ('getattr(args, "label_fraction", None), lab', "None, lab", "targets"),
+        ('args.pretraining["data"] != task.data', "False", "records"),
+        ('raise AttributeError(f"settings', 'print(f"settings', "records"),
+    ],
+    "engine/flags.py": [
+        ("if args.start not in starts and", "if False and", "experiments"),
+        ('recipe["epochs"] = recipe["eval_every"] = None', "pass", "experiments"),
+        ("if name not in asked}", "}", "experiments"),
+        ('if not cut or args.arch.get("norm") != "batch":', "if True:", "experiments"),
+    ],
     "experiments/running.py": [
-        ("[names[int(number)] for number in", "[str(number) for number in", "records"),
-        ("or len(gpus) or cores), gpus", "or cores), gpus", "records"),
-        ('"data.py", "--task", task, *words]', '"data.py", "--task", task]', "records"),
-        ('(["--label-fraction", fraction] if fraction else [])', "[]", "records"),
         (
-            "[*itertools.chain(*by_seed.values())]), file=sys.stderr",
-            "[]), file=sys.stderr",
+            '"data.py", "--task", task, *raw, *switches, *values]',
+            '"data.py", "--task", task]',
+            "records",
+        ),
+        ('few = ["--label-fraction", share] if share else []', "few = []", "records"),
+        (
+            "sentence = price([*itertools.chain(*plan.chains.values())])",
+            "sentence = price([])",
             "experiments",
         ),
-        (", args.class_weights)", ")", "experiments"),
-        ("entries.ucr(args.starts", "entries.ucr(None", "experiments"),
+        (", args.class_weights", "", "experiments"),
+    ],
+    "experiments/pool.py": [
+        ("[names[int(number)] for number in", "[str(number) for number in", "records"),
+        ("return len(gpus) or cores", "return cores", "records"),
     ],
     "experiments/entries.py": [
         ('weights and "--class-weights"', "None", "experiments"),
         ("passes // 2", "passes", "experiments"),
-        ("starts=starts, passes=passes)]", "starts=starts)]", "experiments"),
     ],
     "experiments/commands.py": [
-        (
-            "recipe |= dict(epochs=None, eval_every=None) if declared(task).own",
-            "recipe |= {} if True",
-            "records",
-        ),
-        ("(what, machine, run.flags)", "(what, run.flags, machine)", "experiments"),
+        ("(subject, machine, run.flags)", "(subject, run.flags, machine)", "experiments"),
     ],
     "experiments/sweep.py": [
-        ('asked = {"train_fraction"} if only else set()', "asked = set()", "records")
+        ('or (choice.stage, choice.flag) == ("finetune", "train_fraction")', "", "records"),
+        ('if choice.flag != "freeze"]', "]", "experiments"),
+        ('key=lambda choice: choice.stage != ""', "key=lambda choice: 0", "experiments"),
     ],
 }
 

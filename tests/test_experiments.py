@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, call, scripts
+from conftest import ROOT, call, parse, scripts
 from test_analyze import listed
 
 import finetune
@@ -23,9 +23,8 @@ from engine import flags as flags_py
 from engine.flags import flags
 from experiments import commands, entries, running, sweep
 from files import UserError
-from finetune import parse_args as second
-from pretrain import parse_args as first
 from recipes import read_table
+from tasks import TASKS
 
 ENTRIES = {
     **entries.paper(),
@@ -35,34 +34,32 @@ ENTRIES = {
 }
 
 
+def stage_of(command):
+    """A command of run_all.sh -> the module of its stage, the words of its flags."""
+    _, script, *words = shlex.split(command)
+    return {"pretrain.py": pretrain, "finetune.py": finetune}[script], words
+
+
 @pytest.mark.parametrize("target", ENTRIES)
 def test_what_a_command_trains_is_what_its_entry_says(target, tmp_path, monkeypatch):
-    """Each command, parsed as its stage parses it, differs from the recipe in what `record` says,
-    by which tables find the run."""
+    """Each command, parsed when it is run, differs from the recipe in what `record` said before, by
+    which tables find the run; its directory has the name that it would have without --out."""
     monkeypatch.chdir(tmp_path)
     for row in ENTRIES[target]:
         for run in commands.trained(row):
-            wanted, found = commands.record(run), None
-            for command in commands.commands([run.first, run] if run.first else [run], 3, "runs/x"):
-                _, script, *words = shlex.split(command)
-                found = (first if script == "pretrain.py" else second)(words)
-                if script == "pretrain.py":
-                    found.out.mkdir(parents=True, exist_ok=True)
-                    config = vars(found) | dict(out=None, init=None)
-                    (found.out / "config.json").write_text(json.dumps(config, default=str))
-                    (found.out / "result.json").write_text("{}")
-            assert (
-                found.out == Path("runs/x") / f"{'-'.join(filter(None, run[:4]))}-s3"
-                and found.seed == 3
-            )
-            assert found.resume and [
-                found.task,
-                found.model,
-                found.objective,
-                found.start,
-                found.changed,
-            ] == [wanted[name] for name in ("task", "model", "objective", "start", "changed")]
-            assert getattr(found, "joint", None) == wanted["joint"]
+            for link in filter(None, (run.first, run)):
+                stage, words = stage_of(commands.command(link, 3, "runs/x", ""))
+                args = parse(stage, words)
+                if stage is pretrain:
+                    args.out.mkdir(parents=True, exist_ok=True)
+                    config = vars(args) | dict(out=None, init=None)
+                    (args.out / "config.json").write_text(json.dumps(config, default=str))
+                    (args.out / "result.json").write_text("{}")
+            assert args.resume and args.seed == 3
+            assert {
+                name: getattr(args, name, None) for name in commands.record(run)
+            } == commands.record(run)
+            assert args.out.name == parse(stage, words[: words.index("--out")]).out.name
 
 
 def test_what_own_is_asked_for_reaches_the_runs_that_it_concerns():
@@ -71,29 +68,26 @@ def test_what_own_is_asked_for_reaches_the_runs_that_it_concerns():
     for share, weights, passes, start in itertools.product(
         (None, 0.25), (False, True), (None, 600), entries.STARTS
     ):
-        words = ["--starts", start, *["--passes", "600"] * bool(passes)]
-        more = [
-            "--tasks",
-            "file:a.npz",
-            *["--label-fraction", "0.25"] * bool(share),
-            *["--class-weights"] * weights,
-        ]
-        for target, words in (("own", words + more), ("ucr", words)):
-            for row in running.plan(running.parse_args([target, *words]))[0]:
-                for run in commands.trained(row):
-                    given, first = (
-                        commands.given(run.flags),
-                        commands.given(run.first.flags) if run.first else {},
-                    )
-                    assert (given.get("label_fraction"), given.get("class_weights", False)) == (
-                        (share, weights) if target == "own" else (None, False)
-                    )
-                    assert first.keys() <= {"steps"} and bool(run.first) == (
-                        start in ("spt", "linear_probe")
-                    )
-                    assert first.get("steps", 0) + given.get("steps", 0) * (
-                        1 + (start == "joint")
-                    ) == (passes or 0)
+        words = ["--starts", start, "--tasks", "file:a.npz"]
+        words += ["--passes", "600"] if passes else []
+        words += ["--label-fraction", "0.25"] if share else []
+        words += ["--class-weights"] if weights else []
+        for row in running.entry_of(running.parse_args(["own", *words])):
+            for run in commands.trained(row):
+                args, first = commands.parsed(run), run.first and commands.parsed(run.first)
+                assert (args.label_fraction, args.class_weights) == (share, weights)
+                assert bool(first) == (start in ("spt", "linear_probe"))
+                assert not first or first.changed.keys() <= {"steps"}
+                steps = [run.changed.get("steps", 0) for run in filter(None, (args, first))]
+                assert sum(steps) * (1 + (start == "joint")) == (passes or 0)
+
+
+def test_a_plan_for_your_data_does_not_need_them():
+    """Sizes and lengths count as changed whatever `fit` will choose; a recipe's rate does not."""
+    words = "--lr 3e-3 --epochs 10 --arch d=64"
+    (row,) = entries.rows("file:/none.npz", "rotary", [entries.Variant("pretrain", "", words)])
+    (run,) = commands.trained(row)
+    assert commands.record(run)["changed"] == {"arch": {"d": 64}, "epochs": 10}
 
 
 def test_no_run_is_in_two_chains():
@@ -163,7 +157,7 @@ def test_machine_flags_reach_every_command_and_no_name(words):
         command for line in marked for command in line.split(" && ") if "baseline.py" not in command
     ]
     assert all(machine in command for command in stages)
-    args = first(shlex.split(next(command for command in stages if "pretrain.py" in command))[2:])
+    args = parse(*stage_of(next(command for command in stages if "pretrain.py" in command)))
     assert (
         args.compile
         and args.dtype == "float32"
@@ -175,7 +169,7 @@ def test_machine_flags_reach_every_command_and_no_name(words):
 def test_micro_batches_change_a_recipe_only_where_they_cut_a_batch_that_is_normalised():
     """S4 on PathX pretrains with BatchNorm on batches of 8, rotary with LayerNorm."""
     changed = [
-        first(["--task", "pathx", "--model", model, "--micro-batch", size]).changed
+        parse(pretrain, ["--task", "pathx", "--model", model, "--micro-batch", size]).changed
         for model, size in (("s4", "4"), ("s4", "8"), ("s4", "16"), ("rotary", "4"))
     ]
     assert changed == [{"micro_batch": 4}, {}, {}, {}]
@@ -192,15 +186,15 @@ def test_the_price_covers_every_run_and_is_that_of_the_page(tmp_path):
     }:
         row = costs[Path(shlex.split(command)[-1]).name.removesuffix("-s0")]
         if target in ("table2", "table8") and "--init" not in command:
-            args = (first if "pretrain.py" in command else second)(shlex.split(command)[2:])
-            steps = args.steps or args.epochs * (
-                commands.declared(args.task).sizes[0] // args.batch
-            )
+            args = parse(*stage_of(command))
+            steps = args.steps or args.epochs * (TASKS[args.task].sizes[0] // args.batch)
             assert (int(row["steps"]), int(row["batch"])) == (steps, args.batch), command
     page = (ROOT / "results/costs.md").read_text().split("<!-- hours:begin -->")[1]
     lines = re.findall(r"^\| (\w+) \| (\w+) \| (\w+) \| .* \| ([\d.]+) to ([\d.]+) \|$", page, re.M)
     for *name, low, high in lines:
-        row = costs["-".join(name)]
+        task, model, start = name
+        objective = "causal" if model.startswith("pythia") else "masked"
+        row = costs[f"{task}-{model}-{objective}-{start}"]
         assert [float(low), float(high)] == pytest.approx(
             [float(row["best"]), float(row["realistic"])], abs=0.06
         ), name
@@ -216,7 +210,7 @@ def test_the_price_covers_every_run_and_is_that_of_the_page(tmp_path):
         f"26 chains, {total} computed H100 hours"
     )
     assert commands.price(ours).endswith(
-        "GB without --micro-batch: pathx256-s4-spt 177.6, retrieval-s4-spt 86.2"
+        "GB without --micro-batch: pathx256-s4-masked-spt 177.6, retrieval-s4-masked-spt 86.2"
     )
     for out in re.findall(r"--out (\S+)", " ".join(" ".join(chain) for chain in ours)):
         Path(out).mkdir()
@@ -259,12 +253,10 @@ def test_a_sweep_has_every_combination_where_it_has_a_meaning():
     pretrain, finetune = next(
         line for line in lines if "lr0.001" in line and "mask0.2" in line and "-spt-" in line
     ).split(" && ")
-    assert "--arch d=128,layers=1 --batch 8 --lr 0.001 --mask 0.2 --seed" in pretrain
-    assert (
-        "--lr 0.001 --seed" in finetune and "--arch" not in finetune and "--batch" not in finetune
-    )
+    assert "--arch d=128,layers=1 --batch 8 --lr 1e-3 --mask .2 --seed" in pretrain
+    assert "--lr 1e-3 --seed" in finetune and "--arch" not in finetune and "--batch" not in finetune
     joint = next(line for line in lines if "-joint-" in line)
-    assert "--joint 1 --arch d=128,layers=1 --lr 0.001 --mask 0.1" in joint
+    assert "--arch d=128,layers=1 --joint 1 --lr 1e-3 --mask .1" in joint
     outs = re.findall(r"--out (\S+)", " ".join(lines))
     assert len(set(outs)) == len(outs)
 
@@ -289,10 +281,10 @@ def test_a_setting_has_one_name_whichever_sweep_asks_for_it():
         )
         return set(re.findall(r"--out runs/sweep/(\S+)", " ".join(lines))), lines
 
-    plain = {f"text_demo-s4-{stage}-s0" for stage in ("scratch", "pretrain", "spt")}
+    plain = {f"text_demo-s4-masked-{stage}-s0" for stage in ("scratch", "pretrain", "spt")}
     assert outs("lr=4e-3")[0] == outs("mask=0.3")[0] == outs("arch.d=64", "lr=0.004")[0] == plain
     names, lines = outs("lr=0.001,0.004", "arch.d=64,128")
-    assert plain < names and len(lines) == 8 and "text_demo-s4-d128-lr0.001-spt-s0" not in names
+    assert plain < names and len(lines) == 8 and "text_demo-s4-d=128-masked-spt-s0" in names
     names, lines = outs(
         "finetune.lr=1e-3,3e-3", "label-fraction=0.1,0.5", starts="spt,linear_probe"
     )
@@ -349,9 +341,9 @@ fi""",
     failed = {
         line.split()[1]: line for line in done.stderr.splitlines() if "did not finish" in line
     }
-    assert failed.keys() == {"text-dlr-spt-s1", "text-s4-scratch-s2"}
-    assert failed["text-dlr-spt-s1"].endswith("stub: no memory") and failed[
-        "text-s4-scratch-s2"
+    assert failed.keys() == {"text-dlr-masked-spt-s1", "text-s4-masked-scratch-s2"}
+    assert failed["text-dlr-masked-spt-s1"].endswith("stub: no memory") and failed[
+        "text-s4-masked-scratch-s2"
     ].endswith("error: lr")
     assert (
         tmp_path / "analyses.txt"
@@ -475,13 +467,12 @@ def with_tau(monkeypatch):
 
     def forked(stage, objectives):
         parser = flags(stage, objectives)
-        added = parser.add_argument("--tau", type=float, default=0.1)
-        parser.denoising.add(added.dest)
+        parser.add_argument("--tau", type=float, default=0.1)
+        parser.starts["tau"] = flags_py.WITH_DENOISING
         return parser
 
     monkeypatch.setattr(flags_py, "flags", forked)
     monkeypatch.setattr(sweep, "flags", forked)
-    monkeypatch.setattr(sweep, "DENOISING", sweep.DENOISING | {"tau"})
 
 
 def test_a_flag_belongs_to_its_stage(with_tau):
@@ -489,9 +480,7 @@ def test_a_flag_belongs_to_its_stage(with_tau):
     own name is kept."""
 
     def variants(*varied, starts=("scratch", "spt", "joint")):
-        return sweep.sweep(
-            ["listops_demo"], ["s4"], sweep.combinations(varied), starts, sweep.known_flags()
-        )[0].variants
+        return sweep.sweep(["listops_demo"], ["s4"], sweep.combinations(varied), starts)[0].variants
 
     found = variants("tau=0.1,0.2")
     assert [(one.start, one.first, one.flags) for one in found] == [
@@ -501,42 +490,30 @@ def test_a_flag_belongs_to_its_stage(with_tau):
         ("joint", "", "--joint 1 --tau 0.1"),
         ("joint", "", "--joint 1 --tau 0.2"),
     ]
-    with pytest.raises(UserError, match="--tau 0.2 has no meaning without --joint"):
-        finetune.parse_args(["--task", "listops_demo", "--model", "s4", "--tau", "0.2"])
-    args = pretrain.parse_args(["--task", "listops_demo", "--model", "s4", "--tau", "0.2"])
+    with pytest.raises(UserError, match="--tau 0.2 has no meaning in training from scratch"):
+        parse(finetune, ["--task", "listops_demo", "--model", "s4", "--tau", "0.2"])
+    args = parse(pretrain, ["--task", "listops_demo", "--model", "s4", "--tau", "0.2"])
     assert args.changed == {"tau": 0.2} and "pretrain-tau0.2-s0" in str(args.out)
-    assert finetune.parse_args(["--task", "listops_demo", "--model", "s4"]).changed == {}
+    assert parse(finetune, ["--task", "listops_demo", "--model", "s4"]).changed == {}
 
 
 def test_a_probe_is_always_frozen():
     found = sweep.sweep(
-        ["listops_demo"],
-        ["s4"],
-        sweep.combinations(["freeze"]),
-        ["spt", "linear_probe"],
-        sweep.known_flags(),
+        ["listops_demo"], ["s4"], sweep.combinations(["freeze"]), ["spt", "linear_probe"]
     )[0].variants
-    assert [(one.word, one.flags) for one in found] == [
-        ("", ""),
-        ("freeze", "--freeze"),
-        ("probe", "--freeze"),
-    ]
+    assert [one.flags for one in found] == ["", "--freeze"]
 
 
 def test_a_flag_without_a_value_is_left_out_and_given():
     both = sweep.sweep(
-        ["listops_demo"],
-        ["s4"],
-        sweep.combinations(["freeze"]),
-        ["scratch", "spt", "joint"],
-        sweep.known_flags(),
+        ["listops_demo"], ["s4"], sweep.combinations(["freeze"]), ["scratch", "spt", "joint"]
     )[0].variants
-    assert [(one.start, one.word, one.flags) for one in both] == [
-        ("scratch", "", ""),
-        ("scratch", "freeze", "--freeze"),
-        ("spt", "", ""),
-        ("spt", "freeze", "--freeze"),
-        ("joint", "", "--joint 1"),
+    assert [(one.start, one.flags) for one in both] == [
+        ("scratch", ""),
+        ("scratch", "--freeze"),
+        ("spt", ""),
+        ("spt", "--freeze"),
+        ("joint", "--joint 1"),
     ]
     with pytest.raises(UserError, match="--vary wants FLAG=VALUE"):
         sweep.combinations(["lr"])
@@ -550,6 +527,6 @@ def test_a_flag_may_not_have_the_name_of_a_record(monkeypatch):
 
     monkeypatch.setattr(flags_py, "flags", forked)
     with pytest.raises(
-        UserError, match="--data: runs record something else under this name; rename the flag"
+        UserError, match="--data: runs record something else under this name; rename it"
     ):
-        pretrain.parse_args(["--task", "listops_demo", "--model", "s4"])
+        parse(pretrain, ["--task", "listops_demo", "--model", "s4"])

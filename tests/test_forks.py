@@ -258,8 +258,9 @@ def test_a_flag_that_a_pretext_reads_works_in_every_script(tmp_path):
     for file, old, new in (
         (
             "engine/flags.py",
-            '    add("--loss"',
-            '    add("--width", type=positive, default=8, help="of spans")\n    add("--loss"',
+            '    add(WITH_DENOISING, "--loss"',
+            '    add(WITH_DENOISING, "--width", positive, "of spans", default=8)\n'
+            '    add(WITH_DENOISING, "--loss"',
         ),
         (
             "pretrain.py",

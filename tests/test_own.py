@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, call, of_kind
+from conftest import ROOT, call, of_kind, parse
 from test_sources import server  # noqa: F401, a fixture
 
 import data
@@ -515,7 +515,7 @@ def own(tmp_path_factory):
 
 
 def parsed(stage, own, *words):
-    return stage.parse_args([*words, "--data-dir", str(own[0] / "data")])
+    return parse(stage, [*words, "--data-dir", str(own[0] / "data")])
 
 
 @pytest.mark.parametrize("model", MODELS.keys() - {"pythia", "pythia_rand"})
@@ -574,8 +574,8 @@ def test_padding_of_samples_changes_nothing(model, tmp_path):
     channel set."""
     path = written(tmp_path, "npz")
     task, train, *_ = opened(path, tmp_path)
-    args = pretrain.parse_args(
-        ["--task", f"file:{path}", "--model", model, "--data-dir", str(tmp_path)]
+    args = parse(
+        pretrain, ["--task", f"file:{path}", "--model", model, "--data-dir", str(tmp_path)]
     )
     torch.manual_seed(0)
     net = Classifier(Backbone(config(args.arch, task, mask_channel=True)), 3, "mean").eval()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from conftest import parse
 from test_analyze import finetuned
 
 import finetune
@@ -240,7 +241,7 @@ def words(task, model, objective=None):
 def pretrained(folder, argv, finished=True):
     """A pretraining run as far as finetune.py's flags look at it -> how to start from it."""
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(vars(pretrain.parse_args(argv)), default=str))
+    (folder / "config.json").write_text(json.dumps(vars(parse(pretrain, argv)), default=str))
     if finished:
         (folder / "result.json").touch()
     return ["--init", str(folder)]
@@ -256,10 +257,10 @@ def recipes(tmp_path_factory):
             itertools.product([*TASKS, "file:/my.npz", "ucr:Mine"], MODELS, ("masked", "causal"))
         ):
             with contextlib.suppress(UserError):  # no such recipe
-                args = finetune.parse_args(words(*key))
+                args = parse(finetune, words(*key))
                 parsed[*key, args.start] = args
-                parsed[*key, "pretrain"] = pretrain.parse_args(words(*key))
-                parsed[*key, "spt"] = finetune.parse_args(pretrained(folder / str(i), words(*key)))
+                parsed[*key, "pretrain"] = parse(pretrain, words(*key))
+                parsed[*key, "spt"] = parse(finetune, pretrained(folder / str(i), words(*key)))
     return parsed
 
 
@@ -294,16 +295,16 @@ def test_the_first_line_that_matches_counts_and_a_model_has_its_own_before_other
         (("pathx_mini", "linformer"), "pathx*_mini/transformer"),
     ):
         assert recipes[*key, "masked", "scratch"].recipe == name + "/masked"
-    assert [pretrain.parse_args(words("sc", model)).objective for model in ("rotary", "s4")] == [
+    assert [parse(pretrain, words("sc", model)).objective for model in ("rotary", "s4")] == [
         "masked"
     ] * 2
-    assert finetune.parse_args(words("text", "pythia")).objective == "causal"
+    assert parse(finetune, words("text", "pythia")).objective == "causal"
 
 
 @pytest.mark.parametrize("stage", [pretrain, finetune])
 def test_help_shows_the_recipe_and_every_task_and_model(stage, capsys):
     with pytest.raises(SystemExit):
-        stage.parse_args([*words("pathx", "s4"), "--help"])
+        parse(stage, [*words("pathx", "s4"), "--help"])
     shown = " ".join(capsys.readouterr().out.split())
     recipe = (
         "loss=ce lr=0.001 wd=0.05 batch=8 "
@@ -312,7 +313,7 @@ def test_help_shows_the_recipe_and_every_task_and_model(stage, capsys):
     )
     assert f"Recipe pathx/s4/masked: {recipe}" in shown and "d=256 state=64" in shown
     with pytest.raises(SystemExit):
-        stage.parse_args(["--help"])
+        parse(stage, ["--help"])
     assert {*TASKS, *MODELS} <= set(capsys.readouterr().out.split())
 
 
@@ -393,19 +394,19 @@ def test_explicit_flags_win_and_are_recorded():
         ("--arch d=64,n_ssm=64,layers=6", {"arch": {"d": 64, "n_ssm": 64}}),
         ("--arch norm=layer --epochs 3", {"arch": {"norm": "layer"}, "epochs": 3}),
     ):
-        args = pretrain.parse_args(words(**s4) + given.split())
+        args = parse(pretrain, words(**s4) + given.split())
         assert args.changed == changed and args.warmup == 5000
         assert all(
             getattr(args, name) == value for name, value in changed.items() if name != "arch"
         )
         assert args.arch == arch("pathx", "s4", **changed.get("arch", {}))
     # the recipe says steps
-    args = pretrain.parse_args(words("listops_demo", "s4") + ["--epochs", "2"])
+    args = parse(pretrain, words("listops_demo", "s4") + ["--epochs", "2"])
     assert (args.steps, args.epochs, args.changed) == (None, 2, {"epochs": 2})
-    assert pretrain.parse_args(words("image", "s4") + ["--loss", "ce"]).changed == {"loss": "ce"}
-    assert finetune.parse_args(words("text", "s4") + ["--head", "mlp"]).changed == {"head": "mlp"}
+    assert parse(pretrain, words("image", "s4") + ["--loss", "ce"]).changed == {"loss": "ce"}
+    assert parse(finetune, words("text", "s4") + ["--head", "mlp"]).changed == {"head": "mlp"}
     names = [
-        str(pretrain.parse_args(words(**s4) + flags.split()).out)
+        str(parse(pretrain, words(**s4) + flags.split()).out)
         for flags in ("", "--arch d=64,n_ssm=64 --train-fraction 0.1 --seed 2")
     ]
     assert names == [
@@ -426,12 +427,12 @@ def test_a_flag_of_ones_own_is_in_the_record_the_name_and_the_tables(stage, monk
 
     monkeypatch.setattr(flags, "flags", more)
     argv = words("image", "s4")
-    assert stage.parse_args(argv).changed == stage.parse_args([*argv, "--spans", "1"]).changed == {}
-    args = stage.parse_args([*argv, "--spans", "3", "--sgd"])
+    assert parse(stage, argv).changed == parse(stage, [*argv, "--spans", "1"]).changed == {}
+    args = parse(stage, [*argv, "--spans", "3", "--sgd"])
     assert args.changed == {"spans": 3, "sgd": True}
-    assert args.out.name == stage.parse_args(argv).out.name.replace("-s0", "-sgd-spans3-s0")
+    assert args.out.name == parse(stage, argv).out.name.replace("-s0", "-sgd-spans3-s0")
     if stage is finetune:
-        for each in (args, stage.parse_args(argv)):
+        for each in (args, parse(stage, argv)):
             finetuned(tmp_path, each.out.name, 0.5, changed=each.changed)
             config = {
                 name: value for name, value in vars(each).items() if name not in ("out", "init")
@@ -451,7 +452,7 @@ def test_runs_of_different_settings_have_different_folders(tmp_path):
     were."""
 
     def name(stage, *flags):
-        return stage.parse_args([*words("image", "s4"), *flags]).out.name
+        return parse(stage, [*words("image", "s4"), *flags]).out.name
 
     assert name(pretrain) == "image-s4-masked-pretrain-s0"
     assert (
@@ -464,7 +465,7 @@ def test_runs_of_different_settings_have_different_folders(tmp_path):
     )
     assert name(finetune, "--joint", "1") == "image-s4-masked-joint-s0"
     init = pretrained(tmp_path / "run", [*words("image", "s4"), "--lr", "0.3", "--arch", "d=64"])
-    second = finetune.parse_args([*init, "--freeze", "--lr", "0.3"])
+    second = parse(finetune, [*init, "--freeze", "--lr", "0.3"])
     assert second.out.name == "image-s4-d=64-masked-spt-freeze-lr0.3-pre-lr0.3-s0"
 
 
@@ -480,7 +481,7 @@ def test_finetuning_inherits_what_was_pretrained(tmp_path):
         "5",
     ]
     init = pretrained(tmp_path / "run", argv)
-    args = finetune.parse_args(init + ["--batch", "9"])
+    args = parse(finetune, init + ["--batch", "9"])
     assert (args.task, args.model, args.objective, args.start) == ("image", "s4", "masked", "spt")
     assert args.arch == arch("image", "s4", d=64) and args.train_fraction == 0.5 and args.seed == 0
     before = {"arch": {"d": 64}, "train_fraction": 0.5, "lr": 0.3}
@@ -490,11 +491,9 @@ def test_finetuning_inherits_what_was_pretrained(tmp_path):
         "batch": 9,
         "pretraining": before,
     }
-    assert finetune.parse_args(init + ["--train-fraction", "0.1"]).train_fraction == 0.1
-    assert finetune.parse_args(init + words("image", "s4", "masked")).arch == args.arch
-    args = finetune.parse_args(
-        pretrained(tmp_path / "stopped", words("image", "s4"), finished=False)
-    )
+    assert parse(finetune, init + ["--train-fraction", "0.1"]).train_fraction == 0.1
+    assert parse(finetune, init + words("image", "s4", "masked")).arch == args.arch
+    args = parse(finetune, pretrained(tmp_path / "stopped", words("image", "s4"), finished=False))
     assert args.changed == {"pretraining": {"unfinished": True}}
 
 

@@ -12,12 +12,13 @@ import signal
 import subprocess
 import sys
 import tokenize
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, call, scripts
+from conftest import ROOT, call, parse, scripts
 from test_analyze import finetuned, put, run
 from test_compare import told
 from test_experiments import here, stand_in_for_python  # noqa: F401, here is a fixture
@@ -32,15 +33,17 @@ import zoo
 from compare import reading
 from engine import flags as flags_py
 from engine import folder as folder_py
+from engine import run as run_py
 from engine.feed import Feed
 from engine.flags import MACHINE_FLAGS, defining
 from engine.folder import Folder
-from engine.processes import guarded
-from experiments import commands, running, sweep
+from engine.processes import Processes, guarded
+from engine.setup import setup
+from experiments import commands, entries, running, sweep
 from files import UserError, locked, sha256_of, without_comments
 from models import S4, SizeError
 
-PARSE = {"pretrain.py": pretrain.parse_args, "finetune.py": finetune.parse_args}
+PARSE = {f"{stage.__name__}.py": partial(parse, stage) for stage in (pretrain, finetune)}
 
 
 def own_file(folder, shape=(60, 8, 1)):
@@ -82,14 +85,15 @@ def test_every_value_of_every_flag_arrives(task, model, monkeypatch, tmp_path):
     """In config.json of each stage that a sweep gives the flag, the recipe's own value included. Of
     your data the recipe's epochs are not what `fit` makes of them."""
     monkeypatch.chdir(tmp_path)
-    task, known = own_file(tmp_path) if task == "own" else task, sweep.known_flags()
+    task = own_file(tmp_path) if task == "own" else task
+    known = {stage: parser.starts.keys() - sweep.APART for stage, parser in sweep.parsers().items()}
     if own := tasks.declared(task).own:
         data.prepare(task, "data")
-    assert known["pretrain"].keys() | known["finetune"].keys() == OTHERS.keys() - {
+    assert known["pretrain"] | known["finetune"] == OTHERS.keys() - {
         "arch.d",
         "arch.layers",
     } | {"arch", "freeze", "class_weights", "fresh"}
-    recipe = vars(pretrain.parse_args(["--task", task, "--model", model])) | (
+    recipe = vars(parse(pretrain, ["--task", task, "--model", model])) | (
         dict(epochs=10) if own else {}
     )
     for start, flag in itertools.product(MEANINGLESS, OTHERS):
@@ -97,7 +101,7 @@ def test_every_value_of_every_flag_arrives(task, model, monkeypatch, tmp_path):
         usual = recipe[name][key] if key else recipe.get(name)
         for value in {OTHERS[flag], usual} - {None} - ({"l1"} if task == "text_demo" else set()):
             settings = sweep.combinations([f"{flag.replace('_', '-')}={value}"])
-            (row,) = sweep.sweep([task], [model], settings, [start], known)
+            (row,) = sweep.sweep([task], [model], settings, [start])
             arrived = []
             for command in commands.chains([row], 0, "runs")[0]:
                 _, script, *words = shlex.split(command)
@@ -122,9 +126,7 @@ def test_stage_2_alone_may_have_another_share():
         ("pretrain.train-fraction", [True, False]),
         ("train-fraction", [True, False]),
     ):
-        (row,) = sweep.sweep(
-            ["image"], ["s4"], sweep.combinations([f"{flag}=0.5"]), ["spt"], sweep.known_flags()
-        )
+        (row,) = sweep.sweep(["image"], ["s4"], sweep.combinations([f"{flag}=0.5"]), ["spt"])
         assert [
             "--train-fraction 0.5" in line for line in commands.chains([row], 0, "runs")[0]
         ] == wanted
@@ -237,16 +239,24 @@ def test_a_replaced_pretraining_is_noticed(mistake, monkeypatch, tmp_path):  # n
         )
 
 
-def test_a_pretraining_on_any_other_data_is_refused():
-    ours = dict(source="own data", seed=0, sizes=[9, 3, 3], labels=7, inputs=["a", "b", "c"])
-    for name in ours:
-        args = SimpleNamespace(
-            init="first", pretraining=dict(data=ours | {name: None}), task="x", data_dir="data"
-        )
-        with pytest.raises(
-            UserError, match="first was pretrained on .* may hold what was pretrained on"
-        ):
-            finetune.make_model(args, SimpleNamespace(data=ours), None)
+def test_a_pretraining_on_any_other_data_is_refused(mistake, tmp_path):  # noqa: F811
+    pretrain.main(flags("pt"))
+    config = json.loads((tmp_path / "pt" / "config.json").read_text())
+    for name in config["data"]:
+        other = config | dict(data=config["data"] | {name: None})
+        (tmp_path / "pt" / "config.json").write_text(json.dumps(other))
+        line = mistake("finetune", flags("ft", None, None, init="pt"))
+        assert "pt was pretrained on {" in line and "may hold what was pretrained on" in line
+
+
+def test_settings_are_final():
+    """`setup` fits them to the data; nothing sets one later."""
+    words = flags("ft", label_fraction=0.1, eval_every=None, steps=None)
+    args, task, (train, *_) = setup("finetune", words, pretrain.OBJECTIVES)
+    assert args.batch == args.changed["batch"] == len(train) == 2 and args.data == task.data
+    assert args.steps == args.epochs and args.eval_every == max(1, args.steps // 200)
+    with pytest.raises(AttributeError, match="settings are final; setup.py sets args.lr"):
+        args.lr = 1.0
 
 
 @pytest.mark.parametrize(
@@ -579,14 +589,13 @@ def test_no_part_exceeds_a_micro_batch():
 
 
 def test_rows_that_processes_cannot_share_singly_are_one_line(mistake, monkeypatch):  # noqa: F811
-    processes = pretrain.Run.__init__
 
-    def two(run, args):
-        processes(run, args)
-        run.processes.world = 2
-        run.processes.barrier = lambda: None
+    def two(args):
+        processes = Processes(args)
+        processes.world, processes.barrier = 2, lambda: None
+        return processes
 
-    monkeypatch.setattr(pretrain.Run, "__init__", two)
+    monkeypatch.setattr(run_py, "Processes", two)
     line = mistake("pretrain", flags("run", batch=9, micro_batch=1))
     assert "--micro-batch 1: give 2, or a --batch that divides by 2 processes" in line
 
@@ -663,13 +672,13 @@ def test_a_micro_batch_alone_is_the_recipe():
         ("rotary", {"norm": "batch"}, {"micro_batch": 2}),
     ):
         words = [f"--arch={name}={value}" for name, value in asked.items()]
-        args = pretrain.parse_args(
-            ["--task", "pathx", "--model", model, "--micro-batch", "2", *words]
-        )
+        args = parse(pretrain, ["--task", "pathx", "--model", model, "--micro-batch", "2", *words])
         wanted = changed | ({"arch": asked} if asked else {})
         assert args.changed == wanted and args.micro_batch == 2
-        given = {"micro_batch": 2} | ({"arch": asked} if asked else {})
-        assert commands.differing(given, "pathx", model, "masked", "pretrain") == wanted
+        (row,) = entries.rows(
+            "pathx", model, [entries.Variant("pretrain", "", " ".join(["--micro-batch 2", *words]))]
+        )
+        assert commands.record(commands.trained(row)[0])["changed"] == wanted
 
 
 def test_a_checksum_of_code_is_that_of_every_python():

@@ -16,7 +16,7 @@ from graphlib import TopologicalSorter
 
 import pytest
 import story
-from conftest import ROOT, call, scripts
+from conftest import ROOT, call, parse, scripts
 from test_analyze import listed
 
 import data
@@ -310,7 +310,7 @@ def test_readme_commands_run(place):
             line += " --steps 1 --batch 1 --log-every 1"
             if words[1] == "pretrain.py" and "--help" not in words:
                 # as if it were not shortened
-                line += f" --out {pretrain.parse_args(words[2:]).out}"
+                line += f" --out {parse(pretrain, words[2:]).out}"
         elif "--list" not in words and "--help" not in words:
             continue  # downloads, or generates 200,000 images
         run(line, place)
@@ -367,17 +367,11 @@ def test_bare_commands_show_what_there_is_or_what_to_type(monkeypatch):
         "analyze.py",
         "predict.py",
         "baseline.py",
-        "recipes.py",
         "data.py",
         "pretrain.py",
         "finetune.py",
     ):
         assert f"\n    python {script} " in printed(script)
-    text = printed("recipes.py", "--task", "pathx", "--model", "s4")
-    assert (
-        re.search(r"pretrain  masked .*lr=0.001 .*\(line pathx/s4/masked\)", text)
-        and "sizes" in text
-    )
 
 
 def test_kernels_tells_its_story(tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, call
+from conftest import ROOT, call, parse
 from PIL import Image
 from safetensors.torch import save_file
 from test_mixers import KNOWN
@@ -42,6 +42,7 @@ import pretrain
 from data import Split
 from engine import folder as folder_py
 from engine import run as run_py
+from engine import setup as setup_py
 from engine.feed import Feed
 from engine.folder import peak_memory
 from engine.processes import Processes, guarded
@@ -117,8 +118,8 @@ def elsewhere(monkeypatch, tmp_path):
     """Every test in an empty folder. This process plays many, so it does not lock run
     directories."""
     monkeypatch.chdir(tmp_path)
-    for script in (*STAGES.values(), predict):
-        monkeypatch.setattr(script, "open_task", opened)
+    for module in (setup_py, predict):
+        monkeypatch.setattr(module, "open_task", opened)
     monkeypatch.setattr(folder_py, "locked", lambda *arguments, **more: contextlib.nullcontext())
     monkeypatch.setattr(Processes, "current", None)
 
@@ -150,7 +151,7 @@ def child(stage, words, before, environment):
     file `errors`."""
     os.dup2(os.open("errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     os.environ |= environment
-    pretrain.open_task = finetune.open_task = opened
+    setup_py.open_task = opened
     if before:
         before()
     guarded(lambda: STAGES[stage].main(words))
@@ -370,7 +371,7 @@ def test_a_signal_saves_the_step_and_the_run_goes_on_to_the_bit(
 def tell_in(name, n):
     """A signal to this process in the n-th call of a method of `Run` or `Feed`, or of `open_task`,
     before it does anything."""
-    place = next(place for place in (finetune, Run, Feed, run_py) if hasattr(place, name))
+    place = next(place for place in (setup_py, Run, Feed, run_py) if hasattr(place, name))
     method, calls = getattr(place, name), iter(range(1, 99))
 
     def told(*arguments, **more):
@@ -707,7 +708,7 @@ def test_a_run_is_this_loop(stage, task, model, objective, tmp_path):
         joint=0.7 if stage == "joint" else None,
     )
     STAGES[stage].main(words)
-    args, (task, train, val, _) = STAGES[stage].parse_args(words), opened(task, ".")
+    args, (task, train, val, _) = parse(STAGES[stage], words), opened(task, ".")
     torch.manual_seed(3)
     causal = objective == "causal"
     backbone = Backbone(config(args.arch, task, causal, mask_channel=stage == "pretrain"))
@@ -1131,7 +1132,7 @@ def test_a_causal_run_generates(monkeypatch, capsys, tmp_path):
 
     pretrain.main(flags("masked", "listops", "s4", steps=2))
     with monkeypatch.context() as patch:
-        patch.setattr(pretrain, "open_task", square)
+        patch.setattr(setup_py, "open_task", square)
         patch.setattr("use.generate.open_task", square)
         pretrain.main(flags("image", "image", "s4", objective="causal", loss="ce", steps=2))
         predict.main(["image"])
@@ -1247,7 +1248,7 @@ def test_an_objective_is_a_function_and_a_line(task, model, monkeypatch, tmp_pat
     finetune.main(flags("second", task=None, model=None, init="first"))
     finetune.main(flags("both", task, model, objective="bert", joint=1))
     masked, joint = (
-        STAGES[stage].parse_args(flags("x", task, model, **more, steps=None))
+        parse(STAGES[stage], flags("x", task, model, **more, steps=None))
         for stage, more in (("pretrain", {}), ("joint", dict(joint=1, objective="bert")))
     )
     for out, start in (("first", None), ("second", "spt"), ("both", "joint")):
@@ -1258,7 +1259,7 @@ def test_an_objective_is_a_function_and_a_line(task, model, monkeypatch, tmp_pat
         == masked.mask
         is not None
     )
-    alone = finetune.parse_args(flags("x", task, model, steps=None))
+    alone = parse(finetune, flags("x", task, model, steps=None))
     assert (joint.steps or joint.epochs) == (alone.steps or alone.epochs) // 2
     assert "no bert recipe for" in capsys.readouterr().out
 

@@ -15,6 +15,7 @@ from sklearn import metrics
 import data
 import finetune
 import pretrain
+from engine import setup as setup_py
 from engine.feed import Feed
 from engine.targets import KINDS
 from tasks import EOS, IGNORE, TASKS, making
@@ -68,7 +69,7 @@ def test_flags_choose_the_examples_of_either_stage(stage, monkeypatch):
     def opened(name, folder, fraction=None, labelled=None, labels=False, fresh=None):
         raise InterruptedError(name, folder, fraction, labelled, labels, fresh)
 
-    monkeypatch.setattr(stage, "open_task", opened)
+    monkeypatch.setattr(setup_py, "open_task", opened)
     for seed, flag in itertools.product(
         (0, 5),
         ("--wd", "--fresh", "--train-fraction") + ("--label-fraction",) * (stage is finetune),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import calls, laws, scripts
+from conftest import calls, laws, parse, scripts
 
 import data
 import pretrain
@@ -204,4 +204,4 @@ def test_an_objective_that_is_gone_is_one_line(monkeypatch):
     table = CHIRP.split('RECIPES = """')[1].split('"""')[0].replace("masked", "maskd")
     monkeypatch.setitem(data.TASKS, "mine", replace(data.TASKS["scifar_mini"], recipes=table))
     with pytest.raises(UserError, match="^objective maskd is unknown; there is: masked causal$"):
-        pretrain.parse_args(["--task", "mine", "--model", "s4"])
+        parse(pretrain, ["--task", "mine", "--model", "s4"])

@@ -20,5 +20,5 @@ if __name__ == "__main__":
         text = PAPER.get(name) or model.about or sys.modules[f"zoo.{homes[name].stem}"].__doc__
         first = " ".join(text.split("\n\n")[0].split())
         print(f"{name:15} {first}")
-    print("\nSizes and recipe on a task: python recipes.py --task listops --model s4")
+    print("\nSizes and recipe on a task: python pretrain.py --task listops --model s4 --help")
     print("Costs: results/costs.md")
