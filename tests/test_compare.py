@@ -9,29 +9,12 @@ import pytest
 from conftest import ROOT, call
 from test_analyze import finetuned, put, run
 
-from compare import reading, report
-from experiments import commands, entries
+from compare import comparisons, report, runs
 from files import UserError
-from models import MODELS
 
-KEPT = ROOT / "results" / "architectures.jsonl"
 
 
 # ---- what a run is -------------------------------------------------------------------------------
-
-
-def test_kept_runs_are_what_their_entries_say():
-    """Each of architectures did what its entry has for its name."""
-    wanted = {}
-    for row in entries.demo("architectures"):
-        for made in commands.trained(row):
-            for each in filter(None, (made, made.first)):
-                name = "-".join(filter(None, (each.task, each.model, each.word, each.start)))
-                wanted.setdefault(name, set()).add(reading.identity(commands.record(each)))
-    kept = [record for record in reading.read_runs(KEPT) if record.get("start") != "baseline"]
-    for record in kept:
-        assert reading.identity(record) in wanted[record["run"].rsplit("-s", 1)[0]], record["run"]
-    assert len(kept) == 3 * len(wanted) == 279
 
 
 def test_two_runs_of_one_setting_are_an_error(tmp_path):
@@ -39,20 +22,23 @@ def test_two_runs_of_one_setting_are_an_error(tmp_path):
     finetuned(tmp_path, "a", 0.5)
     finetuned(tmp_path, "b", 0.6, changed={"lr": 0.1})
     finetuned(tmp_path, "c", 0.5, seconds=7.0)
-    assert [len(variant.runs) for variant in reading.variants_of(reading.read_runs(tmp_path))] == [
+    assert [len(variant) for variant in runs.by_variant(runs.load(tmp_path))] == [
         1,
         1,
     ]
     finetuned(tmp_path, "d", 0.7, commit="def")
-    message = "/d are two runs of one setting and seed, but differ: commit abc and def, test_accuracy 0.5 and 0.7"
+    message = (
+        "/d are two runs of one setting and seed, but differ: commit abc and def, test_accuracy "
+        "0.5 and 0.7"
+    )
     with pytest.raises(UserError, match=message):
-        reading.variants_of(reading.read_runs(tmp_path))
+        runs.by_variant(runs.load(tmp_path))
     finetuned(tmp_path / "other", "a", 0.5, seed=1, data=dict(labels=1))
     finetuned(tmp_path / "other", "b", 0.5, seed=2, data=dict(labels=2))
     with pytest.raises(
         UserError, match="trained on two sets called image: {'labels': 1} and {'labels': 2}"
     ):
-        reading.variants_of(reading.read_runs(tmp_path / "other"))
+        runs.by_variant(runs.load(tmp_path / "other"))
 
 
 # ---- compare -------------------------------------------------------------------------------------
@@ -464,7 +450,7 @@ def test_baselines_stand_first_in_a_demo(tmp_path):
     )
     assert "7 runs, seeds 0" in done.stdout
     plt = pytest.importorskip("matplotlib.pyplot")
-    left, _ = report.figure(plt, report.comparisons(reading.read_runs(tmp_path)))[0].axes
+    left, _ = report.figure(plt, comparisons.comparisons(runs.load(tmp_path)))[0].axes
     found = {
         line.get_label(): line.get_xdata() for line in left.lines if line.get_label()[0] != "_"
     }
@@ -487,47 +473,8 @@ def test_a_run_that_is_none_of_the_demos_has_a_row_of_its_own(tmp_path):
     assert told() == before | {"s4, optimizer=muon": ["90.0"]}
 
 
-def test_runs_at_the_recipe_are_not_taken_for_the_demos(tmp_path):
-    """architectures has rates of its own; what another command trained by the recipe has a row
-    beside them."""
-    of_demo(tmp_path, "a", "rotary", "scratch", 0.7, changed={"lr": 0.003})
-    of_demo(tmp_path, "b", "rotary", "scratch", 0.5)
-    done = run("demo", "architectures", "--runs", tmp_path, "--figure", tmp_path / "demo.png")
-    found = {row[0]: row[1] for row in rows_of(done.stdout)}
-    assert found == {"rotary": "70.0", "rotary, recipe": "50.0"}
-
-
-def test_the_rates_of_architectures_are_the_best_that_were_tried():
-    """The bold ones of results/architectures.md."""
-    chosen = {}
-    for line in (ROOT / "results" / "architectures.md").read_text().splitlines():
-        cells = line.strip("| ").split(" | ")
-        if len(cells) == 10 and cells[0] in MODELS:
-            chosen[cells[0]] = [
-                ("1e-3", "3e-3", "9e-3")[i % 3] for i, cell in enumerate(cells[1:]) if "**" in cell
-            ]
-    assert chosen == entries.RATES and set(chosen) == {
-        model for model in MODELS if "pythia" not in model
-    }
-
-
-def test_the_first_look_is_that_of_its_kept_runs(tmp_path, monkeypatch, capsys):
-    """The numbers of the page's table, which has one column more, and its rank correlations."""
+def test_the_rank_correlations_of_architectures_are_those_of_its_kept_runs(monkeypatch, capsys):
     page = (ROOT / "results" / "architectures.md").read_text()
-    done = run("demo", "--runs", KEPT, "--figure", tmp_path / "architectures.png")
-
-    def numbers(text):
-        rows = [
-            [cell.strip() for cell in line[1:-1].split("|")]
-            for line in text.splitlines()
-            if line.startswith("| ")
-        ]
-        return sorted([*row[:4], row[-1]] for row in rows)  # without hidden accuracy
-
-    assert len(numbers(done.stdout)) == 3 + len(entries.RATES) + len(entries.STRUCTURED), (
-        done.stderr
-    )
-    assert numbers(done.stdout) == numbers(page.split("Test accuracy in percent")[0])
     monkeypatch.chdir(ROOT)
     exec(re.search("```python\n(.*?)```", page, re.S)[1], {})
     assert re.findall(r"0(\.\d+)", capsys.readouterr().out) == [".81", ".68", ".96"]

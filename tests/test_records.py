@@ -28,7 +28,7 @@ import data
 import finetune
 import pretrain
 import tasks
-from compare import reading
+from compare import runs
 from engine import flags as flags_py
 from engine import folder as folder_py
 from engine.feed import Feed
@@ -320,7 +320,7 @@ def test_any_other_flag_is_another_run(stage, words, monkeypatch, tmp_path):
             Folder("run", True).look(other, True)
         if flag not in ("seed", "micro_batch"):
             one, two = (
-                reading.identity(
+                runs.identity(
                     dict(
                         task=some["task"],
                         model=some["model"],
@@ -478,7 +478,7 @@ def test_seeds_of_different_code_are_not_pooled(tmp_path, capsys):
             and "warning: seeds of the setting" in done.stderr
         )
     assert made("same", one, one).returncode == made("older", one, None, one).returncode == 0
-    reading.variants_of(reading.with_pretraining(reading.read_runs(tmp_path / "finetune")))
+    runs.by_variant(runs.with_pretraining(runs.load(tmp_path / "finetune")))
     assert "2 versions of models.py" in capsys.readouterr().err
 
 
@@ -493,7 +493,7 @@ def test_a_sweep_pools_any_code_if_asked(here, tmp_path):  # noqa: F811
 
 
 def passes_of(root):
-    return [run["passes"] for run in reading.with_pretraining(reading.read_runs(root))]
+    return [*runs.with_pretraining(runs.load(root)).passes]
 
 
 def test_joint_training_takes_two_passes_where_it_hides(tmp_path):
@@ -552,7 +552,7 @@ def test_gains_say_which_seeds_they_are_of(tmp_path):
     finetuned(tmp_path, "s7", 0.517, 7, seconds=900.0, processes=8)
     rows, text = told(tmp_path)
     assert [row[-4] for row in rows[1:] if "joint" in row] == ["– (common seeds: none)"]
-    said = reading.provenance(reading.read_runs(tmp_path / "s7"))
+    said = runs.provenance(runs.rows_of(runs.load(tmp_path / "s7")))
     assert "1 run, seeds 7" in said and "; 2.0 hours of training" in said  # of all processes
 
 

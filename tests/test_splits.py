@@ -14,7 +14,7 @@ import data
 import finetune
 import predict
 import tasks.own
-from compare.report import macro_f1
+from compare.comparisons import macro_f1
 from engine.targets import class_loss
 from experiments.running import paths
 from files import UserError, read_json, write_json

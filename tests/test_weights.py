@@ -8,7 +8,7 @@ from conftest import ROOT
 
 import finetune
 import predict
-from compare import reading
+from compare.runs import load, rows_of
 
 FOLDER = ROOT / "results" / "weights"
 PAIRS = "text256-rotary", "text256-s4", "pathfinder_demo-transformer", "pathfinder_demo-s4"
@@ -18,11 +18,11 @@ NAMES = [f"{pair}-{stage}" for pair in PAIRS for stage in ("pretrain", "finetune
 def test_what_the_pages_say_of_the_linear_model_is_kept():
     """README, the card of the weights and the demos' tables, by results/baseline.jsonl."""
     kept = {
-        run["task"]: run
-        for run in reading.read_runs(ROOT / "results" / "baseline.jsonl")
-        if run["run"] == f"{run['task']}-baseline"
+        run.task: run
+        for run in rows_of(load(ROOT / "results" / "baseline.jsonl"))
+        if run.name == f"{run.task}-baseline"
     }
-    found = {task: f"{run['score']:.1f}" for task, run in kept.items()}
+    found = {task: f"{run.score:.1f}" for task, run in kept.items()}
     assert found.keys() == {"text256", "text_demo", "pathfinder_demo", "listops_demo", "image"}
     readme, card, text, init = (
         (ROOT / name).read_text()
