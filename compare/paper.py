@@ -11,7 +11,7 @@ import pandas
 from compare.comparisons import NO_RUNS
 from compare.drawing import markdown
 from compare.runs import by_variant, identity, provenance, rows_of
-from compare.statistics import gain, mean_std, minus, signed
+from compare.statistics import gain, mean_of, mean_std, minus, signed
 from experiments import entries
 from experiments.commands import record, trained
 from files import reading
@@ -239,7 +239,7 @@ def our_average(cells, row):
     """Return the average over the tasks that were run. PathX-256 never counts, as in the
     literature."""
     columns = [cells[cell].score for column, (cell, _) in row.items() if column != "pathx256"]
-    means = [scores.mean() for scores in columns if len(scores)]
+    means = [mean_of(scores) for scores in columns if len(scores)]
     if not means:
         return "–"
     return f"{statistics.mean(means):.2f} over {len(means)} of {len(columns)} tasks"

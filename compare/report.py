@@ -10,7 +10,7 @@ import os
 from compare.comparisons import comparisons, constant_of, further, further_of_constant, trivial
 from compare.drawing import LOOKS, dots, draw, markdown, replace_block, wrapped
 from compare.runs import load, pretraining_runs, provenance, rows_of
-from compare.statistics import gain, how_sure, mean_std, signed
+from compare.statistics import gain, how_sure, mean_of, mean_std, signed
 from compare.verdict import noises, verdicts
 from experiments import entries
 from files import UserError
@@ -124,7 +124,7 @@ def row_of_line(comparison, line):
         runs = comparison.of(line, start)
         score = mean_std(runs.score, comparison.digits)
         row[LOOKS[start][0]] = with_further(score, further_means(comparison, runs))
-        minutes.append(f"{runs.minutes.mean():.1f}" if len(runs) else "–")
+        minutes.append(f"{mean_of(runs.minutes):.1f}" if len(runs) else "–")
     note = " [95 % interval] (seeds)"  # in the head of the first difference
     for name, pair in DIFFERENCES.items():
         if {*pair} <= {*comparison.starts}:
@@ -135,7 +135,7 @@ def row_of_line(comparison, line):
 
 
 def further_means(comparison, runs):
-    return [runs[name].mean() for name in further(comparison)] if len(runs) else []
+    return [mean_of(runs[name]) for name in further(comparison)] if len(runs) else []
 
 
 def with_further(score, means):
@@ -267,7 +267,7 @@ def draw_gains(axis, comparison):
             gained = gain(comparison.of(line, start), comparison.of(line, "scratch"))
             if len(gained.points):
                 axis.errorbar(
-                    gained.points.mean(),
+                    mean_of(gained.points),
                     height,
                     xerr=gained.half or None,
                     color=LOOKS[start][1],

@@ -6,7 +6,7 @@ from the recipe in either stage. Names of folders do not matter."""
 import base64
 import json
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -124,9 +124,7 @@ def identity(record):
         for name, value in settings_of(record).items()
     }
     start = record.get("start", "pretrain")
-    key = record["task"], record["model"], record["objective"], start, tuple(sorted(pairs.items()))
-    hash(key)
-    return key
+    return record["task"], record["model"], record["objective"], start, tuple(sorted(pairs.items()))
 
 
 def kind_of(record):
@@ -344,8 +342,11 @@ def versions_of_code(variant):
     for run in [*rows_of(variant), *firsts]:
         for file, checksum in (run.record.get("code") or {}).items():
             versions[file].add(checksum)
-    counts = Counter({file: len(checksums) for file, checksums in versions.items()})
-    return ", ".join(f"{n} versions of {file}" for file, n in sorted(counts.items()) if n > 1)
+    return ", ".join(
+        f"{len(checksums)} versions of {file}"
+        for file, checksums in sorted(versions.items())
+        if len(checksums) > 1
+    )
 
 
 def provenance(rows):

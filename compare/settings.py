@@ -1,7 +1,6 @@
 """Compare any runs: one row per setting, with gains and intervals, as table and figure: analyze.py
 compare FOLDER"""
 
-import itertools
 import math
 from collections import defaultdict
 from pathlib import Path
@@ -19,7 +18,15 @@ from compare.runs import (
     units,
     with_pretraining,
 )
-from compare.statistics import gain, half_width_of_mean, how_sure, interval, mean_std, signed
+from compare.statistics import (
+    gain,
+    half_width_of_mean,
+    how_sure,
+    interval,
+    mean_of,
+    mean_std,
+    signed,
+)
 from engine.targets import KINDS
 from experiments.sweep import DENOISING
 from files import UserError, read_json
@@ -104,27 +111,25 @@ def place_of(name, value):
 def baseline(row, rows, wanted):
     """Return the row over which a row's gain is measured, or None: the row that has the `wanted`
     values and otherwise the same. By default the row from scratch, with as many passes if there is
-    one, whatever the steps."""
-    others = [other for other in rows if other is not row]
-    if wanted:
-        meant = of_its_stage(row, wanted)
-        for exactly in (True, False):
-            for other in others:
-                if has_values(other, row, meant, exactly):
-                    return other
-        return None
-    if row.values["start"] == "scratch":
-        return None
-    scratch = [
-        other
-        for other in others
-        if other.values["start"] == "scratch" and not other.changed.get("freeze")
-    ]
-    for budget, exactly in itertools.product((True, False), (True, False)):
-        for other in scratch:
+    one, whatever the steps; flags of pretraining and joint training then do not matter."""
+    task = row.values["task"]
+    others = [other for other in rows if other is not row and other.values["task"] == task]
+    meant, apart = of_its_stage(row, wanted), set()
+    tries = [(False, True), (False, False)]
+    if not wanted:
+        if row.values["start"] == "scratch":
+            return None
+        meant = {"start": "scratch"}
+        others = [other for other in others if not other.changed.get("freeze")]
+        apart = {"freeze", *DENOISING}
+        apart |= {name for name in row.values if name.startswith("pretraining.")}
+        tries = [(True, True), (True, False), *tries]
+    for budget, exactly in tries:
+        names = row.values.keys() - apart - ({*LENGTH} if budget else set())
+        for other in others:
             if budget and passes(other) != passes(row):
                 continue
-            if is_scratch_of(other, row, exactly, LENGTH if budget else ()):
+            if all(fits(other, row, name, meant, exactly) for name in names):
                 return other
     return None
 
@@ -142,27 +147,11 @@ def of_its_stage(row, wanted):
     return meant
 
 
-def has_values(other, row, meant, exactly):
-    """Return whether another row has the meant values and agrees in all else."""
-    return all(
-        shown(other.values[name]) == meant[name]
-        if name in meant
-        else agree(other, row, name, exactly)
-        for name in row.values
-    )
-
-
-def is_scratch_of(other, row, exactly, apart):
-    """Return whether a row from scratch agrees with another row in all that has a meaning from
-    scratch, apart from some names."""
-    meaningless = {"start", "freeze", *DENOISING, *apart}
-    names = [name for name in row.values if not name.startswith("pretraining.")]
-    return all(agree(other, row, name, exactly) for name in names if name not in meaningless)
-
-
-def agree(other, row, name, exactly):
-    """Return whether two rows have one value. Not exactly: or both leave it to their recipe, which
-    may differ between starts."""
+def fits(other, row, name, meant, exactly):
+    """Return whether another row has the meant value in a column, else that of a row. Not exactly:
+    or both leave it to their recipe, which may differ between starts."""
+    if name in meant:
+        return shown(other.values[name]) == meant[name]
     if other.values[name] == row.values[name]:
         return True
     return not exactly and name not in FIELDS and other.changed.get(name) == row.changed.get(name)
@@ -176,7 +165,7 @@ def chosen_by_validation(rows):
         groups[group_of(row)].append(row)
 
     def quality(row):
-        return len(row.runs), row.runs.val.mean()
+        return len(row.runs), mean_of(row.runs.val)
 
     return {key: max(group, key=quality) for key, group in groups.items()}
 
@@ -245,83 +234,64 @@ def parsed_baseline(text, columns, rows):
         values = {shown(row.values[column]) for row in rows for column in names}
         if value not in values:
             raise UserError(f"--baseline {pair}: choose from {' '.join(sorted(values))}")
-        if not name.startswith("pretraining."):
-            name = names[0].removeprefix("pretraining.")
-        else:
-            name = names[0]
-        wanted[name] = value
+        of_pretraining = name.startswith("pretraining.")
+        wanted[names[0] if of_pretraining else names[0].removeprefix("pretraining.")] = value
     return wanted
 
 
 def table(columns, rows, wanted, select):
     """Return table and caption. select: show test scores only of the rows that validation chose."""
     best = chosen_by_validation(rows) if select else {}
+    tasks = dict.fromkeys(row.values["task"] for row in rows)
     titles = dict.fromkeys(title_of_score(row.runs) for row in rows)
     over = ", ".join(f"{title(name)}={value}" for name, value in wanted.items()) or "scratch"
-    score, gain_over = f"test {' or '.join(titles)}", f"gain over {over} [95 % interval]"
-    tasks = dict.fromkeys(row.values["task"] for row in rows)
+    test = f"test {' or '.join(titles)}", "95 % interval", f"gain over {over} [95 % interval]"
     lines = []
-    lonely = False
+    lonely = False  # whether a gain is over nothing
     for row in sorted(rows, key=lambda row: [*tasks].index(row.values["task"])):
-        alike = [other for other in rows if other.values["task"] == row.values["task"]]
-        before = before_of(row, alike, wanted, best)
-        lonely = lonely or before is None and row.values["start"] != "scratch"
-        line = {title(name): shown(row.values[name]) for name in columns}
+        scratch = row.values["start"] == "scratch"
         if select:
-            line["validation"] = validation_cell(row, best)
-        if not select or row in best.values():
-            line |= {score: score_cell(row), "95 % interval": interval_cell(row)}
-            line[gain_over] = gain_cell(row, before)
+            before = None if scratch else best.get(group_of(row, "scratch"))
         else:
-            line |= {score: "", "95 % interval": "", gain_over: ""}
-        line |= {"seeds": str(len(row.runs)), "passes": passes(row)}
-        lines.append(line | {"minutes": f"{row.runs.minutes.mean():.1f}"})
+            before = baseline(row, rows, wanted)
+        lonely = lonely or before is None and not scratch
+        line = {title(name): shown(row.values[name]) for name in columns}
+        is_best = any(row is chosen for chosen in best.values())
+        if select:
+            line["validation"] = f"{validation_cell(row)} *" if is_best else validation_cell(row)
+        hidden = select and not is_best
+        line |= dict(zip(test, ("", "", "") if hidden else test_cells(row, before)))
+        minutes = f"{mean_of(row.runs.minutes):.1f}"
+        lines.append(line | dict(seeds=str(len(row.runs)), passes=passes(row), minutes=minutes))
     return f"{markdown(lines)}\n\n{caption(columns, rows, tasks, wanted, select, lonely)}"
 
 
-def before_of(row, rows, wanted, best):
-    """Return the row over which a row's gain is shown, or None. best: the rows that validation
-    chose, by group, with --select."""
-    if not best:
-        return baseline(row, rows, wanted)
-    if row.values["start"] == "scratch":
-        return None
-    return best.get(group_of(row, "scratch"))
+def validation_cell(row):
+    """Return the mean validation score, in the unit of test scores."""
+    return mean_std(units(row.runs.kind.iloc[0]) * row.runs.val, digits_of(row))
 
 
 def digits_of(row):
     return 1 if units(row.runs.kind.iloc[0]) > 1 else 3
 
 
-def validation_cell(row, best):
-    scores = units(row.runs.kind.iloc[0]) * row.runs.val
-    text = mean_std(scores, digits_of(row))
-    return f"{text} *" if row in best.values() else text
-
-
-def score_cell(row):
-    return mean_std(row.runs.score, digits_of(row))
-
-
-def interval_cell(row):
-    half = half_width_of_mean(row.runs)
-    return interval(row.runs.score.mean(), half, digits_of(row), sign="") if half else "–"
-
-
-def gain_cell(row, before):
-    """Return a gain with what its two rows do not share: seeds, of which only common ones count;
-    passes."""
+def test_cells(row, before):
+    """Return a row's mean test score, its interval, and the gain over another row, or None, with a
+    note on what both do not share: seeds, of which only common ones count; passes."""
+    digits = digits_of(row)
+    mean, half = mean_of(row.runs.score), half_width_of_mean(row.runs)
+    cells = [mean_std(row.runs.score, digits), interval(mean, half, digits, "") if half else "–"]
     if before is None:
-        return "–"
+        return [*cells, "–"]
     gained = gain(row.runs, before.runs)
-    text = signed(gained.points, digits_of(row), gained.half).rsplit(" (", 1)[0]
+    text = signed(gained.points, digits, gained.half).rsplit(" (", 1)[0]
     notes = []
     if {*row.runs.index} != {*before.runs.index}:
         seeds = ", ".join(map(str, gained.points.index)) or "none"
         notes.append(f"common seeds: {seeds}")
     if passes(before) != passes(row):
         notes.append(f"over {passes(before)} passes")
-    return f"{text} ({'; '.join(notes)})" if notes else text
+    return [*cells, f"{text} ({'; '.join(notes)})" if notes else text]
 
 
 def caption(columns, rows, tasks, wanted, select, lonely):

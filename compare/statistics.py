@@ -20,13 +20,14 @@ at most 5 of 100 tables, with 2 to 10 seeds and with rare classes; in R2, if the
 similar tails."""
 
 import math
+import statistics
 from typing import NamedTuple
 
 import numpy as np
 import pandas
 from scipy.special import stdtrit
 
-from compare.runs import rows_of, units
+from compare.runs import units
 
 
 class Gain(NamedTuple):
@@ -80,25 +81,25 @@ def of_class(after, before, unit=1):
 def half_width_of_test(*variants):
     """Return half of the 95 % interval of the mean score of a variant, or of the difference of two,
     that is due to the test set, which is the same. 0 if nothing is known of its examples."""
-    sides = [rows_of(variant) for variant in variants]
-    runs = [run for side in sides for run in side]
-    if any(run.examples is None for run in runs):
+    sides = [[*variant.examples] for variant in variants]  # per run: arrays, one per class
+    runs = [examples for side in sides for examples in side]
+    if any(examples is None for examples in runs):
         return 0.0
-    unit = 1 if runs[0].kind == "class" else 0
-    sizes = {tuple(map(len, run.examples)) for run in runs}
-    paired = len(sizes) == 1 and all(run.predicted for run in runs)
-    classes = len(runs[0].examples)
+    kind = variants[0].kind.iloc[0]
+    unit = 1 if kind == "class" else 0
+    sizes = {tuple(map(len, examples)) for examples in runs}
+    paired = len(sizes) == 1 and all(variant.predicted.all() for variant in variants)
     parts = []
-    for i in range(classes):
-        added = [[np.asarray(run.examples[i], float) for run in side] for side in sides]
+    for i in range(len(runs[0])):
+        added = [[np.asarray(examples[i], float) for examples in side] for side in sides]
         if paired:
             before = np.array(added[1]) if len(added) > 1 else []
             parts.append(of_class(np.array(added[0]), before, unit))
         else:  # as if they erred independently
             for side in added:
-                alone = [of_class(each_run[None], [], unit) for each_run in side]
+                alone = [of_class(values[None], [], unit) for values in side]
                 parts.append(np.mean(alone, 0))
-    return units(runs[0].kind) / classes * t_interval(*parts)
+    return units(kind) / len(runs[0]) * t_interval(*parts)
 
 
 def half_width_of_mean(variant):
@@ -122,13 +123,21 @@ def minus(after, before):
     return (after - before).dropna()
 
 
+def mean_of(values):
+    """Return the mean of values by seed, rounded once: pandas rounds every sum, so that a mean of
+    73.55 may be printed as 73.5 or 73.6."""
+    return statistics.mean(values.tolist())
+
+
 def mean_std(values, digits=1):
     """Format scores by seed as '61.2 ± 0.8', as '61.2' if there is one seed, or as a dash if there
     is none."""
     if not len(values):
         return "–"
-    mean = f"{values.mean():.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {values.std():.{digits}f}"
+    mean = f"{mean_of(values):.{digits}f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {statistics.stdev(values.tolist()):.{digits}f}"
 
 
 def interval(mean, half, digits=1, sign="+"):
@@ -142,7 +151,7 @@ def signed(points, digits=1, half=None):
     these differences only."""
     if not len(points):
         return "–"
-    mean = points.mean()
+    mean = mean_of(points)
     if half is None:
         half = half_width(points)
     seeds = "one seed" if len(points) == 1 else len(points)
@@ -156,9 +165,8 @@ def how_sure(variants, of=""):
     there are more."""
     if max(map(len, variants)) < 2:
         return f"One seed{of} has no interval."
-    runs = [run for variant in variants for run in rows_of(variant)]
-    predicted = [run.predicted for run in runs]
-    known = [run.examples is not None for run in runs]
+    predicted = [kept for variant in variants for kept in variant.predicted]
+    known = [examples is not None for variant in variants for examples in variant.examples]
     if all(predicted):
         how = "paired"
     elif any(predicted):

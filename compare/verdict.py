@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from compare.comparisons import constant_of, in_words, trivial
 from compare.runs import evaluations, rows_of, validation_field
-from compare.statistics import gain, half_width, half_width_of_test, t_interval
+from compare.statistics import gain, half_width, half_width_of_test, mean_of, t_interval
 from tasks import declared
 
 CHANGE = "{points:+.{digits}f} {unit}"
@@ -105,7 +105,7 @@ def outcome(comparison, line, start):
     gained = gain(after, scratch)
     if not len(gained.points):
         return None
-    mean, seeds = gained.points.mean(), len(gained.points)
+    mean, seeds = mean_of(gained.points), len(gained.points)
     facts = common_facts(comparison) | dict(
         line=line,
         name=line if start == "spt" else f"{line}, joint training",
@@ -121,7 +121,7 @@ def outcome(comparison, line, start):
         return Verdict(("one seed",), facts)
     if after.examples.isna().any() or scratch.examples.isna().any():
         return Verdict(("no predictions",), facts)
-    ceiling = scratch.score.mean() > ceiling_of(comparison)
+    ceiling = mean_of(scratch.score) > ceiling_of(comparison)
     if 0 < gained.half < abs(mean) and (mean < 0 or not ceiling):
         return Verdict(("gains" if mean > 0 else "loses",), facts)
     if ceiling:
@@ -170,12 +170,12 @@ def beside_linear(comparison):
     linear = comparison.linear.score.iloc[0]
     relations = {name: relation_to_linear(runs, comparison) for name, runs in networks.items()}
     if all(relation == "behind" for relation in relations.values()):
-        top = max(networks, key=lambda name: networks[name].score.mean())
-        score = networks[top].score.mean()
+        top = max(networks, key=lambda name: mean_of(networks[name].score))
+        score = mean_of(networks[top].score)
         facts = dict(network=in_words(top), linear=linear, score=score)
         return [Verdict(("linear wins",), common_facts(comparison) | facts)]
     # rounded, because equal means may differ in their last bits
-    val = {name: round(runs.val.mean(), 9) for name, runs in networks.items()}
+    val = {name: round(mean_of(runs.val), 9) for name, runs in networks.items()}
     best = max(networks, key=val.get)
     tied = [in_words(name) for name in networks if val[name] == val[best]]
     behind = [in_words(name) for name in networks if name != best and relations[name] == "behind"]
@@ -188,7 +188,7 @@ def beside_linear(comparison):
     facts = dict(
         network=in_words(best),
         networks=", ".join(tied),
-        score=networks[best].score.mean(),
+        score=mean_of(networks[best].score),
         linear=linear,
         relation=relations[best],
         networks_behind=", ".join(behind),
@@ -202,7 +202,7 @@ def relation_to_linear(runs, comparison):
     linear = comparison.linear
     if len(runs) == 1 or runs.examples.isna().any() or linear.examples.isna().any():
         return None
-    apart = runs.score.mean() - linear.score.iloc[0]
+    apart = mean_of(runs.score) - linear.score.iloc[0]
     half = math.hypot(half_width(runs.score), half_width_of_test(runs, linear))
     if abs(apart) <= half:
         return "not significantly different from"
