@@ -350,6 +350,33 @@ def main(argv=None):
 
 
 def command(argv):
+    """Run the command of these words."""
+    args = parsed(argv)
+    of_users = args.command in ("compare", "curves", "demo", "own")
+    if args.command in ("compare", "curves", "own") and args.what:
+        args.runs = Path(args.what[0])
+    named = args.what and args.command in ("demo", "keep")
+    folder = args.command if of_users else args.preset
+    if named:
+        folder = args.what[0]
+    if args.runs is None:
+        args.runs = Path("runs", folder)
+        kept = ROOT / "results" / args.preset / "runs.jsonl"
+        reads_kept = not of_users and args.command != "keep"
+        if reads_kept and kept.exists() and not args.runs.exists():
+            args.runs = kept
+    if args.out is None:
+        args.out = Path("results") if named else Path("results", args.preset)
+    args.linked = args.figure is not None  # then a page of --readme shows it
+    if args.figure is None:
+        together = args.runs.is_dir() and len(args.what) < 2  # one folder holds all runs
+        args.figure = (args.runs if together else Path()) / f"{args.command}.png"
+    picture("--figure", args.figure)
+    COMMANDS[args.command](args)
+
+
+def parsed(argv):
+    """Parse the words of a command."""
     parser = Parser(
         examples=True,
         description=__doc__,
@@ -405,27 +432,7 @@ def command(argv):
         type=Path,
         help="demo, own: write tables between their markers in this file",
     )
-    args = parser.parse_args(argv)
-    of_users = args.command in ("compare", "curves", "demo", "own")
-    if args.command in ("compare", "curves", "own") and args.what:
-        args.runs = Path(args.what[0])
-    name = args.command if of_users else args.preset
-    default = Path("runs", args.what[0] if args.command in ("demo", "keep") and args.what else name)
-    kept = ROOT / "results" / args.preset / "runs.jsonl"
-    usual = (
-        kept
-        if kept.exists() and not default.exists() and not of_users and args.command != "keep"
-        else default
-    )
-    args.runs = args.runs or usual
-    args.out = args.out or Path(
-        "results", "" if args.command == "keep" and args.what else args.preset
-    )
-    together = args.runs.is_dir() and len(args.what) < 2  # one folder holds all runs
-    args.linked = args.figure is not None  # then a page of --readme shows it
-    args.figure = args.figure or (args.runs if together else Path()) / f"{args.command}.png"
-    picture("--figure", args.figure)
-    COMMANDS[args.command](args)
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

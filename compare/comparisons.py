@@ -94,7 +94,8 @@ def comparisons(runs, entry=()):
     only, and stand first in their order."""
     names = {identity(record(run)): row.model for row in entry for run in trained(row)}
     order = [*dict.fromkeys(row.model for row in entry)]
-    tables, linear = defaultdict(dict), {}
+    tables = defaultdict(dict)
+    linear = {}
     for variant in by_variant(with_pretraining(runs)):
         run = rows_of(variant)[0]
         key, line, start = position_of(run)

@@ -205,7 +205,8 @@ def table(cells, number, mini=False):
         scores.append({"approach": approach})
         gains.append({"gain of SPT [95 % interval] (seeds)": approach})
         for column, (cell, printed) in row.items():
-            runs, base = cells[cell], cells[scratch.get((column, cell.model))]
+            runs = cells[cell]
+            base = cells[scratch.get((column, cell.model))]
             made += rows_of(runs)
             if cell.start == "spt":
                 made += rows_of(cells[cell._replace(start="pretrain")])
@@ -283,7 +284,8 @@ def beside(cells, pair, other_pair, labels):
     tasks, (before, after, other_before, other_after) = over_tasks(cells, *pair, *other_pair)
     if not len(before):
         return f"{labels[0]}, {labels[1]}: {NO_PAIR}"
-    first, second = minus(after, before), minus(other_after, other_before)
+    first = minus(after, before)
+    second = minus(other_after, other_before)
     differences = first, second, minus(first, second)
     texts = [f"{label} {signed(points)}" for label, points in zip(labels, differences)]
     return f"{', '.join(texts)}, over {len(tasks)} tasks"
@@ -301,7 +303,8 @@ def by_fraction(cells, task):
     by seed}."""
     scratch, spt, gains = {}, {}, {}
     for fraction in entries.FRACTIONS:
-        share, cell = 100 * fraction, Cell(task, "s4", f"data{fraction}", "scratch")
+        share = 100 * fraction
+        cell = Cell(task, "s4", f"data{fraction}", "scratch")
         scratch[share] = cells[cell].score
         spt[share] = cells[cell._replace(start="spt")].score
         gains[share] = 100 * minus(spt[share], scratch[share]) / scratch[share]

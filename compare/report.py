@@ -32,7 +32,8 @@ def report(args):
     runs = load(args.runs)
     if args.seeds is not None:
         runs = runs[runs.seed.isin(args.seeds) | (runs.start == "baseline")]
-    name, entry = "own", ()
+    name = "own"
+    entry = ()
     if args.command == "demo":
         name = name_of_demo(args)
         models = dict.fromkeys([*entries.DEMOS[name][1].split(), *runs.model])
@@ -119,7 +120,8 @@ def table(comparison):
 
 def row_of_line(comparison, line):
     """Return the row of a model: {column: cell}."""
-    row, minutes = {"model": line}, []
+    row = {"model": line}
+    minutes = []
     for start in comparison.starts:
         runs = comparison.of(line, start)
         score = mean_std(runs.score, comparison.digits)
@@ -251,7 +253,8 @@ def draw_scores(axis, comparison):
         lines.setdefault(line, {})[start] = runs
     dots(axis, lines)
     if comparison.linear is not None:
-        constant, linear = constant_of(comparison), comparison.linear.score.iloc[0]
+        linear = comparison.linear.score.iloc[0]
+        constant = constant_of(comparison)
         axis.axvline(constant, color="black", linestyle=":", label=trivial(comparison))
         axis.axvline(linear, color="black", linestyle="--", label="linear model")
     percent = "" if comparison.r2 else ", %"

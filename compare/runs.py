@@ -80,16 +80,14 @@ def row_of(record, folder, kept=None):
     kept: the place of a run whose folder was not kept."""
     place = kept or folder
     start = record.get("start", "pretrain")
-    kind, score, val, examples, predictions = None, np.nan, np.nan, None, None
-    if start != "pretrain":
-        LOOKS[start], Path(record.get("init") or "")
-        kind = kind_of(record)
-        score = units(kind) * float(record[f"test_{KINDS[kind].score}"])
-        val = float(record.get(validation_field(record), np.nan))
-        predictions = added_by_examples(record, folder, kind)
-        examples = examples_of(record, kind, predictions)
-    int(record["steps"]), float(record["seconds"])
+    # Fields that are used later are read here, so that a damaged record is named.
+    int(record["steps"]), float(record["seconds"]), Path(record.get("init") or "")
     {**(record.get("data") or {}), **(record.get("code") or {})}
+    if start == "pretrain":
+        tested = dict(kind=None, score=np.nan, val=np.nan, examples=None, predicted=False)
+    else:
+        LOOKS[start]
+        tested = tested_of(record, folder)
     return Run(
         name=place.name,
         place=place,
@@ -101,12 +99,21 @@ def row_of(record, folder, kept=None):
         settings=settings_of(record),
         variant=identity(record),
         seed=int(record["seed"]),
-        kind=kind,
-        score=score,
-        val=val,
-        examples=examples,
-        predicted=predictions is not None,
         record=record,
+        **tested,
+    )
+
+
+def tested_of(record, folder):
+    """Return the columns of a row that say how a finetuning run did."""
+    kind = kind_of(record)
+    predictions = added_by_examples(record, folder, kind)
+    return dict(
+        kind=kind,
+        score=units(kind) * float(record[f"test_{KINDS[kind].score}"]),
+        val=float(record.get(validation_field(record), np.nan)),
+        examples=examples_of(record, kind, predictions),
+        predicted=predictions is not None,
     )
 
 
@@ -166,7 +173,8 @@ def added_by_examples(record, folder, kind):
     """Return what each test example adds to a run's score, from its kept predictions: right or not,
     sorted by label; a share of R2, F1 or the accuracy over positions, a ratio of two sums that both
     vary. None if they were not kept."""
-    n, path = record.get("test_examples"), folder / "predictions.npz"
+    n = record.get("test_examples")
+    path = folder / "predictions.npz"
     if record.get("right"):
         packed = np.frombuffer(base64.b64decode(record["right"], validate=True), np.uint8)
         bits = np.unpackbits(packed)

@@ -114,7 +114,8 @@ def baseline(row, rows, wanted):
     one, whatever the steps; flags of pretraining and joint training then do not matter."""
     task = row.values["task"]
     others = [other for other in rows if other is not row and other.values["task"] == task]
-    meant, apart = of_its_stage(row, wanted), set()
+    meant = of_its_stage(row, wanted)
+    apart = set()  # columns that do not matter
     tries = [(False, True), (False, False)]
     if not wanted:
         if row.values["start"] == "scratch":
@@ -139,7 +140,8 @@ def of_its_stage(row, wanted):
     has it, or of both."""
     meant = {}
     for name, value in wanted.items():
-        before, after = row.values.get(f"pretraining.{name}"), row.values.get(name)
+        before = row.values.get(f"pretraining.{name}")
+        after = row.values.get(name)
         if before is not None and after in (None, before):
             meant[f"pretraining.{name}"] = value
         if after is not None or before is None:
@@ -222,7 +224,8 @@ def parsed_baseline(text, columns, rows):
     wanted = {}
     for pair in text.split(",") if text else ():
         name, _, value = pair.partition("=")
-        name, value = name.replace("-", "_"), shown(number(value))
+        name = name.replace("-", "_")
+        value = shown(number(value))
         last = name.split(".")[-1]
         names = [
             column for column in columns if column.split(".")[-1] == last and column.endswith(name)
@@ -279,7 +282,8 @@ def test_cells(row, before):
     """Return a row's mean test score, its interval, and the gain over another row, or None, with a
     note on what both do not share: seeds, of which only common ones count; passes."""
     digits = digits_of(row)
-    mean, half = mean_of(row.runs.score), half_width_of_mean(row.runs)
+    mean = mean_of(row.runs.score)
+    half = half_width_of_mean(row.runs)
     cells = [mean_std(row.runs.score, digits), interval(mean, half, digits, "") if half else "–"]
     if before is None:
         return [*cells, "–"]

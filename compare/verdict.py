@@ -101,11 +101,13 @@ def of_line(comparison, line):
 def outcome(comparison, line, start):
     """Return the Verdict on what SPT or joint training changed for a model; None if no seed has
     both."""
-    after, scratch = comparison.of(line, start), comparison.of(line, "scratch")
+    after = comparison.of(line, start)
+    scratch = comparison.of(line, "scratch")
     gained = gain(after, scratch)
     if not len(gained.points):
         return None
-    mean, seeds = mean_of(gained.points), len(gained.points)
+    mean = mean_of(gained.points)
+    seeds = len(gained.points)
     facts = common_facts(comparison) | dict(
         line=line,
         name=line if start == "spt" else f"{line}, joint training",
