@@ -265,7 +265,8 @@ def rows_in(text):
 
 def agrees(cell, text, numbers, digits):
     """Whether a cell is this text, in which each # is a number, printed with so many digits."""
-    parts = [r"([-+]?\d+\.\d{%d})" % digits if part == "#" else re.escape(part) for part in text]
+    number = rf"([-+]?\d+\.\d{{{digits}}})"
+    parts = [number if part == "#" else re.escape(part) for part in text]
     match = re.fullmatch("".join(parts), cell)
     assert match, f"{cell!r} is not {text!r}"
     for printed, number in zip(match.groups(), numbers, strict=True):
