@@ -153,7 +153,7 @@ MUTANTS = {
         (
             'twice = run.start == "joint" and objective and objective.hides',
             'twice = run.start == "joint"',
-            "records made_tables",
+            "records",
         ),
         ("else [init.resolve(), beside]", "else [beside]", "records compare"),
         ("if len(checksums) < 2:", "if True:", "records"),

@@ -113,7 +113,8 @@ def variant(*records, folder=Path("none")):
     balanced accuracy."""
     rows = [row_of(RECORD | dict(seed=i) | record, folder) for i, record in enumerate(records)]
     runs = table_of(rows).set_index("seed", drop=False)
-    balanced = all(len(np.flatnonzero(r.get("counts", {}).get("labels", ()))) > 1 for r in records)
+    counts = [(record.get("counts") or {}).get("labels", ()) for record in records]
+    balanced = all(np.count_nonzero(labels) > 1 for labels in counts)
     return comparisons.with_scores(runs, True) if balanced else runs
 
 

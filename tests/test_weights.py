@@ -41,8 +41,8 @@ def test_what_the_pages_say_of_the_linear_model_is_kept():
     ):
         table = page.split(f"<!-- {block}:begin -->")[1].split(f"<!-- {block}:end -->")[0]
         for name, score in (
-            ("majority class", 100 * kept[task]["constant_accuracy"]),
-            (f"linear: {kept[task]['model']}", kept[task]["score"]),
+            ("majority class", 100 * kept[task].record["constant_accuracy"]),
+            (f"linear: {kept[task].model}", kept[task].score),
         ):
             assert table.count(f"*{name}* | {score:.1f} | |") == 1
 
