@@ -314,7 +314,7 @@ def test_kept_bits_are_those_of_the_examples():
     run = summary(of_kind("class", 3), y, found.astype(float)) | dict(
         test_examples=50, test_accuracy=float(np.mean(y == found))
     )
-    examples = comparisons.with_scores(variant(run), True).examples.iloc[0]
+    examples = variant(run).examples.iloc[0]
     assert [part.tolist() for part in examples] == [
         [int(guess == c) for label, guess in zip(y, found) if label == c] for c in range(3)
     ]
