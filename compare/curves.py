@@ -17,78 +17,74 @@ PANELS = {
 
 def curves_of(folder):
     """Return {panel: [(line style, steps, minutes, values)]} of a run."""
-    found = {name: [] for name in PANELS}
+    panels = {name: [] for name in PANELS}
     records = [record for record in read_log(folder) if record.get("kind") in ("train", "eval")]
-    score = next(
-        (
-            name
-            for record in records[::-1]
-            for name in [*record][::-1]
-            if name.startswith("val_") and name != "val_loss"
-        ),
-        None,
-    )
+    score = score_in(records)
     parts = sorted({name for record in records for name in record if name.startswith("loss_")})
-    stage = "denoising" if score == "val_score" else "score"
-    for panel, kind, name, style in (
+    lines = [
         ("loss", "train", "loss", "-"),
         ("loss", "eval", "val_loss", "--"),
-        (stage, "eval", score, "-"),
+        ("denoising" if score == "val_score" else "score", "eval", score, "-"),
         ("lr", "train", "lr", "-"),
         ("gradient_norm", "train", "gradient_norm", "-"),
         *(("loss", "train", part, ":") for part in parts),
-    ):
-        some = [record for record in records if record["kind"] == kind and name in record]
-        if some:
-            steps, seconds, values = (
-                [record[field] for record in some] for field in ("step", "seconds", name)
-            )
-            found[panel].append((style, steps, [each / 60 for each in seconds], values))
-    return found
+    ]
+    for panel, kind, name, style in lines:
+        points = [record for record in records if record["kind"] == kind and name in record]
+        if points:
+            steps = [record["step"] for record in points]
+            minutes = [record["seconds"] / 60 for record in points]
+            panels[panel].append((style, steps, minutes, [record[name] for record in points]))
+    return panels
+
+
+def score_in(records):
+    """Return the name of the score that chooses checkpoints: the last that an evaluation has."""
+    for record in reversed(records):
+        for name in reversed(record):
+            if name.startswith("val_") and name != "val_loss":
+                return name
+    return None
 
 
 def curves(args):
     """Draw loss, score, learning rate and gradient norm of runs over steps and over minutes."""
-    folders = [
-        path.parent for place in args.what for path in sorted(Path(place).glob("**/log.jsonl"))
-    ]
-    if not folders:
+    logs = [path for place in args.what for path in sorted(Path(place).glob("**/log.jsonl"))]
+    if not logs:
         raise UserError(
             f"curves {' '.join(args.what)}: no run was started there; give folders of runs"
         )
-    found = {folder: curves_of(folder) for folder in folders}
-    there = {
+    runs = {path.parent: curves_of(path.parent) for path in logs}
+    draw(lambda plt: figure(plt, runs), args.figure)
+
+
+def figure(plt, runs):
+    """Draw {folder: its `curves_of`}: a row per panel that has a line, over steps and minutes."""
+    labels = {
         panel: label
         for panel, label in PANELS.items()
-        if any(panels[panel] for panels in found.values())
+        if any(panels[panel] for panels in runs.values())
     }
-
-    def make(plt):
-        figure, axes = plt.subplots(
-            len(there), 2, figsize=(9, 2.2 * len(there)), sharex="col", sharey="row", squeeze=False
-        )
-        for i, (folder, panels) in enumerate(found.items()):
-            for (left, right), (panel, label) in zip(axes, there.items()):
-                for style, steps, minutes, values in panels[panel]:
-                    colour = plt.cm.tab10(i) if len(found) <= 10 else plt.cm.tab20(i % 20)
-                    look = dict(
-                        color=colour,
-                        linestyle=style,
-                        marker="." * (len(steps) < 3),
-                        label=folder.name,
-                    )
-                    left.plot(steps, values, **look)
-                    right.plot(minutes, values, **look)
-                left.set_ylabel(label)
-                if panel == "gradient_norm":
-                    left.set_yscale("log")
-                    low, high = left.get_ylim()
-                    few = high < 1e3 * low  # decades, so they get more labels
-                    left.yaxis.set_major_locator(plt.LogLocator(subs=(1, 2, 5) if few else (1,)))
-                    left.yaxis.set_major_formatter("{x:g}")
-                    left.yaxis.set_minor_formatter(plt.NullFormatter())
-        axes[-1, 0].set_xlabel("steps")
-        axes[-1, 1].set_xlabel("minutes of training and evaluation")
-        return figure, "Training curves"
-
-    draw(make, args.figure)
+    size = 9, 2.2 * len(labels)
+    picture, axes = plt.subplots(
+        len(labels), 2, figsize=size, sharex="col", sharey="row", squeeze=False
+    )
+    for (left, right), (panel, label) in zip(axes, labels.items()):
+        for i, (folder, panels) in enumerate(runs.items()):
+            colour = plt.cm.tab10(i) if len(runs) <= 10 else plt.cm.tab20(i % 20)
+            for style, steps, minutes, values in panels[panel]:
+                look = dict(color=colour, linestyle=style, label=folder.name)
+                look["marker"] = "." if len(steps) < 3 else ""
+                left.plot(steps, values, **look)
+                right.plot(minutes, values, **look)
+        left.set_ylabel(label)
+        if panel == "gradient_norm":
+            left.set_yscale("log")
+            low, high = left.get_ylim()
+            decades = high >= 1e3 * low  # fewer get more labels
+            left.yaxis.set_major_locator(plt.LogLocator(subs=(1,) if decades else (1, 2, 5)))
+            left.yaxis.set_major_formatter("{x:g}")
+            left.yaxis.set_minor_formatter(plt.NullFormatter())
+    axes[-1, 0].set_xlabel("steps")
+    axes[-1, 1].set_xlabel("minutes of training and evaluation")
+    return picture, "Training curves"

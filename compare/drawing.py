@@ -1,7 +1,6 @@
 """Tables in Markdown, blocks of pages, and figures."""
 
 import re
-import statistics
 import textwrap
 
 import numpy as np
@@ -27,31 +26,31 @@ def write(path, save):
     print(f"{path}: written")
 
 
-def markdown(head, rows):
-    """Return a table in Markdown; '' if there are no rows."""
+def markdown(rows):
+    """Return a table in Markdown of rows, {title of the column: cell} each; '' if there are none.
+    The first row has all columns."""
     if not rows:
         return ""
-    cells = [
-        [f" {cell} ".replace("|", r"\|") if cell else " " for cell in row] for row in (head, *rows)
-    ]
-    first, *others = [f"|{'|'.join(row)}|" for row in cells]
-    return "\n".join([first, "|---" * len(head) + "|", *others])
+    lines = []
+    for cells in ([*rows[0]], *([row.get(title) for title in rows[0]] for row in rows)):
+        texts = [f" {cell} ".replace("|", r"\|") if cell else " " for cell in cells]
+        lines.append(f"|{'|'.join(texts)}|")
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
 def wrapped(text, width=100):
     """Break the lines of a Markdown text that are not rows of a table."""
-    return "\n".join(
-        line
-        if line.startswith("|")
-        else textwrap.fill(
-            line,
-            width,
-            subsequent_indent="  " * line.startswith("- "),
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for line in text.splitlines()
-    )
+    lines = text.splitlines()
+    for i, line in enumerate(lines):
+        if not line.startswith("|"):
+            lines[i] = textwrap.fill(
+                line,
+                width,
+                subsequent_indent="  " if line.startswith("- ") else "",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+    return "\n".join(lines)
 
 
 def replace_block(path, name, text, check=False):
@@ -59,10 +58,9 @@ def replace_block(path, name, text, check=False):
     it is there."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     old = path.read_text(encoding="utf-8")
-    new, found = re.subn(
-        f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{text}\n{end}", old, 1, re.S
-    )
-    if not found:
+    block = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.S)
+    new, replaced = block.subn(lambda _: f"{begin}\n{text}\n{end}", old, count=1)
+    if not replaced:
         raise UserError(f"{path} has no {begin} ... {end}")
     if new == old:
         return
@@ -104,73 +102,51 @@ def draw(make, path):
 
 
 def bars(axis, names, variants, chance, papers=({}, {})):
-    """Draw two bars in percent per name and one dot per seed. variants: {name: {seed: score}} from
+    """Draw two bars in percent per name and one dot per seed. variants: {name: scores by seed} from
     scratch, the same after SPT; papers: {name: the paper's number} for both; chance: {name: chance
     accuracy}."""
     looks = (-0.19, SCRATCH, "from scratch"), (0.19, SPT, "self-pretrained (SPT)")
     for i, name in enumerate(names):
         for (shift, colour, label), variant, paper in zip(looks, variants, papers):
-            values = list(variant.get(name, {}).values())
-            if values:
-                axis.bar(i + shift, statistics.mean(values), 0.36, color=colour, label=label)
-                axis.scatter(
-                    [i + shift] * len(values),
-                    values,
-                    s=10,
-                    color="black",
-                    zorder=3,
-                    label="one seed",
-                )
-                axis.text(
-                    i + shift,
-                    max(values) + 3,
-                    f"{statistics.mean(values):.1f}",
-                    ha="center",
-                    # a line may run behind it
-                    bbox=dict(facecolor="white", edgecolor="none", pad=1),
-                )
-            else:
-                axis.text(
-                    i + shift, 1, "not run", rotation=90, ha="center", va="bottom", color="0.5"
-                )
+            bar(axis, i + shift, variant.get(name, ()), colour, label)
             if name in paper:
-                axis.scatter(
-                    [i + shift],
-                    [paper[name]],
-                    s=30,
-                    marker="D",
-                    facecolors="none",
-                    edgecolors=OTHER,
-                    zorder=4,
-                    label="the paper",
-                )
+                look = dict(s=30, marker="D", facecolors="none", edgecolors=OTHER, zorder=4)
+                axis.scatter([i + shift], [paper[name]], label="the paper", **look)
         if name in chance:
-            axis.hlines(
-                chance[name], i - 0.4, i + 0.4, color="black", linestyle=":", label="chance"
-            )
+            look = dict(color="black", linestyle=":", label="chance")
+            axis.hlines(chance[name], i - 0.4, i + 0.4, **look)
     axis.set_xticks(range(len(names)), names)
     axis.set(ylabel="test accuracy, %", ylim=(0, 108))
+
+
+def bar(axis, x, scores, colour, label):
+    """Draw the mean of scores as a bar and each as a dot, or 'not run'."""
+    if not len(scores):
+        axis.text(x, 1, "not run", rotation=90, ha="center", va="bottom", color="0.5")
+        return
+    mean = scores.mean()
+    axis.bar(x, mean, 0.36, color=colour, label=label)
+    axis.scatter([x] * len(scores), scores, s=10, color="black", zorder=3, label="one seed")
+    box = dict(facecolor="white", edgecolor="none", pad=1)  # a line may run behind it
+    axis.text(x, scores.max() + 3, f"{mean:.1f}", ha="center", bbox=box)
 
 
 def dots(axis, lines, halves=None):
     """Draw {line: {start: runs}}: one dot per seed, a bar at the mean. halves: {line: half of its
     95 % interval}."""
     for y, (line, variants) in enumerate(lines.items()):
-        for i, start in enumerate(start for start in LOOKS if start in variants):
-            runs, (label, colour) = variants[start], LOOKS[start]
-            height = y + 0.2 * (i - (len(variants) - 1) / 2)
-            if runs:
-                values = [run["score"] for run in runs]
-                # separates equal scores
-                heights = np.linspace(height - 0.04, height + 0.04, len(runs))
-                axis.scatter(
-                    values, heights, s=7, color=colour, label=label, clip_on=False, zorder=3
-                )
-                axis.plot([statistics.mean(values)] * 2, [height - 0.1, height + 0.1], color=colour)
-                if halves:
-                    axis.errorbar(
-                        statistics.mean(values), height, xerr=halves[line], color=colour, capsize=3
-                    )
+        starts = [start for start in LOOKS if start in variants]
+        for i, start in enumerate(starts):
+            scores = variants[start].score
+            label, colour = LOOKS[start]
+            height = y + 0.2 * (i - (len(starts) - 1) / 2)
+            # separates equal scores
+            heights = np.linspace(height - 0.04, height + 0.04, len(scores))
+            look = dict(s=7, color=colour, label=label, clip_on=False, zorder=3)
+            axis.scatter(scores, heights, **look)
+            axis.plot([scores.mean()] * 2, [height - 0.1, height + 0.1], color=colour)
+            if halves:
+                axis.errorbar(scores.mean(), height, xerr=halves[line], color=colour, capsize=3)
     axis.set_yticks(range(len(lines)), lines)
     axis.set(ylim=(len(lines) - 0.5, -0.5), xlabel="test accuracy, %: seeds and mean")
     axis.grid(axis="x", color="0.9")

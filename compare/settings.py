@@ -1,149 +1,162 @@
 """Compare any runs: one row per setting, with gains and intervals, as table and figure: analyze.py
 compare FOLDER"""
 
-import itertools
 import math
-import statistics
-from collections import defaultdict, namedtuple
+from collections import defaultdict
 from pathlib import Path
+from typing import NamedTuple
+
+import pandas
 
 from compare.drawing import LOOKS, dots, draw, markdown
-from compare.reading import (
-    kind_of,
+from compare.runs import (
+    by_variant,
+    load,
+    pretraining_runs,
     provenance,
-    read_runs,
-    scores,
+    rows_of,
     units,
-    validation,
-    variants_of,
     with_pretraining,
 )
-from compare.statistics import gain, half_width_of_mean, how_sure, mean_std, signed
+from compare.statistics import (
+    gain,
+    half_width_of_mean,
+    how_sure,
+    interval,
+    mean_of,
+    mean_std,
+    signed,
+)
 from engine.targets import KINDS
 from experiments.sweep import DENOISING
 from files import UserError, read_json
-from recipes import number, settings
+from recipes import number
 
-# values: {column: value}; own, runs: as in Variant
-Setting = namedtuple("Setting", "values own runs")
+IDENTITY = "task", "model", "objective", "start"  # what distinguishes settings, besides flags
+FIELDS = *IDENTITY, "joint"
 LENGTH = "steps", "epochs"
-# what distinguishes settings, besides flags
-FIELDS = "task", "model", "objective", "start", "joint"
+
+
+class Setting(NamedTuple):
+    """A row of the table: a variant, with its value in every column."""
+
+    values: dict  # {column: value}, where a flag is left to the recipe that of the recipe
+    changed: dict  # {flag: value}, only what differs from the recipe
+    runs: pandas.DataFrame  # by seed
+
+
+# ---- Rows and columns ----------------------------------------------------------------------------
+
+
+def settings_of(variants):
+    """Turn variants into columns, the names in which they differ, and rows, [Setting]."""
+    firsts = [rows_of(variant)[0] for variant in variants]
+    names = dict.fromkeys([*FIELDS, *(name for run in firsts for name in run.settings)])
+    rows = []
+    for run, variant in zip(firsts, variants):
+        values = {name: value_of(run, name) for name in names}
+        changed = {name: value for name, value in run.settings.items() if name not in FIELDS}
+        rows.append(Setting(values, changed, variant))
+    columns = [name for name in names if differs(name, rows)]
+    rows.sort(key=lambda row: [place_of(name, row.values[name]) for name in columns])
+    return columns or ["model", "start"], rows
 
 
 def value_of(run, name):
     """Return a run's value in a column: its own, or the recipe's from config.json; None if it has
     no meaning."""
-    own = settings(run["changed"]) | {name: run.get(name) for name in FIELDS}
-    if name in own or run["start"] == "baseline":  # a baseline has no settings
-        return str(own.get(name)) if isinstance(own.get(name), list) else own.get(name)
+    fields = {field: getattr(run, field) for field in IDENTITY} | {"joint": run.record.get("joint")}
+    own = run.settings | fields
+    if name in own or run.start == "baseline":  # a baseline has no settings
+        value = own.get(name)
+        return str(value) if isinstance(value, list) else value
     if name.startswith("pretraining."):
-        run, name = run["first"], name.removeprefix("pretraining.")
-        if "changed" not in run:  # there was no pretraining
+        name = name.removeprefix("pretraining.")
+        run = run.first
+        if run is None:
             return None
-    if run["place"] != run["folder"]:  # a kept run has no config.json
+    if run.place != run.folder:  # a kept run has no config.json
         return "recipe"
-    config = read_json(run["folder"] / "config.json")
+    config = read_json(run.folder / "config.json")
     for part in name.split("."):
         config = (config or {}).get(part)
     return config
 
 
-def settings_of(variants):
-    """Turn [Variant] into columns, the names in which the variants differ, and rows, [Setting]."""
-    names = dict.fromkeys([*FIELDS, *(name for variant in variants for name in variant.own)])
-    rows = [
-        Setting(
-            {name: value_of(next(iter(variant.runs.values())), name) for name in names},
-            {name: value for name, value in variant.own.items() if name not in FIELDS},
-            variant.runs,
-        )
-        for variant in variants
-    ]
-    alike = defaultdict(list)  # rows among which None is a value like others
+def differs(name, rows):
+    """Return whether rows differ in a column. None, no value, differs from others only between rows
+    of one task, model, objective and start, if it may mean that the flag has no meaning there."""
+    values = {row.values[name] for row in rows}
+    if name in DENOISING or name.startswith("pretraining."):
+        values -= {None}
+    groups = defaultdict(set)
     for row in rows:
-        alike[tuple(row.values[name] for name in FIELDS[:4])].append(row)
+        groups[tuple(row.values[field] for field in IDENTITY)].add(row.values[name])
+    return len(values) > 1 or any(len(group) > 1 for group in groups.values())
 
-    def differs(name):
-        without = {None} if name in DENOISING or name.startswith("pretraining.") else set()
-        return len({row.values[name] for row in rows} - without) > 1 or any(
-            len({row.values[name] for row in some}) > 1 for some in alike.values()
-        )
 
-    columns = [*filter(differs, names)]
-    order = list(LOOKS).index
-    rows.sort(
-        key=lambda row: [
-            (order(row.values[name]), "")
-            if name == "start"
-            else (row.values[name], "")
-            if isinstance(row.values[name], (int, float))
-            else (math.inf, str(row.values[name]))
-            for name in columns
-        ]
-    )
-    return columns or ["model", "start"], rows
+def place_of(name, value):
+    """Return by what the values of a column are sorted: starts as in figures, then numbers, then
+    words."""
+    if name == "start":
+        return [*LOOKS].index(value), ""
+    if isinstance(value, (int, float)):
+        return value, ""
+    return math.inf, str(value)
+
+
+# ---- What a gain is over -------------------------------------------------------------------------
 
 
 def baseline(row, rows, wanted):
     """Return the row over which a row's gain is measured, or None: the row that has the `wanted`
     values and otherwise the same. By default the row from scratch, with as many passes if there is
-    one; pretraining, joint training and --freeze then do not matter."""
-    if not wanted and row.values["start"] == "scratch":
-        return None
-    meant = {}
-    for name, value in wanted.items():  # means the flag of the stage that has it, or of both
-        own, before = row.values.get(name), row.values.get(f"pretraining.{name}")
-        meant |= (
-            {f"pretraining.{name}": value} if before is not None and own in (None, before) else {}
-        )
-        meant |= {name: value} if own is not None or before is None else {}
-
-    def agree(other, name, exactly, budget):
-        if name in meant:
-            return shown(other.values[name]) == meant[name]
-        if not wanted and name in ("start", "freeze"):
-            return other.values["start"] == "scratch" and not other.own.get("freeze")
-        if (
-            not wanted
-            and (name in DENOISING or name.startswith("pretraining."))
-            or budget
-            and name in LENGTH
-        ):
-            return True  # no meaning from scratch, or at equal passes
-        return other.values[name] == row.values[name] or (
-            not exactly and name not in FIELDS and other.own.get(name) == row.own.get(name)
-        )
-
-    # First look for equal passes, whatever the steps, then for equal values: recipes may differ
-    # between starts.
-    for budget, exactly in itertools.product((False,) if wanted else (True, False), (True, False)):
-        for other in rows:
-            if (
-                other is not row
-                and (not budget or passes(other) == passes(row))
-                and all(agree(other, name, exactly, budget) for name in row.values)
-            ):
+    one, whatever the steps; flags of pretraining and joint training then do not matter."""
+    task = row.values["task"]
+    others = [other for other in rows if other is not row and other.values["task"] == task]
+    meant = of_its_stage(row, wanted)
+    apart = set()  # columns that do not matter
+    tries = [(False, True), (False, False)]
+    if not wanted:
+        if row.values["start"] == "scratch":
+            return None
+        meant = {"start": "scratch"}
+        others = [other for other in others if not other.changed.get("freeze")]
+        apart = {"freeze", *DENOISING}
+        apart |= {name for name in row.values if name.startswith("pretraining.")}
+        tries = [(True, True), (True, False), *tries]
+    for budget, exactly in tries:
+        names = row.values.keys() - apart - ({*LENGTH} if budget else set())
+        for other in others:
+            if budget and passes(other) != passes(row):
+                continue
+            if all(fits(other, row, name, meant, exactly) for name in names):
                 return other
     return None
 
 
-def passes(row):
-    """Return the numbers of passes of a row's runs, as text."""
-    return "/".join(f"{n:,}" for n in sorted({run["passes"] for run in row.runs.values()}))
+def of_its_stage(row, wanted):
+    """Return {column: value}: what a flag of --baseline means for a row, the flag of the stage that
+    has it, or of both."""
+    meant = {}
+    for name, value in wanted.items():
+        before = row.values.get(f"pretraining.{name}")
+        after = row.values.get(name)
+        if before is not None and after in (None, before):
+            meant[f"pretraining.{name}"] = value
+        if after is not None or before is None:
+            meant[name] = value
+    return meant
 
 
-def noted(gain, row, other):
-    """Return the text of a gain with what its two rows do not share: seeds, of which only common
-    ones count; passes."""
-    seeds = ", ".join(str(seed) for seed in sorted(row.runs.keys() & other.runs.keys())) or "none"
-    notes = [f"common seeds: {seeds}"] * (row.runs.keys() != other.runs.keys())
-    notes += [f"over {passes(other)} passes"] * (passes(other) != passes(row))
-    return gain.rsplit(" (", 1)[0] + (f" ({'; '.join(notes)})" if notes else "")
-
-
-def shown(value):
-    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+def fits(other, row, name, meant, exactly):
+    """Return whether another row has the meant value in a column, else that of a row. Not exactly:
+    or both leave it to their recipe, which may differ between starts."""
+    if name in meant:
+        return shown(other.values[name]) == meant[name]
+    if other.values[name] == row.values[name]:
+        return True
+    return not exactly and name not in FIELDS and other.changed.get(name) == row.changed.get(name)
 
 
 def chosen_by_validation(rows):
@@ -151,14 +164,24 @@ def chosen_by_validation(rows):
     the most seeds, the one with the highest mean validation score."""
     groups = defaultdict(list)
     for row in rows:
-        groups[*(row.values[name] for name in FIELDS[:4]), "freeze" in row.own].append(row)
-    return {
-        key: max(
-            group,
-            key=lambda row: (len(row.runs), statistics.mean(map(validation, row.runs.values()))),
-        )
-        for key, group in groups.items()
-    }
+        groups[group_of(row)].append(row)
+
+    def quality(row):
+        return len(row.runs), mean_of(row.runs.val)
+
+    return {key: max(group, key=quality) for key, group in groups.items()}
+
+
+def group_of(row, start=None):
+    """Return a row's group, of which validation chooses one. start: of the group that is the same
+    but for it, without --freeze."""
+    task, model, objective = (row.values[field] for field in FIELDS[:3])
+    if start:
+        return task, model, objective, start, False
+    return task, model, objective, row.values["start"], "freeze" in row.changed
+
+
+# ---- Table ---------------------------------------------------------------------------------------
 
 
 def compare(args):
@@ -170,49 +193,155 @@ def compare(args):
             "--baseline has no meaning with --select: gains are over the scratch row that "
             "validation chose"
         )
-    # skip figures
-    sources = [
-        path for path in map(Path, args.what) if not path.is_file() or path.suffix == ".jsonl"
-    ]
-    runs = [run for source in sources for run in read_runs(source, strict=True)]
-    columns, rows = settings_of(variants_of(with_pretraining(runs), args.any_code))
+    paths = [Path(word) for word in args.what]
+    sources = [path for path in paths if not path.is_file() or path.suffix == ".jsonl"]  # no figure
+    runs = with_pretraining(load(*sources, strict=True))
+    columns, rows = settings_of(by_variant(runs, args.any_code))
     if not rows:
         raise UserError(
             f"no finished finetuning run in {' '.join(args.what)}; python analyze.py status says "
             "more"
         )
+    wanted = parsed_baseline(args.baseline, columns, rows)
+    print(f"\n{table(columns, rows, wanted, args.select)}{unfinished(sources)}\n")
+    drawn = [*chosen_by_validation(rows).values()] if args.select else rows
+    draw(
+        lambda plt: (figure_of_settings(plt, columns, drawn), "Test scores: seeds and mean"),
+        args.figure,
+    )
+
+
+def unfinished(sources):
+    """Return a sentence that counts the runs without result.json in some folders; '' if none."""
+    begun = [path.parent for source in sources for path in source.glob("**/config.json")]
+    lost = sum(not (folder / "result.json").exists() for folder in begun)
+    return f" Unfinished runs, not included: {lost}." if lost else ""
+
+
+def parsed_baseline(text, columns, rows):
+    """Parse --baseline 'lr=0.01,arch.d=64': {column without its stage: value as shown}. UserError
+    for a name or value that no row has."""
     wanted = {}
-    for pair in args.baseline.split(",") if args.baseline else ():
+    for pair in text.split(",") if text else ():
         name, _, value = pair.partition("=")
-        name, value = name.replace("-", "_"), shown(number(value))
+        name = name.replace("-", "_")
+        value = shown(number(value))
+        last = name.split(".")[-1]
         names = [
-            each
-            for each in columns
-            if each.split(".")[-1] == name.split(".")[-1] and each.endswith(name)
+            column for column in columns if column.split(".")[-1] == last and column.endswith(name)
         ]
         if not names:
             raise UserError(
                 f"--baseline {name}: these runs differ in {', '.join(map(title, columns))}"
             )
-        if value not in (there := {shown(row.values[each]) for row in rows for each in names}):
-            raise UserError(f"--baseline {pair}: choose from {' '.join(sorted(there))}")
-        wanted[
-            names[0] if name.startswith("pretraining.") else names[0].removeprefix("pretraining.")
-        ] = value
-    text = "\n\n".join(table(columns, rows, wanted, args.select))
-    begun = [path.parent for source in sources for path in source.glob("**/config.json")]
-    lost = sum(not (folder / "result.json").exists() for folder in begun)
-    print(f"\n{text}{f' Unfinished runs, not included: {lost}.' if lost else ''}\n")
-    some = [*chosen_by_validation(rows).values()] if args.select else rows
-    draw(
-        lambda plt: (figure_of_settings(plt, columns, some), "Test scores: seeds and mean"),
-        args.figure,
+        values = {shown(row.values[column]) for row in rows for column in names}
+        if value not in values:
+            raise UserError(f"--baseline {pair}: choose from {' '.join(sorted(values))}")
+        of_pretraining = name.startswith("pretraining.")
+        wanted[names[0] if of_pretraining else names[0].removeprefix("pretraining.")] = value
+    return wanted
+
+
+def table(columns, rows, wanted, select):
+    """Return table and caption. select: show test scores only of the rows that validation chose."""
+    best = chosen_by_validation(rows) if select else {}
+    tasks = dict.fromkeys(row.values["task"] for row in rows)
+    titles = dict.fromkeys(title_of_score(row.runs) for row in rows)
+    over = ", ".join(f"{title(name)}={value}" for name, value in wanted.items()) or "scratch"
+    test = f"test {' or '.join(titles)}", "95 % interval", f"gain over {over} [95 % interval]"
+    lines = []
+    lonely = False  # whether a gain is over nothing
+    for row in sorted(rows, key=lambda row: [*tasks].index(row.values["task"])):
+        scratch = row.values["start"] == "scratch"
+        if select:
+            before = None if scratch else best.get(group_of(row, "scratch"))
+        else:
+            before = baseline(row, rows, wanted)
+        lonely = lonely or before is None and not scratch
+        line = {title(name): shown(row.values[name]) for name in columns}
+        is_best = any(row is chosen for chosen in best.values())
+        if select:
+            line["validation"] = f"{validation_cell(row)} *" if is_best else validation_cell(row)
+        hidden = select and not is_best
+        line |= dict(zip(test, ("", "", "") if hidden else test_cells(row, before)))
+        minutes = f"{mean_of(row.runs.minutes):.1f}"
+        lines.append(line | dict(seeds=str(len(row.runs)), passes=passes(row), minutes=minutes))
+    return f"{markdown(lines)}\n\n{caption(columns, rows, tasks, wanted, select, lonely)}"
+
+
+def validation_cell(row):
+    """Return the mean validation score, in the unit of test scores."""
+    return mean_std(units(row.runs.kind.iloc[0]) * row.runs.val, digits_of(row))
+
+
+def digits_of(row):
+    return 1 if units(row.runs.kind.iloc[0]) > 1 else 3
+
+
+def test_cells(row, before):
+    """Return a row's mean test score, its interval, and the gain over another row, or None, with a
+    note on what both do not share: seeds, of which only common ones count; passes."""
+    digits = digits_of(row)
+    mean = mean_of(row.runs.score)
+    half = half_width_of_mean(row.runs)
+    cells = [mean_std(row.runs.score, digits), interval(mean, half, digits, "") if half else "–"]
+    if before is None:
+        return [*cells, "–"]
+    gained = gain(row.runs, before.runs)
+    text = signed(gained.points, digits, gained.half).rsplit(" (", 1)[0]
+    notes = []
+    if {*row.runs.index} != {*before.runs.index}:
+        seeds = ", ".join(map(str, gained.points.index)) or "none"
+        notes.append(f"common seeds: {seeds}")
+    if passes(before) != passes(row):
+        notes.append(f"over {passes(before)} passes")
+    return [*cells, f"{text} ({'; '.join(notes)})" if notes else text]
+
+
+def caption(columns, rows, tasks, wanted, select, lonely):
+    """Return the sentences below the table. lonely: whether a row has nothing its gain is over."""
+    shared = [str(rows[0].values[name]) for name in FIELDS[:3] if name not in columns]
+    shared = [name for name in shared if name != "masked"]
+    # all rows differ in this from the recipe
+    shared += dict.fromkeys(
+        f"{title(name)} {shown(value)}"
+        for row in rows
+        for name, value in row.changed.items()
+        if name not in columns
     )
+    sentences = [f"{', '.join(shared)}: mean" if shared else "Mean"]
+    sentences[0] += " ± standard deviation over seeds."
+    for task in tasks:
+        variants = [row.runs for row in rows if row.values["task"] == task]
+        sentences.append(how_sure(variants, f" of {task}" if len(tasks) > 1 else ""))
+    if select:
+        sentences += [
+            "Gains are over the row from scratch that validation chose.",
+            "*: chosen by validation; only these test scores are shown.",
+        ]
+    elif not wanted:
+        text = (
+            "Gains are over the row from scratch with as many passes, else the one that is "
+            "otherwise the same"
+        )
+        sentences.append(text + ("; –: there is none." if lonely else "."))
+    sentences.append(
+        "Passes (forward and backward passes of a batch) and minutes count both stages."
+    )
+    trained = [run for row in rows for run in [*rows_of(row.runs), *pretraining_runs(row.runs)]]
+    return " ".join([*sentences, f"{provenance(trained)}."])
 
 
-def titled(run):
-    """Return the title of a run's score."""
-    return KINDS[kind_of(run)].title + ", %" * (units(run) > 1)
+def passes(row):
+    """Return the numbers of passes of a row's runs, as text."""
+    return "/".join(f"{n:,}" for n in sorted({*row.runs.passes}))
+
+
+def shown(value):
+    """Format a value of a setting."""
+    if value is None:
+        return "–"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def title(name):
@@ -220,111 +349,42 @@ def title(name):
     return name.replace("arch.", "").replace(".", " ").replace("_", "-")
 
 
-def label(columns, row):
-    """Return the label of a row in a figure."""
-    return ", ".join(
-        f"{title(name)} {shown(row.values[name])}"
-        if name not in ("task", "model", "start")
-        else LOOKS[row.values[name]][0]
-        if name == "start"
-        else str(row.values[name])
-        for name in columns
-        if row.values[name] is not None
-    )
+def title_of_score(runs):
+    """Return the title of the score of runs, with its unit."""
+    kind = runs.kind.iloc[0]
+    percent = ", %" if units(kind) > 1 else ""
+    return KINDS[kind].title + percent
 
 
-def table(columns, rows, wanted, select):
-    """Return table and caption. select: show test scores only of the rows that validation chose."""
-    best, lines, notes, every, titles = chosen_by_validation(rows) if select else {}, [], [], [], {}
-    tasks, chosen, lonely = (
-        dict.fromkeys(row.values["task"] for row in rows),
-        [*best.values()],
-        False,
-    )
-    for task in tasks:
-        some = [row for row in rows if row.values["task"] == task]
-        for row in some:
-            runs = [*row.runs.values()]
-            factor = units(runs[0])
-            digits = 1 if factor > 1 else 3
-            points = scores(row.runs)
-            mean, half = statistics.mean(points.values()), half_width_of_mean(runs)
-            over = None if select else baseline(row, some, wanted)
-            if select and row.values["start"] != "scratch":
-                over = best.get((*(row.values[name] for name in FIELDS[:3]), "scratch", False))
-            interval = f"[{mean - half:.{digits}f}, {mean + half:.{digits}f}]" if half else "–"
-            test = [mean_std(points, digits), interval, "–"]
-            if over:
-                found = gain(row.runs, over.runs)
-                test[2] = noted(signed(found.points, digits, found.half), row, over)
-            lonely = lonely or not over and row.values["start"] != "scratch"
-            if select:
-                score = {seed: factor * validation(run) for seed, run in row.runs.items()}
-                test = [mean_std(score, digits), *(test if row in chosen else [""] * 3)]
-                test[0] += " *" if row in chosen else ""
-            lines.append(
-                [
-                    *(shown(row.values[name]) for name in columns),
-                    *test,
-                    str(len(runs)),
-                    passes(row),
-                    f"{statistics.mean(run['minutes'] for run in runs):.1f}",
-                ]
-            )
-            every += [*runs, *(run["first"] for run in runs if "changed" in run["first"])]
-        notes.append(how_sure([row.runs for row in some], f" of {task}" if len(tasks) > 1 else ""))
-        titles |= {titled(runs[0]): None}
-    over = ", ".join(f"{title(name)}={value}" for name, value in wanted.items()) or "scratch"
-    head = [
-        *map(title, columns),
-        *["validation"] * bool(select),
-        f"test {' or '.join(titles)}",
-        "95 % interval",
-        f"gain over {over} [95 % interval]",
-        "seeds",
-        "passes",
-        "minutes",
-    ]
-    alike = [str(rows[0].values[name]) for name in FIELDS[:3] if name not in columns]
-    alike = [name for name in alike if name != "masked"]
-    alike += dict.fromkeys(
-        f"{title(name)} {shown(value)}"
-        for row in rows
-        for name, value in row.own.items()
-        if name not in columns
-    )  # all rows differ in this from the recipe
-    alike = f"{', '.join(alike)}: mean" if alike else "Mean"
-    caption = [
-        f"{alike} ± standard deviation over seeds.",
-        *notes,
-        "Gains are over the row from scratch that validation chose."
-        if select
-        else ""
-        if wanted
-        else "Gains are over the row from scratch with as many passes, else the one that is "
-        "otherwise the same" + ("; –: there is none." if lonely else "."),
-        "*: chosen by validation; only these test scores are shown." if select else "",
-        "Passes (forward and backward passes of a batch) and minutes count both stages. "
-        f"{provenance(every)}.",
-    ]
-    return [markdown(head, lines), " ".join(filter(None, caption))]
+# ---- Figure --------------------------------------------------------------------------------------
 
 
 def figure_of_settings(plt, columns, rows):
     """Draw one panel per task, one line per setting."""
-    tasks = dict.fromkeys(row.values["task"] for row in rows)
-    figure, axes = plt.subplots(
-        len(tasks), 1, figsize=(7, 1 + 0.3 * len(rows) + 0.6 * len(tasks)), squeeze=False
-    )
-    for axis, task in zip(axes[:, 0], tasks):
-        some = [row for row in rows if row.values["task"] == task]
-        named = [name for name in columns if name != "task"]
-        halves = {label(named, row): half_width_of_mean([*row.runs.values()]) for row in some}
-        dots(
-            axis,
-            {label(named, row): {row.values["start"]: [*row.runs.values()]} for row in some},
-            halves,
-        )
-        axis.set_xlabel(titled(next(iter(some[0].runs.values()))))
+    tasks = defaultdict(list)
+    for row in rows:
+        tasks[row.values["task"]].append(row)
+    size = 7, 1 + 0.3 * len(rows) + 0.6 * len(tasks)
+    figure, axes = plt.subplots(len(tasks), 1, figsize=size, squeeze=False)
+    named = [name for name in columns if name != "task"]
+    for axis, (task, settings) in zip(axes[:, 0], tasks.items()):
+        lines = {label(named, row): {row.values["start"]: row.runs} for row in settings}
+        halves = {label(named, row): half_width_of_mean(row.runs) for row in settings}
+        dots(axis, lines, halves)
+        axis.set_xlabel(title_of_score(settings[0].runs))
         axis.set_title(task, loc="left")
     return figure
+
+
+def label(columns, row):
+    """Return the label of a row in a figure."""
+    words = []
+    for name in columns:
+        value = row.values[name]
+        if name == "start":
+            words.append(LOOKS[value][0])
+        elif name in ("task", "model"):
+            words.append(str(value))
+        elif value is not None:
+            words.append(f"{title(name)} {shown(value)}")
+    return ", ".join(words)

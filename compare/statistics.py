@@ -24,15 +24,16 @@ import statistics
 from typing import NamedTuple
 
 import numpy as np
+import pandas
 from scipy.special import stdtrit
 
-from compare.reading import examples, kind_of, predicted, scores, units
+from compare.runs import units
 
 
 class Gain(NamedTuple):
     """A difference of two variants."""
 
-    points: dict  # {seed: difference} of common seeds
+    points: pandas.Series  # the differences of common seeds
     seeds: float  # half of the interval due to seeds; 0 if there is one seed
     test: float  # the same, due to the test examples
 
@@ -65,7 +66,8 @@ def of_class(after, before, unit=1):
     are in the test set, and its degrees of freedom. after, before: (seeds, n), what each example
     adds to the score; before may be empty. unit: 1 for right or wrong, with two examples added; 0
     for R2 and F1, where an example may add anything."""
-    n, more = after.shape[1], 2 * unit  # added to a mean: one right, one wrong
+    n = after.shape[1]
+    more = 2 * unit  # added to a mean: one right, one wrong
     difference = after.mean(0) - (before.mean(0) if len(before) else 0)
     mean = (difference.sum() + (0 if len(before) else unit)) / (n + more)
     variance = (np.square(difference).sum() + unit) / (n + more) - mean**2
@@ -76,97 +78,105 @@ def of_class(after, before, unit=1):
     return max(variance, unit / (n + more)) / n, n + more - 1
 
 
-def half_width_of_test(after, before=()):
-    """Return half of the 95 % interval of the mean score of runs, or of its difference from other
-    runs, that is due to the test set. after, before: runs on the same test set. 0 if nothing is
-    known of its examples."""
-    runs, parts = [*after, *before], []
-    known = [examples(run) for run in runs]  # per run: a list of arrays, one per class
-    if None in known:
+def half_width_of_test(*variants):
+    """Return half of the 95 % interval of the mean score of a variant, or of the difference of two,
+    that is due to the test set, which is the same. 0 if nothing is known of its examples."""
+    sides = [[*variant.examples] for variant in variants]  # per run: arrays, one per class
+    runs = [examples for side in sides for examples in side]
+    if any(examples is None for examples in runs):
         return 0.0
-    share, alike = kind_of(runs[0]) != "class", len({tuple(map(len, each)) for each in known}) == 1
-    unit, paired = 0 if share else 1, alike and all(predicted(run) is not None for run in runs)
-    for some in zip(*known):
+    kind = variants[0].kind.iloc[0]
+    unit = 1 if kind == "class" else 0
+    sizes = {tuple(map(len, examples)) for examples in runs}
+    paired = len(sizes) == 1 and all(variant.predicted.all() for variant in variants)
+    parts = []
+    for i in range(len(runs[0])):
+        added = [[np.asarray(examples[i], float) for examples in side] for side in sides]
         if paired:
-            one, other = some[: len(after)], some[len(after) :]
-            parts.append(of_class(np.array(one, float), np.array(other, float), unit))
+            before = np.array(added[1]) if len(added) > 1 else []
+            parts.append(of_class(np.array(added[0]), before, unit))
         else:  # as if they erred independently
-            each_run = [of_class(np.array([each], float), [], unit) for each in some]
-            parts += [
-                np.mean(side, 0)
-                for side in (each_run[: len(after)], each_run[len(after) :])
-                if side
-            ]
-    return units(runs[0]) / len(known[0]) * t_interval(*parts)
+            for side in added:
+                alone = [of_class(values[None], [], unit) for values in side]
+                parts.append(np.mean(alone, 0))
+    return units(kind) / len(runs[0]) * t_interval(*parts)
 
 
-def half_width_of_mean(runs):
-    """Return half of the 95 % interval of the mean score of runs [run]; 0 for one run."""
-    seeds = half_width([run["score"] for run in runs])
-    return math.hypot(seeds, half_width_of_test(runs)) if len(runs) > 1 else 0.0
+def half_width_of_mean(variant):
+    """Return half of the 95 % interval of the mean score of a variant; 0 for one run."""
+    if len(variant) < 2:
+        return 0.0
+    return math.hypot(half_width(variant.score), half_width_of_test(variant))
 
 
 def gain(after, before):
-    """Return the Gain of runs {seed: run} over others, in common seeds."""
-    points = minus(scores(after), scores(before))
-    after, before = ([side[seed] for seed in points] for side in (after, before))
-    return Gain(
-        points,
-        half_width(*([run["score"] for run in side] for side in (after, before))),
-        half_width_of_test(after, before) if points else 0.0,
-    )
+    """Return the Gain of a variant over another, in common seeds."""
+    seeds = sorted({*after.index} & {*before.index})
+    after, before = after.loc[seeds], before.loc[seeds]
+    points = (after.score - before.score).astype(float)
+    test = half_width_of_test(after, before) if seeds else 0.0
+    return Gain(points, half_width(after.score, before.score), test)
 
 
 def minus(after, before):
-    """Return {seed: after - before} for the seeds that both have."""
-    return {seed: after[seed] - before[seed] for seed in sorted(before.keys() & after.keys())}
+    """Return after - before, values by seed, for the seeds that both have."""
+    return (after - before).dropna()
 
 
-def mean_std(found, digits=1):
-    """Format {seed: score} as '61.2 ± 0.8', as '61.2' if there is one seed, or as a dash if there
+def mean_of(values):
+    """Return the mean of values by seed, rounded once: pandas rounds every sum, so that a mean of
+    73.55 may be printed as 73.5 or 73.6."""
+    return statistics.mean(values.tolist())
+
+
+def mean_std(values, digits=1):
+    """Format scores by seed as '61.2 ± 0.8', as '61.2' if there is one seed, or as a dash if there
     is none."""
-    if not found:
+    if not len(values):
         return "–"
-    mean = f"{statistics.mean(found.values()):.{digits}f}"
-    return mean if len(found) == 1 else f"{mean} ± {statistics.stdev(found.values()):.{digits}f}"
+    mean = f"{mean_of(values):.{digits}f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {statistics.stdev(values.tolist()):.{digits}f}"
 
 
-def signed(found, digits=1, half=None):
-    """Format {seed: difference} as '+3.7 [+2.2, +5.2] (3)' (mean, interval, number of seeds), '+3.7
-    (one seed)' or a dash. half: of the interval; None: of the interval that follows from these
-    differences only."""
-    if not found:
+def interval(mean, half, digits=1, sign="+"):
+    """Format a 95 % interval: '[+2.2, +5.2]'."""
+    return f"[{mean - half:{sign}.{digits}f}, {mean + half:{sign}.{digits}f}]"
+
+
+def signed(points, digits=1, half=None):
+    """Format differences by seed as '+3.7 [+2.2, +5.2] (3)' (mean, interval, number of seeds),
+    '+3.7 (one seed)' or a dash. half: of the interval; None: of the interval that follows from
+    these differences only."""
+    if not len(points):
         return "–"
-    mean, half = (
-        statistics.mean(found.values()),
-        half_width([*found.values()]) if half is None else half,
-    )
+    mean = mean_of(points)
+    if half is None:
+        half = half_width(points)
+    seeds = "one seed" if len(points) == 1 else len(points)
     if not half:  # one seed, or seeds that all agree
-        return f"{mean:+.{digits}f} ({'one seed' if len(found) == 1 else len(found)})"
-    return (
-        f"{mean:+.{digits}f} [{mean - half:+.{digits}f}, {mean + half:+.{digits}f}] ({len(found)})"
-    )
+        return f"{mean:+.{digits}f} ({seeds})"
+    return f"{mean:+.{digits}f} {interval(mean, half, digits)} ({seeds})"
 
 
 def how_sure(variants, of=""):
-    """Return the sentence about the intervals of a table of these [{seed: run}]. of: " of TASK", if
+    """Return the sentence about the intervals of a table of these variants. of: " of TASK", if
     there are more."""
-    runs = [run for seeds in variants for run in seeds.values()]
     if max(map(len, variants)) < 2:
         return f"One seed{of} has no interval."
-    kept, known = (sum(what(run) is not None for run in runs) for what in (predicted, examples))
-    how = (
-        "paired"
-        if kept == len(runs)
-        else "as if errors were independent: predictions were not kept"
-        if not kept
-        else "paired where both kept their predictions, else as if errors were independent"
-    )
-    test = (
-        f" and test examples ({how})"
-        if known == len(runs)
-        else ", on one test set"
-        if not known
-        else (f" and, where they are known, test examples ({how})")
-    )
+    predicted = [kept for variant in variants for kept in variant.predicted]
+    known = [examples is not None for variant in variants for examples in variant.examples]
+    if all(predicted):
+        how = "paired"
+    elif any(predicted):
+        how = "paired where both kept their predictions, else as if errors were independent"
+    else:
+        how = "as if errors were independent: predictions were not kept"
+    if all(known):
+        test = f" and test examples ({how})"
+    elif any(known):
+        test = f" and, where they are known, test examples ({how})"
+    else:
+        test = ", on one test set"
     return f"Intervals{of}: 95 %, over seeds (Welch){test}."

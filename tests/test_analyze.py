@@ -13,12 +13,13 @@ from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas
 import pytest
 from conftest import ROOT, call
 
 import analyze
-from analyze import Cell
-from compare import curves, reading
+from compare import curves, paper, runs, statistics
+from compare.paper import Cell
 from experiments import commands, entries
 
 BASE = dict(
@@ -54,12 +55,12 @@ def finetuned(root, name, accuracy, seed=0, task="image", model="s4", start="scr
 
 
 def cells_in(root, preset="paper"):
-    return analyze.by_cell(reading.read_runs(root), preset)
+    return paper.by_cell(runs.load(root), preset)
 
 
 def cells_of(*numbers):
     """{cell: printed} of these tables of the paper."""
-    rows = [row for number in numbers for row in analyze.grid(number)[0].values()]
+    rows = [row for number in numbers for row in paper.grid(number)[0].values()]
     return {cell: printed for row in rows for cell, printed in row.values()}
 
 
@@ -95,7 +96,7 @@ def entered(target, preset="paper"):
         for made in commands.trained(row):
             for each in filter(None, (made, made.first)):
                 record = commands.record(each)
-                found[analyze.cells_of(preset)[reading.identity(record)]] = record
+                found[paper.cells_of(preset)[runs.identity(record)]] = record
     return found
 
 
@@ -112,8 +113,8 @@ def test_the_papers_numbers_are_consistent():
         (7, "DLR + SPT"),
         (7, "DLR + Rand Init + SPT"),
     }
-    for number in analyze.PAPER:
-        rows, averages = analyze.grid(number)
+    for number in paper.PAPER:
+        rows, averages = paper.grid(number)
         for name, average in averages.items():
             values = [
                 50 if p == "x" else float(p)
@@ -131,12 +132,9 @@ def test_paired_gains_against_the_formula():
         {0: 50.0, 1: 60.0, 2: 55.0, 3: 70.0, 9: 0.0},
         {0: 53.0, 1: 61.0, 2: 60.0, 3: 71.0, 8: 0.0},
     )
-    gains = analyze.minus(after, before)
-    assert (
-        list(gains.values()) == [3.0, 1.0, 5.0, 1.0]
-        and analyze.signed(gains) == "+2.5 [-0.5, +5.5] (4)"
-    )
-    assert analyze.half_width([3.0, 1.0, 5.0, 1.0]) == pytest.approx(
+    gains = statistics.minus(*map(pandas.Series, (after, before)))
+    assert [*gains] == [3.0, 1.0, 5.0, 1.0] and statistics.signed(gains) == "+2.5 [-0.5, +5.5] (4)"
+    assert statistics.half_width([3.0, 1.0, 5.0, 1.0]) == pytest.approx(
         3.1824 * np.std([3, 1, 5, 1], ddof=1) / 2, 1e-4
     )
 
@@ -153,7 +151,7 @@ def test_table_2_by_hand(tmp_path):
     finetuned(tmp_path, "shortened", 0.1, task="retrieval", changed={"epochs": 1})
     finetuned(tmp_path, "r2", 0, task="bidmc_rr", model="rotary", test_r2=0.9864)
     finetuned(tmp_path, "words", 0.85, task="sc", model="rotary", objective="causal")
-    text = analyze.table(cells_in(tmp_path), 2)
+    text = paper.table(cells_in(tmp_path), 2)
     assert "| S4 | 59.60 / – | 86.82 / – | 90.90 / – | 88.65 / 82.00 ± 2.00 (3) |" in text
     assert "| 79.08 / 50.00 (1) |" in text and "| 89.36 / 92.00 ± 2.65 (3) |" in text
     # standard deviations 2 and 2.65: 3.3167 / sqrt(3) = 1.915, t of 11^2 / (16 + 49) 2 = 3.72
@@ -161,7 +159,7 @@ def test_table_2_by_hand(tmp_path):
     assert "| S4 + SPT | – | – | – | +10.00 [+4.52, +15.48] (3) |" in text
     assert "| S4 + SPT | 86.75 | 92.00 over 1 of 6 tasks |" in text
     assert "11 runs, seeds 0, 1, 2; commit abc, made, torch 2; 5.5 hours of training." in text
-    text = analyze.table(cells_in(tmp_path), 3)
+    text = paper.table(cells_in(tmp_path), 3)
     assert (
         "| Transformer | 84.55 / 85.00 (1) | 86.93 / – |" in text
         and "| 0.981 / 0.986 (1) |" in text
@@ -171,7 +169,7 @@ def test_table_2_by_hand(tmp_path):
 def test_claims_by_hand(tmp_path):
     """Gains are averaged over the tasks that both sides have, seed by seed. What is kept of the
     runs gives the same claims, tables and figures."""
-    runs, recipes = tmp_path / "runs", entered("all")
+    folder, recipes = tmp_path / "runs", entered("all")
     log = "\n".join(
         json.dumps(dict(kind="eval", step=s, val_accuracy=s / 10, val_score=s / 10))
         for s in range(1, 9)
@@ -192,7 +190,7 @@ def test_claims_by_hand(tmp_path):
         changed = recipes[cell]["changed"]
         for seed, value in enumerate(values):
             finetuned(
-                runs,
+                folder,
                 f"{'-'.join(cell)}{seed}",
                 value,
                 seed,
@@ -205,14 +203,14 @@ def test_claims_by_hand(tmp_path):
         if variant == "data0.01":
             # no claim
             finetuned(
-                runs, f"{start}-other", 0.99, 1, task, model, start, changed=changed | {"wd": 0.5}
+                folder, f"{start}-other", 0.99, 1, task, model, start, changed=changed | {"wd": 0.5}
             )
     before = 0.5 ** np.arange(8)[None, None] * np.array([1, 0])[None, :, None] * np.ones((2, 1, 1))
     after = np.ones((2, 2, 8))
     after[1] = 0
     after[1, 1, 4] = 1  # the backward kernel starts at lag 1
-    np.savez(put(runs, "pre", task="pathx") / "kernels.npz", before=before, after=after)
-    text, none = analyze.claims(cells_in(runs)), "no full runs to compare"
+    np.savez(put(folder, "pre", task="pathx") / "kernels.npz", before=before, after=after)
+    text, none = paper.claims(cells_in(folder)), "no full runs to compare"
     lines = text.splitlines()[2:]
     assert len(lines) == 7
     # On text alone, where all four were run. rotary: 10 and 12, mean 11, standard deviation 1.41,
@@ -231,15 +229,15 @@ def test_claims_by_hand(tmp_path):
     assert f"image, rotary: +2.0 (one seed), –, –<br>image, s4: {none}" in lines[5]
     assert "pathx (length 8): 0, 0 -> 3, 5 (1)" in lines[6]
     for words in (
-        ["all", "--runs", runs, "--out", tmp_path / "out"],
-        ["keep", "--runs", runs, "--out", tmp_path],
+        ["all", "--runs", folder, "--out", tmp_path / "out"],
+        ["keep", "--runs", folder, "--out", tmp_path],
         ["all", "--runs", tmp_path / "runs.jsonl", "--out", tmp_path / "again"],
     ):
         assert run(*words).returncode == 0
     for name in ("tables.md", *(f"figure{number}.png" for number in analyze.FIGURES)):
-        first, again = ((tmp_path / folder / name).read_bytes() for folder in ("out", "again"))
+        first, again = ((tmp_path / place / name).read_bytes() for place in ("out", "again"))
         assert first == again and (text.encode() in first or first[:4] == b"\x89PNG")
-    assert (tmp_path / "again" / "tables.md").read_text().count("### ") == 1 + len(analyze.PAPER)
+    assert (tmp_path / "again" / "tables.md").read_text().count("### ") == 1 + len(paper.PAPER)
 
 
 # ---- what is written -----------------------------------------------------------------------------
@@ -320,8 +318,8 @@ def test_what_is_kept_is_what_is_shown(tmp_path, monkeypatch):
     """README's results and results/mini are those of runs.jsonl, whose runs all count in a cell. A
     stale page is found, and mended."""
     kept = ROOT / "results" / "mini"
-    runs = reading.read_runs(kept / "runs.jsonl")
-    assert sum(map(len, analyze.by_cell(runs, "mini").values())) == len(runs) == 576
+    kept_runs = runs.load(kept / "runs.jsonl")
+    assert sum(map(len, paper.by_cell(kept_runs, "mini").values())) == len(kept_runs) == 576
     assert (
         run("all", "--preset", "mini", "--runs", kept / "runs.jsonl", "--out", tmp_path).returncode
         == 0
@@ -441,8 +439,8 @@ def test_entries_fill_the_cells(preset):
         for share in entries.FRACTIONS
         for start in ("scratch", "spt")
     }
-    targets = {f"table{number}": cells_of(number) for number in analyze.PAPER}
-    targets |= {"figure3": shares, "all": cells_of(*analyze.PAPER) | shares}
+    targets = {f"table{number}": cells_of(number) for number in paper.PAPER}
+    targets |= {"figure3": shares, "all": cells_of(*paper.PAPER) | shares}
     for target, wanted in targets.items():
         made = {cell for cell in entered(target, preset) if cell.start != "pretrain"}
         possible = {

@@ -9,10 +9,8 @@ import pytest
 from conftest import ROOT, call
 from test_analyze import finetuned, put, run
 
-from compare import reading, report
+from compare import comparisons, report, runs
 from files import UserError
-
-KEPT = ROOT / "results" / "architectures.jsonl"
 
 
 # ---- what a run is -------------------------------------------------------------------------------
@@ -23,20 +21,23 @@ def test_two_runs_of_one_setting_are_an_error(tmp_path):
     finetuned(tmp_path, "a", 0.5)
     finetuned(tmp_path, "b", 0.6, changed={"lr": 0.1})
     finetuned(tmp_path, "c", 0.5, seconds=7.0)
-    assert [len(variant.runs) for variant in reading.variants_of(reading.read_runs(tmp_path))] == [
+    assert [len(variant) for variant in runs.by_variant(runs.load(tmp_path))] == [
         1,
         1,
     ]
     finetuned(tmp_path, "d", 0.7, commit="def")
-    message = "/d are two runs of one setting and seed, but differ: commit abc and def, test_accuracy 0.5 and 0.7"
+    message = (
+        "/d are two runs of one setting and seed, but differ: commit abc and def, test_accuracy "
+        "0.5 and 0.7"
+    )
     with pytest.raises(UserError, match=message):
-        reading.variants_of(reading.read_runs(tmp_path))
+        runs.by_variant(runs.load(tmp_path))
     finetuned(tmp_path / "other", "a", 0.5, seed=1, data=dict(labels=1))
     finetuned(tmp_path / "other", "b", 0.5, seed=2, data=dict(labels=2))
     with pytest.raises(
         UserError, match="trained on two sets called image: {'labels': 1} and {'labels': 2}"
     ):
-        reading.variants_of(reading.read_runs(tmp_path / "other"))
+        runs.by_variant(runs.load(tmp_path / "other"))
 
 
 # ---- compare -------------------------------------------------------------------------------------
@@ -448,7 +449,7 @@ def test_baselines_stand_first_in_a_demo(tmp_path):
     )
     assert "7 runs, seeds 0" in done.stdout
     plt = pytest.importorskip("matplotlib.pyplot")
-    left, _ = report.figure(plt, report.comparisons(reading.read_runs(tmp_path)))[0].axes
+    left, _ = report.figure(plt, comparisons.comparisons(runs.load(tmp_path)))[0].axes
     found = {
         line.get_label(): line.get_xdata() for line in left.lines if line.get_label()[0] != "_"
     }
@@ -471,7 +472,7 @@ def test_a_run_that_is_none_of_the_demos_has_a_row_of_its_own(tmp_path):
     assert told() == before | {"s4, optimizer=muon": ["90.0"]}
 
 
-def test_the_rank_correlations_are_those_of_the_kept_runs(monkeypatch, capsys):
+def test_the_rank_correlations_of_architectures_are_those_of_its_kept_runs(monkeypatch, capsys):
     page = (ROOT / "results" / "architectures.md").read_text()
     monkeypatch.chdir(ROOT)
     exec(re.search("```python\n(.*?)```", page, re.S)[1], {})

@@ -13,7 +13,7 @@ from test_analyze import finetuned
 
 import finetune
 import pretrain
-from compare import reading, settings
+from compare import runs, settings
 from engine import flags
 from files import UserError
 from models import MODELS
@@ -439,7 +439,7 @@ def test_a_flag_of_ones_own_is_in_the_record_the_name_and_the_tables(stage, monk
             }
             (tmp_path / each.out.name / "config.json").write_text(json.dumps(config))
         columns, rows = settings.settings_of(
-            reading.variants_of(reading.with_pretraining(reading.read_runs(tmp_path)))
+            runs.by_variant(runs.with_pretraining(runs.load(tmp_path)))
         )
         assert columns == ["sgd", "spans"] and [[*row.values.values()][-2:] for row in rows] == [
             [False, 1],

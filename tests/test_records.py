@@ -30,7 +30,7 @@ import finetune
 import pretrain
 import tasks
 import zoo
-from compare import reading
+from compare import runs
 from engine import flags as flags_py
 from engine import folder as folder_py
 from engine import run as run_py
@@ -324,7 +324,7 @@ def test_any_other_flag_is_another_run(stage, words, monkeypatch, tmp_path):
             Folder("run", True).look(other, True)
         if flag not in ("seed", "micro_batch"):
             one, two = (
-                reading.identity(
+                runs.identity(
                     dict(
                         task=some["task"],
                         model=some["model"],
@@ -473,7 +473,7 @@ def test_seeds_of_different_code_are_not_pooled(tmp_path, capsys):
             and "warning: seeds of the setting" in done.stderr
         )
     assert made("same", "1", "1").returncode == made("older", "1", None, "1").returncode == 0
-    reading.variants_of(reading.with_pretraining(reading.read_runs(tmp_path / "finetune")))
+    runs.by_variant(runs.with_pretraining(runs.load(tmp_path / "finetune")))
     assert "2 versions of the code" in capsys.readouterr().err
 
 
@@ -488,7 +488,7 @@ def test_a_sweep_pools_any_code_if_asked(here, tmp_path):  # noqa: F811
 
 
 def passes_of(root):
-    return [run["passes"] for run in reading.with_pretraining(reading.read_runs(root))]
+    return [*runs.with_pretraining(runs.load(root)).passes]
 
 
 def test_joint_training_takes_two_passes_where_it_hides(tmp_path):
@@ -547,7 +547,7 @@ def test_gains_say_which_seeds_they_are_of(tmp_path):
     finetuned(tmp_path, "s7", 0.517, 7, seconds=900.0, processes=8)
     rows, text = told(tmp_path)
     assert [row[-4] for row in rows[1:] if "joint" in row] == ["– (common seeds: none)"]
-    said = reading.provenance(reading.read_runs(tmp_path / "s7"))
+    said = runs.provenance(runs.rows_of(runs.load(tmp_path / "s7")))
     assert "1 run, seeds 7" in said and "; 2.0 hours of training" in said  # of all processes
 
 

@@ -13,7 +13,7 @@ import baseline
 import data
 import finetune
 import predict
-from compare.report import macro_f1
+from compare.comparisons import macro_f1
 from engine.targets import class_loss
 from experiments.running import paths
 from files import UserError, read_json

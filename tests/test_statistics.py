@@ -14,7 +14,9 @@ from conftest import of_kind
 from scipy.optimize import brentq
 from scipy.special import ndtr, stdtrit
 
+from compare import comparisons
 from compare import statistics as stats
+from compare.runs import row_of, table_of
 from engine.folder import summary
 
 # Standard deviations of a table's variants over seeds. The fourth from the end is that of a demo.
@@ -81,10 +83,10 @@ def test_a_mean_of_recalls_varies_as_accuracy_does_if_classes_are_alike(classes)
         for share in (0.8, 0.7)
     ]
     several, single = (
-        [made(line, [n] * classes, 0) for line in right],
-        [made(line, [n * classes], 0) for line in right],
+        [variant(made(line, [n] * classes, 0)) for line in right],
+        [variant(made(line, [n * classes], 0)) for line in right],
     )
-    for pick in (lambda one, other: ([one],)), (lambda one, other: ([one], [other])):
+    for pick in (lambda one, other: (one,)), (lambda one, other: (one, other)):
         assert stats.half_width_of_test(*pick(*several)) == pytest.approx(
             stats.half_width_of_test(*pick(*single)), rel=0.05
         )
@@ -94,19 +96,26 @@ def test_a_mean_of_recalls_varies_as_accuracy_does_if_classes_are_alike(classes)
 
 
 def made(right, sizes, seed):
-    """A run that predicted these examples rightly, (n,), sorted by class."""
+    """The record of a run that predicted these examples rightly, (n,), sorted by class."""
     y = np.repeat(np.arange(len(sizes)), sizes)
-    run = summary(
-        of_kind("class", len(sizes) + 1), y, np.where(right, y, (y + 1) % (len(sizes) + 1))
-    )
-    each = [part.mean() for part in np.split(right, np.cumsum(sizes)[:-1])]
-    return run | dict(
-        seed=seed,
-        score=100 * np.mean(each),
-        test_accuracy=right.mean(),
-        balanced=len(sizes) > 1,
-        folder=Path("none"),
-    )
+    kind = of_kind("class", len(sizes) + 1)
+    run = summary(kind, y, np.where(right, y, (y + 1) % (len(sizes) + 1)))
+    return run | dict(seed=seed, test_accuracy=float(right.mean()))
+
+
+RECORD = dict(
+    task="t", model="m", objective="none", start="scratch", changed={}, steps=1, seconds=1
+)
+
+
+def variant(*records, folder=Path("none")):
+    """A variant of runs with these records, by seed. If they have several classes, the score is
+    balanced accuracy."""
+    rows = [row_of(RECORD | dict(seed=i) | record, folder) for i, record in enumerate(records)]
+    runs = table_of(rows).set_index("seed", drop=False)
+    counts = [(record.get("counts") or {}).get("labels", ()) for record in records]
+    balanced = all(np.count_nonzero(labels) > 1 for labels in counts)
+    return comparisons.with_scores(runs, True) if balanced else runs
 
 
 def drawn(random, sizes, seeds, mean, shift, kind):
@@ -119,25 +128,22 @@ def drawn(random, sizes, seeds, mean, shift, kind):
         own = math.sqrt(common) * shared + math.sqrt(1 - common) * random.normal(size=n)
         latent = math.sqrt(1 - anew) * own + math.sqrt(anew) * random.normal(size=(seeds, n))
         latent += between * random.normal(size=(seeds, 1)) + mean + more
-        variants.append({seed: made(line > 0, sizes, seed) for seed, line in enumerate(latent)})
+        variants.append(variant(*(made(line > 0, sizes, i) for i, line in enumerate(latent))))
     return variants
 
 
 def before(after, scratch, found):
     """The rule that this one replaced: a pooled standard deviation, and both test errors as if
     independent."""
-    variance = np.mean(
-        [np.var([run["score"] for run in side.values()], ddof=1) for side in (after, scratch)]
-    )
+    variance = np.mean([np.var(side.score, ddof=1) for side in (after, scratch)])
     seeds, test = len(after), 0
     for side in (after, scratch):
-        for group in zip(
-            *(run["counts"]["right"] for run in side.values()), (run := side[0])["counts"]["labels"]
-        ):
+        counts = [record["counts"] for record in side.record]
+        for group in zip(*(count["right"] for count in counts), counts[0]["labels"]):
             if group[-1]:
                 share = np.mean(group[:-1]) / group[-1]
                 test += share * (1 - share) / group[-1]
-        k = sum(n > 0 for n in run["counts"]["labels"])
+        k = sum(n > 0 for n in counts[0]["labels"])
     return math.hypot(
         stdtrit(2 * seeds - 2, 0.975) * math.sqrt(2 * variance / seeds), 196 * math.sqrt(test) / k
     )
@@ -162,9 +168,7 @@ def claims(
     for _ in range(tables):
         after, scratch = drawn(random, sizes, seeds, mean, shift, kind)
         found = stats.gain(after, scratch)
-        hits += [
-            abs(np.mean([*found.points.values()])) > rule(after, scratch, found) for rule in rules
-        ]
+        hits += [abs(found.points.mean()) > rule(after, scratch, found) for rule in rules]
     return hits / tables
 
 
@@ -197,13 +201,11 @@ def squared(random, n, seeds, kind, more=0.0):
             * (math.sqrt(1 - anew) * own + math.sqrt(anew) * random.normal(size=(seeds, n)))
         )
         errors = errors * (1 + between * random.normal(size=(seeds, 1)))
-        runs = {}
-        for seed, line in enumerate(errors):
+        records = []
+        for line in errors:
             r2 = float(1 - np.square(line).mean() / y.var())
-            runs[seed] = summary(of_kind("number"), y, y + line) | dict(
-                seed=seed, test_r2=r2, score=r2, folder=Path("none")
-            )
-        variants.append(runs)
+            records.append(summary(of_kind("number"), y, y + line) | dict(test_r2=r2))
+        variants.append(variant(*(record | dict(test_examples=n) for record in records)))
     return variants
 
 
@@ -212,7 +214,7 @@ def claims_of_r2(n, seeds, kind, tables, more=0.0):
     random, hits = np.random.default_rng(0), np.zeros(2)
     for _ in range(tables):
         found = stats.gain(*squared(random, n, seeds, kind, more))
-        mean = abs(np.mean([*found.points.values()]))
+        mean = abs(found.points.mean())
         hits += [mean > found.seeds, mean > found.half]
     return hits / tables
 
@@ -231,16 +233,15 @@ def test_the_interval_of_one_r2_holds_the_truth():
     for _ in range(tables):
         y = random.normal(size=100)
         runs = []
-        for seed in range(3):
+        for _ in range(3):
             line = 0.6 * random.normal(size=100)
             r2 = float(1 - np.square(line).mean() / y.var())
             runs.append(
                 summary(of_kind("number"), y / 4, (y + line) / 4)
-                | dict(test_r2=r2, score=r2, folder=Path("none"))
+                | dict(test_r2=r2, test_examples=100)
             )
-        hits += abs(
-            np.mean([run["score"] for run in runs]) - (1 - 0.36)
-        ) <= stats.half_width_of_mean(runs)
+        runs = variant(*runs)
+        hits += abs(runs.score.mean() - (1 - 0.36)) <= stats.half_width_of_mean(runs)
     assert hits / tables > 0.92
 
 
@@ -248,9 +249,8 @@ def test_the_interval_of_one_accuracy_holds_the_truth():
     random, hits, tables = np.random.default_rng(0), 0, 400
     for _ in range(tables):
         runs, _ = drawn(random, [200], 3, 1.3, 0, (1.0, 0.2, 0.1))
-        hits += abs(
-            np.mean([run["score"] for run in runs.values()]) - 100 * ndtr(1.3 / math.sqrt(1.01))
-        ) <= (stats.half_width_of_mean([*runs.values()]))
+        truth = 100 * ndtr(1.3 / math.sqrt(1.01))
+        hits += abs(runs.score.mean() - truth) <= stats.half_width_of_mean(runs)
     assert hits / tables > 0.92
 
 
@@ -258,20 +258,20 @@ def test_larger_test_sets_are_read_from_their_predictions(tmp_path):
     """Which result.json does not hold; and a run that lost examples is not paired."""
     y, found = np.arange(6) % 3, np.array([0, 1, 0, 2, 1, 2])
     np.savez(tmp_path / "predictions.npz", y=y, prediction=found.astype(float))
-    run = dict(test_examples=6, test_accuracy=4 / 6, right=None, folder=tmp_path)
-    assert [part.tolist() for part in stats.examples(run)] == [[1, 0, 1, 1, 0, 1]]
-    assert stats.half_width_of_test([run], [made(np.ones(5, bool), [5], 0)]) > 0
+    run = variant(dict(test_examples=6, test_accuracy=4 / 6, right=None), folder=tmp_path)
+    assert [part.tolist() for part in run.examples.iloc[0]] == [[1, 0, 1, 1, 0, 1]]
+    assert stats.half_width_of_test(run, variant(made(np.ones(5, bool), [5], 0))) > 0
 
 
 def test_two_examples_of_a_class_decide_nothing():
     """Right in all three seeds and wrong in all three: +50 points of balanced accuracy."""
     some = np.repeat([True, False], [100, 2])
     scratch, after = (
-        {seed: made(right, [100, 2], seed) for seed in range(3)}
+        variant(*(made(right, [100, 2], seed) for seed in range(3)))
         for right in (some, np.ones(102, bool))
     )
     found = stats.gain(after, scratch)
-    assert found.points == {0: 50.0, 1: 50.0, 2: 50.0} and found.seeds == 0 and found.half > 50
+    assert [*found.points] == [50.0, 50.0, 50.0] and found.seeds == 0 and found.half > 50
 
 
 def test_the_formula_of_a_class_by_hand():
@@ -301,19 +301,21 @@ def test_runs_without_predictions_are_compared_as_if_independent():
     ]
     share = 181 / 202
     wide = 100 * float(stdtrit(402, 0.975)) * math.sqrt(2 * share * (1 - share) * 202 / 201 / 200)
-    assert stats.half_width_of_test(lost[:1], lost[1:]) == pytest.approx(wide)
-    assert stats.half_width_of_test(kept[:1], lost[1:]) == pytest.approx(wide)  # one kept its own
-    assert stats.half_width_of_test(kept[:1], kept[1:]) < wide / 3
-    assert stats.half_width_of_test([{"folder": Path("none"), "score": 1}]) == 0
+    (kept, other), (lost, gone) = ([variant(one) for one in runs] for runs in (kept, lost))
+    assert stats.half_width_of_test(lost, gone) == pytest.approx(wide)
+    assert stats.half_width_of_test(kept, gone) == pytest.approx(wide)  # one kept its own
+    assert stats.half_width_of_test(kept, other) < wide / 3
+    assert stats.half_width_of_test(variant(dict(test_r2=1.0))) == 0
 
 
 def test_kept_bits_are_those_of_the_examples():
     random = np.random.default_rng(0)
     y, found = random.integers(0, 3, 50), random.integers(0, 3, 50)
     run = summary(of_kind("class", 3), y, found.astype(float)) | dict(
-        folder=Path("none"), balanced=True
+        test_examples=50, test_accuracy=float(np.mean(y == found))
     )
-    assert [part.tolist() for part in stats.examples(run)] == [
+    examples = variant(run).examples.iloc[0]
+    assert [part.tolist() for part in examples] == [
         [int(guess == c) for label, guess in zip(y, found) if label == c] for c in range(3)
     ]
     assert len(base64.b64decode(run["right"])) == 7 and "right" not in summary(

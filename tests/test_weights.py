@@ -8,7 +8,7 @@ from conftest import ROOT
 
 import finetune
 import predict
-from compare import reading
+from compare.runs import load, rows_of
 from use.label import examples_beside, new_examples
 from use.show import filled_in
 
@@ -20,11 +20,11 @@ NAMES = [f"{pair}-{stage}" for pair in PAIRS for stage in ("pretrain", "finetune
 def test_what_the_pages_say_of_the_linear_model_is_kept():
     """README, the card of the weights and the demos' tables, by results/baseline.jsonl."""
     kept = {
-        run["task"]: run
-        for run in reading.read_runs(ROOT / "results" / "baseline.jsonl")
-        if run["run"] == f"{run['task']}-baseline"
+        run.task: run
+        for run in rows_of(load(ROOT / "results" / "baseline.jsonl"))
+        if run.name == f"{run.task}-baseline"
     }
-    found = {task: f"{run['score']:.1f}" for task, run in kept.items()}
+    found = {task: f"{run.score:.1f}" for task, run in kept.items()}
     assert found.keys() == {"text256", "text_demo", "pathfinder_demo", "listops_demo", "image"}
     readme, card, text, init = (
         (ROOT / name).read_text()
@@ -43,8 +43,8 @@ def test_what_the_pages_say_of_the_linear_model_is_kept():
     ):
         table = page.split(f"<!-- {block}:begin -->")[1].split(f"<!-- {block}:end -->")[0]
         for name, score in (
-            ("majority class", 100 * kept[task]["constant_accuracy"]),
-            (f"linear: {kept[task]['model']}", kept[task]["score"]),
+            ("majority class", 100 * kept[task].record["constant_accuracy"]),
+            (f"linear: {kept[task].model}", kept[task].score),
         ):
             assert table.count(f"*{name}* | {score:.1f} | |") == 1
 

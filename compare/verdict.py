@@ -1,0 +1,310 @@
+"""The verdict on a comparison: what its table shows, in at most five kinds of sentences.
+
+1. Does SPT, or joint training, change the score of a model?
+2. Does the best network score more than the linear model?
+3. Which networks have learned nothing?
+4. Has pretraining learned more than interpolation?
+5. Would longer runs score more?"""
+
+import math
+from typing import NamedTuple
+
+from compare.comparisons import constant_of, in_words, trivial
+from compare.runs import evaluations, rows_of, validation_field
+from compare.statistics import gain, half_width, half_width_of_test, mean_of, t_interval
+from tasks import declared
+
+CHANGE = "{points:+.{digits}f} {unit}"
+INTERVAL = "[{low:+.{digits}f}, {high:+.{digits}f}], {seeds} seeds"
+SCORE = "{score:.{digits}f}{percent}"
+LINEAR = "{linear:.{digits}f}{percent}"
+# What a Verdict is in words.
+WORDS = {
+    "gains": f"**{{line}} gains by {{by}}**: {CHANGE} {INTERVAL}.",
+    "loses": f"**{{line}} loses by {{by}}**: {CHANGE} {INTERVAL}.",
+    "one seed": f"**{{name}}: one seed** ({CHANGE}), so significance is unknown.",
+    "no predictions": (
+        f"**{{name}}: predictions were not kept** ({CHANGE}), so significance is unknown."
+    ),
+    "no difference": f"**{{name}}: no significant difference**: {CHANGE} {INTERVAL};",
+    "ceiling": "from scratch it is already at the ceiling.",
+    "equal": "the scores are equal.",
+    "noise": (
+        "noise from {n:,} test examples reaches ±{test:.{digits}f} {unit}, so more seeds would not "
+        "settle it."
+    ),
+    "seeds": "if the difference stays, {enough} seeds would settle it.",
+    "linear wins": (
+        f"**The linear model is ahead of every network**: it scores {LINEAR}, and {{network}} "
+        f"{SCORE}."
+    ),
+    "chosen": f"Validation chooses {{network}}. It scores {SCORE} on test,",
+    "tied": (f"Validation cannot choose between {{networks}}. The first scores {SCORE} on test,"),
+    "beside linear": f"**{{relation}}** the linear model ({LINEAR}).",
+    "beside linear, unknown": f"the linear model {LINEAR}; which is better is unknown.",
+    "behind linear": "Behind the linear model: {networks_behind}.",
+    "one class": "**{network} predicts only one class** in {single} of {seeds} seeds.",
+    "trivial": (
+        "Not significantly better than the {trivial} ({constant:.{digits}f}{percent}): {networks}."
+    ),
+    "interpolation": (
+        "Linear interpolation between visible neighbours explains {line:.1f} % of the variance of "
+        "hidden samples (validation); {models}."
+    ),
+    "no more than interpolation": "**Pretraining has not learned more than interpolation.**",
+    "improving": ("**Still improving at the end**: {networks}. Longer runs{how} may score more."),
+}
+
+
+class Verdict(NamedTuple):
+    """What a table shows in one respect."""
+
+    kinds: tuple  # keys of WORDS
+    facts: dict  # the numbers and names of their words
+
+    def __str__(self):
+        return " ".join(WORDS[kind].format(**self.facts) for kind in self.kinds)
+
+
+def verdicts(comparison):
+    """Return [Verdict] of a comparison."""
+    found = []
+    for line in comparison.lines:
+        found += of_line(comparison, line)
+    return [
+        *found,
+        *beside_linear(comparison),
+        *nothing_learned(comparison),
+        *denoised(comparison),
+        *unfinished(comparison),
+    ]
+
+
+def common_facts(comparison):
+    percent = "" if comparison.r2 else " %"
+    return dict(digits=comparison.digits, unit=comparison.unit, percent=percent)
+
+
+# ---- 1. SPT and joint training against scratch ---------------------------------------------------
+
+
+def of_line(comparison, line):
+    """Return [Verdict] on SPT and joint training of a model. Joint training has one if it is
+    significant, or without SPT."""
+    spt, joint = (outcome(comparison, line, start) for start in ("spt", "joint"))
+    pair = {(line, "spt"), (line, "scratch")}
+    if pair <= comparison.variants.keys() and joint and joint.kinds[0] not in ("gains", "loses"):
+        joint = None
+    return [verdict for verdict in (spt, joint) if verdict]
+
+
+def outcome(comparison, line, start):
+    """Return the Verdict on what SPT or joint training changed for a model; None if no seed has
+    both."""
+    after = comparison.of(line, start)
+    scratch = comparison.of(line, "scratch")
+    gained = gain(after, scratch)
+    if not len(gained.points):
+        return None
+    mean = mean_of(gained.points)
+    seeds = len(gained.points)
+    facts = common_facts(comparison) | dict(
+        line=line,
+        name=line if start == "spt" else f"{line}, joint training",
+        by={"spt": "SPT", "joint": "joint training"}[start],
+        points=mean,
+        low=mean - gained.half,
+        high=mean + gained.half,
+        seeds=seeds,
+        n=comparison.test_examples,
+        test=gained.test,
+    )
+    if seeds == 1:
+        return Verdict(("one seed",), facts)
+    if after.examples.isna().any() or scratch.examples.isna().any():
+        return Verdict(("no predictions",), facts)
+    ceiling = mean_of(scratch.score) > ceiling_of(comparison)
+    if 0 < gained.half < abs(mean) and (mean < 0 or not ceiling):
+        return Verdict(("gains" if mean > 0 else "loses",), facts)
+    if ceiling:
+        reason = "ceiling"
+    elif not mean:
+        reason = "equal"
+    elif abs(mean) <= gained.test:
+        reason = "noise"
+    else:
+        reason = "seeds"
+        variances = [after.score.var(), scratch.score.var()]
+        facts["enough"] = enough(mean, gained.test, variances, seeds)
+    return Verdict(("no difference", reason), facts)
+
+
+def ceiling_of(comparison):
+    """Return the score above which there is nothing to gain: 98 %, or two test examples less than
+    all."""
+    return math.inf if comparison.r2 else max(98, 100 - 200 / comparison.test_examples)
+
+
+def enough(mean, test, variances, seeds, most=100):
+    """Return how many seeds make a difference of this mean significant. test: half of the 95 %
+    interval due to the test set; variances: of both variants over seeds."""
+    for k in range(seeds + 1, most + 1):
+        half = t_interval(*((variance / k, k - 1) for variance in variances))
+        if math.hypot(half, test) < abs(mean):
+            return k
+    return f"more than {most}"
+
+
+# ---- 2. The linear model -------------------------------------------------------------------------
+
+
+def networks_of(comparison):
+    """Return {(line, start): runs by seed} without linear probes."""
+    return {name: runs for name, runs in comparison.variants.items() if name[1] != "linear_probe"}
+
+
+def beside_linear(comparison):
+    """Return [Verdict] on the network that validation chooses, and on those behind the linear
+    model."""
+    networks = networks_of(comparison)
+    if comparison.linear is None or not networks:
+        return []
+    linear = comparison.linear.score.iloc[0]
+    relations = {name: relation_to_linear(runs, comparison) for name, runs in networks.items()}
+    if all(relation == "behind" for relation in relations.values()):
+        top = max(networks, key=lambda name: mean_of(networks[name].score))
+        score = mean_of(networks[top].score)
+        facts = dict(network=in_words(top), linear=linear, score=score)
+        return [Verdict(("linear wins",), common_facts(comparison) | facts)]
+    # rounded, because equal means may differ in their last bits
+    val = {name: round(mean_of(runs.val), 9) for name, runs in networks.items()}
+    best = max(networks, key=val.get)
+    tied = [in_words(name) for name in networks if val[name] == val[best]]
+    behind = [in_words(name) for name in networks if name != best and relations[name] == "behind"]
+    kinds = [
+        "tied" if len(tied) > 1 else "chosen",
+        "beside linear" if relations[best] else "beside linear, unknown",
+    ]
+    if behind:
+        kinds.append("behind linear")
+    facts = dict(
+        network=in_words(best),
+        networks=", ".join(tied),
+        score=mean_of(networks[best].score),
+        linear=linear,
+        relation=relations[best],
+        networks_behind=", ".join(behind),
+    )
+    return [Verdict(tuple(kinds), common_facts(comparison) | facts)]
+
+
+def relation_to_linear(runs, comparison):
+    """Return how a network compares with the linear model; None if it has one seed, or if nothing
+    is known of the test examples."""
+    linear = comparison.linear
+    if len(runs) == 1 or runs.examples.isna().any() or linear.examples.isna().any():
+        return None
+    apart = mean_of(runs.score) - linear.score.iloc[0]
+    half = math.hypot(half_width(runs.score), half_width_of_test(runs, linear))
+    if abs(apart) <= half:
+        return "not significantly different from"
+    return "ahead of" if apart > 0 else "behind"
+
+
+# ---- 3. Networks that have learned nothing -------------------------------------------------------
+
+
+def nothing_learned(comparison):
+    """Return [Verdict] on variants that predict only one class, and on those that are not better
+    than the trivial baseline in any seed."""
+    found = []
+    for name, runs in comparison.variants.items():
+        predicted = [
+            record["counts"]["predicted"] for record in runs.record if record.get("counts")
+        ]
+        single = sum(sum(n > 0 for n in counts) == 1 for counts in predicted)
+        if single:
+            facts = dict(network=in_words(name), single=single, seeds=len(runs))
+            found.append(Verdict(("one class",), facts))
+    if comparison.linear is None:
+        return found
+    constant = constant_of(comparison)
+    no_better = [
+        in_words(name)
+        for name, runs in networks_of(comparison).items()
+        if all(runs.score.loc[seed] <= constant + noise for seed, noise in noises(runs).items())
+    ]
+    if no_better:
+        facts = dict(trivial=trivial(comparison), constant=constant, networks=", ".join(no_better))
+        found.append(Verdict(("trivial",), common_facts(comparison) | facts))
+    return found
+
+
+def noises(runs):
+    """Return by how much the choice of test examples moves the score of each run: {seed: half of
+    its 95 % interval}."""
+    return {seed: half_width_of_test(runs.loc[[seed]]) for seed in runs.index}
+
+
+# ---- 4. Interpolation ----------------------------------------------------------------------------
+
+
+def denoised(comparison):
+    """Return [Verdict] on how much of the variance of hidden samples each pretrained model
+    explains, beside linear interpolation."""
+    if comparison.linear is None:
+        return []
+    errors = comparison.linear.record.iloc[0].get("denoising")
+    explained = {}
+    for line in comparison.lines:
+        error = denoising_error(comparison.of(line, "spt"))
+        if errors and error:
+            explained[line] = 100 - 100 * error / errors["mean"]
+    if not explained:
+        return []
+    line = 100 - 100 * errors["interpolation"] / errors["mean"]
+    models = ", ".join(f"{name} {share:.1f} %" for name, share in explained.items())
+    kinds = ["interpolation"]
+    if max(explained.values()) <= line:
+        kinds.append("no more than interpolation")
+    return [Verdict(tuple(kinds), dict(line=line, models=models))]
+
+
+def denoising_error(runs):
+    """Return the mean validation score of the pretraining of runs, if `interpolated` of baseline.py
+    is its like: minus the squared error, hidden as the task says. Else None."""
+    scores = []
+    for first in runs["first"]:
+        if first is None:
+            return None
+        record = first.record
+        alike = first.objective == "masked" and "mask" not in record["changed"]
+        if not alike or record.get("score_is") != "minus squared error on predicted samples":
+            return None
+        scores.append(record["val_score"])
+    return sum(scores) / len(scores) if scores else None
+
+
+# ---- 5. Unfinished training ----------------------------------------------------------------------
+
+
+def unfinished(comparison):
+    """Return [Verdict] on the variants that improved to the end: most of their seeds validate best
+    in the last tenth of the run."""
+    names = []
+    for name, runs in comparison.variants.items():
+        improved = sum(improved_to_the_end(run) for run in rows_of(runs))
+        if len(runs) > 1 and improved > len(runs) / 2:
+            names.append(in_words(name))
+    own = declared(comparison.runs.task.iloc[0]).own
+    facts = dict(networks=", ".join(names), how=" (--passes)" if own else "")
+    return [Verdict(("improving",), facts)] if names else []
+
+
+def improved_to_the_end(run):
+    """Return whether a run's best evaluation is in the last tenth of its steps."""
+    early, late = [], []
+    for record in evaluations(run):
+        part = late if record["step"] > 0.9 * run.record["steps"] else early
+        part.append(record[validation_field(run.record)])
+    return bool(early and late) and max(late) > max(early)
