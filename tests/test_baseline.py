@@ -239,9 +239,9 @@ def test_finished_is_only_what_has_the_same_flags(tmp_path, capsys):
         (["--label-fraction", "0.2"], 56),
         ([], 280),
     ):
-        for finished in False, True:
+        for again in False, True:
             baseline.main([*words, *more])
-            assert ("is finished" in capsys.readouterr().out) == finished
+            assert ("is finished" in capsys.readouterr().out) == again
             assert (
                 json.loads((tmp_path / "out" / "result.json").read_text())["train_examples"]
                 == examples

@@ -12,7 +12,6 @@ from test_analyze import finetuned, put, run
 from compare import comparisons, report, runs
 from files import UserError
 
-
 # ---- what a run is -------------------------------------------------------------------------------
 
 

@@ -181,9 +181,8 @@ def test_the_price_covers_every_run_and_is_that_of_the_page(tmp_path):
     chains = {
         target: commands.chains(rows, 0, str(tmp_path)) for target, rows in entries.paper().items()
     }
-    for target, command in {
-        (target, command) for target in chains for command in sum(chains[target], [])
-    }:
+    pairs = {(name, command) for name in chains for command in sum(chains[name], [])}
+    for target, command in pairs:
         row = costs[Path(shlex.split(command)[-1]).name.removesuffix("-s0")]
         if target in ("table2", "table8") and "--init" not in command:
             args = parse(*stage_of(command))
@@ -330,7 +329,8 @@ def test_what_fails_does_not_stop_the_others(here, tmp_path):
         tmp_path,
         """
 if [ "$*" = "data.py --task image" ]; then exit 2; fi
-if [[ $* == *"pretrain.py"*"--model dlr "*"--seed 1"* ]]; then echo "stub: no memory" >&2; exit 1; fi
+if [[ $* == *"pretrain.py"*"--model dlr "*"--seed 1"* ]]; then
+    echo "stub: no memory" >&2; exit 1; fi
 if [[ $* == *"--model s4 "*"-scratch-s2" ]]; then
     mkdir -p "${@: -1}"; touch "${@: -1}/result.json"; echo "error: lr"; exit 2
 fi""",

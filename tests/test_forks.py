@@ -142,7 +142,7 @@ FORKS = dict(info_nce=INFO_NCE, three_ahead=THREE, spans=SPANS)
         ("spans", "listops", "s4"),
     ],
 )
-def test_an_objective_of_ones_own(name, task, model, mistake, monkeypatch, tmp_path, capsys):
+def test_an_objective_of_ones_own(name, task, model, mistake, monkeypatch, tmp_path, capsys):  # noqa: F811
     """Both stages, joint training, --show; its score has its name; weights and lengths fit."""
     monkeypatch.setitem(pretrain.OBJECTIVES, name, FORKS[name])
     pretrain.main(flags("first", task, model, objective=name))
@@ -409,7 +409,7 @@ def test_a_schedule_is_a_line(monkeypatch, tmp_path):
 
 # ---- minGRU (Feng et al. 2024): a file in zoo/ ---------------------------------------------------
 
-MINGRU = '''"""minGRU (Feng et al. 2024): h[t] = (1 - z[t]) h[t-1] + z[t] g[t], with z and g from x[t] alone."""
+MINGRU = '''"""minGRU (Feng et al. 2024): h[t] = (1 - z[t]) h[t-1] + z[t] g[t]; z, g see x[t]."""
 import torch
 import torch.nn as nn
 
@@ -427,7 +427,7 @@ class MinGRU(nn.Module):
         for i, project in enumerate(self.project):
             z, g = project(x.flip(1) if i else x).float().chunk(2, -1)
             decay, h = torch.sigmoid(-z), torch.sigmoid(z) * g
-            if lengths is not None:                                       # padding leaves the state as it is
+            if lengths is not None:  # padding leaves the state as it is
                 real = inside(lengths, x.shape[1])[..., None]
                 real = real.flip(1) if i else real
                 decay, h = decay.where(real, 1), h * real

@@ -296,7 +296,7 @@ def test_diagonal_kernel_is_the_recurrence(l, poles):
 
 
 def toeplitz(u, K, D=None):
-    """The convolution as a product with a dense matrix, T[t, s] = K[0, t - s] or K[1, s - t - 1]."""
+    """The convolution as a product with a dense matrix, T[t, s] = K[0, t-s] or K[1, s-t-1]."""
     lag = torch.arange(u.shape[-1])[:, None] - torch.arange(u.shape[-1])
     T = torch.where(lag >= 0, K[0][:, lag.clamp(min=0)], 0)
     if len(K) == 2:

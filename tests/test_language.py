@@ -10,7 +10,8 @@ from conftest import ROOT
 WORDS = {
     r"answers? for all": "majority class (regression: mean)",
     r"head alone|(?<!linear )(?<!linear_)\bprobes?\b": "linear probe",
-    r"\b(cannot|can) be told|told (from|apart)|\btells? (of|from|apart|whether|which|how)": "significant, or say",
+    r"\b(cannot|can) be told|told (from|apart)": "significant, or say",
+    r"\btells? (of|from|apart|whether|which|how)": "significant, or say",
     r"today's": "the default budget",
     r"\bbeds?\b": "task, or task and setting",
     r"\barms?\b": "variant",

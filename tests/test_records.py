@@ -621,8 +621,14 @@ def test_an_s4_layer_makes_no_longer_kernel_than_it_was_made_for():
     ],
 )
 def test_chains_share_the_visible_gpus(
-    inherited, count, words, wanted, here, monkeypatch, tmp_path
-):  # noqa: F811
+    inherited,
+    count,
+    words,
+    wanted,
+    here,  # noqa: F811
+    monkeypatch,
+    tmp_path,
+):
     """One at a time on each, and --gpus counts among the visible ones. Without a GPU chains share
     the cores."""
     stand_in_for_python(tmp_path)

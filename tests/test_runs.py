@@ -492,7 +492,10 @@ def test_a_finished_run_stays_finished_whatever_the_memory():
     ].stderr
 
 
-NAN = "loss is nan at step 6: learning rates main .*, own .*, gradient norm nan; the last good checkpoint is .*"
+NAN = (
+    "loss is nan at step 6: learning rates main .*, own .*, gradient norm nan; "
+    "the last good checkpoint is .*"
+)
 
 
 @pytest.mark.parametrize(
@@ -895,35 +898,33 @@ def test_processes_and_micro_batches_do_not_change_the_step(
 # ---- both stages, from end to end ----------------------------------------------------------------
 
 # What analyze.py finds in every result.json.
-RESULT = set(
-    [
-        "task",
-        "model",
-        "objective",
-        "seed",
-        "data",
-        "recipe",
-        "changed",
-        "full_recipe",
-        "train_examples",
-        "train_fraction",
-        "steps",
-        "epochs",
-        "best_step",
-        "parameters",
-        "seconds",
-        "peak_memory_bytes",
-        "commit",
-        "torch",
-        "python",
-        "device",
-        "processes",
-        "threads",
-        "dtype",
-        "best.pt",
-        "code",
-    ]
-)
+RESULT = {
+    "task",
+    "model",
+    "objective",
+    "seed",
+    "data",
+    "recipe",
+    "changed",
+    "full_recipe",
+    "train_examples",
+    "train_fraction",
+    "steps",
+    "epochs",
+    "best_step",
+    "parameters",
+    "seconds",
+    "peak_memory_bytes",
+    "commit",
+    "torch",
+    "python",
+    "device",
+    "processes",
+    "threads",
+    "dtype",
+    "best.pt",
+    "code",
+}
 
 
 @pytest.fixture
