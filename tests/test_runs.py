@@ -1125,7 +1125,7 @@ def test_a_causal_run_generates(monkeypatch, capsys, tmp_path):
         )
         assert all(3 <= len(text.split()) <= 40 and "<" not in text for text in texts)
 
-    def square(name, data_dir, fraction=None, **more):
+    def square(name, data_dir, *more, **others):
         splits = [noise("image", 36, n)[1] for n in (24, 9, 7)]
         return replace(
             splits[0].task, side=6, data=dict(source=".", seed=0, sizes=[24, 9, 7], labels=0)
