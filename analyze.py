@@ -25,6 +25,7 @@ The paper's claims and figure 3 show seeds only: Student's t, and differences pa
 
 # first: no traceback if Ctrl-C comes while importing
 import argparse
+import itertools
 import json
 import math
 import sys
@@ -33,25 +34,9 @@ from pathlib import Path
 
 import numpy as np
 
+from compare import paper
 from compare.curves import curves
 from compare.drawing import OTHER, SCRATCH, SPT, bars, draw, replace_block, wrapped, write
-from compare.paper import (
-    CHANCE,
-    INITIALISATIONS,
-    KERNEL_TASKS,
-    MINI_NOTE,
-    PAIRS,
-    PAPER,
-    Cell,
-    by_cell,
-    by_fraction,
-    claims,
-    kernels_of,
-    ours,
-    over_tasks,
-    paper_numbers,
-    table,
-)
 from compare.report import report
 from compare.runs import evaluations, load, provenance, rows_of
 from compare.settings import compare
@@ -70,14 +55,10 @@ def figure1(plt, cells):
     """Draw Transformer, rotary Transformer and S4 on Long Range Arena, from scratch and after
     SPT."""
     figure, axes = plt.subplots(3, 1, figsize=(8, 7.5), sharex=True)
-    for axis, pair in zip(axes, PAIRS.values()):
-        bars(
-            axis,
-            CHANCE,
-            [ours(cells, *approach) for approach in pair],
-            CHANCE,
-            [paper_numbers(cells, *approach) for approach in pair],
-        )
+    for axis, pair in zip(axes, paper.PAIRS.values()):
+        scores = [paper.ours(cells, *approach) for approach in pair]
+        printed = [paper.paper_numbers(cells, *approach) for approach in pair]
+        bars(axis, paper.CHANCE, scores, paper.CHANCE, printed)
         axis.set_title(pair[0][1])
     return figure, "Figure 1: Long Range Arena"
 
@@ -85,23 +66,19 @@ def figure1(plt, cells):
 def figure2(plt, cells):
     """Draw the initialisations: averages over the tasks of table 7 that all approaches with runs
     have in common."""
-    approaches = [
-        approach
-        for pair in INITIALISATIONS.values()
-        for approach in pair
-        if any(map(len, ours(cells, *approach).values()))
-    ]
-    tasks, averages = over_tasks(cells, *approaches)
-    ours_of = dict(zip(approaches, averages))
-    variants, papers = ({}, {}), ({}, {})
-    for name, pair in INITIALISATIONS.items():
-        for approach, variant, paper in zip(pair, variants, papers):
-            variant[name] = ours_of.get(approach, ())
-            numbers = paper_numbers(cells, *approach)
-            if numbers and len(variant[name]):
-                paper[name] = np.mean([numbers[task] for task in tasks])
+    approaches = itertools.chain(*paper.INITIALISATIONS.values())
+    approaches = [row for row in approaches if any(map(len, paper.ours(cells, *row).values()))]
+    tasks, averages = paper.over_tasks(cells, *approaches)
+    scores_of = dict(zip(approaches, averages))
+    scores, printed = ({}, {}), ({}, {})
+    for name, pair in paper.INITIALISATIONS.items():
+        for i, approach in enumerate(pair):
+            scores[i][name] = scores_of.get(approach, ())
+            numbers = paper.paper_numbers(cells, *approach)
+            if numbers and len(scores[i][name]):
+                printed[i][name] = np.mean([numbers[task] for task in tasks])
     figure, axis = plt.subplots(figsize=(7, 3.8))
-    bars(axis, INITIALISATIONS, variants, {}, papers)
+    bars(axis, paper.INITIALISATIONS, scores, {}, printed)
     common = ", ".join(tasks) or "no task: none is common to all"
     return figure, f"Figure 2: initialisations, average of {common}"
 
@@ -111,7 +88,7 @@ def figure3(plt, cells):
     from scratch."""
     figure, axes = plt.subplots(1, 2, figsize=(8.5, 3.8))
     for task, colour in (("image", SPT), ("text", OTHER)):
-        scratch, spt, gains = by_fraction(cells, task)
+        scratch, spt, gains = paper.by_fraction(cells, task)
         for axis, by_share, style, label in (
             (axes[0], scratch, "--", f"{task}, from scratch"),
             (axes[0], spt, "-", f"{task}, SPT"),
@@ -134,10 +111,10 @@ def figure4(plt, cells):
     """Draw max |K| over channels and directions against the lag, for odd layers: after SPT and at
     HiPPO's start."""
     plt.rcParams["text.parse_math"] = True  # powers of ten along the axes
-    figure, axes = plt.subplots(len(KERNEL_TASKS), 1, figsize=(8, 10))
-    for axis, task in zip(axes, KERNEL_TASKS):
-        runs = cells[Cell(task, "s4", "", "pretrain")]
-        name, kernels = next(iter(kernels_of(runs).items()), ("not run", None))
+    figure, axes = plt.subplots(len(paper.KERNEL_TASKS), 1, figsize=(8, 10))
+    for axis, task in zip(axes, paper.KERNEL_TASKS):
+        runs = cells[paper.Cell(task, "s4", "", "pretrain")]
+        name, kernels = next(iter(paper.kernels_of(runs).items()), ("not run", None))
         axis.set(title=f"{task}: {name}", xscale="log", yscale="log", ylabel="max |K|")
         if kernels is None:
             continue
@@ -162,7 +139,7 @@ CURVES = {
 def curves_of(cells, task):
     """Return {start: runs by seed} of table 8's rotary Transformer for figure 5."""
     words = {start: word for start, (word, _, _) in CURVES.items()}
-    return {start: cells[Cell(task, "rotary", word, start)] for start, word in words.items()}
+    return {start: cells[paper.Cell(task, "rotary", word, start)] for start, word in words.items()}
 
 
 def figure5(plt, cells):
@@ -201,14 +178,14 @@ def draw_paper(number, cells, path, mini):
 
 def print_table(args):
     """Print a table of the paper."""
-    number = chosen(args, PAPER)
-    print(table(by_cell(load(args.runs), args.preset), number, args.preset == "mini"))
+    number = chosen(args, paper.PAPER)
+    print(paper.table(paper.by_cell(load(args.runs), args.preset), number, args.preset == "mini"))
 
 
 def draw_figure(args):
     """Draw a figure of the paper."""
     number = chosen(args, FIGURES)
-    cells = by_cell(load(args.runs), args.preset)
+    cells = paper.by_cell(load(args.runs), args.preset)
     draw_paper(number, cells, args.out / f"figure{number}.png", args.preset == "mini")
 
 
@@ -222,10 +199,10 @@ def chosen(args, numbers):
 
 def everything(args):
     """Write the claims and every table into one Markdown file, and draw every figure beside it."""
-    cells, mini = by_cell(load(args.runs), args.preset), args.preset == "mini"
-    note = f", mini\n\n{MINI_NOTE}" if mini else ""
-    tables = [table(cells, number, mini) for number in PAPER]
-    text = "\n\n".join([f"### The paper's claims{note}\n\n{claims(cells)}", *tables])
+    cells, mini = paper.by_cell(load(args.runs), args.preset), args.preset == "mini"
+    note = f", mini\n\n{paper.MINI_NOTE}" if mini else ""
+    tables = [paper.table(cells, number, mini) for number in paper.PAPER]
+    text = "\n\n".join([f"### The paper's claims{note}\n\n{paper.claims(cells)}", *tables])
     write(args.out / "tables.md", lambda file: file.write(f"{text}\n".encode()))
     for number in FIGURES:
         draw_paper(number, cells, args.out / f"figure{number}.png", mini)
@@ -240,12 +217,12 @@ def keep(args):
         evaluated = {run.place for run in rows_of(runs) if run.start != "pretrain"}
         write_records(args.out / f"{args.what[0]}.jsonl", runs, evaluated)
         return
-    cells = by_cell(runs, args.preset)
+    cells = paper.by_cell(runs, args.preset)
     evaluated, kernels = set(), {}
-    for task in KERNEL_TASKS:
+    for task in paper.KERNEL_TASKS:
         for variant in curves_of(cells, task).values():
             evaluated |= {*variant.place}
-        for run in rows_of(cells[Cell(task, "s4", "", "pretrain")]):
+        for run in rows_of(cells[paper.Cell(task, "s4", "", "pretrain")]):
             path = run.folder / "kernels.npz"
             damage = reading(f"{path} is missing or damaged", "make the run again")
             with damage, np.load(path) as arrays:
@@ -276,9 +253,8 @@ def readme(args):
             paragraphs.append(f"**{title}**: no runs are kept here yet.")
             continue
         runs = load(kept)
-        replace_block(
-            ROOT / folder / "README.md", "results", claims(by_cell(runs, preset)), args.check
-        )
+        text = paper.claims(paper.by_cell(runs, preset))
+        replace_block(ROOT / folder / "README.md", "results", text, args.check)
         paragraphs.append(
             f"**{title}**: {provenance(rows_of(runs))}. [What they show]({folder}/README.md), "
             f"[every table]({folder}/tables.md)."
@@ -311,20 +287,16 @@ def state_of(folder):
     if last.get("kind") == "stop":
         how = "the same command with --resume continues"
         return f"stopped  {folder.name}: {last['text']} of {total}; {how}"
-    seconds_per_step = last.get("ms_per_step", 0) / 1000
-    numbers = [
-        f"{name} {value:.3f}"
-        for name, value in last.items()
-        if name == "loss" or name.startswith("val_")
-    ]
-    text = " ".join([f"{folder.name}: {step}/{total}", *numbers])
-    silent = time.time() - (folder / "log.jsonl").stat().st_mtime
-    # ten minutes, and 1,000 steps: ten lines of the log
-    if silent > 600 + 1000 * seconds_per_step:
-        return f"silent   {text} for {silent / 60:.0f} minutes"
-    if not seconds_per_step:
+    minutes_per_step = last.get("ms_per_step", 0) / 60_000
+    scores = {name: last[name] for name in last if name == "loss" or name.startswith("val_")}
+    numbers = "".join(f" {name} {value:.3f}" for name, value in scores.items())
+    text = f"{folder.name}: {step}/{total}{numbers}"
+    silent = (time.time() - (folder / "log.jsonl").stat().st_mtime) / 60
+    if silent > 10 + 1000 * minutes_per_step:  # 1,000 steps: ten lines of the log
+        return f"silent   {text} for {silent:.0f} minutes"
+    if not minutes_per_step:
         return f"running  {text}"
-    return f"running  {text}, {seconds_per_step * (total - step) / 60:.0f} minutes left"
+    return f"running  {text}, {minutes_per_step * (total - step):.0f} minutes left"
 
 
 # ---- Commands ------------------------------------------------------------------------------------
@@ -383,55 +355,32 @@ def parsed(argv):
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=COMMANDS)
-    parser.add_argument(
-        "what",
-        nargs="*",
-        help="number of the table or figure; compare, curves, own, status: "
-        "folders; demo, keep: a demo of run_all.sh",
-    )
-    parser.add_argument(
-        "--preset", choices=("paper", "mini"), default="paper", help="see run_all.sh"
-    )
-    parser.add_argument(
-        "--runs",
-        type=Path,
-        help="folder of runs or runs.jsonl (default: runs/PRESET, else kept runs)",
-    )
-    parser.add_argument("--out", type=Path, help="folder for the output (default: results/PRESET)")
-    parser.add_argument(
-        "--check", action="store_true", help="readme: write nothing; fail if a page is out of date"
-    )
-    parser.add_argument(
-        "--baseline",
-        metavar="NAME=VALUE,...",
-        help="compare: what gains are over (default: scratch)",
-    )
-    parser.add_argument(
-        "--select",
-        choices=["val"],
-        help="compare: test scores only of settings that validation chose",
-    )
-    parser.add_argument(
-        "--any-code", action="store_true", help="compare: pool seeds trained by different code"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("command", choices=COMMANDS)
+    text = "number of the table or figure; compare, curves, own, status: folders; demo, keep: a "
+    add("what", nargs="*", help=f"{text}demo of run_all.sh")
+    add("--preset", choices=("paper", "mini"), default="paper", help="see run_all.sh")
+    text = "folder of runs or runs.jsonl (default: runs/PRESET, else kept runs)"
+    add("--runs", type=Path, help=text)
+    add("--out", type=Path, help="folder for the output (default: results/PRESET)")
+    text = "readme: write nothing; fail if a page is out of date"
+    add("--check", action="store_true", help=text)
+    either = parser.add_mutually_exclusive_group().add_argument
+    text = "compare: what gains are over (default: scratch)"
+    either("--baseline", metavar="NAME=VALUE,...", help=text)
+    text = "compare: test scores only of settings that validation chose"
+    either("--select", choices=["val"], help=text)
+    text = "compare: pool seeds trained by different code"
+    add("--any-code", action="store_true", help=text)
+    add(
         "--seeds",
         type=lambda text: {*map(int, text.split(","))},
         metavar="0,1,...",
         help="demo, own: only the runs of these seeds",
     )
-    parser.add_argument(
-        "--figure",
-        type=Path,
-        help="demo, own, compare, curves: where the figure goes "
-        "(default: in the folder of the runs)",
-    )
-    parser.add_argument(
-        "--readme",
-        type=Path,
-        help="demo, own: write tables between their markers in this file",
-    )
+    text = "demo, own, compare, curves: where the figure goes (default: in the folder of the runs)"
+    add("--figure", type=Path, help=text)
+    add("--readme", type=Path, help="demo, own: write tables between their markers in this file")
     return parser.parse_args(argv)
 
 

@@ -1,5 +1,6 @@
 """Tables in Markdown, blocks of pages, and figures."""
 
+import math
 import re
 import textwrap
 
@@ -38,18 +39,13 @@ def markdown(rows):
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
-def wrapped(text, width=100):
+def wrapped(text):
     """Break the lines of a Markdown text that are not rows of a table."""
-    lines = text.splitlines()
-    for i, line in enumerate(lines):
-        if not line.startswith("|"):
-            lines[i] = textwrap.fill(
-                line,
-                width,
-                subsequent_indent="  " if line.startswith("- ") else "",
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
+    wrapper = textwrap.TextWrapper(100, break_long_words=False, break_on_hyphens=False)
+    lines = []
+    for line in text.splitlines():
+        wrapper.subsequent_indent = "  " if line.startswith("- ") else ""
+        lines.append(line if line.startswith("|") else wrapper.fill(line))
     return "\n".join(lines)
 
 
@@ -65,10 +61,8 @@ def replace_block(path, name, text, check=False):
     if new == old:
         return
     if check:
-        raise UserError(
-            f"{path} differs from the runs after {begin}; to update it, repeat the command without "
-            "--check"
-        )
+        advice = "to update it, repeat the command without --check"
+        raise UserError(f"{path} differs from the runs after {begin}; {advice}")
     write(path, lambda file: file.write(new.encode()))
 
 
@@ -78,25 +72,21 @@ def draw(make, path):
     import matplotlib.pyplot as plt
 
     plt.switch_backend("Agg")
-    plt.rcParams.update(
-        {"font.size": 8, "axes.titlesize": 8, "lines.linewidth": 1, "text.parse_math": False}
-    )
+    sizes = {"font.size": 8, "axes.titlesize": 8, "lines.linewidth": 1}
+    plt.rcParams.update(sizes | {"text.parse_math": False})
     figure, title = make(plt)
-    entries = {
-        label: handle
-        for axis in figure.axes
-        for handle, label in zip(*axis.get_legend_handles_labels())
-    }
+    entries = {}
+    for axis in figure.axes:
+        handles, labels = axis.get_legend_handles_labels()
+        entries |= dict(zip(labels, handles))
     width, height = figure.get_size_inches()
     longest = max(map(len, entries), default=0)
     columns = min(5, max(1, int(14 * width / (8 + longest))))  # that fit side by side
-    figure.legend(
-        entries.values(), entries.keys(), loc="lower center", ncols=columns, frameon=False
-    )
+    look = dict(loc="lower center", ncols=columns, frameon=False)
+    figure.legend(entries.values(), entries.keys(), **look)
     figure.suptitle(title, fontsize=10)
-    figure.tight_layout(
-        rect=(0.01, (0.15 + 0.18 * -(-len(entries) // columns)) / height, 0.99, 0.98)
-    )
+    bottom = (0.15 + 0.18 * math.ceil(len(entries) / columns)) / height
+    figure.tight_layout(rect=(0.01, bottom, 0.99, 0.98))
     write(path, lambda file: figure.savefig(file, format=path.suffix[1:].lower(), dpi=150))
     plt.close(figure)
 
