@@ -52,8 +52,7 @@ LAYERS = (SPT, OTHER, "#009e73", "#cc79a7")  # of layers 1, 3, 5, 7
 
 
 def figure1(plt, cells):
-    """Draw Transformer, rotary Transformer and S4 on Long Range Arena, from scratch and after
-    SPT."""
+    """Draw Long Range Arena: both Transformers and S4, from scratch and after SPT."""
     figure, axes = plt.subplots(3, 1, figsize=(8, 7.5), sharex=True)
     for axis, pair in zip(axes, paper.PAIRS.values()):
         scores = [paper.ours(cells, *approach) for approach in pair]
@@ -64,8 +63,7 @@ def figure1(plt, cells):
 
 
 def figure2(plt, cells):
-    """Draw the initialisations: averages over the tasks of table 7 that all approaches with runs
-    have in common."""
+    """Draw the initialisations: averages over the tasks of table 7 that all have in common."""
     approaches = itertools.chain(*paper.INITIALISATIONS.values())
     approaches = [row for row in approaches if any(map(len, paper.ours(cells, *row).values()))]
     tasks, averages = paper.over_tasks(cells, *approaches)
@@ -84,8 +82,7 @@ def figure2(plt, cells):
 
 
 def figure3(plt, cells):
-    """Draw accuracy against the share of the training set, and the gain of SPT relative to training
-    from scratch."""
+    """Draw accuracy and the relative gain of SPT against the share of the training set."""
     figure, axes = plt.subplots(1, 2, figsize=(8.5, 3.8))
     for task, colour in (("image", SPT), ("text", OTHER)):
         scratch, spt, gains = paper.by_fraction(cells, task)
@@ -108,8 +105,7 @@ def figure3(plt, cells):
 
 
 def figure4(plt, cells):
-    """Draw max |K| over channels and directions against the lag, for odd layers: after SPT and at
-    HiPPO's start."""
+    """Draw max |K| against the lag for odd layers, after SPT and at HiPPO's start."""
     plt.rcParams["text.parse_math"] = True  # powers of ten along the axes
     figure, axes = plt.subplots(len(paper.KERNEL_TASKS), 1, figsize=(8, 10))
     for axis, task in zip(axes, paper.KERNEL_TASKS):
@@ -143,8 +139,7 @@ def curves_of(cells, task):
 
 
 def figure5(plt, cells):
-    """Draw validation curves of table 8's Transformers: denoising, and the downstream task with and
-    without SPT."""
+    """Draw validation of table 8's Transformers: denoising, and the task with and without SPT."""
     figure, axes = plt.subplots(2, 2, figsize=(9, 6))
     titles = {"image": "minus squared error", "text": "accuracy"}
     for (above, below), (task, score) in zip(axes.T, titles.items()):
@@ -165,36 +160,25 @@ def figure5(plt, cells):
 
 def draw_paper(number, cells, path, mini):
     """Draw a figure of the paper into a PNG file."""
-
-    def make(plt):
-        figure, title = FIGURES[number](plt, cells)
-        return figure, f"{title}\nmini: small models on short stand-in tasks" if mini else title
-
-    draw(make, path)
+    note = "\nmini: small models on short stand-in tasks" if mini else ""
+    draw(lambda plt: FIGURES[number](plt, cells), path, note)
 
 
 # ---- Output --------------------------------------------------------------------------------------
 
 
-def print_table(args):
-    """Print a table of the paper."""
-    number = chosen(args, paper.PAPER)
-    print(paper.table(paper.by_cell(load(args.runs), args.preset), number, args.preset == "mini"))
-
-
-def draw_figure(args):
-    """Draw a figure of the paper."""
-    number = chosen(args, FIGURES)
-    cells = paper.by_cell(load(args.runs), args.preset)
-    draw_paper(number, cells, args.out / f"figure{number}.png", args.preset == "mini")
-
-
-def chosen(args, numbers):
-    """Return the number of a table or figure, or raise UserError."""
+def table_or_figure(args):
+    """Print a table of the paper, or draw a figure of it."""
+    numbers = {"table": paper.PAPER, "figure": FIGURES}[args.command]
     if len(args.what) != 1 or args.what[0] not in map(str, numbers):
         choices = ", ".join(map(str, numbers))
         raise UserError(f"{args.command} {' '.join(args.what)}: choose from {choices}")
-    return int(args.what[0])
+    number = int(args.what[0])
+    cells, mini = paper.by_cell(load(args.runs), args.preset), args.preset == "mini"
+    if args.command == "table":
+        print(paper.table(cells, number, mini))
+    else:
+        draw_paper(number, cells, args.out / f"figure{number}.png", mini)
 
 
 def everything(args):
@@ -256,16 +240,15 @@ def readme(args):
         text = paper.claims(paper.by_cell(runs, preset))
         replace_block(ROOT / folder / "README.md", "results", text, args.check)
         paragraphs.append(
-            f"**{title}**: {provenance(rows_of(runs))}. [What they show]({folder}/README.md), "
+            f"**{title}**: {provenance(runs)}. [What they show]({folder}/README.md), "
             f"[every table]({folder}/tables.md)."
         )
     replace_block(ROOT / "README.md", "results", wrapped("<br>\n".join(paragraphs)), args.check)
 
 
 def status(args):
-    """Print how many runs below a folder are done, then one line per unfinished run: running, with
-    its last numbers and the time left; silent, if its log has not changed for long; stopped; or
-    failed, with the error."""
+    """Print how many runs below a folder are done, then a line per unfinished run: running, silent
+    (its log has not changed for long), stopped, or failed with its error."""
     where = args.what[0] if args.what else "runs"
     folders = [path.parent for path in sorted(Path(where).glob("**/log.jsonl"))]
     if not folders:
@@ -303,8 +286,8 @@ def state_of(folder):
 
 FIGURES = {1: figure1, 2: figure2, 3: figure3, 4: figure4, 5: figure5}
 COMMANDS = {
-    "table": print_table,
-    "figure": draw_figure,
+    "table": table_or_figure,
+    "figure": table_or_figure,
     "all": everything,
     "keep": keep,
     "readme": readme,
@@ -334,7 +317,7 @@ def command(argv):
     if args.runs is None:
         args.runs = Path("runs", folder)
         kept = ROOT / "results" / args.preset / "runs.jsonl"
-        reads_kept = not of_users and args.command != "keep"
+        reads_kept = args.command in ("table", "figure", "all")
         if reads_kept and kept.exists() and not args.runs.exists():
             args.runs = kept
     if args.out is None:

@@ -28,8 +28,7 @@ def write(path, save):
 
 
 def markdown(rows):
-    """Return a table in Markdown of rows, {title of the column: cell} each; '' if there are none.
-    The first row has all columns."""
+    """Return a table in Markdown of rows {column: cell}. The first row has all columns."""
     if not rows:
         return ""
     lines = []
@@ -50,8 +49,7 @@ def wrapped(text):
 
 
 def replace_block(path, name, text, check=False):
-    """Put text between <!-- name:begin --> and <!-- name:end --> of a Markdown file, or check that
-    it is there."""
+    """Put text between <!-- name:begin --> and <!-- name:end --> of a page, or check it."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     old = path.read_text(encoding="utf-8")
     block = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.S)
@@ -66,9 +64,8 @@ def replace_block(path, name, text, check=False):
     write(path, lambda file: file.write(new.encode()))
 
 
-def draw(make, path):
-    """Write the figure that make(plt) -> figure, title draws, with one legend that has each label
-    once."""
+def draw(make, path, note=""):
+    """Write the figure of make(plt) -> figure, title with one legend. note: ends the title."""
     import matplotlib.pyplot as plt
 
     plt.switch_backend("Agg")
@@ -84,7 +81,7 @@ def draw(make, path):
     columns = min(5, max(1, int(14 * width / (8 + longest))))  # that fit side by side
     look = dict(loc="lower center", ncols=columns, frameon=False)
     figure.legend(entries.values(), entries.keys(), **look)
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(title + note, fontsize=10)
     bottom = (0.15 + 0.18 * math.ceil(len(entries) / columns)) / height
     figure.tight_layout(rect=(0.01, bottom, 0.99, 0.98))
     write(path, lambda file: figure.savefig(file, format=path.suffix[1:].lower(), dpi=150))
@@ -122,8 +119,7 @@ def bar(axis, x, scores, colour, label):
 
 
 def dots(axis, lines, halves=None):
-    """Draw {line: {start: runs}}: one dot per seed, a bar at the mean. halves: {line: half of its
-    95 % interval}."""
+    """Draw {line: {start: runs}}: dots are seeds, bars means. halves: {line: of an interval}."""
     for y, (line, variants) in enumerate(lines.items()):
         starts = [start for start in LOOKS if start in variants]
         for i, start in enumerate(starts):

@@ -38,19 +38,15 @@ def cells_of(preset):
 
 
 def by_cell(runs, preset="paper"):
-    """Return {cell: its runs by seed} of a table of runs; a cell without runs has an empty table. A
-    run counts if it did exactly what an entry says; a warning counts the others."""
+    """Return {cell: its runs by seed}. Runs that no entry trains are left out, with a warning."""
     cells = cells_of(preset)
     arranged = defaultdict(lambda: NO_RUNS)
     for variant in by_variant(runs):
         if cell := cells.get(variant.variant.iloc[0]):
             arranged[cell] = variant
     if left_out := len(runs) - sum(map(len, arranged.values())):
-        print(
-            f"warning: {left_out} of {len(runs)} runs are left out: they differ from every entry "
-            "of a table; python analyze.py compare FOLDER shows them",
-            file=sys.stderr,
-        )
+        text = f"warning: {left_out} of {len(runs)} runs are left out: they differ from every entry"
+        print(f"{text}; python analyze.py compare FOLDER shows them", file=sys.stderr)
     return arranged
 
 
@@ -148,8 +144,7 @@ CHANCE = dict(listops=10, text=50, retrieval=50, image=10, pathfinder=50, pathx=
 
 
 def grid(number):
-    """Parse a table of the paper: {approach: {column: (cell, printed)}}, and {approach: the printed
-    average}."""
+    """Parse a table of the paper: {approach: {column: (cell, printed)}}, {approach: average}."""
     head, *lines = [line.split() for line in PAPER[number].splitlines()[1:]]
     rows, averages = {}, {}
     for line in lines:
@@ -172,15 +167,10 @@ def ours(cells, number, approach):
 
 
 def table(cells, number, mini=False):
-    """Return a table of the paper in Markdown: the grid, averages, gains, and where our numbers
-    come from."""
+    """Return a table of the paper in Markdown: paper and ours, averages, gains, provenance."""
     rows, printed_averages = grid(number)
-    scratch = {
-        (column, cell.model): cell
-        for row in rows.values()
-        for column, (cell, _) in row.items()
-        if cell.start == "scratch"
-    }
+    columns = [(column, cell) for row in rows.values() for column, (cell, _) in row.items()]
+    scratch = {(column, cell.model): cell for column, cell in columns if cell.start == "scratch"}
     scores, averages, gains, made = [], [], [], []
     for approach, row in rows.items():
         scores.append({"approach": approach})
@@ -188,9 +178,9 @@ def table(cells, number, mini=False):
         for column, (cell, printed) in row.items():
             runs = cells[cell]
             base = cells[scratch.get((column, cell.model))]
-            made += rows_of(runs)
+            made.append(runs)
             if cell.start == "spt":
-                made += rows_of(cells[cell._replace(start="pretrain")])
+                made.append(cells[cell._replace(start="pretrain")])
             digits = 3 if printed.startswith("0.") else 2  # R2 is printed with 3
             count = f" ({len(runs)})" if len(runs) else ""
             size = f" (mini: {MINI_SIZES[column]})" if mini and column in MINI_SIZES else ""
@@ -211,14 +201,13 @@ def table(cells, number, mini=False):
         markdown(scores),
         markdown(averages),
         markdown(gains),
-        f"{provenance(made)}." if made else "",
+        f"{provenance(*made)}." if any(map(len, made)) else "",
     ]
     return "\n\n".join(filter(None, parts))
 
 
 def our_average(cells, row):
-    """Return the average over the tasks that were run. PathX-256 never counts, as in the
-    literature."""
+    """Return the average over the tasks that were run, but for PathX-256."""
     columns = [cells[cell].score for column, (cell, _) in row.items() if column != "pathx256"]
     means = [mean_of(scores) for scores in columns if len(scores)]
     if not means:
@@ -257,8 +246,7 @@ def over_tasks(cells, *approaches):
 
 
 def beside(cells, pair, other_pair, labels):
-    """Return two differences of approaches, (before, after) each, then first minus second, with
-    these labels."""
+    """Return two differences of approaches, (before, after) each, and first minus second."""
     tasks, (before, after, other_before, other_after) = over_tasks(cells, *pair, *other_pair)
     if not len(before):
         return f"{labels[0]}, {labels[1]}: {NO_PAIR}"
@@ -291,8 +279,7 @@ def by_fraction(cells, task):
 
 
 def half_lags(cells, task):
-    """Return per layer the lag within which half of the kernel's sum lies, mean over seeds: at
-    start -> after SPT."""
+    """Return per layer the lag that halves the kernel's sum, mean over seeds: before -> after."""
     kernels = [*kernels_of(cells[Cell(task, "s4", "", "pretrain")]).values()]
     if not kernels:
         return f"{task}: {NO_PAIR}"
@@ -355,8 +342,7 @@ def claims(cells):
 
 
 def paper_numbers(cells, number, approach):
-    """Return {column: number} of a row as the paper prints it; {} for mini runs, whose tasks
-    differ."""
+    """Return {column: printed number} of a row; {} for mini runs, whose tasks differ."""
     if any(runs.task.str.endswith("_mini").any() for runs in cells.values()):
         return {}
     row = grid(number)[0][approach]
