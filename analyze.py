@@ -1,23 +1,17 @@
 """Make tables and figures from runs. Reads only files: result.json, log.jsonl and kernels.npz of
 run directories, or results/PRESET/runs.jsonl and kernels.npz, which `keep` makes from them.
 
-    python analyze.py all               the paper's tables and figures with ours, from runs/paper
-                                        into results/paper
-    python analyze.py all --preset mini the same at small scale, from runs/mini into results/mini
+    python analyze.py all               the paper's tables and figures with ours, into results/paper
+    python analyze.py all --preset mini the same at small scale, into results/mini
     python analyze.py table 2           one table in Markdown; `figure 1`: one figure
     python analyze.py keep              all runs as results/paper/runs.jsonl and kernels.npz
     python analyze.py keep demo         the runs in runs/demo as results/demo.jsonl
-    python analyze.py readme            write their results into README.md and
-                                        results/PRESET/README.md; --check
-    python analyze.py compare runs/a runs/b
-                                        any runs: one row per setting, with gains and intervals;
-                                        a figure
+    python analyze.py readme            write results into README.md and results/PRESET; --check
+    python analyze.py compare runs/a    any runs: one row per setting, with gains; a figure
     python analyze.py demo              the demo's table (Markdown) and figure, from runs/demo
     python analyze.py own runs/own      your data: SPT and joint training against scratch
-                                        (run_all.sh own)
     python analyze.py curves RUN...     loss, score, learning rate over steps and minutes
-    python analyze.py status runs/demo  which runs are done, running (with the time left), stopped
-                                        or failed
+    python analyze.py status runs/demo  which runs are done, running (time left), stopped or failed
 
 A cell is the mean ± standard deviation over seeds of the test accuracy at the checkpoint that
 validation chose. Gains have 95 % intervals over seeds and test examples (compare/statistics.py).
@@ -343,24 +337,18 @@ def parsed(argv):
     text = "number of the table or figure; compare, curves, own, status: folders; demo, keep: a "
     add("what", nargs="*", help=f"{text}demo of run_all.sh")
     add("--preset", choices=("paper", "mini"), default="paper", help="see run_all.sh")
-    text = "folder of runs or runs.jsonl (default: runs/PRESET, else kept runs)"
-    add("--runs", type=Path, help=text)
+    add(
+        "--runs", type=Path, help="folder of runs or runs.jsonl (default: runs/PRESET or kept runs)"
+    )
     add("--out", type=Path, help="folder for the output (default: results/PRESET)")
-    text = "readme: write nothing; fail if a page is out of date"
-    add("--check", action="store_true", help=text)
+    add("--check", action="store_true", help="readme: write nothing; fail if a page is out of date")
     either = parser.add_mutually_exclusive_group().add_argument
     text = "compare: what gains are over (default: scratch)"
     either("--baseline", metavar="NAME=VALUE,...", help=text)
-    text = "compare: test scores only of settings that validation chose"
-    either("--select", choices=["val"], help=text)
-    text = "compare: pool seeds trained by different code"
-    add("--any-code", action="store_true", help=text)
-    add(
-        "--seeds",
-        type=lambda text: {*map(int, text.split(","))},
-        metavar="0,1,...",
-        help="demo, own: only the runs of these seeds",
-    )
+    either("--select", choices=["val"], help="compare: test scores only of what validation chose")
+    add("--any-code", action="store_true", help="compare: pool seeds trained by different code")
+    text = "demo, own: only the runs of these seeds"
+    add("--seeds", type=lambda text: {*map(int, text.split(","))}, metavar="0,1,...", help=text)
     text = "demo, own, compare, curves: where the figure goes (default: in the folder of the runs)"
     add("--figure", type=Path, help=text)
     add("--readme", type=Path, help="demo, own: write tables between their markers in this file")

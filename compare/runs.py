@@ -179,8 +179,7 @@ def examples_of(record, kind, predictions, balanced=False):
     n = record.get("test_examples")
     if kind != "class" or not n:
         return None if predictions is None else [predictions]
-    right = [round(record["test_accuracy"] * n)]
-    counts = record.get("counts") or dict(labels=[n], right=right)
+    counts = record.get("counts") or dict(labels=[n], right=[round(record["test_accuracy"] * n)])
     if predictions is None:
         pairs = zip(counts["labels"], counts["right"])
         predictions = np.concatenate([np.arange(size) < right for size, right in pairs])
