@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from compare.comparisons import constant_of, in_words, trivial
-from compare.runs import evaluations, rows_of, validation_field
+from compare.runs import evaluations, firsts_of, rows_of, validation_field
 from compare.statistics import gain, half_width, half_width_of_test, mean_of, t_interval
 from tasks import declared
 
@@ -233,7 +233,7 @@ def denoised(comparison):
 def denoising_error(runs):
     """Return the mean validation score of the pretraining of runs, if `interpolated` of baseline.py
     is its like: minus the squared error, hidden as the task says. Else None."""
-    records = [first.record for first in runs["first"]]
+    records = [first.record for first in firsts_of(runs)]
     scores = [
         record["val_score"]
         for record in records
@@ -241,7 +241,7 @@ def denoising_error(runs):
         and "mask" not in record["changed"]
         and record.get("score_is") == "minus squared error on predicted samples"
     ]
-    return sum(scores) / len(scores) if 0 < len(scores) == len(records) else None
+    return sum(scores) / len(scores) if 0 < len(scores) == len(runs) else None
 
 
 # ---- 5. Unfinished training ----------------------------------------------------------------------
