@@ -233,10 +233,9 @@ def denoised(comparison):
 def denoising_error(runs):
     """Return the mean validation score of the pretraining of runs, if `interpolated` of baseline.py
     is its like: minus the squared error, hidden as the task says. Else None."""
-    records = [first.record for first in firsts_of(runs)]
     scores = [
         record["val_score"]
-        for record in records
+        for record in (first.record for first in firsts_of(runs))
         if record["objective"] == "masked"
         and "mask" not in record["changed"]
         and record.get("score_is") == "minus squared error on predicted samples"
