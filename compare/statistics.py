@@ -94,8 +94,8 @@ def half_width_of_test(*variants):
             parts.append(of_class(np.array(added[0]), before, unit))
         else:  # as if they erred independently
             for side in added:
-                alone = [of_class(values[None], [], unit) for values in side]
-                parts.append(np.mean(alone, 0))
+                separate = [of_class(values[None], [], unit) for values in side]
+                parts.append(np.mean(separate, 0))
     return units(kind) / len(runs[0]) * t_interval(*parts)
 
 
