@@ -136,8 +136,10 @@ MINI_NOTE = (
 # Columns that are not named after a task, and the fields of their cells.
 COLUMNS = {size: dict(task="image", word=size) for size in MINI_SIZES}
 COLUMNS |= {"3m": dict(task="image"), "sc_causal": dict(task="sc", word="causal")}
-for task, model in itertools.product(("image", "text"), ("rotary", "s4")):
-    COLUMNS[f"{task}_{model}"] = dict(task=task, model=model)
+COLUMNS |= {
+    f"{task}_{model}": dict(task=task, model=model)
+    for task, model in itertools.product(("image", "text"), ("rotary", "s4"))
+}
 
 # Accuracy by chance in percent.
 CHANCE = dict(listops=10, text=50, retrieval=50, image=10, pathfinder=50, pathx=50, pathx256=50)
