@@ -1,23 +1,17 @@
 """Make tables and figures from runs. Reads only files: result.json, log.jsonl and kernels.npz of
 run directories, or results/PRESET/runs.jsonl and kernels.npz, which `keep` makes from them.
 
-    python analyze.py all               the paper's tables and figures with ours, from runs/paper
-                                        into results/paper
-    python analyze.py all --preset mini the same at small scale, from runs/mini into results/mini
+    python analyze.py all               the paper's tables and figures with ours, into results/paper
+    python analyze.py all --preset mini the same at small scale, into results/mini
     python analyze.py table 2           one table in Markdown; `figure 1`: one figure
     python analyze.py keep              all runs as results/paper/runs.jsonl and kernels.npz
     python analyze.py keep demo         the runs in runs/demo as results/demo.jsonl
-    python analyze.py readme            write their results into README.md and
-                                        results/PRESET/README.md; --check
-    python analyze.py compare runs/a runs/b
-                                        any runs: one row per setting, with gains and intervals;
-                                        a figure
+    python analyze.py readme            write results into README.md and results/PRESET; --check
+    python analyze.py compare runs/a    any runs: one row per setting, with gains; a figure
     python analyze.py demo              the demo's table (Markdown) and figure, from runs/demo
     python analyze.py own runs/own      your data: SPT and joint training against scratch
-                                        (run_all.sh own)
     python analyze.py curves RUN...     loss, score, learning rate over steps and minutes
-    python analyze.py status runs/demo  which runs are done, running (with the time left), stopped
-                                        or failed
+    python analyze.py status runs/demo  which runs are done, running (time left), stopped or failed
 
 A cell is the mean ± standard deviation over seeds of the test accuracy at the checkpoint that
 validation chose. Gains have 95 % intervals over seeds and test examples (compare/statistics.py).
@@ -25,6 +19,7 @@ The paper's claims and figure 3 show seeds only: Student's t, and differences pa
 
 # first: no traceback if Ctrl-C comes while importing
 import argparse
+import itertools
 import json
 import math
 import sys
@@ -33,25 +28,9 @@ from pathlib import Path
 
 import numpy as np
 
+from compare import paper
 from compare.curves import curves
 from compare.drawing import OTHER, SCRATCH, SPT, bars, draw, replace_block, wrapped, write
-from compare.paper import (
-    CHANCE,
-    INITIALISATIONS,
-    KERNEL_TASKS,
-    MINI_NOTE,
-    PAIRS,
-    PAPER,
-    Cell,
-    by_cell,
-    by_fraction,
-    claims,
-    kernels_of,
-    ours,
-    over_tasks,
-    paper_numbers,
-    table,
-)
 from compare.report import report
 from compare.runs import evaluations, load, provenance, rows_of
 from compare.settings import compare
@@ -67,51 +46,40 @@ LAYERS = (SPT, OTHER, "#009e73", "#cc79a7")  # of layers 1, 3, 5, 7
 
 
 def figure1(plt, cells):
-    """Draw Transformer, rotary Transformer and S4 on Long Range Arena, from scratch and after
-    SPT."""
+    """Draw Long Range Arena: both Transformers and S4, from scratch and after SPT."""
     figure, axes = plt.subplots(3, 1, figsize=(8, 7.5), sharex=True)
-    for axis, pair in zip(axes, PAIRS.values()):
-        bars(
-            axis,
-            CHANCE,
-            [ours(cells, *approach) for approach in pair],
-            CHANCE,
-            [paper_numbers(cells, *approach) for approach in pair],
-        )
+    for axis, pair in zip(axes, paper.PAIRS.values()):
+        scores = [paper.ours(cells, *approach) for approach in pair]
+        printed = [paper.paper_numbers(cells, *approach) for approach in pair]
+        bars(axis, paper.CHANCE, scores, paper.CHANCE, printed)
         axis.set_title(pair[0][1])
     return figure, "Figure 1: Long Range Arena"
 
 
 def figure2(plt, cells):
-    """Draw the initialisations: averages over the tasks of table 7 that all approaches with runs
-    have in common."""
-    approaches = [
-        approach
-        for pair in INITIALISATIONS.values()
-        for approach in pair
-        if any(map(len, ours(cells, *approach).values()))
-    ]
-    tasks, averages = over_tasks(cells, *approaches)
-    ours_of = dict(zip(approaches, averages))
-    variants, papers = ({}, {}), ({}, {})
-    for name, pair in INITIALISATIONS.items():
-        for approach, variant, paper in zip(pair, variants, papers):
-            variant[name] = ours_of.get(approach, ())
-            numbers = paper_numbers(cells, *approach)
-            if numbers and len(variant[name]):
-                paper[name] = np.mean([numbers[task] for task in tasks])
+    """Draw the initialisations: averages over the tasks of table 7 that all have in common."""
+    approaches = itertools.chain(*paper.INITIALISATIONS.values())
+    approaches = [row for row in approaches if any(map(len, paper.ours(cells, *row).values()))]
+    tasks, averages = paper.over_tasks(cells, *approaches)
+    scores_of = dict(zip(approaches, averages))
+    scores, printed = ({}, {}), ({}, {})
+    for name, pair in paper.INITIALISATIONS.items():
+        for i, approach in enumerate(pair):
+            scores[i][name] = scores_of.get(approach, ())
+            numbers = paper.paper_numbers(cells, *approach)
+            if numbers and len(scores[i][name]):
+                printed[i][name] = np.mean([numbers[task] for task in tasks])
     figure, axis = plt.subplots(figsize=(7, 3.8))
-    bars(axis, INITIALISATIONS, variants, {}, papers)
+    bars(axis, paper.INITIALISATIONS, scores, {}, printed)
     common = ", ".join(tasks) or "no task: none is common to all"
     return figure, f"Figure 2: initialisations, average of {common}"
 
 
 def figure3(plt, cells):
-    """Draw accuracy against the share of the training set, and the gain of SPT relative to training
-    from scratch."""
+    """Draw accuracy and the relative gain of SPT against the share of the training set."""
     figure, axes = plt.subplots(1, 2, figsize=(8.5, 3.8))
     for task, colour in (("image", SPT), ("text", OTHER)):
-        scratch, spt, gains = by_fraction(cells, task)
+        scratch, spt, gains = paper.by_fraction(cells, task)
         for axis, by_share, style, label in (
             (axes[0], scratch, "--", f"{task}, from scratch"),
             (axes[0], spt, "-", f"{task}, SPT"),
@@ -131,13 +99,12 @@ def figure3(plt, cells):
 
 
 def figure4(plt, cells):
-    """Draw max |K| over channels and directions against the lag, for odd layers: after SPT and at
-    HiPPO's start."""
+    """Draw max |K| against the lag for odd layers, after SPT and at HiPPO's start."""
     plt.rcParams["text.parse_math"] = True  # powers of ten along the axes
-    figure, axes = plt.subplots(len(KERNEL_TASKS), 1, figsize=(8, 10))
-    for axis, task in zip(axes, KERNEL_TASKS):
-        runs = cells[Cell(task, "s4", "", "pretrain")]
-        name, kernels = next(iter(kernels_of(runs).items()), ("not run", None))
+    figure, axes = plt.subplots(len(paper.KERNEL_TASKS), 1, figsize=(8, 10))
+    for axis, task in zip(axes, paper.KERNEL_TASKS):
+        runs = cells[paper.Cell(task, "s4", "", "pretrain")]
+        name, kernels = next(iter(paper.kernels_of(runs).items()), ("not run", None))
         axis.set(title=f"{task}: {name}", xscale="log", yscale="log", ylabel="max |K|")
         if kernels is None:
             continue
@@ -162,12 +129,11 @@ CURVES = {
 def curves_of(cells, task):
     """Return {start: runs by seed} of table 8's rotary Transformer for figure 5."""
     words = {start: word for start, (word, _, _) in CURVES.items()}
-    return {start: cells[Cell(task, "rotary", word, start)] for start, word in words.items()}
+    return {start: cells[paper.Cell(task, "rotary", word, start)] for start, word in words.items()}
 
 
 def figure5(plt, cells):
-    """Draw validation curves of table 8's Transformers: denoising, and the downstream task with and
-    without SPT."""
+    """Draw validation of table 8's Transformers: denoising, and the task with and without SPT."""
     figure, axes = plt.subplots(2, 2, figsize=(9, 6))
     titles = {"image": "minus squared error", "text": "accuracy"}
     for (above, below), (task, score) in zip(axes.T, titles.items()):
@@ -188,44 +154,33 @@ def figure5(plt, cells):
 
 def draw_paper(number, cells, path, mini):
     """Draw a figure of the paper into a PNG file."""
-
-    def make(plt):
-        figure, title = FIGURES[number](plt, cells)
-        return figure, f"{title}\nmini: small models on short stand-in tasks" if mini else title
-
-    draw(make, path)
+    note = "\nmini: small models on short stand-in tasks" if mini else ""
+    draw(lambda plt: FIGURES[number](plt, cells), path, note)
 
 
 # ---- Output --------------------------------------------------------------------------------------
 
 
-def print_table(args):
-    """Print a table of the paper."""
-    number = chosen(args, PAPER)
-    print(table(by_cell(load(args.runs), args.preset), number, args.preset == "mini"))
-
-
-def draw_figure(args):
-    """Draw a figure of the paper."""
-    number = chosen(args, FIGURES)
-    cells = by_cell(load(args.runs), args.preset)
-    draw_paper(number, cells, args.out / f"figure{number}.png", args.preset == "mini")
-
-
-def chosen(args, numbers):
-    """Return the number of a table or figure, or raise UserError."""
+def table_or_figure(args):
+    """Print a table of the paper, or draw a figure of it."""
+    numbers = {"table": paper.PAPER, "figure": FIGURES}[args.command]
     if len(args.what) != 1 or args.what[0] not in map(str, numbers):
         choices = ", ".join(map(str, numbers))
         raise UserError(f"{args.command} {' '.join(args.what)}: choose from {choices}")
-    return int(args.what[0])
+    number = int(args.what[0])
+    cells, mini = paper.by_cell(load(args.runs), args.preset), args.preset == "mini"
+    if args.command == "table":
+        print(paper.table(cells, number, mini))
+    else:
+        draw_paper(number, cells, args.out / f"figure{number}.png", mini)
 
 
 def everything(args):
     """Write the claims and every table into one Markdown file, and draw every figure beside it."""
-    cells, mini = by_cell(load(args.runs), args.preset), args.preset == "mini"
-    note = f", mini\n\n{MINI_NOTE}" if mini else ""
-    tables = [table(cells, number, mini) for number in PAPER]
-    text = "\n\n".join([f"### The paper's claims{note}\n\n{claims(cells)}", *tables])
+    cells, mini = paper.by_cell(load(args.runs), args.preset), args.preset == "mini"
+    note = f", mini\n\n{paper.MINI_NOTE}" if mini else ""
+    tables = [paper.table(cells, number, mini) for number in paper.PAPER]
+    text = "\n\n".join([f"### The paper's claims{note}\n\n{paper.claims(cells)}", *tables])
     write(args.out / "tables.md", lambda file: file.write(f"{text}\n".encode()))
     for number in FIGURES:
         draw_paper(number, cells, args.out / f"figure{number}.png", mini)
@@ -240,12 +195,12 @@ def keep(args):
         evaluated = {run.place for run in rows_of(runs) if run.start != "pretrain"}
         write_records(args.out / f"{args.what[0]}.jsonl", runs, evaluated)
         return
-    cells = by_cell(runs, args.preset)
+    cells = paper.by_cell(runs, args.preset)
     evaluated, kernels = set(), {}
-    for task in KERNEL_TASKS:
+    for task in paper.KERNEL_TASKS:
         for variant in curves_of(cells, task).values():
             evaluated |= {*variant.place}
-        for run in rows_of(cells[Cell(task, "s4", "", "pretrain")]):
+        for run in rows_of(cells[paper.Cell(task, "s4", "", "pretrain")]):
             path = run.folder / "kernels.npz"
             damage = reading(f"{path} is missing or damaged", "make the run again")
             with damage, np.load(path) as arrays:
@@ -276,20 +231,18 @@ def readme(args):
             paragraphs.append(f"**{title}**: no runs are kept here yet.")
             continue
         runs = load(kept)
-        replace_block(
-            ROOT / folder / "README.md", "results", claims(by_cell(runs, preset)), args.check
-        )
+        text = paper.claims(paper.by_cell(runs, preset))
+        replace_block(ROOT / folder / "README.md", "results", text, args.check)
         paragraphs.append(
-            f"**{title}**: {provenance(rows_of(runs))}. [What they show]({folder}/README.md), "
+            f"**{title}**: {provenance(runs)}. [What they show]({folder}/README.md), "
             f"[every table]({folder}/tables.md)."
         )
     replace_block(ROOT / "README.md", "results", wrapped("<br>\n".join(paragraphs)), args.check)
 
 
 def status(args):
-    """Print how many runs below a folder are done, then one line per unfinished run: running, with
-    its last numbers and the time left; silent, if its log has not changed for long; stopped; or
-    failed, with the error."""
+    """Print how many runs below a folder are done, then a line per unfinished run: running, silent
+    (its log has not changed for long), stopped, or failed with its error."""
     where = args.what[0] if args.what else "runs"
     folders = [path.parent for path in sorted(Path(where).glob("**/log.jsonl"))]
     if not folders:
@@ -311,28 +264,24 @@ def state_of(folder):
     if last.get("kind") == "stop":
         how = "the same command with --resume continues"
         return f"stopped  {folder.name}: {last['text']} of {total}; {how}"
-    seconds_per_step = last.get("ms_per_step", 0) / 1000
-    numbers = [
-        f"{name} {value:.3f}"
-        for name, value in last.items()
-        if name == "loss" or name.startswith("val_")
-    ]
-    text = " ".join([f"{folder.name}: {step}/{total}", *numbers])
-    silent = time.time() - (folder / "log.jsonl").stat().st_mtime
-    # ten minutes, and 1,000 steps: ten lines of the log
-    if silent > 600 + 1000 * seconds_per_step:
-        return f"silent   {text} for {silent / 60:.0f} minutes"
-    if not seconds_per_step:
+    minutes_per_step = last.get("ms_per_step", 0) / 60_000
+    scores = {name: last[name] for name in last if name == "loss" or name.startswith("val_")}
+    numbers = "".join(f" {name} {value:.3f}" for name, value in scores.items())
+    text = f"{folder.name}: {step}/{total}{numbers}"
+    silent = (time.time() - (folder / "log.jsonl").stat().st_mtime) / 60
+    if silent > 10 + 1000 * minutes_per_step:  # 1,000 steps: ten lines of the log
+        return f"silent   {text} for {silent:.0f} minutes"
+    if not minutes_per_step:
         return f"running  {text}"
-    return f"running  {text}, {seconds_per_step * (total - step) / 60:.0f} minutes left"
+    return f"running  {text}, {minutes_per_step * (total - step):.0f} minutes left"
 
 
 # ---- Commands ------------------------------------------------------------------------------------
 
 FIGURES = {1: figure1, 2: figure2, 3: figure3, 4: figure4, 5: figure5}
 COMMANDS = {
-    "table": print_table,
-    "figure": draw_figure,
+    "table": table_or_figure,
+    "figure": table_or_figure,
     "all": everything,
     "keep": keep,
     "readme": readme,
@@ -362,7 +311,7 @@ def command(argv):
     if args.runs is None:
         args.runs = Path("runs", folder)
         kept = ROOT / "results" / args.preset / "runs.jsonl"
-        reads_kept = not of_users and args.command != "keep"
+        reads_kept = args.command in ("table", "figure", "all")
         if reads_kept and kept.exists() and not args.runs.exists():
             args.runs = kept
     if args.out is None:
@@ -383,55 +332,26 @@ def parsed(argv):
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=COMMANDS)
-    parser.add_argument(
-        "what",
-        nargs="*",
-        help="number of the table or figure; compare, curves, own, status: "
-        "folders; demo, keep: a demo of run_all.sh",
+    add = parser.add_argument
+    add("command", choices=COMMANDS)
+    text = "number of the table or figure; compare, curves, own, status: folders; demo, keep: a "
+    add("what", nargs="*", help=f"{text}demo of run_all.sh")
+    add("--preset", choices=("paper", "mini"), default="paper", help="see run_all.sh")
+    add(
+        "--runs", type=Path, help="folder of runs or runs.jsonl (default: runs/PRESET or kept runs)"
     )
-    parser.add_argument(
-        "--preset", choices=("paper", "mini"), default="paper", help="see run_all.sh"
-    )
-    parser.add_argument(
-        "--runs",
-        type=Path,
-        help="folder of runs or runs.jsonl (default: runs/PRESET, else kept runs)",
-    )
-    parser.add_argument("--out", type=Path, help="folder for the output (default: results/PRESET)")
-    parser.add_argument(
-        "--check", action="store_true", help="readme: write nothing; fail if a page is out of date"
-    )
-    parser.add_argument(
-        "--baseline",
-        metavar="NAME=VALUE,...",
-        help="compare: what gains are over (default: scratch)",
-    )
-    parser.add_argument(
-        "--select",
-        choices=["val"],
-        help="compare: test scores only of settings that validation chose",
-    )
-    parser.add_argument(
-        "--any-code", action="store_true", help="compare: pool seeds trained by different code"
-    )
-    parser.add_argument(
-        "--seeds",
-        type=lambda text: {*map(int, text.split(","))},
-        metavar="0,1,...",
-        help="demo, own: only the runs of these seeds",
-    )
-    parser.add_argument(
-        "--figure",
-        type=Path,
-        help="demo, own, compare, curves: where the figure goes "
-        "(default: in the folder of the runs)",
-    )
-    parser.add_argument(
-        "--readme",
-        type=Path,
-        help="demo, own: write tables between their markers in this file",
-    )
+    add("--out", type=Path, help="folder for the output (default: results/PRESET)")
+    add("--check", action="store_true", help="readme: write nothing; fail if a page is out of date")
+    either = parser.add_mutually_exclusive_group().add_argument
+    text = "compare: what gains are over (default: scratch)"
+    either("--baseline", metavar="NAME=VALUE,...", help=text)
+    either("--select", choices=["val"], help="compare: test scores only of what validation chose")
+    add("--any-code", action="store_true", help="compare: pool seeds trained by different code")
+    text = "demo, own: only the runs of these seeds"
+    add("--seeds", type=lambda text: {*map(int, text.split(","))}, metavar="0,1,...", help=text)
+    text = "demo, own, compare, curves: where the figure goes (default: in the folder of the runs)"
+    add("--figure", type=Path, help=text)
+    add("--readme", type=Path, help="demo, own: write tables between their markers in this file")
     return parser.parse_args(argv)
 
 

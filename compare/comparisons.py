@@ -13,15 +13,7 @@ import numpy as np
 import pandas
 
 from compare.drawing import LOOKS
-from compare.runs import (
-    Run,
-    by_variant,
-    examples_of,
-    identity,
-    rows_of,
-    units,
-    with_pretraining,
-)
+from compare.runs import Run, by_variant, examples_of, identity, rows_of, units, with_pretraining
 from compare.settings import shown
 from engine.targets import KINDS, UNEQUAL
 from experiments import entries
@@ -76,10 +68,6 @@ class Comparison(NamedTuple):
         return 3 if self.r2 else 1
 
     @property
-    def unit(self):
-        return "R2" if self.r2 else "points"
-
-    @property
     def test_examples(self):
         return self.runs.record.iloc[0]["test_examples"]
 
@@ -92,7 +80,7 @@ def comparisons(runs, entry=()):
     """Arrange a table of runs -> {Key: Comparison}. entry: rows whose runs are named by their model
     only, and stand first in their order."""
     names = {identity(record(run)): row.model for row in entry for run in trained(row)}
-    order = [*dict.fromkeys(row.model for row in entry)]
+    order = [row.model for row in entry]
     tables = defaultdict(dict)
     linear = {}
     for variant in by_variant(with_pretraining(runs)):
@@ -105,8 +93,7 @@ def comparisons(runs, entry=()):
             tables[key][line, start] = variant
     arranged = {}
     for key, variants in tables.items():
-        lines = dict.fromkeys(line for line, _ in variants)
-        lines = sorted(lines, key=lambda line: order.index(line) if line in order else len(order))
+        lines = dict.fromkeys([*order, *(line for line, _ in variants)])
         by_line = {name: variants[name] for line in lines for name in variants if name[0] == line}
         arranged[key] = compared(by_line, linear.get((key.task, key.share)))
     return arranged
@@ -133,8 +120,7 @@ def position_of(run):
 
 
 def compared(variants, linear):
-    """Return the Comparison of variants. If classes are unequal, scores become balanced accuracies,
-    if all runs have them."""
+    """Return the Comparison of variants, by balanced accuracy if classes are unequal."""
     tables = [*variants.values()] if linear is None else [*variants.values(), linear]
     records = [result for table in tables for result in table.record]
     counts = [result["counts"]["labels"] for result in records if result.get("counts")]
@@ -149,8 +135,7 @@ def compared(variants, linear):
 
 
 def with_scores(runs, balanced):
-    """Return runs with their macro F1 as a column. balanced: their score becomes balanced accuracy,
-    and accuracy another column."""
+    """Return runs with macro F1 as a column. balanced: balanced accuracy becomes their score."""
     runs = runs.assign(**{"macro F1": [macro_f1_of(run) for run in rows_of(runs)]})
     if not balanced:
         return runs.assign(accuracy=np.nan)
@@ -183,13 +168,10 @@ def macro_f1(counts):
 
 
 def further(comparison):
-    """Return the scores that all runs of a table have besides the one that decides it: accuracy,
-    macro F1."""
+    """Return the names of the scores that all runs have besides the one that decides."""
     if comparison.r2:
         return []
-    runs = comparison.runs
-    if comparison.linear is not None:
-        runs = pandas.concat([runs, comparison.linear])
+    runs = pandas.concat([comparison.runs, comparison.linear])
     return [name for name in ("accuracy", "macro F1") if runs[name].notna().all()]
 
 
@@ -203,21 +185,16 @@ def trivial(comparison):
 
 
 def constant_of(comparison):
-    """Return the score of the trivial baseline, by baseline.py."""
+    """Return the scores of the trivial baseline, by baseline.py, as a row of a table."""
     run = rows_of(comparison.linear)[0]
+    share = run.record.get("constant_accuracy", 0)
+    classes = len(recalls(run.record)) if run.record.get("counts") else 1
+    # The majority class has precision `share` and recall 1; the other classes have F1 of 0.
+    f1 = run.record.get("constant_macro_f1", 2 * share / (1 + share) / classes)
+    score = units(run.kind) * run.record[f"constant_{KINDS[run.kind].score}"]
     if comparison.score == "balanced accuracy":
-        return 100 / len(recalls(run.record))
-    return units(run.kind) * run.record[f"constant_{KINDS[run.kind].score}"]
-
-
-def further_of_constant(comparison):
-    """Return the other scores of the trivial baseline, as `further` names them."""
-    result = comparison.linear.record.iloc[0]
-    share = result.get("constant_accuracy", 0)
-    classes = len(recalls(result)) if result.get("counts") else 1
-    # of several labels
-    f1 = result.get("constant_macro_f1", 2 * share / (1 + share) / classes)
-    return {"accuracy": 100 * share, "macro F1": 100 * f1}
+        score = 100 / classes
+    return pandas.DataFrame([{"score": score, "accuracy": 100 * share, "macro F1": 100 * f1}])
 
 
 def in_words(variant):

@@ -19,7 +19,9 @@ def curves_of(folder):
     """Return {panel: [(line style, steps, minutes, values)]} of a run."""
     panels = {name: [] for name in PANELS}
     records = [record for record in read_log(folder) if record.get("kind") in ("train", "eval")]
-    score = score_in(records)
+    fields = [name for record in records for name in record if name.startswith("val_")]
+    scores = [name for name in fields if name != "val_loss"]
+    score = scores[-1] if scores else None  # which chooses checkpoints is recorded last
     parts = sorted({name for record in records for name in record if name.startswith("loss_")})
     lines = [
         ("loss", "train", "loss", "-"),
@@ -38,38 +40,22 @@ def curves_of(folder):
     return panels
 
 
-def score_in(records):
-    """Return the name of the score that chooses checkpoints: the last that an evaluation has."""
-    for record in reversed(records):
-        for name in reversed(record):
-            if name.startswith("val_") and name != "val_loss":
-                return name
-    return None
-
-
 def curves(args):
     """Draw loss, score, learning rate and gradient norm of runs over steps and over minutes."""
     logs = [path for place in args.what for path in sorted(Path(place).glob("**/log.jsonl"))]
     if not logs:
-        raise UserError(
-            f"curves {' '.join(args.what)}: no run was started there; give folders of runs"
-        )
+        problem = f"curves {' '.join(args.what)}: no run was started there"
+        raise UserError(f"{problem}; give folders of runs")
     runs = {path.parent: curves_of(path.parent) for path in logs}
     draw(lambda plt: figure(plt, runs), args.figure)
 
 
 def figure(plt, runs):
     """Draw {folder: its `curves_of`}: a row per panel that has a line, over steps and minutes."""
-    labels = {
-        panel: label
-        for panel, label in PANELS.items()
-        if any(panels[panel] for panels in runs.values())
-    }
-    size = 9, 2.2 * len(labels)
-    picture, axes = plt.subplots(
-        len(labels), 2, figsize=size, sharex="col", sharey="row", squeeze=False
-    )
-    for (left, right), (panel, label) in zip(axes, labels.items()):
+    drawn = [panel for panel in PANELS if any(panels[panel] for panels in runs.values())]
+    look = dict(figsize=(9, 2.2 * len(drawn)), sharex="col", sharey="row")
+    picture, axes = plt.subplots(len(drawn), 2, squeeze=False, **look)
+    for (left, right), panel in zip(axes, drawn):
         for i, (folder, panels) in enumerate(runs.items()):
             colour = plt.cm.tab10(i) if len(runs) <= 10 else plt.cm.tab20(i % 20)
             for style, steps, minutes, values in panels[panel]:
@@ -77,7 +63,7 @@ def figure(plt, runs):
                 look["marker"] = "." if len(steps) < 3 else ""
                 left.plot(steps, values, **look)
                 right.plot(minutes, values, **look)
-        left.set_ylabel(label)
+        left.set_ylabel(PANELS[panel])
         if panel == "gradient_norm":
             left.set_yscale("log")
             low, high = left.get_ylim()

@@ -1,5 +1,6 @@
 """Tables in Markdown, blocks of pages, and figures."""
 
+import math
 import re
 import textwrap
 
@@ -27,8 +28,7 @@ def write(path, save):
 
 
 def markdown(rows):
-    """Return a table in Markdown of rows, {title of the column: cell} each; '' if there are none.
-    The first row has all columns."""
+    """Return a table in Markdown of rows {column: cell}. The first row has all columns."""
     if not rows:
         return ""
     lines = []
@@ -38,24 +38,18 @@ def markdown(rows):
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
-def wrapped(text, width=100):
+def wrapped(text):
     """Break the lines of a Markdown text that are not rows of a table."""
-    lines = text.splitlines()
-    for i, line in enumerate(lines):
-        if not line.startswith("|"):
-            lines[i] = textwrap.fill(
-                line,
-                width,
-                subsequent_indent="  " if line.startswith("- ") else "",
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
+    wrapper = textwrap.TextWrapper(100, break_long_words=False, break_on_hyphens=False)
+    lines = []
+    for line in text.splitlines():
+        wrapper.subsequent_indent = "  " if line.startswith("- ") else ""
+        lines.append(line if line.startswith("|") else wrapper.fill(line))
     return "\n".join(lines)
 
 
 def replace_block(path, name, text, check=False):
-    """Put text between <!-- name:begin --> and <!-- name:end --> of a Markdown file, or check that
-    it is there."""
+    """Put text between <!-- name:begin --> and <!-- name:end --> of a page, or check it."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     old = path.read_text(encoding="utf-8")
     block = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.S)
@@ -65,38 +59,31 @@ def replace_block(path, name, text, check=False):
     if new == old:
         return
     if check:
-        raise UserError(
-            f"{path} differs from the runs after {begin}; to update it, repeat the command without "
-            "--check"
-        )
+        advice = "to update it, repeat the command without --check"
+        raise UserError(f"{path} differs from the runs after {begin}; {advice}")
     write(path, lambda file: file.write(new.encode()))
 
 
-def draw(make, path):
-    """Write the figure that make(plt) -> figure, title draws, with one legend that has each label
-    once."""
+def draw(make, path, note=""):
+    """Write the figure of make(plt) -> figure, title with one legend. note: ends the title."""
     import matplotlib.pyplot as plt
 
     plt.switch_backend("Agg")
-    plt.rcParams.update(
-        {"font.size": 8, "axes.titlesize": 8, "lines.linewidth": 1, "text.parse_math": False}
-    )
+    sizes = {"font.size": 8, "axes.titlesize": 8, "lines.linewidth": 1}
+    plt.rcParams.update(sizes | {"text.parse_math": False})
     figure, title = make(plt)
-    entries = {
-        label: handle
-        for axis in figure.axes
-        for handle, label in zip(*axis.get_legend_handles_labels())
-    }
+    entries = {}
+    for axis in figure.axes:
+        handles, labels = axis.get_legend_handles_labels()
+        entries |= dict(zip(labels, handles))
     width, height = figure.get_size_inches()
     longest = max(map(len, entries), default=0)
     columns = min(5, max(1, int(14 * width / (8 + longest))))  # that fit side by side
-    figure.legend(
-        entries.values(), entries.keys(), loc="lower center", ncols=columns, frameon=False
-    )
-    figure.suptitle(title, fontsize=10)
-    figure.tight_layout(
-        rect=(0.01, (0.15 + 0.18 * -(-len(entries) // columns)) / height, 0.99, 0.98)
-    )
+    look = dict(loc="lower center", ncols=columns, frameon=False)
+    figure.legend(entries.values(), entries.keys(), **look)
+    figure.suptitle(title + note, fontsize=10)
+    bottom = (0.15 + 0.18 * math.ceil(len(entries) / columns)) / height
+    figure.tight_layout(rect=(0.01, bottom, 0.99, 0.98))
     write(path, lambda file: figure.savefig(file, format=path.suffix[1:].lower(), dpi=150))
     plt.close(figure)
 
@@ -132,8 +119,7 @@ def bar(axis, x, scores, colour, label):
 
 
 def dots(axis, lines, halves=None):
-    """Draw {line: {start: runs}}: one dot per seed, a bar at the mean. halves: {line: half of its
-    95 % interval}."""
+    """Draw {line: {start: runs}}: dots are seeds, bars means. halves: {line: of an interval}."""
     for y, (line, variants) in enumerate(lines.items()):
         starts = [start for start in LOOKS if start in variants]
         for i, start in enumerate(starts):

@@ -1,9 +1,10 @@
 """The paper's tables and claims, with our runs in their cells."""
 
 import functools
+import itertools
 import statistics
 import sys
-from collections import namedtuple
+from collections import defaultdict, namedtuple
 
 import numpy as np
 import pandas
@@ -36,25 +37,16 @@ def cells_of(preset):
     return cells
 
 
-class Cells(dict):
-    """{cell: its runs by seed}. A cell without runs has an empty table."""
-
-    def __missing__(self, cell):
-        return NO_RUNS
-
-
 def by_cell(runs, preset="paper"):
-    """Return the Cells of a table of runs. A run counts if it did exactly what an entry says; a
-    warning counts the others."""
+    """Return {cell: its runs by seed}. Runs that no entry trains are left out, with a warning."""
     cells = cells_of(preset)
-    variants = {variant.variant.iloc[0]: variant for variant in by_variant(runs)}
-    arranged = Cells({cells[key]: variants[key] for key in variants if key in cells})
+    arranged = defaultdict(lambda: NO_RUNS)
+    for variant in by_variant(runs):
+        if cell := cells.get(variant.variant.iloc[0]):
+            arranged[cell] = variant
     if left_out := len(runs) - sum(map(len, arranged.values())):
-        print(
-            f"warning: {left_out} of {len(runs)} runs are left out: they differ from every entry "
-            "of a table; python analyze.py compare FOLDER shows them",
-            file=sys.stderr,
-        )
+        text = f"warning: {left_out} of {len(runs)} runs are left out: they differ from every entry"
+        print(f"{text}; python analyze.py compare FOLDER shows them", file=sys.stderr)
     return arranged
 
 
@@ -142,33 +134,19 @@ MINI_NOTE = (
     "training per stage."
 )
 # Columns that are not named after a task, and the fields of their cells.
-COLUMNS = {
-    "sc_causal": dict(task="sc", word="causal"),
-    "3m": dict(task="image"),
-    **{size: dict(task="image", word=size) for size in MINI_SIZES if size != "3m"},
-    **{
-        f"{task}_{model}": dict(task=task, model=model)
-        for task in ("image", "text")
-        for model in ("rotary", "s4")
-    },
+COLUMNS = {size: dict(task="image", word=size) for size in MINI_SIZES}
+COLUMNS |= {"3m": dict(task="image"), "sc_causal": dict(task="sc", word="causal")}
+COLUMNS |= {
+    f"{task}_{model}": dict(task=task, model=model)
+    for task, model in itertools.product(("image", "text"), ("rotary", "s4"))
 }
-
 
 # Accuracy by chance in percent.
-CHANCE = {
-    "listops": 10,
-    "text": 50,
-    "retrieval": 50,
-    "image": 10,
-    "pathfinder": 50,
-    "pathx": 50,
-    "pathx256": 50,
-}
+CHANCE = dict(listops=10, text=50, retrieval=50, image=10, pathfinder=50, pathx=50, pathx256=50)
 
 
 def grid(number):
-    """Parse a table of the paper: {approach: {column: (cell, printed)}}, and {approach: the printed
-    average}."""
+    """Parse a table of the paper: {approach: {column: (cell, printed)}}, {approach: average}."""
     head, *lines = [line.split() for line in PAPER[number].splitlines()[1:]]
     rows, averages = {}, {}
     for line in lines:
@@ -191,15 +169,10 @@ def ours(cells, number, approach):
 
 
 def table(cells, number, mini=False):
-    """Return a table of the paper in Markdown: the grid, averages, gains, and where our numbers
-    come from."""
+    """Return a table of the paper in Markdown: paper and ours, averages, gains, provenance."""
     rows, printed_averages = grid(number)
-    scratch = {
-        (column, cell.model): cell
-        for row in rows.values()
-        for column, (cell, _) in row.items()
-        if cell.start == "scratch"
-    }
+    columns = [(column, cell) for row in rows.values() for column, (cell, _) in row.items()]
+    scratch = {(column, cell.model): cell for column, cell in columns if cell.start == "scratch"}
     scores, averages, gains, made = [], [], [], []
     for approach, row in rows.items():
         scores.append({"approach": approach})
@@ -207,9 +180,9 @@ def table(cells, number, mini=False):
         for column, (cell, printed) in row.items():
             runs = cells[cell]
             base = cells[scratch.get((column, cell.model))]
-            made += rows_of(runs)
+            made.append(runs)
             if cell.start == "spt":
-                made += rows_of(cells[cell._replace(start="pretrain")])
+                made.append(cells[cell._replace(start="pretrain")])
             digits = 3 if printed.startswith("0.") else 2  # R2 is printed with 3
             count = f" ({len(runs)})" if len(runs) else ""
             size = f" (mini: {MINI_SIZES[column]})" if mini and column in MINI_SIZES else ""
@@ -218,27 +191,25 @@ def table(cells, number, mini=False):
             gains[-1][column] = signed(gained.points, digits, gained.half)
         if cell.start != "spt":
             gains.pop()
-        if approach in printed_averages:
-            average = {"average in the paper": printed_averages[approach]}
-            averages.append({"approach": approach} | average | {"ours": our_average(cells, row)})
-    ours, title = ("mini", ", mini") if mini else ("ours", "")
+        if average := printed_averages.get(approach):
+            titles = "approach", "average in the paper", "ours"
+            averages.append(dict(zip(titles, (approach, average, our_average(cells, row)))))
     note = f"{MINI_NOTE} The paper's numbers, on the original tasks, are for orientation only."
     parts = [
-        f"### Table {number}{title}: {PAPER[number].splitlines()[0]}",
+        f"### Table {number}{', mini' if mini else ''}: {PAPER[number].splitlines()[0]}",
         note if mini else "",
-        f"Each cell: paper / {ours}, mean ± standard deviation (seeds). x: chance level, or too "
-        "long to train.",
+        f"Each cell: paper / {'mini' if mini else 'ours'}, mean ± standard deviation (seeds). x: "
+        "chance level, or too long to train.",
         markdown(scores),
         markdown(averages),
         markdown(gains),
-        f"{provenance(made)}." if made else "",
+        f"{provenance(*made)}." if any(map(len, made)) else "",
     ]
     return "\n\n".join(filter(None, parts))
 
 
 def our_average(cells, row):
-    """Return the average over the tasks that were run. PathX-256 never counts, as in the
-    literature."""
+    """Return the average over the tasks that were run, but for PathX-256."""
     columns = [cells[cell].score for column, (cell, _) in row.items() if column != "pathx256"]
     means = [mean_of(scores) for scores in columns if len(scores)]
     if not means:
@@ -249,6 +220,7 @@ def our_average(cells, row):
 # ---- The paper's claims, and what our runs measured for each -------------------------------------
 
 NO_PAIR = "no full runs to compare"
+TRANSFORMERS = "Transformer", "rotary"
 KERNEL_TASKS = ("image", "text", "pathx", "listops")
 # (table, approach) from scratch, the same after SPT.
 PAIRS = {
@@ -266,12 +238,9 @@ def over_tasks(cells, *approaches):
     """Average over the tasks and seeds that these approaches (table, name) have in common -> tasks,
     and averages by seed for each approach. PathX-256 does not count, as in the paper's averages."""
     rows = [ours(cells, *approach) for approach in approaches]
-    tasks = [
-        task
-        for task in CHANCE
-        if task != "pathx256" and rows and all(len(row.get(task, ())) for row in rows)
-    ]
-    if not tasks:
+    tasks = [task for task in CHANCE if all(len(row.get(task, ())) for row in rows)]
+    tasks = [task for task in tasks if task != "pathx256"]
+    if not rows or not tasks:
         return [], [pandas.Series(dtype=float)] * len(rows)
     columns = {(i, task): row[task] for i, row in enumerate(rows) for task in tasks}
     common = pandas.DataFrame(columns).dropna()  # (seeds, approaches x tasks)
@@ -279,15 +248,14 @@ def over_tasks(cells, *approaches):
 
 
 def beside(cells, pair, other_pair, labels):
-    """Return two differences of approaches, (before, after) each, then first minus second, with
-    these labels."""
+    """Return two differences of approaches, (before, after) each, and first minus second."""
     tasks, (before, after, other_before, other_after) = over_tasks(cells, *pair, *other_pair)
     if not len(before):
         return f"{labels[0]}, {labels[1]}: {NO_PAIR}"
     first = minus(after, before)
     second = minus(other_after, other_before)
-    differences = first, second, minus(first, second)
-    texts = [f"{label} {signed(points)}" for label, points in zip(labels, differences)]
+    differences = zip(labels, (first, second, minus(first, second)))
+    texts = [f"{label} {signed(points)}" for label, points in differences]
     return f"{', '.join(texts)}, over {len(tasks)} tasks"
 
 
@@ -298,36 +266,30 @@ def gap(cells, name, lower, upper):
 
 
 def by_fraction(cells, task):
-    """Return S4's values for figure 3: scores from scratch, scores after SPT, and the gain of SPT
-    in percent of the score from scratch. Each is {share of the training examples in percent: values
-    by seed}."""
+    """Return S4's scores from scratch, its scores after SPT, and the gain in percent of the score
+    from scratch (figure 3). Each is {share of the training examples in percent: values by seed}."""
     scratch, spt, gains = {}, {}, {}
     for fraction in entries.FRACTIONS:
-        share = 100 * fraction
         cell = Cell(task, "s4", f"data{fraction}", "scratch")
-        scratch[share] = cells[cell].score
-        spt[share] = cells[cell._replace(start="spt")].score
-        gains[share] = 100 * minus(spt[share], scratch[share]) / scratch[share]
-        gains[share] = gains[share].dropna()
-    return [
-        {share: values for share, values in by_share.items() if len(values)}
-        for by_share in (scratch, spt, gains)
-    ]
+        before = cells[cell].score
+        after = cells[cell._replace(start="spt")].score
+        relative = (100 * minus(after, before) / before).dropna()
+        for by_share, values in ((scratch, before), (spt, after), (gains, relative)):
+            if len(values):
+                by_share[100 * fraction] = values
+    return scratch, spt, gains
 
 
 def half_lags(cells, task):
-    """Return per layer the lag within which half of the kernel's sum lies, mean over seeds: at
-    start -> after SPT."""
-    all_kernels = [*kernels_of(cells[Cell(task, "s4", "", "pretrain")]).values()]
-    if not all_kernels:
+    """Return per layer the lag that halves the kernel's sum, mean over seeds: before -> after."""
+    kernels = [*kernels_of(cells[Cell(task, "s4", "", "pretrain")]).values()]
+    if not kernels:
         return f"{task}: {NO_PAIR}"
-    # (2, layers) each
-    lags = [
-        (kernels.cumsum(-1) < kernels.sum(-1, keepdims=True) / 2).sum(-1) for kernels in all_kernels
-    ]
-    before, after = (", ".join(f"{lag:.0f}" for lag in stage) for stage in np.mean(lags, 0))
-    length = all_kernels[0].shape[-1]
-    return f"{task} (length {length:,}): {before} -> {after} ({len(all_kernels)})"
+    kernels = np.array(kernels)  # (seeds, 2, layers, l)
+    half = kernels.sum(-1, keepdims=True) / 2
+    lags = (kernels.cumsum(-1) < half).sum(-1).mean(0)  # (2, layers)
+    before, after = (", ".join(f"{lag:.0f}" for lag in stage) for stage in lags)
+    return f"{task} (length {kernels.shape[-1]:,}): {before} -> {after} ({len(kernels)})"
 
 
 def of_fractions(cells, task):
@@ -347,21 +309,19 @@ def of_budgets(cells, column):
 
 def claims(cells):
     """Return the paper's seven claims with what our runs measured, in Markdown."""
-    transformers = "Transformer", "rotary"
-    tasks, (masked, causal) = over_tasks(
-        cells, (1, "Transformer + Masked SPT"), (1, "Transformer + Causal SPT")
-    )
-    causal_gain = f"causal minus masked {signed(minus(causal, masked))}, over {len(tasks)} tasks"
+    pair = (1, "Transformer + Masked SPT"), (1, "Transformer + Causal SPT")
+    tasks, (masked, causal) = over_tasks(cells, *pair)
+    alike = f"causal minus masked {signed(minus(causal, masked))}, over {len(tasks)} tasks"
     measured = {
         "SPT lifts Transformers most: gains in points": [
             beside(cells, PAIRS[name], PAIRS["S4"], (name, "S4", "difference"))
-            for name in transformers
+            for name in TRANSFORMERS
         ],
         "masked and causal SPT are alike: difference in points": [
-            causal_gain if len(masked) else NO_PAIR
+            alike if len(masked) else NO_PAIR
         ],
         "the gap between Transformer and S4 shrinks: S4 minus Transformer in points": [
-            gap(cells, name, PAIRS[name], PAIRS["S4"]) for name in transformers
+            gap(cells, name, PAIRS[name], PAIRS["S4"]) for name in TRANSFORMERS
         ],
         "initialisation matters less after SPT: own minus random initialisation, in points": [
             gap(cells, name, INITIALISATIONS[f"{name} + Rand Init"], INITIALISATIONS[name])
@@ -371,23 +331,20 @@ def claims(cells):
             of_fractions(cells, task) for task in ("image", "text")
         ],
         "gains survive an equal budget: gain in points when SPT takes 20, 40, 60 % of it": [
-            of_budgets(cells, column) for column in ours(cells, 8, next(iter(grid(8)[0])))
+            of_budgets(cells, column) for column in grid(8)[0]["SPT 0 % of the budget"]
         ],
         "learned kernels differ from HiPPO, by task: lag within which half of the kernel's sum "
         "lies, per layer": [half_lags(cells, task) for task in KERNEL_TASKS],
     }
     title = "measured: means over seeds [95 % interval of paired differences] (seeds)"
+    lines = enumerate(measured.items(), 1)
     return markdown(
-        [
-            {"": str(i), "claim": claim, title: "<br>".join(texts)}
-            for i, (claim, texts) in enumerate(measured.items(), 1)
-        ]
+        [{"": str(i), "claim": claim, title: "<br>".join(texts)} for i, (claim, texts) in lines]
     )
 
 
 def paper_numbers(cells, number, approach):
-    """Return {column: number} of a row as the paper prints it; {} for mini runs, whose tasks
-    differ."""
+    """Return {column: printed number} of a row; {} for mini runs, whose tasks differ."""
     if any(runs.task.str.endswith("_mini").any() for runs in cells.values()):
         return {}
     row = grid(number)[0][approach]

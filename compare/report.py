@@ -6,12 +6,13 @@ words.
 comparisons.py arranges the runs, verdict.py judges them; here they become Markdown and a figure."""
 
 import os
+from collections import defaultdict
 
-from compare.comparisons import comparisons, constant_of, further, further_of_constant, trivial
+from compare.comparisons import comparisons, constant_of, further, trivial
 from compare.drawing import LOOKS, dots, draw, markdown, replace_block, wrapped
-from compare.runs import load, pretraining_runs, provenance, rows_of
+from compare.runs import load, provenance, rows_of
 from compare.statistics import gain, how_sure, mean_of, mean_std, signed
-from compare.verdict import noises, verdicts
+from compare.verdict import noises, sentences
 from engine.targets import UNEQUAL
 from experiments import entries
 from files import UserError
@@ -27,24 +28,25 @@ DIFFERENCES = {
 
 
 def report(args):
-    """Print a table and a verdict for each data set and share of the labels, and draw a figure: of
-    the finished runs on your data or of a demo."""
+    """Print tables and verdicts on your data or of a demo, and draw a figure."""
     runs = load(args.runs)
     if args.seeds is not None:
         runs = runs[runs.seed.isin(args.seeds) | (runs.start == "baseline")]
     name = "own"
+    words = "own --tasks file:PATH"
     entry = ()
     if args.command == "demo":
-        name = name_of_demo(args)
+        name = words = name_of_demo(args)
         models = dict.fromkeys([*entries.DEMOS[name][1].split(), *runs.model])
         entry = entries.demo(name, " ".join(model for model in models if model in MODELS))
     arranged = comparisons(runs, entry)
     if not arranged:
-        raise UserError(
-            f"no finished finetuning run in {args.runs}; run: bash run_all.sh "
-            + ("own --tasks file:PATH" if name == "own" else name)
-        )
-    blocks = [block for key, comparison in arranged.items() for block in blocks_of(key, comparison)]
+        problem = f"no finished finetuning run in {args.runs}"
+        raise UserError(f"{problem}; run: bash run_all.sh {words}")
+    blocks = []
+    for key, comparison in arranged.items():
+        verdict = "\n".join(f"- {sentence}" for sentence in sentences(comparison))
+        blocks += [f"**{key.title}**", table(comparison), caption(key, comparison), verdict]
     print("\n" + "\n\n".join(blocks) + "\n")
     for comparison in arranged.values():
         print_best(comparison)
@@ -57,24 +59,12 @@ def report(args):
 
 
 def name_of_demo(args):
-    """Return which demo is meant: as named, or by the name of its runs. UserError if there is none
-    of this name."""
-    name = args.what[0] if args.what else args.runs.stem
-    if not args.what and name not in entries.DEMOS:
-        return "demo"
-    if name not in entries.DEMOS:
-        raise UserError(f"demo {name}: choose from {' '.join(entries.DEMOS)}")
-    return name
-
-
-def blocks_of(key, comparison):
-    """Return the paragraphs of a comparison: title, table, caption, verdict."""
-    return [
-        f"**{key.title}**",
-        table(comparison),
-        caption(key, comparison),
-        "\n".join(f"- {verdict}" for verdict in verdicts(comparison)),
-    ]
+    """Return which demo is meant: as named, or by the name of its runs."""
+    if not args.what:
+        return args.runs.stem if args.runs.stem in entries.DEMOS else "demo"
+    if args.what[0] not in entries.DEMOS:
+        raise UserError(f"demo {args.what[0]}: choose from {' '.join(entries.DEMOS)}")
+    return args.what[0]
 
 
 def print_best(comparison):
@@ -82,10 +72,8 @@ def print_best(comparison):
     runs = [run for run in rows_of(comparison.runs) if (run.folder / "best.pt").exists()]
     if runs:
         best = max(runs, key=lambda run: run.val)
-        print(
-            "To label new sequences with the best network on validation: "
-            f"python predict.py {best.folder} --input FILE\n"
-        )
+        print("To label new sequences with the best network on validation:", end=" ")
+        print(f"python predict.py {best.folder} --input FILE\n")
 
 
 # ---- Table ---------------------------------------------------------------------------------------
@@ -96,26 +84,13 @@ def table(comparison):
     rows = [row_of_line(comparison, line) for line in comparison.lines]
     if comparison.linear is None:
         return markdown(rows)
-    empty = dict.fromkeys(rows[0], "")
-    first = [*empty][1]  # the column in which baselines stand
+    first = [*rows[0]][1]  # the column in which baselines stand
+    constant = score_cell(comparison, constant_of(comparison))
     linear = rows_of(comparison.linear)[0]
-    constant = f"{constant_of(comparison):.{comparison.digits}f}"
-    score = f"{linear.score:.{comparison.digits}f}"
-    others = further_of_constant(comparison)
-    constant = with_further(constant, [others[name] for name in further(comparison)])
-    score = with_further(score, further_means(comparison, comparison.linear))
-    return markdown(
-        [
-            empty | {"model": f"*{trivial(comparison)}*", first: constant},
-            empty
-            | {
-                "model": f"*linear: {linear.model}*",
-                first: score,
-                "minutes per run": f"{linear.record['seconds']:.0f} s",
-            },
-            *rows,
-        ]
-    )
+    row = {"model": f"*linear: {linear.model}*", first: score_cell(comparison, comparison.linear)}
+    row["minutes per run"] = f"{linear.record['seconds']:.0f} s"
+    baselines = {"model": f"*{trivial(comparison)}*", first: constant}, row
+    return markdown([dict.fromkeys(rows[0]) | row for row in (*baselines, *rows)])
 
 
 def row_of_line(comparison, line):
@@ -124,8 +99,7 @@ def row_of_line(comparison, line):
     minutes = []
     for start in comparison.starts:
         runs = comparison.of(line, start)
-        score = mean_std(runs.score, comparison.digits)
-        row[LOOKS[start][0]] = with_further(score, further_means(comparison, runs))
+        row[LOOKS[start][0]] = score_cell(comparison, runs)
         minutes.append(f"{mean_of(runs.minutes):.1f}" if len(runs) else "–")
     note = " [95 % interval] (seeds)"  # in the head of the first difference
     for name, pair in DIFFERENCES.items():
@@ -136,13 +110,11 @@ def row_of_line(comparison, line):
     return row | {"minutes per run": " / ".join(minutes)}
 
 
-def further_means(comparison, runs):
-    return [mean_of(runs[name]) for name in further(comparison)] if len(runs) else []
-
-
-def with_further(score, means):
-    """Return the text of a score, with other scores in parentheses."""
-    return f"{score} ({', '.join(f'{mean:.1f}' for mean in means)})" if means else score
+def score_cell(comparison, runs):
+    """Return the mean score of runs, with their other scores in parentheses."""
+    score = mean_std(runs.score, comparison.digits)
+    others = [f"{mean_of(runs[name]):.1f}" for name in further(comparison)] if len(runs) else []
+    return f"{score} ({', '.join(others)})" if others else score
 
 
 # ---- Caption -------------------------------------------------------------------------------------
@@ -150,7 +122,16 @@ def with_further(score, means):
 
 def caption(key, comparison):
     """Return two paragraphs: what the scores are; how sure they are and where they come from."""
-    notes = "; ".join(notes_on_training(key, comparison))
+    data = [record.get("data") or {} for record in comparison.runs.record]
+    counts = (facts["sizes"][0] - facts["labelled"] for facts in data if "labelled" in facts)
+    unlabelled = next(counts, 0)
+    notes = []
+    if "joint" in comparison.starts and (key.share < 1 or unlabelled):
+        notes.append("joint training uses only the labelled inputs")
+    if unlabelled:
+        notes.append(f"only SPT used the {unlabelled:,} sequences without a label")
+    linear = [] if comparison.linear is None else [comparison.linear]
+    notes = "; ".join([*notes, equal_passes(comparison), provenance(comparison.runs, *linear)])
     sentences = [how_sure([*comparison.variants.values()]), f"{notes[0].upper()}{notes[1:]}."]
     if not declared(key.task).own:
         sentences.append("Small models on a small or shortened set: not the paper's task.")
@@ -159,60 +140,32 @@ def caption(key, comparison):
 
 def notes_on_scores(comparison):
     """Return sentences: what the scores are, and how much the test set says."""
-    digits, unit = comparison.digits, comparison.unit
-    score = f"Test {comparison.score}{'' if comparison.r2 else ' in percent'}"
+    digits = comparison.digits
+    score = "Test R2" if comparison.r2 else f"Test {comparison.score} in percent"
+    score += f" on {comparison.test_examples:,} examples, mean ± standard deviation over seeds"
     words = " and ".join(further(comparison))
-    sentences = [
-        f"{score} on {comparison.test_examples:,} examples, mean ± standard deviation over seeds"
-        + (f"; {words} in parentheses." if words else ".")
-    ]
+    sentences = [f"{score}; {words} in parentheses." if words else f"{score}."]
     if untested := comparison.runs.record.iloc[0].get("untested"):
         names = ", ".join(untested)
         sentences.append(f"Nothing is known of classes without a test example: {names}.")
     if comparison.ratio > UNEQUAL:
-        balanced = comparison.score == "balanced accuracy"
-        sentences.append(
-            f"Classes are unequal, {comparison.ratio:.0f}:1"
-            + (
-                ", so the score is balanced accuracy."
-                if balanced
-                else "; older runs did not store per-class counts, so the score is accuracy."
-            )
-        )
+        classes = f"Classes are unequal, {comparison.ratio:.0f}:1"
+        if comparison.score != "balanced accuracy":
+            classes += "; older runs did not store per-class counts"
+        sentences.append(f"{classes}, so the score is {comparison.score}.")
     halves = [half for runs in comparison.variants.values() for half in noises(runs).values()]
     halves = [half for half in halves if half]
     if halves:
-        half = sum(halves) / len(halves)
-        sentences.append(
-            f"The choice of test examples moves a score by up to {half:.{digits}f} {unit} (95 %)."
-        )
+        half = f"{sum(halves) / len(halves):.{digits}f} {'R2' if comparison.r2 else 'points'}"
+        sentences.append(f"The choice of test examples moves a score by up to {half} (95 %).")
     return sentences
-
-
-def notes_on_training(key, comparison):
-    """Return notes: which labels and passes runs had, and where they come from."""
-    runs = comparison.runs
-    data = [record.get("data") or {} for record in runs.record]
-    partly = [facts for facts in data if "labelled" in facts]
-    unlabelled = partly[0]["sizes"][0] - partly[0]["labelled"] if partly else 0
-    notes = []
-    if "joint" in comparison.starts and (key.share < 1 or unlabelled):
-        notes.append("joint training uses only the labelled inputs")
-    if unlabelled:
-        notes.append(f"only SPT used the {unlabelled:,} sequences without a label")
-    notes.append(equal_passes(comparison))
-    trained = [*rows_of(runs), *pretraining_runs(runs)]
-    if comparison.linear is not None:
-        trained += rows_of(comparison.linear)
-    return [*notes, provenance(trained)]
 
 
 def equal_passes(comparison):
     """Return whether all runs, or those of each row, had equally many passes."""
-    by_line = {
-        line: {n for start in comparison.starts for n in comparison.of(line, start).passes}
-        for line in comparison.lines
-    }
+    by_line = defaultdict(set)
+    for (line, _), runs in comparison.variants.items():
+        by_line[line] |= {*runs.passes}
     numbers = set.union(*by_line.values())
     if len(numbers) == 1:
         return f"{min(numbers):,} passes per run"
@@ -225,17 +178,10 @@ def equal_passes(comparison):
 
 
 def figure(plt, arranged):
-    """Draw for each data set and share of the labels: scores of all seeds (left), gains over
-    scratch (right)."""
+    """Draw per data set and share of labels: scores of seeds (left), gains over scratch (right)."""
     heights = [max(1.6, 0.24 * len(comparison.lines)) for comparison in arranged.values()]
-    picture, axes = plt.subplots(
-        len(arranged),
-        2,
-        figsize=(9, 1.2 + sum(heights)),
-        squeeze=False,
-        height_ratios=heights,
-        sharey="row",
-    )
+    look = dict(figsize=(9, 1.2 + sum(heights)), height_ratios=heights, sharey="row")
+    picture, axes = plt.subplots(len(arranged), 2, squeeze=False, **look)
     firsts = {}  # gains have one scale for all accuracies, and one for all R2
     for (left, right), (key, comparison) in zip(axes, arranged.items()):
         if firsts.setdefault(comparison.r2, right) is not right:
@@ -254,7 +200,7 @@ def draw_scores(axis, comparison):
     dots(axis, lines)
     if comparison.linear is not None:
         linear = comparison.linear.score.iloc[0]
-        constant = constant_of(comparison)
+        constant = constant_of(comparison).score[0]
         axis.axvline(constant, color="black", linestyle=":", label=trivial(comparison))
         axis.axvline(linear, color="black", linestyle="--", label="linear model")
     percent = "" if comparison.r2 else ", %"
@@ -269,13 +215,7 @@ def draw_gains(axis, comparison):
         for height, start in ((y - 0.1, "spt"), (y + 0.1, "joint")):
             gained = gain(comparison.of(line, start), comparison.of(line, "scratch"))
             if len(gained.points):
-                axis.errorbar(
-                    mean_of(gained.points),
-                    height,
-                    xerr=gained.half or None,
-                    color=LOOKS[start][1],
-                    marker="o",
-                    capsize=3,
-                )
+                look = dict(color=LOOKS[start][1], marker="o", capsize=3)
+                axis.errorbar(mean_of(gained.points), height, xerr=gained.half or None, **look)
     axis.axvline(0, color="black", linestyle=":")
     axis.set_xlabel("gain over scratch, 95 % interval")

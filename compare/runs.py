@@ -4,6 +4,7 @@ result.json defines a run: task, model, objective, how it started, seed, and eve
 from the recipe in either stage. Names of folders do not matter."""
 
 import base64
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -33,12 +34,12 @@ class Run(NamedTuple):
     settings: dict  # all that differs from the recipe: {"lr": 0.01, "arch.d": 64, ...}
     variant: tuple  # what the seeds of one variant share: `identity`
     seed: int
-    kind: str  # of its targets, a row of KINDS
-    score: float  # on the test split, R2 or percent
-    val: float  # the score on validation that chose its checkpoint
-    examples: list  # what each test example adds to the score: arrays, one per class if balanced
-    predicted: bool  # whether examples are those of kept predictions
     record: dict  # result.json
+    kind: str = None  # of its targets, a row of KINDS
+    score: float = np.nan  # on the test split, R2 or percent
+    val: float = np.nan  # the score on validation that chose its checkpoint
+    examples: list = None  # what each example adds to the score: arrays, one per class if balanced
+    predicted: bool = False  # whether examples are those of kept predictions
 
 
 # ---- Reading -------------------------------------------------------------------------------------
@@ -48,66 +49,45 @@ def load(*sources, strict=False):
     """Return the table of all finished runs in folders of run directories or in files such as
     runs.jsonl. A warning names each damaged run, which is skipped; strict: UserError."""
     rows = []
-    for source in sources:
-        if not source.exists():
-            raise UserError(
-                f"no runs in {source}; run_all.sh makes them, and --runs names another folder"
-            )
-        for path in [source] if source.is_file() else sorted(source.glob("**/result.json")):
-            text = path.read_text(errors="replace")
-            for line in text.splitlines() if source.is_file() else [text]:
-                try:
-                    record = json.loads(line)
-                    kept = path.parent / record["run"] if source.is_file() else None
-                    rows.append(row_of(record, path.parent, kept))
-                except Exception as error:  # the record may be anything
-                    if strict:
-                        raise UserError(
-                            f"{path} is damaged: {error!r}; remove it and make the run again"
-                        ) from None
-                    print(f"warning: a run in {path} is skipped: {error!r}", file=sys.stderr)
-    return table_of(rows)
-
-
-def table_of(rows):
-    """Return a table of rows, [Run]."""
+    for path, text in itertools.chain.from_iterable(map(records_of, sources)):
+        try:
+            record = json.loads(text)
+            kept = None if path.name == "result.json" else path.parent / record["run"]
+            rows.append(row_of(record, path.parent, kept))
+        except Exception as error:  # the record may be anything
+            if strict:
+                advice = "remove it and make the run again"
+                raise UserError(f"{path} is damaged: {error!r}; {advice}") from None
+            print(f"warning: a run in {path} is skipped: {error!r}", file=sys.stderr)
     return pandas.DataFrame(rows, columns=Run._fields)
 
 
+def records_of(source):
+    """Yield (path of the file, text of a record) from a folder of runs or a file of kept runs."""
+    if not source.exists():
+        raise UserError(f"no runs in {source}; run_all.sh makes them, and --runs names others")
+    if source.is_file():
+        yield from ((source, line) for line in source.read_text(errors="replace").splitlines())
+        return
+    for path in sorted(source.glob("**/result.json")):
+        yield path, path.read_text(errors="replace")
+
+
 def row_of(record, folder, kept=None):
-    """Return the row of a record, or raise any error if a field is missing or of the wrong type.
-    kept: the place of a run whose folder was not kept."""
+    """Return the row of a record, or raise any error. kept: the place of a run without folder."""
     place = kept or folder
-    start = record.get("start", "pretrain")
     # Fields that are used later are read here, so that a damaged record is named.
-    int(record["steps"]), float(record["seconds"]), Path(record.get("init") or "")
-    {**(record.get("data") or {})}
+    int(record["steps"]), float(record["seconds"])
+    variant = identity(record)
+    task, model, objective, start, _ = variant
+    known = task, model, objective, start, settings_of(record), variant, int(record["seed"])
+    run = Run(place.name, place, folder, *known, record)
     if start == "pretrain":
-        tested = dict(kind=None, score=np.nan, val=np.nan, examples=None, predicted=False)
-    else:
-        LOOKS[start]
-        tested = tested_of(record, folder)
-    return Run(
-        name=place.name,
-        place=place,
-        folder=folder,
-        task=record["task"],
-        model=record["model"],
-        objective=record["objective"],
-        start=start,
-        settings=settings_of(record),
-        variant=identity(record),
-        seed=int(record["seed"]),
-        record=record,
-        **tested,
-    )
-
-
-def tested_of(record, folder):
-    """Return the columns of a row that say how a finetuning run did."""
+        return run
+    LOOKS[start]
     kind = kind_of(record)
     predictions = added_by_examples(record, folder, kind)
-    return dict(
+    return run._replace(
         kind=kind,
         score=units(kind) * float(record[f"test_{KINDS[kind].score}"]),
         val=float(record.get(validation_field(record), np.nan)),
@@ -123,37 +103,26 @@ def settings_of(record):
 
 
 def identity(record):
-    """Return what runs of one variant share: task, model, objective, start, and all that differs
-    from the recipe."""
-    pairs = {
-        name: str(value) if isinstance(value, list) else value
-        for name, value in settings_of(record).items()
-    }
+    """Return what the seeds of a variant share: task, model, objective, start, settings."""
+    changed = settings_of(record).items()
+    changed = ((name, str(value) if isinstance(value, list) else value) for name, value in changed)
     start = record.get("start", "pretrain")
-    return record["task"], record["model"], record["objective"], start, tuple(sorted(pairs.items()))
+    return record["task"], record["model"], record["objective"], start, tuple(sorted(changed))
 
 
 def kind_of(record):
     """Return the kind of a finetuning run's targets, a row of KINDS."""
-    for field, kind in (
-        ("test_r2", "number"),
-        ("test_micro_f1", "labels"),
-        ("shares", "positions"),
-    ):
-        if field in record:
-            return kind
-    return "class"
+    kinds = dict(test_r2="number", test_micro_f1="labels", shares="positions")
+    return next((kind for field, kind in kinds.items() if field in record), "class")
 
 
 def units(kind):
-    """Return by what a score is multiplied in tables: 1 for R2, 100 for shares, which are printed
-    in percent."""
+    """Return the factor of a score in tables: 1 for R2, 100 for shares, shown in percent."""
     return 1 if kind == "number" else 100
 
 
 def validation_field(record):
-    """Return the name of the score that chose a run's checkpoint: balanced accuracy, accuracy, R2
-    or micro F1."""
+    """Return the name of the score that chose a run's checkpoint."""
     balanced = "val_balanced_accuracy"
     return balanced if balanced in record else f"val_{KINDS[kind_of(record)].score}"
 
@@ -175,20 +144,14 @@ def added_by_examples(record, folder, kind):
     n = record.get("test_examples")
     path = folder / "predictions.npz"
     if record.get("right"):
-        packed = np.frombuffer(base64.b64decode(record["right"], validate=True), np.uint8)
-        bits = np.unpackbits(packed)
-        if not n <= len(bits) < n + 8:
-            raise ValueError(f"{len(bits)} bits for {n} examples")
-        return bits[:n]
+        return np.unpackbits(decoded(record["right"], np.uint8), count=n)
     if record.get("shares"):
-        sums = np.frombuffer(base64.b64decode(record["shares"]), np.uint16)
-        return shares_of_ratio(*sums.reshape(2, n).astype(float))
+        return shares_of_ratio(*decoded(record["shares"], np.uint16).reshape(2, n).astype(float))
     if path.exists():
         with np.load(path) as arrays:
             y, prediction = arrays["y"], arrays["prediction"]
     elif record.get("values"):
-        values = np.frombuffer(base64.b64decode(record["values"]), np.float16)
-        y, prediction = values.reshape(2, n).astype(np.float64)
+        y, prediction = decoded(record["values"], np.float16).reshape(2, n).astype(float)
     else:
         return None
     if kind == "class":
@@ -198,8 +161,12 @@ def added_by_examples(record, folder, kind):
     return shares_of_ratio(*KINDS[kind].shares(y, prediction))
 
 
+def decoded(text, dtype):
+    return np.frombuffer(base64.b64decode(text), dtype)
+
+
 def shares_of_ratio(numerators, denominators):
-    """Return what each example adds to a ratio of two sums, to first order: their mean is the
+    """Return what each example adds to a ratio of two sums, to first order; its mean is the
     ratio."""
     ratio = numerators.sum() / max(denominators.sum(), 1e-300)
     return ratio + (numerators - ratio * denominators) / max(denominators.mean(), 1e-300)
@@ -212,8 +179,7 @@ def examples_of(record, kind, predictions, balanced=False):
     n = record.get("test_examples")
     if kind != "class" or not n:
         return None if predictions is None else [predictions]
-    right = [round(record["test_accuracy"] * n)]
-    counts = record.get("counts") or dict(labels=[n], right=right)
+    counts = record.get("counts") or dict(labels=[n], right=[round(record["test_accuracy"] * n)])
     if predictions is None:
         pairs = zip(counts["labels"], counts["right"])
         predictions = np.concatenate([np.arange(size) < right for size, right in pairs])
@@ -226,18 +192,15 @@ def examples_of(record, kind, predictions, balanced=False):
 
 
 def with_pretraining(runs):
-    """Return the table of finetuning runs with three more columns. first: the Run of its
-    pretraining, or None; passes (forward and backward passes of a batch) and minutes, both
-    including `first`."""
+    """Return finetuning runs with more columns. first: the Run of its pretraining, or None; passes
+    (forward and backward passes of a batch) and minutes, both including `first`."""
     rows = []
     pretrained = {run.place.resolve(): run for run in rows_of(runs) if run.start == "pretrain"}
     for run in rows_of(runs[runs.start != "pretrain"]):
         first = pretraining_of(run, pretrained)
         if first is None and run.record.get("init"):
-            print(
-                f"warning: {run.name} is left out: its pretraining run was not found",
-                file=sys.stderr,
-            )
+            lost = "its pretraining run was not found"
+            print(f"warning: {run.name} is left out: {lost}", file=sys.stderr)
             continue
         objective = OBJECTIVES.get(run.objective)
         twice = run.start == "joint" and objective and objective.hides
@@ -274,23 +237,13 @@ def pretraining_of(run, pretrained):
     return None
 
 
-def pretraining_runs(runs):
-    """Return the rows of the pretraining of these runs."""
-    return [first for first in runs["first"] if first is not None]
-
-
 # ---- Variants: tables of runs that differ only in their seed -------------------------------------
 
 # Fields in which two runs of one setting and seed should agree, and fields that may explain why
 # they do not.
 SCORES = "accuracy", "r2", "micro_f1"
-OUTCOME = (
-    *(f"{split}_{score}" for split in ("val", "test") for score in SCORES),
-    "val_score",
-    "test_loss",
-    "steps",
-    "parameters",
-)
+OUTCOME = *(f"{split}_{score}" for split in ("val", "test") for score in SCORES), "val_score"
+OUTCOME += "test_loss", "steps", "parameters"
 CAUSES = "commit", "torch", "device", "processes", "dtype", "init"
 
 
@@ -303,8 +256,10 @@ def by_variant(runs, any_code=True):
     for _, variant in runs.groupby("variant", sort=False):
         refuse_two_outcomes(variant)
         variant = variant.drop_duplicates("seed").set_index("seed", drop=False)
-        if versions := versions_of_code(variant):
-            text = f"seeds of the setting of {variant.place.iloc[0]} were trained by {versions}"
+        versions = versions_of_code(variant)
+        if versions > 1:
+            seeds = f"seeds of the setting of {variant.place.iloc[0]}"
+            text = f"{seeds} were trained by {versions} versions of the code"
             if not any_code:
                 raise UserError(f"{text}; train them again, or pool them with --any-code")
             print(f"warning: {text}", file=sys.stderr)
@@ -331,30 +286,29 @@ def refuse_two_outcomes(variant):
     for run in rows_of(variant):
         earlier = seeds.setdefault(run.seed, run)
         before, after = earlier.record, run.record
-        if all(before.get(name) == after.get(name) for name in OUTCOME):
-            continue
         names = [name for name in (*CAUSES, *OUTCOME) if before.get(name) != after.get(name)]
-        texts = [f"{name} {before.get(name)} and {after.get(name)}" for name in names[:3]]
-        raise UserError(
-            f"{earlier.place} and {run.place} are two runs of one setting and seed, but differ: "
-            f"{', '.join(texts)}; leave one out, or make your change a flag"
-        )
+        if {*OUTCOME} & {*names}:
+            texts = [f"{name} {before.get(name)} and {after.get(name)}" for name in names[:3]]
+            raise UserError(
+                f"{earlier.place} and {run.place} are two runs of one setting and seed, but "
+                f"differ: {', '.join(texts)}; leave one out, or make your change a flag"
+            )
 
 
 def versions_of_code(variant):
-    """Return '2 versions of the code' if the runs of a variant, or their pretraining runs, were
-    trained by different code, else ''."""
-    firsts = pretraining_runs(variant) if "first" in variant else []
-    for stage in rows_of(variant), firsts:
-        checksums = {run.record["code"] for run in stage if run.record.get("code")}
-        if len(checksums) > 1:
-            return f"{len(checksums)} versions of the code"
-    return ""
+    """Return how many versions of the code trained runs, or their pretraining runs."""
+    stages = rows_of(variant), firsts_of(variant)
+    return max(len({run.record.get("code") for run in stage} - {None}) for stage in stages)
 
 
-def provenance(rows):
-    """Return how many runs there are and where their numbers come from. A run that others share
-    counts once."""
+def firsts_of(runs):
+    """Return the rows of the pretraining of these runs, as far as they are known."""
+    return [first for first in runs.get("first", ()) if first is not None]
+
+
+def provenance(*tables):
+    """Return where numbers come from: how many runs, with pretraining; a shared one counts once."""
+    rows = [run for runs in tables for run in (*rows_of(runs), *firsts_of(runs))]
     records = [*{run.place: run.record for run in rows}.values()]
     hours = sum(record["seconds"] * record.get("processes", 1) for record in records) / 3600
     time_spent = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
@@ -363,7 +317,5 @@ def provenance(rows):
         for field in ("seed", "commit", "device", "torch")
     )
     runs = "1 run" if len(records) == 1 else f"{len(records)} runs"
-    return (
-        f"{runs}, seeds {seeds}; commit {commits}, {devices}, torch {versions}; {time_spent} of "
-        "training"
-    )
+    made = f"commit {commits}, {devices}, torch {versions}"
+    return f"{runs}, seeds {seeds}; {made}; {time_spent} of training"

@@ -8,25 +8,9 @@ from typing import NamedTuple
 
 import pandas
 
+from compare import statistics
 from compare.drawing import LOOKS, dots, draw, markdown
-from compare.runs import (
-    by_variant,
-    load,
-    pretraining_runs,
-    provenance,
-    rows_of,
-    units,
-    with_pretraining,
-)
-from compare.statistics import (
-    gain,
-    half_width_of_mean,
-    how_sure,
-    interval,
-    mean_of,
-    mean_std,
-    signed,
-)
+from compare.runs import by_variant, load, provenance, rows_of, units, with_pretraining
 from engine.targets import KINDS
 from experiments.sweep import DENOISING
 from files import UserError, read_json
@@ -63,8 +47,7 @@ def settings_of(variants):
 
 
 def value_of(run, name):
-    """Return a run's value in a column: its own, or the recipe's from config.json; None if it has
-    no meaning."""
+    """Return a run's value in a column, its own or the recipe's; None if it has no meaning."""
     fields = {field: getattr(run, field) for field in IDENTITY} | {"joint": run.record.get("joint")}
     own = run.settings | fields
     if name in own or run.start == "baseline":  # a baseline has no settings
@@ -84,8 +67,8 @@ def value_of(run, name):
 
 
 def differs(name, rows):
-    """Return whether rows differ in a column. None, no value, differs from others only between rows
-    of one task, model, objective and start, if it may mean that the flag has no meaning there."""
+    """Return whether rows differ in a column. If None may mean that a flag has no meaning, it
+    differs only between rows of one task, model, objective and start."""
     values = {row.values[name] for row in rows}
     if name in DENOISING or name.startswith("pretraining."):
         values -= {None}
@@ -96,8 +79,7 @@ def differs(name, rows):
 
 
 def place_of(name, value):
-    """Return by what the values of a column are sorted: starts as in figures, then numbers, then
-    words."""
+    """Return by what values are sorted: starts as in figures, then numbers, then words."""
     if name == "start":
         return [*LOOKS].index(value), ""
     if isinstance(value, (int, float)):
@@ -112,21 +94,20 @@ def baseline(row, rows, wanted):
     """Return the row over which a row's gain is measured, or None: the row that has the `wanted`
     values and otherwise the same. By default the row from scratch, with as many passes if there is
     one, whatever the steps; flags of pretraining and joint training then do not matter."""
-    task = row.values["task"]
-    others = [other for other in rows if other is not row and other.values["task"] == task]
+    others = [other for other in rows if other is not row]
     meant = of_its_stage(row, wanted)
-    apart = set()  # columns that do not matter
-    tries = [(False, True), (False, False)]
+    columns = {*row.values}
+    tries = [(False, True), (False, False)]  # whether passes decide, and whether values are equal
     if not wanted:
         if row.values["start"] == "scratch":
             return None
         meant = {"start": "scratch"}
         others = [other for other in others if not other.changed.get("freeze")]
-        apart = {"freeze", *DENOISING}
-        apart |= {name for name in row.values if name.startswith("pretraining.")}
+        columns -= {"freeze", *DENOISING}
+        columns = {name for name in columns if not name.startswith("pretraining.")}
         tries = [(True, True), (True, False), *tries]
     for budget, exactly in tries:
-        names = row.values.keys() - apart - ({*LENGTH} if budget else set())
+        names = columns - {*LENGTH} if budget else columns
         for other in others:
             if budget and passes(other) != passes(row):
                 continue
@@ -136,8 +117,7 @@ def baseline(row, rows, wanted):
 
 
 def of_its_stage(row, wanted):
-    """Return {column: value}: what a flag of --baseline means for a row, the flag of the stage that
-    has it, or of both."""
+    """Return {column: value} meant by --baseline: a flag of the stage that has it, or of both."""
     meant = {}
     for name, value in wanted.items():
         before = row.values.get(f"pretraining.{name}")
@@ -160,25 +140,20 @@ def fits(other, row, name, meant, exactly):
 
 
 def chosen_by_validation(rows):
-    """Return {(task, model, objective, start, with --freeze?): its best row}: among the rows with
-    the most seeds, the one with the highest mean validation score."""
+    """Return {group: its best row}: of those with the most seeds the best on validation."""
     groups = defaultdict(list)
     for row in rows:
         groups[group_of(row)].append(row)
 
     def quality(row):
-        return len(row.runs), mean_of(row.runs.val)
+        return len(row.runs), statistics.mean_of(row.runs.val)
 
     return {key: max(group, key=quality) for key, group in groups.items()}
 
 
-def group_of(row, start=None):
-    """Return a row's group, of which validation chooses one. start: of the group that is the same
-    but for it, without --freeze."""
-    task, model, objective = (row.values[field] for field in FIELDS[:3])
-    if start:
-        return task, model, objective, start, False
-    return task, model, objective, row.values["start"], "freeze" in row.changed
+def group_of(row):
+    """Return a row's group, of which validation chooses one."""
+    return *(row.values[field] for field in IDENTITY), "freeze" in row.changed
 
 
 # ---- Table ---------------------------------------------------------------------------------------
@@ -188,33 +163,23 @@ def compare(args):
     """Print a table of runs in any folders, one row per setting, and draw a figure."""
     if not args.what:
         raise UserError("compare wants folders of runs: python analyze.py compare runs/sweep")
-    if args.baseline and args.select:
-        raise UserError(
-            "--baseline has no meaning with --select: gains are over the scratch row that "
-            "validation chose"
-        )
     paths = [Path(word) for word in args.what]
     sources = [path for path in paths if not path.is_file() or path.suffix == ".jsonl"]  # no figure
     runs = with_pretraining(load(*sources, strict=True))
     columns, rows = settings_of(by_variant(runs, args.any_code))
     if not rows:
-        raise UserError(
-            f"no finished finetuning run in {' '.join(args.what)}; python analyze.py status says "
-            "more"
-        )
+        problem = f"no finished finetuning run in {' '.join(args.what)}"
+        raise UserError(f"{problem}; python analyze.py status says more")
     wanted = parsed_baseline(args.baseline, columns, rows)
     print(f"\n{table(columns, rows, wanted, args.select)}{unfinished(sources)}\n")
     drawn = [*chosen_by_validation(rows).values()] if args.select else rows
-    draw(
-        lambda plt: (figure_of_settings(plt, columns, drawn), "Test scores: seeds and mean"),
-        args.figure,
-    )
+    draw(lambda plt: figure_of_settings(plt, columns, drawn), args.figure)
 
 
 def unfinished(sources):
     """Return a sentence that counts the runs without result.json in some folders; '' if none."""
-    begun = [path.parent for source in sources for path in source.glob("**/config.json")]
-    lost = sum(not (folder / "result.json").exists() for folder in begun)
+    begun = [path for source in sources for path in source.glob("**/config.json")]
+    lost = sum(not path.with_name("result.json").exists() for path in begun)
     return f" Unfinished runs, not included: {lost}." if lost else ""
 
 
@@ -226,52 +191,42 @@ def parsed_baseline(text, columns, rows):
         name, _, value = pair.partition("=")
         name = name.replace("-", "_")
         value = shown(number(value))
-        last = name.split(".")[-1]
-        names = [
-            column for column in columns if column.split(".")[-1] == last and column.endswith(name)
-        ]
+        names = [column for column in columns if f".{column}".endswith(f".{name}")]
         if not names:
-            raise UserError(
-                f"--baseline {name}: these runs differ in {', '.join(map(title, columns))}"
-            )
+            known = ", ".join(map(title, columns))
+            raise UserError(f"--baseline {name}: these runs differ in {known}")
         values = {shown(row.values[column]) for row in rows for column in names}
         if value not in values:
             raise UserError(f"--baseline {pair}: choose from {' '.join(sorted(values))}")
-        of_pretraining = name.startswith("pretraining.")
-        wanted[names[0] if of_pretraining else names[0].removeprefix("pretraining.")] = value
+        both = names[0].removeprefix("pretraining.")
+        wanted[name if name.startswith("pretraining.") else both] = value
     return wanted
 
 
 def table(columns, rows, wanted, select):
     """Return table and caption. select: show test scores only of the rows that validation chose."""
-    best = chosen_by_validation(rows) if select else {}
-    tasks = dict.fromkeys(row.values["task"] for row in rows)
-    titles = dict.fromkeys(title_of_score(row.runs) for row in rows)
+    best = chosen_by_validation(rows)
+    titles = " or ".join(dict.fromkeys(title_of_score(row.runs) for row in rows))
     over = ", ".join(f"{title(name)}={value}" for name, value in wanted.items()) or "scratch"
-    test = f"test {' or '.join(titles)}", "95 % interval", f"gain over {over} [95 % interval]"
+    test = f"test {titles}", "95 % interval", f"gain over {over} [95 % interval]"
     lines = []
-    lonely = False  # whether a gain is over nothing
-    for row in sorted(rows, key=lambda row: [*tasks].index(row.values["task"])):
-        scratch = row.values["start"] == "scratch"
+    for row in rows:
+        line = {title(name): shown(row.values[name]) for name in columns}
+        group = group_of(row)
         if select:
-            before = None if scratch else best.get(group_of(row, "scratch"))
+            from_scratch = *group[:3], "scratch", False
+            before = None if row.values["start"] == "scratch" else best.get(from_scratch)
+            scale = units(row.runs.kind.iloc[0])
+            validation = statistics.mean_std(scale * row.runs.val, digits_of(row))
+            line["validation"] = f"{validation} *" if row is best[group] else validation
         else:
             before = baseline(row, rows, wanted)
-        lonely = lonely or before is None and not scratch
-        line = {title(name): shown(row.values[name]) for name in columns}
-        is_best = any(row is chosen for chosen in best.values())
-        if select:
-            line["validation"] = f"{validation_cell(row)} *" if is_best else validation_cell(row)
-        hidden = select and not is_best
-        line |= dict(zip(test, ("", "", "") if hidden else test_cells(row, before)))
-        minutes = f"{mean_of(row.runs.minutes):.1f}"
-        lines.append(line | dict(seeds=str(len(row.runs)), passes=passes(row), minutes=minutes))
-    return f"{markdown(lines)}\n\n{caption(columns, rows, tasks, wanted, select, lonely)}"
-
-
-def validation_cell(row):
-    """Return the mean validation score, in the unit of test scores."""
-    return mean_std(units(row.runs.kind.iloc[0]) * row.runs.val, digits_of(row))
+        hidden = select and row is not best[group]
+        cells = ("", "", "") if hidden else test_cells(row, before)
+        minutes = f"{statistics.mean_of(row.runs.minutes):.1f}"
+        line |= dict(zip(test, cells)) | dict(seeds=str(len(row.runs)), passes=passes(row))
+        lines.append(line | dict(minutes=minutes))
+    return f"{markdown(lines)}\n\n{caption(columns, rows, wanted, select)}"
 
 
 def digits_of(row):
@@ -279,16 +234,17 @@ def digits_of(row):
 
 
 def test_cells(row, before):
-    """Return a row's mean test score, its interval, and the gain over another row, or None, with a
-    note on what both do not share: seeds, of which only common ones count; passes."""
+    """Return mean test score, interval, and gain over another row (or None), with a note on what
+    both do not share: seeds, passes."""
     digits = digits_of(row)
-    mean = mean_of(row.runs.score)
-    half = half_width_of_mean(row.runs)
-    cells = [mean_std(row.runs.score, digits), interval(mean, half, digits, "") if half else "–"]
+    mean = statistics.mean_of(row.runs.score)
+    half = statistics.half_width_of_mean(row.runs)
+    spread = statistics.mean_std(row.runs.score, digits)
+    cells = [spread, statistics.interval(mean, half, digits, "") if half else "–"]
     if before is None:
         return [*cells, "–"]
-    gained = gain(row.runs, before.runs)
-    text = signed(gained.points, digits, gained.half).rsplit(" (", 1)[0]
+    gained = statistics.gain(row.runs, before.runs)
+    text = statistics.signed(gained.points, digits, gained.half).rsplit(" (", 1)[0]
     notes = []
     if {*row.runs.index} != {*before.runs.index}:
         seeds = ", ".join(map(str, gained.points.index)) or "none"
@@ -298,38 +254,27 @@ def test_cells(row, before):
     return [*cells, f"{text} ({'; '.join(notes)})" if notes else text]
 
 
-def caption(columns, rows, tasks, wanted, select, lonely):
-    """Return the sentences below the table. lonely: whether a row has nothing its gain is over."""
-    shared = [str(rows[0].values[name]) for name in FIELDS[:3] if name not in columns]
-    shared = [name for name in shared if name != "masked"]
-    # all rows differ in this from the recipe
-    shared += dict.fromkeys(
-        f"{title(name)} {shown(value)}"
-        for row in rows
-        for name, value in row.changed.items()
-        if name not in columns
-    )
+def caption(columns, rows, wanted, select):
+    """Return the sentences below the table."""
+    shared = [rows[0].values[name] for name in FIELDS[:3] if name not in columns]
+    shared = [value for value in shared if value != "masked"]
+    changed = {name: value for row in rows for name, value in row.changed.items()}
+    # what differs in all rows from the recipe
+    shared += [f"{title(name)} {shown(changed[name])}" for name in changed if name not in columns]
     sentences = [f"{', '.join(shared)}: mean" if shared else "Mean"]
     sentences[0] += " ± standard deviation over seeds."
+    tasks = dict.fromkeys(row.values["task"] for row in rows)
     for task in tasks:
         variants = [row.runs for row in rows if row.values["task"] == task]
-        sentences.append(how_sure(variants, f" of {task}" if len(tasks) > 1 else ""))
+        sentences.append(statistics.how_sure(variants, f" of {task}" if len(tasks) > 1 else ""))
     if select:
-        sentences += [
-            "Gains are over the row from scratch that validation chose.",
-            "*: chosen by validation; only these test scores are shown.",
-        ]
+        sentences.append("Gains are over the row from scratch that validation chose.")
+        sentences.append("*: chosen by validation; only these test scores are shown.")
     elif not wanted:
-        text = (
-            "Gains are over the row from scratch with as many passes, else the one that is "
-            "otherwise the same"
-        )
-        sentences.append(text + ("; –: there is none." if lonely else "."))
-    sentences.append(
-        "Passes (forward and backward passes of a batch) and minutes count both stages."
-    )
-    trained = [run for row in rows for run in [*rows_of(row.runs), *pretraining_runs(row.runs)]]
-    return " ".join([*sentences, f"{provenance(trained)}."])
+        text = "Gains are over the row from scratch with as many passes, else the one that is"
+        sentences.append(f"{text} otherwise the same; –: there is none.")
+    text = "Passes (forward and backward passes of a batch) and minutes count both stages."
+    return " ".join([*sentences, text, f"{provenance(*(row.runs for row in rows))}."])
 
 
 def passes(row):
@@ -369,11 +314,11 @@ def figure_of_settings(plt, columns, rows):
     named = [name for name in columns if name != "task"]
     for axis, (task, settings) in zip(axes[:, 0], tasks.items()):
         lines = {label(named, row): {row.values["start"]: row.runs} for row in settings}
-        halves = {label(named, row): half_width_of_mean(row.runs) for row in settings}
+        halves = {label(named, row): statistics.half_width_of_mean(row.runs) for row in settings}
         dots(axis, lines, halves)
         axis.set_xlabel(title_of_score(settings[0].runs))
         axis.set_title(task, loc="left")
-    return figure
+    return figure, "Test scores: seeds and mean"
 
 
 def label(columns, row):

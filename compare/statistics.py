@@ -3,17 +3,15 @@
 Intervals are 95 %. They answer two questions, whose halves are added in quadrature:
 
 - Would other seeds agree? Welch's t interval: each variant has its own standard deviation, so one
-  that varies more does
-  not spoil the others. Beside a standard deviation that a whole table shares, the interval is 1.2
-  to 1.5 times as wide with three seeds, 1.8 to 3.4 times with two, and less than 1.2 times with
-  five or more.
+  that varies more does not spoil the others. Beside a standard deviation that a whole table shares,
+  the interval is 1.2 to 1.5 times as wide with three seeds, 1.8 to 3.4 times with two, and less
+  than 1.2 times with five or more.
 - Would other test examples agree? Both variants were tested on the same examples, so only those
-  count on which they
-  differ (paired): the variance over examples of the difference of both means over seeds, less what
-  the seeds explain. Half an example is added for each of the four outcomes, both right, one right,
-  the other, both wrong (Agresti and Min 2005). Without these, a class whose two test examples are
-  right would have no variance. Runs without kept predictions are compared as if they erred
-  independently, which is wider; other scores than accuracy then have no such part.
+  count on which they differ (paired): the variance over examples of the difference of both means
+  over seeds, less what the seeds explain. Half an example is added for each of the four outcomes,
+  both right, one right, the other, both wrong (Agresti and Min 2005). Without these, a class whose
+  two test examples are right would have no variance. Runs without kept predictions are compared as
+  if they erred independently, which is wider; other scores than accuracy then have no such part.
 
 By simulation (tests/test_statistics.py): two variants that are equally good differ significantly in
 at most 5 of 100 tables, with 2 to 10 seeds and with rare classes; in R2, if their errors have
@@ -44,8 +42,7 @@ class Gain(NamedTuple):
 
 
 def t_interval(*parts):
-    """Return half of the 95 % interval of a sum of independent parts: (variance, degrees of
-    freedom) each."""
+    """Return half of the 95 % interval of a sum of independent (variance, degrees of freedom)."""
     square = sum(variance for variance, _ in parts)
     freedom = square**2 / sum(variance**2 / freedom for variance, freedom in parts) if square else 1
     return float(stdtrit(freedom, 0.975)) * math.sqrt(square)
@@ -97,8 +94,8 @@ def half_width_of_test(*variants):
             parts.append(of_class(np.array(added[0]), before, unit))
         else:  # as if they erred independently
             for side in added:
-                alone = [of_class(values[None], [], unit) for values in side]
-                parts.append(np.mean(alone, 0))
+                separate = [of_class(values[None], [], unit) for values in side]
+                parts.append(np.mean(separate, 0))
     return units(kind) / len(runs[0]) * t_interval(*parts)
 
 
@@ -161,22 +158,19 @@ def signed(points, digits=1, half=None):
 
 
 def how_sure(variants, of=""):
-    """Return the sentence about the intervals of a table of these variants. of: " of TASK", if
-    there are more."""
+    """Return the sentence about the intervals of these variants. of: " of TASK", if there are
+    more."""
     if max(map(len, variants)) < 2:
         return f"One seed{of} has no interval."
     predicted = [kept for variant in variants for kept in variant.predicted]
     known = [examples is not None for variant in variants for examples in variant.examples]
+    how = "as if errors were independent: predictions were not kept"
     if all(predicted):
         how = "paired"
     elif any(predicted):
         how = "paired where both kept their predictions, else as if errors were independent"
-    else:
-        how = "as if errors were independent: predictions were not kept"
-    if all(known):
-        test = f" and test examples ({how})"
-    elif any(known):
-        test = f" and, where they are known, test examples ({how})"
-    else:
-        test = ", on one test set"
+    test = ", on one test set"
+    if any(known):
+        where = "" if all(known) else ", where they are known,"
+        test = f" and{where} test examples ({how})"
     return f"Intervals{of}: 95 %, over seeds (Welch){test}."

@@ -9,8 +9,10 @@
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 from compare.comparisons import constant_of, in_words, trivial
-from compare.runs import evaluations, rows_of, validation_field
+from compare.runs import evaluations, firsts_of, rows_of, validation_field
 from compare.statistics import gain, half_width, half_width_of_test, mean_of, t_interval
 from tasks import declared
 
@@ -22,10 +24,7 @@ LINEAR = "{linear:.{digits}f}{percent}"
 WORDS = {
     "gains": f"**{{line}} gains by {{by}}**: {CHANGE} {INTERVAL}.",
     "loses": f"**{{line}} loses by {{by}}**: {CHANGE} {INTERVAL}.",
-    "one seed": f"**{{name}}: one seed** ({CHANGE}), so significance is unknown.",
-    "no predictions": (
-        f"**{{name}}: predictions were not kept** ({CHANGE}), so significance is unknown."
-    ),
+    "unknown": f"**{{name}}: {{reason}}** ({CHANGE}), so significance is unknown.",
     "no difference": f"**{{name}}: no significant difference**: {CHANGE} {INTERVAL};",
     "ceiling": "from scratch it is already at the ceiling.",
     "equal": "the scores are equal.",
@@ -62,35 +61,23 @@ class Verdict(NamedTuple):
     kinds: tuple  # keys of WORDS
     facts: dict  # the numbers and names of their words
 
-    def __str__(self):
-        return " ".join(WORDS[kind].format(**self.facts) for kind in self.kinds)
 
-
-def verdicts(comparison):
-    """Return [Verdict] of a comparison."""
-    found = []
-    for line in comparison.lines:
-        found += of_line(comparison, line)
-    return [
-        *found,
-        *beside_linear(comparison),
-        *nothing_learned(comparison),
-        *denoised(comparison),
-        *unfinished(comparison),
-    ]
-
-
-def common_facts(comparison):
-    percent = "" if comparison.r2 else " %"
-    return dict(digits=comparison.digits, unit=comparison.unit, percent=percent)
+def sentences(comparison):
+    """Return the sentences of all verdicts on a comparison."""
+    verdicts = [verdict for line in comparison.lines for verdict in of_line(comparison, line)]
+    for respect in (beside_linear, nothing_learned, denoised, unfinished):
+        verdicts += respect(comparison)
+    unit, percent = ("R2", "") if comparison.r2 else ("points", " %")
+    shared = dict(digits=comparison.digits, unit=unit, percent=percent)
+    texts = [(" ".join(WORDS[kind] for kind in kinds), facts) for kinds, facts in verdicts]
+    return [text.format(**shared, **facts) for text, facts in texts]
 
 
 # ---- 1. SPT and joint training against scratch ---------------------------------------------------
 
 
 def of_line(comparison, line):
-    """Return [Verdict] on SPT and joint training of a model. Joint training has one if it is
-    significant, or without SPT."""
+    """Return [Verdict] on a model: SPT, and joint training if significant or without SPT."""
     spt, joint = (outcome(comparison, line, start) for start in ("spt", "joint"))
     pair = {(line, "spt"), (line, "scratch")}
     if pair <= comparison.variants.keys() and joint and joint.kinds[0] not in ("gains", "loses"):
@@ -99,8 +86,7 @@ def of_line(comparison, line):
 
 
 def outcome(comparison, line, start):
-    """Return the Verdict on what SPT or joint training changed for a model; None if no seed has
-    both."""
+    """Return the Verdict on what SPT or joint training changed; None if no seed has both."""
     after = comparison.of(line, start)
     scratch = comparison.of(line, "scratch")
     gained = gain(after, scratch)
@@ -108,22 +94,17 @@ def outcome(comparison, line, start):
         return None
     mean = mean_of(gained.points)
     seeds = len(gained.points)
-    facts = common_facts(comparison) | dict(
-        line=line,
-        name=line if start == "spt" else f"{line}, joint training",
-        by={"spt": "SPT", "joint": "joint training"}[start],
-        points=mean,
-        low=mean - gained.half,
-        high=mean + gained.half,
-        seeds=seeds,
-        n=comparison.test_examples,
-        test=gained.test,
-    )
+    by = {"spt": "SPT", "joint": "joint training"}[start]
+    name = line if start == "spt" else f"{line}, {by}"
+    facts = dict(line=line, name=name, by=by, seeds=seeds, n=comparison.test_examples)
+    facts |= dict(points=mean, low=mean - gained.half, high=mean + gained.half, test=gained.test)
     if seeds == 1:
-        return Verdict(("one seed",), facts)
+        return Verdict(("unknown",), facts | dict(reason="one seed"))
     if after.examples.isna().any() or scratch.examples.isna().any():
-        return Verdict(("no predictions",), facts)
-    ceiling = mean_of(scratch.score) > ceiling_of(comparison)
+        return Verdict(("unknown",), facts | dict(reason="predictions were not kept"))
+    # nothing to gain above 98 %, or two test examples less than all
+    limit = math.inf if comparison.r2 else max(98, 100 - 200 / comparison.test_examples)
+    ceiling = mean_of(scratch.score) > limit
     if 0 < gained.half < abs(mean) and (mean < 0 or not ceiling):
         return Verdict(("gains" if mean > 0 else "loses",), facts)
     if ceiling:
@@ -137,12 +118,6 @@ def outcome(comparison, line, start):
         variances = [after.score.var(), scratch.score.var()]
         facts["enough"] = enough(mean, gained.test, variances, seeds)
     return Verdict(("no difference", reason), facts)
-
-
-def ceiling_of(comparison):
-    """Return the score above which there is nothing to gain: 98 %, or two test examples less than
-    all."""
-    return math.inf if comparison.r2 else max(98, 100 - 200 / comparison.test_examples)
 
 
 def enough(mean, test, variances, seeds, most=100):
@@ -164,43 +139,33 @@ def networks_of(comparison):
 
 
 def beside_linear(comparison):
-    """Return [Verdict] on the network that validation chooses, and on those behind the linear
-    model."""
+    """Return [Verdict] on the network that validation chooses, and on those behind linear."""
     networks = networks_of(comparison)
     if comparison.linear is None or not networks:
         return []
     linear = comparison.linear.score.iloc[0]
     relations = {name: relation_to_linear(runs, comparison) for name, runs in networks.items()}
-    if all(relation == "behind" for relation in relations.values()):
+    if {*relations.values()} == {"behind"}:
         top = max(networks, key=lambda name: mean_of(networks[name].score))
         score = mean_of(networks[top].score)
         facts = dict(network=in_words(top), linear=linear, score=score)
-        return [Verdict(("linear wins",), common_facts(comparison) | facts)]
+        return [Verdict(("linear wins",), facts)]
     # rounded, because equal means may differ in their last bits
     val = {name: round(mean_of(runs.val), 9) for name, runs in networks.items()}
     best = max(networks, key=val.get)
     tied = [in_words(name) for name in networks if val[name] == val[best]]
     behind = [in_words(name) for name in networks if name != best and relations[name] == "behind"]
-    kinds = [
-        "tied" if len(tied) > 1 else "chosen",
-        "beside linear" if relations[best] else "beside linear, unknown",
-    ]
+    kinds = ["tied" if len(tied) > 1 else "chosen"]
+    kinds.append("beside linear" if relations[best] else "beside linear, unknown")
     if behind:
         kinds.append("behind linear")
-    facts = dict(
-        network=in_words(best),
-        networks=", ".join(tied),
-        score=mean_of(networks[best].score),
-        linear=linear,
-        relation=relations[best],
-        networks_behind=", ".join(behind),
-    )
-    return [Verdict(tuple(kinds), common_facts(comparison) | facts)]
+    facts = dict(network=in_words(best), networks=", ".join(tied), relation=relations[best])
+    facts |= dict(networks_behind=", ".join(behind), linear=linear)
+    return [Verdict(tuple(kinds), facts | dict(score=mean_of(networks[best].score)))]
 
 
 def relation_to_linear(runs, comparison):
-    """Return how a network compares with the linear model; None if it has one seed, or if nothing
-    is known of the test examples."""
+    """Return how a network compares with the linear model; None if that is unknown."""
     linear = comparison.linear
     if len(runs) == 1 or runs.examples.isna().any() or linear.examples.isna().any():
         return None
@@ -215,20 +180,17 @@ def relation_to_linear(runs, comparison):
 
 
 def nothing_learned(comparison):
-    """Return [Verdict] on variants that predict only one class, and on those that are not better
-    than the trivial baseline in any seed."""
+    """Return [Verdict] on variants with one class only, or no better than the trivial baseline."""
     found = []
     for name, runs in comparison.variants.items():
-        predicted = [
-            record["counts"]["predicted"] for record in runs.record if record.get("counts")
-        ]
-        single = sum(sum(n > 0 for n in counts) == 1 for counts in predicted)
+        counts = [record["counts"] for record in runs.record if record.get("counts")]
+        single = sum(np.count_nonzero(count["predicted"]) == 1 for count in counts)
         if single:
             facts = dict(network=in_words(name), single=single, seeds=len(runs))
             found.append(Verdict(("one class",), facts))
     if comparison.linear is None:
         return found
-    constant = constant_of(comparison)
+    constant = constant_of(comparison).score[0]
     no_better = [
         in_words(name)
         for name, runs in networks_of(comparison).items()
@@ -236,13 +198,12 @@ def nothing_learned(comparison):
     ]
     if no_better:
         facts = dict(trivial=trivial(comparison), constant=constant, networks=", ".join(no_better))
-        found.append(Verdict(("trivial",), common_facts(comparison) | facts))
+        found.append(Verdict(("trivial",), facts))
     return found
 
 
 def noises(runs):
-    """Return by how much the choice of test examples moves the score of each run: {seed: half of
-    its 95 % interval}."""
+    """Return {seed: half of the 95 % interval of its score due to the test examples}."""
     return {seed: half_width_of_test(runs.loc[[seed]]) for seed in runs.index}
 
 
@@ -250,8 +211,7 @@ def noises(runs):
 
 
 def denoised(comparison):
-    """Return [Verdict] on how much of the variance of hidden samples each pretrained model
-    explains, beside linear interpolation."""
+    """Return [Verdict] on the variance of hidden samples that pretraining explains."""
     if comparison.linear is None:
         return []
     errors = comparison.linear.record.iloc[0].get("denoising")
@@ -273,24 +233,21 @@ def denoised(comparison):
 def denoising_error(runs):
     """Return the mean validation score of the pretraining of runs, if `interpolated` of baseline.py
     is its like: minus the squared error, hidden as the task says. Else None."""
-    scores = []
-    for first in runs["first"]:
-        if first is None:
-            return None
-        record = first.record
-        alike = first.objective == "masked" and "mask" not in record["changed"]
-        if not alike or record.get("score_is") != "minus squared error on predicted samples":
-            return None
-        scores.append(record["val_score"])
-    return sum(scores) / len(scores) if scores else None
+    scores = [
+        record["val_score"]
+        for record in (first.record for first in firsts_of(runs))
+        if record["objective"] == "masked"
+        and "mask" not in record["changed"]
+        and record.get("score_is") == "minus squared error on predicted samples"
+    ]
+    return sum(scores) / len(scores) if 0 < len(scores) == len(runs) else None
 
 
 # ---- 5. Unfinished training ----------------------------------------------------------------------
 
 
 def unfinished(comparison):
-    """Return [Verdict] on the variants that improved to the end: most of their seeds validate best
-    in the last tenth of the run."""
+    """Return [Verdict] on variants most of whose seeds validate best in the last tenth."""
     names = []
     for name, runs in comparison.variants.items():
         improved = sum(improved_to_the_end(run) for run in rows_of(runs))

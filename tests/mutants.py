@@ -190,8 +190,8 @@ MUTANTS = {
         ("tries = [(True, True), (True, False), *tries]", "pass", "compare"),
         ("if {*row.runs.index} != {*before.runs.index}:", "if False:", "made_tables"),
         (
-            "return len(row.runs), mean_of(row.runs.val)",
-            "return mean_of(row.runs.val)",
+            "return len(row.runs), statistics.mean_of(row.runs.val)",
+            "return statistics.mean_of(row.runs.val)",
             "made_tables",
         ),
         ("mean_of(row.runs.val)", "mean_of(row.runs.score)", "made_tables"),
@@ -208,7 +208,7 @@ MUTANTS = {
         ('changed.pop("label_fraction", None) or 1', "1", "made_tables"),
         ("/ np.maximum(labels + predicted, 1)", "/ np.maximum(labels, 1)", "made_tables"),
         ("2 * share / (1 + share) / classes", "2 * share / (1 + share)", "made_tables"),
-        ("return 100 / len(recalls(run.record))", "return 50", "made_tables"),
+        ("score = 100 / classes", "score = 50", "made_tables"),
     ],
     "compare/verdict.py": [
         ('"tied" if len(tied) > 1 else "chosen"', '"chosen"', "baseline"),
@@ -222,7 +222,7 @@ MUTANTS = {
     ],
     "compare/report.py": [
         ("key=lambda run: run.val", "key=lambda run: run.score", "baseline"),
-        ("constant = with_further(constant,", "constant = with_further(score,", "made_tables"),
+        ("constant_of(comparison))", "comparison.linear)", "made_tables"),
     ],
     "engine/setup.py": [
         ("if few and examples < args.batch:", "if False:", "own runs"),

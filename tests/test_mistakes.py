@@ -342,7 +342,10 @@ MISTAKES = [  # words before the flags: environment, or damage done to a file of
     ("analyze compare", "compare wants folders of runs"),
     ("analyze compare pt", "no finished finetuning run in pt"),
     ("analyze compare nowhere", "no runs in nowhere"),
-    ("analyze compare ft --baseline lr=1 --select val", "--baseline has no meaning with --select"),
+    (
+        "analyze compare ft --baseline lr=1 --select val",
+        "--select: not allowed with argument --baseline",
+    ),
     ("analyze compare ft --baseline lr=1", "--baseline lr: these runs differ in"),
     # what a disk, an editor or a stranger can do
     ("data --task file:own/huge.npz", "huge.npz: Unable to allocate 7.28 TiB"),

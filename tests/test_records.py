@@ -547,7 +547,7 @@ def test_gains_say_which_seeds_they_are_of(tmp_path):
     finetuned(tmp_path, "s7", 0.517, 7, seconds=900.0, processes=8)
     rows, text = told(tmp_path)
     assert [row[-4] for row in rows[1:] if "joint" in row] == ["– (common seeds: none)"]
-    said = runs.provenance(runs.rows_of(runs.load(tmp_path / "s7")))
+    said = runs.provenance(runs.load(tmp_path / "s7"))
     assert "1 run, seeds 7" in said and "; 2.0 hours of training" in said  # of all processes
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 from conftest import of_kind
 from scipy.optimize import brentq
@@ -16,7 +17,7 @@ from scipy.special import ndtr, stdtrit
 
 from compare import comparisons
 from compare import statistics as stats
-from compare.runs import row_of, table_of
+from compare.runs import Run, row_of
 from engine.folder import summary
 
 # Standard deviations of a table's variants over seeds. The fourth from the end is that of a demo.
@@ -112,7 +113,7 @@ def variant(*records, folder=Path("none")):
     """A variant of runs with these records, by seed. If they have several classes, the score is
     balanced accuracy."""
     rows = [row_of(RECORD | dict(seed=i) | record, folder) for i, record in enumerate(records)]
-    runs = table_of(rows).set_index("seed", drop=False)
+    runs = pandas.DataFrame(rows, columns=Run._fields).set_index("seed", drop=False)
     counts = [(record.get("counts") or {}).get("labels", ()) for record in records]
     balanced = all(np.count_nonzero(labels) > 1 for labels in counts)
     return comparisons.with_scores(runs, True) if balanced else runs
