@@ -559,7 +559,7 @@ def test_a_set_is_known_by_the_code_that_made_it(tmp_path, monkeypatch):
     comment."""
     texts = dict(generator=GENERATOR, making="from tasks.more import it\n", more="", shared="")
     (tmp_path / "tasks").mkdir()
-    monkeypatch.setattr(data, "ROOT", tmp_path)
+    monkeypatch.setattr(files, "ROOT", tmp_path)
 
     def prepared(wrapped=False, **changed):
         for name, text in (texts | changed).items():
