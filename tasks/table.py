@@ -19,7 +19,7 @@ import numpy as np
 from files import UserError, reading
 
 TABLES = ".csv", ".tsv", ".jsonl", ".parquet", ".xlsx"
-DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
+DELIMITERS = ",;\t| "
 LABELS = "label", "target", "class", "y"  # names of a label's column
 TEXTS = "text", "review", "sentence"  # of a text's, by which a header is recognised
 MISSING = {"", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?"}  # in lower case
