@@ -325,10 +325,8 @@ def make_set(name, task, folder, flags, raw, workers):
 def remake(name, folder):
     """Return the words that say how to make a set anew."""
     folder, task, place = (shlex.quote(str(word)) for word in (folder, name, folder.parent))
-    return (
-        f"remove it and run again: rm -r {folder} && python data.py --task {task} "
-        f"--data-dir {place} (and your flags)"
-    )
+    command = f"python data.py --task {task} --data-dir {place}"
+    return f"remove it and run again: rm -r {folder} && {command} (and your flags)"
 
 
 # ---- --list, --show ------------------------------------------------------------------------------

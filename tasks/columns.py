@@ -254,10 +254,8 @@ def series_of_lists(table, column):
             series.append(np.array([*cell], np.float64).reshape(len(cell), -1))
         except (ValueError, TypeError):
             series.append(NOT_READ)
-            problem = (
-                f"{str(cell)[:40]!r} is no list of numbers, or of lists of equally many numbers"
-            )
-            unreadable[i] = UserError(f"{table.place(i)}: {problem}")
+            problem = f"{table.place(i)}: {str(cell)[:40]!r} is no list of numbers"
+            unreadable[i] = UserError(f"{problem}, or of lists of equally many numbers")
     return series, unreadable
 
 

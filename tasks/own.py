@@ -81,8 +81,7 @@ def as_kind(place, series, kind):
         return series
     if kind == "samples":
         return [array.astype(np.float64)[:, None] if array.ndim == 1 else array for array in series]
-    whole = [not (array[np.isfinite(array)] % 1).any() for array in series]
-    fits = [array.size == len(array) for array in series] & np.array(whole)
+    fits = [array.size == len(array) and not (np.nan_to_num(array) % 1).any() for array in series]
     check_each(place, fits, "not whole numbers in one channel, as symbols must be")
     return [np.where(np.isnan(array), -1, array).astype(np.int64).ravel() for array in series]
 
@@ -181,6 +180,9 @@ def encode(task, place, series, bad=None):
         example = i // task.documents
         where = f"{place}, example {example} (counted from 0)"
         try:
+            if not isinstance(item, str) and (item.ndim == 0 or item.dtype.kind not in "biuf"):
+                problem = f"{where}: {item.tolist()!r:.60}"
+                raise UserError(f"{problem} is neither a text nor an array of numbers")
             if task.channels:
                 array, length = encode_samples(task, where, item)
                 cut += length > len(array)
@@ -202,7 +204,6 @@ def encode(task, place, series, bad=None):
 def encode_samples(task, where, samples):
     """Encode samples, (l, channels) or of another shape, e.g. an image -> array as stored, (l,
     channels), and its length before it was cut. where: words for messages."""
-    refuse_other(where, samples)
     if isinstance(samples, str):
         raise UserError(f"{where}: a text, but the model reads samples")
     flat = samples.shape[-1] == task.channels or task.channels == 1 and samples.size == task.length
@@ -230,7 +231,6 @@ def encode_symbols(task, where, item, ids):
     """Encode a text, symbols (l,), or samples (l, 1) of whole numbers, as a .csv has them -> ids
     that end in EOS (l,), the length before it was cut, {unknown symbol: number}. ids: {symbol:
     id}."""
-    refuse_other(where, item)
     if isinstance(item, str):
         words = item.split() if task.between else symbols_of(item)
     else:
@@ -247,12 +247,6 @@ def encode_symbols(task, where, item, ids):
     unknown = Counter(word for word in words if word not in ids)
     dtype = np.uint8 if task.vocab <= 254 else np.uint16
     return np.array([*(ids.get(word, UNK) for word in words), EOS], dtype), length, unknown
-
-
-def refuse_other(where, item):
-    """Raise UserError for what is neither a text nor an array of numbers."""
-    if not isinstance(item, str) and (item.ndim == 0 or item.dtype.kind not in "biuf"):
-        raise UserError(f"{where}: {item.tolist()!r:.60} is neither a text nor an array of numbers")
 
 
 # ---- saving --------------------------------------------------------------------------------------
@@ -325,7 +319,8 @@ def describe(request, examples, fields):
     if examples.layout and examples.layout.label_column != "none":
         kind += f", labels in column {examples.layout.label_column}"
     if task.classes:
-        kind += f", {task.classes} classes"
+        names = ", ".join(task.names[:9]) + (", ..." if task.classes > 9 else "")
+        kind += f", {task.classes} classes ({names})"
     how = "as given" if examples.split is not None else f"drawn at random, seed {request.seed}"
     sizes = " / ".join(map(str, fields["sizes"]))
     print(f"{request.folder}: {n:,} examples, at most {task.length:,} positions of {kind}")

@@ -11,7 +11,7 @@ import numpy as np
 from files import UserError
 from tasks import IGNORE, SPLITS
 from tasks.making import stratified
-from tasks.table import MISSING, as_number
+from tasks.table import as_number
 
 SPLIT_NAMES = dict.fromkeys(("train", "training"), "train")  # {what a file may call it: split}
 SPLIT_NAMES |= dict.fromkeys(("val", "validation", "valid", "dev"), "val")
@@ -88,7 +88,7 @@ def class_targets(place, labels, has_label, column):
     names, classes, sizes = np.unique(labels[has_label], return_inverse=True, return_counts=True)
     y = np.zeros(len(labels), int)
     y[has_label] = classes
-    point_out_missing(names.astype(str).tolist(), sizes)
+
     hint = "if labels are numbers to predict, use --regression of data.py or run_all.sh own"
     if column != "none":
         hint = f"labels are those of column {column}; --label COLUMN names another; {hint}"
@@ -99,16 +99,6 @@ def class_targets(place, labels, has_label, column):
     problem = f"class {rarest} has only one example ({hint})"
     check_each(place, ~has_label | (labels != rarest) | (sizes.min() > 1), problem)
     return y, names.astype(str).tolist()
-
-
-def point_out_missing(names, sizes):
-    """Print which classes have a name that often means: no label."""
-    if names == ["-1", "1"]:
-        return
-    for name, size in zip(names, sizes):
-        if name.lower() in MISSING | {"-1", "unknown"}:
-            note = f"note: {size:,} examples are of the class {name!r}; if they have no label"
-            print(f"{note}, leave it empty (in an .npz: missing={name!r})")
 
 
 # ---- parts ---------------------------------------------------------------------------------------

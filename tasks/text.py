@@ -34,13 +34,10 @@ def vocabulary(counts, least):
     ids[[ord(letter) for letter in letters]] = np.arange(len(SPECIAL), vocab)
 
     def encode(text):
-        return np.append(ids[code_points(text)], ids.dtype.type(EOS))
+        points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        return np.append(ids[points], ids.dtype.type(EOS))
 
     return dict(vocab=vocab, symbols=[*SPECIAL, *letters]), encode
-
-
-def code_points(text):
-    return np.frombuffer(text.encode("utf-32-le"), np.uint32)
 
 
 def prepare_text(task, request):
