@@ -180,13 +180,7 @@ LISTOPS = Task(
     symbols=(*SPECIAL, *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "X"),
     prepare=prepare,
 )
-SHORT = replace(
-    LISTOPS,
-    length=80,
-    sizes=DEMO,
-    mask=0.15,
-    source=GENERATED,
-    make=Grammar(depth=4, arguments=(2, 4), symbols=(15, 80)),
-)
+SMALL = Grammar(depth=4, arguments=(2, 4), symbols=(15, 80))
+SHORT = replace(LISTOPS, length=80, sizes=DEMO, mask=0.15, source=GENERATED, make=SMALL)
 # _demo and _mini are not the paper's
 TASKS |= {"listops": LISTOPS, "listops_demo": SHORT, "listops_mini": SHORT}
