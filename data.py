@@ -30,18 +30,8 @@ from pathlib import Path
 
 import numpy as np
 
-from files import (
-    ROOT,
-    Parser,
-    UserError,
-    exit_code,
-    locked,
-    read_json,
-    reading,
-    sha256_of,
-    without_comments,
-    write_json,
-)
+import files
+from files import UserError
 from tasks import PAD, SPLITS, TASKS, Task, declared, folder_name, full_name, identifying, named
 from tasks.making import Request, as_wide, stratified
 from tasks.picture import height, picture, sheet
@@ -91,8 +81,7 @@ class Split:
         return longest if self.chosen is None else longest[self.chosen]
 
     def batch(self, indices, device="cpu"):
-        """Return the examples `indices` (examples,) as a Batch. Read only their part of the
-        files."""
+        """Return the examples `indices` (examples,) as a Batch, reading only their bytes."""
         import torch
 
         task = self.task
@@ -101,15 +90,14 @@ class Split:
             return self.drawn(indices).batch(np.arange(len(indices)), device)
         if self.chosen is not None:
             indices = self.chosen[indices]
-        integers = task.kind in ("class", "positions")
-        y = self.y[indices].astype(np.int64 if integers else np.float32)
-        y = torch.from_numpy(y).to(device)
+        dtype = np.int64 if task.kind in ("class", "positions") else np.float32
+        y = torch.from_numpy(self.y[indices].astype(dtype)).to(device)
         if self.offsets is None:
             lengths = None
             x = torch.from_numpy(self.x[indices]).to(device)  # (b, l, channels)
         else:
             sequences = [torch.from_numpy(sequence) for sequence in self.sequences(indices)]
-            lengths = torch.tensor([len(sequence) for sequence in sequences]).to(device)  # (b,)
+            lengths = torch.tensor([*map(len, sequences)]).to(device)  # (b,)
             # (b, longest[, channels])
             x = torch.nn.utils.rnn.pad_sequence(sequences, True, PAD).to(device)
         if task.kind == "positions" and y.ndim == 2:  # new data have no targets
@@ -150,15 +138,13 @@ class Split:
 
 
 def order(n, seed, epoch):
-    """Return the order in which an epoch visits n examples: int64 (n,). A pure function, so there
-    is no sampler state to save. 2323 separates these draws from the other random draws of
-    training."""
+    """Return the order in which an epoch visits n examples: int64 (n,). A pure function, so no
+    sampler state is saved. 2323 separates these draws from the others of training."""
     return np.random.default_rng([2323, seed, epoch]).permutation(n)
 
 
 def look_up(name, data_dir="data"):
-    """Return the Task of a name. Your data is prepared first, because only then its length and
-    classes are known."""
+    """Return the Task of a name. Your data is prepared first: only then its length is known."""
     task = declared(full_name(name))
     return task if task.length else open_task(name, data_dir)[0]
 
@@ -168,13 +154,12 @@ def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False,
     UserError as in `prepare`.
 
     fraction: keep the first `fraction * n` training examples of one fixed shuffle (seed 42, paper's
-    appendix C.1.4 and its official configuration). Smaller subsets lie within larger ones, and both
-    stages see the same examples. labelled: instead of `fraction`, a share of all training examples
-    that keeps the class proportions, again nested. labels: leave out training examples without a
-    label; UserError if no example has one. fresh: a seed. Training examples are drawn from it by
-    the task's `draw`, each as often as its index comes up."""
+    appendix C.1.4 and its official configuration), so smaller subsets lie within larger ones, in
+    both stages. labelled: instead, a share of all training examples that keeps the class
+    proportions, again nested. labels: leave out training examples without a label; UserError if no
+    example has one. fresh: a seed from which `task.draw` draws training examples."""
     folder = prepare(name, data_dir)
-    with reading(f"{folder} is damaged", remake(name, folder)):
+    with files.reading(f"{folder} is damaged", remake(name, folder)):
         task, (train, val, test) = load(declared(name), folder)
     n = len(train) if task.labelled is None else task.labelled
     if labels and n == 0:
@@ -188,20 +173,17 @@ def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False,
     if labels and task.labelled is not None:
         train.chosen = np.arange(n) if train.chosen is None else train.chosen[train.chosen < n]
         if not len(train):
-            problem = f"--train-fraction {fraction} keeps no training example with a label"
-            raise UserError(f"{problem}; use a larger one")
+            raise UserError(f"--train-fraction {fraction} keeps no example with a label; raise it")
     train.fresh = fresh
     return task, train, val, test
 
 
 def load(task, folder):
     """Return a Task with the fields that its prepared folder fills in, and its three Splits."""
-    meta = read_json(folder / "meta.json")
-    fields = {
-        field: tuple(value) if isinstance(value, list) else value
-        for field, value in meta["found"].items()
-    }
-    task = replace(task, **fields, data=identity(task, folder, meta))
+    meta = files.read_json(folder / "meta.json")
+    for field, value in meta["found"].items():
+        task = replace(task, **{field: tuple(value) if isinstance(value, list) else value})
+    task = replace(task, data=identity(task, folder, meta))
     arrays = ["x", "y"]
     if task.ragged or not task.channels:
         arrays.append("offsets")
@@ -217,19 +199,19 @@ def load(task, folder):
 
 
 def identity(task, folder, meta):
-    """Return what a run records of the set that it is trained on: where it comes from, seed, sizes
-    and a checksum of the labels; for your data also checksums of the inputs."""
+    """Return what a run records of its data: where they come from, seed, sizes and a checksum of
+    the labels; for your data also checksums of the inputs."""
     flags = meta["flags"]
     source = "generated" if task.make and flags["raw"] is None else "official files"
     if task.own:
         source = "own data"
-    labels = b"".join((folder / f"{split}_y.npy").read_bytes() for split in SPLITS)
     record = dict(source=source, seed=flags["seed"], sizes=flags["sizes"])
+    labels = b"".join((folder / f"{split}_y.npy").read_bytes() for split in SPLITS)
     record["labels"] = zlib.crc32(labels)
     if meta["inputs"]:
         record["inputs"] = meta["inputs"]
-    if "labelled" in meta["found"]:
-        record["labelled"] = meta["found"]["labelled"]
+    if task.labelled is not None:
+        record["labelled"] = task.labelled
     return record
 
 
@@ -240,14 +222,13 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
     """Prepare a task unless it is ready, and return its folder in data_dir. Several processes may
     call this at once.
 
-    sizes: number of examples in (train, val, test); None: the task's. seed: of the generator, or of
-    the split of your data; None: 0. raw: folder of the official files, which are read instead of
-    downloading or generating. workers: processes of a generator; None: one per core. The result
-    does not depend on it. own_data: regression, kind, group and layout, as in `Request`.
+    sizes: of (train, val, test); None: the task's. seed: of the generator, or of the split of your
+    data; None: 0. raw: folder of the official files, read instead of downloading or generating.
+    workers: processes of a generator; None: one per core; the result does not depend on it.
+    own_data: regression, kind, group and layout, as in `Request`.
 
-    For a folder that is ready, a flag that is None means that of the folder. UserError if it holds
-    another set: made with other flags, by other code or from other files of yours. Nothing is ever
-    overwritten."""
+    Nothing is overwritten. UserError if the folder was made with other flags (None: any), by other
+    code or from other files of yours."""
     name = full_name(name)
     task = declared(name)
     folder = Path(data_dir) / folder_name(name)
@@ -256,7 +237,7 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
     flags = own_data | dict(sizes=sizes and list(sizes), seed=seed, raw=place)
     if not (folder / "meta.json").exists():  # before locking, so a read-only folder can be used
         make_set(name, task, folder, flags, raw and Path(raw), workers)
-    meta = read_json(folder / "meta.json")
+    meta = files.read_json(folder / "meta.json")
     recorded = meta.get("flags", {})
     differences = [
         f"{flag} ({recorded.get(flag)}, not {value})"
@@ -267,10 +248,8 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
     if checksum is not None and checksum != meta.get("made_of"):
         differences.append("code or files")
     if differences:
-        raise UserError(
-            f"{folder} was made by another version or with other {', '.join(differences)}; "
-            f"{remake(name, folder)}"
-        )
+        problem = f"{folder} was made by another version or with other {', '.join(differences)}"
+        raise UserError(f"{problem}; {remake(name, folder)}")
     return folder
 
 
@@ -280,15 +259,10 @@ def refuse_meaningless(name, task, seed, raw, own_data):
         raise UserError(f"--raw {raw} has no meaning for {name}; leave it out")
     generated = task.make and raw is None
     if seed is not None and not generated and not task.own:
-        raise UserError(
-            f"--seed {seed} is for generated sets; the official splits of {name} are fixed; leave "
-            "it out"
-        )
+        raise UserError(f"--seed {seed}: the official splits of {name} are fixed; leave it out")
     if not task.own and any(value is not None for value in own_data.values()):
-        raise UserError(
-            "--regression, --symbols, --samples, --group and flags of columns are for your data, "
-            f"and {name} is fixed; leave them out"
-        )
+        flags = "--regression, --symbols, --samples, --group and flags of columns"
+        raise UserError(f"{flags} are for your data, and {name} is fixed; leave them out")
 
 
 def made_of(name, task, group=None):
@@ -297,27 +271,26 @@ def made_of(name, task, group=None):
     groups. None if a file of yours is gone: its set can still be used.
 
     Official files do not count: they are not read again once their set is ready."""
-    files = [group] if group else []
+    yours = [group] if group else []
     if task.family == "file":
-        files.append(name.removeprefix("file:"))
-    if not all(os.path.isfile(path) for path in files):
+        yours.append(name.removeprefix("file:"))
+    if not all(map(os.path.isfile, yours)):
         return None
     function = getattr(task.prepare, "func", task.prepare)  # of a partial
     source = inspect.getsourcefile(function)  # None if it was typed into an interpreter
     paths = [Path(source)] if source else []
     codes = []
     for path in paths:  # grows
-        codes.append(without_comments(path.read_text()))
+        codes.append(files.without_comments(path.read_text()))
         for imported in re.findall(r"^ *from tasks\.(\w+) import", codes[-1], re.M):
-            if (path := ROOT / "tasks" / f"{imported}.py") not in paths:
+            if (path := files.ROOT / "tasks" / f"{imported}.py") not in paths:
                 paths.append(path)
-    text = "\n".join([identifying(task), *codes, *map(sha256_of, files)])
+    text = "\n".join([identifying(task), *codes, *map(files.sha256_of, yours)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def make_set(name, task, folder, flags, raw, workers):
-    """Call the task's own `prepare`, then write meta.json. If nothing was saved, remove the folder
-    and its lock."""
+    """Call the task's `prepare`, then write meta.json. Remove an empty folder and its lock."""
     sizes = flags["sizes"]
     if sizes is None and (task.subset or task.make and raw is None):
         sizes = list(task.sizes)
@@ -327,7 +300,7 @@ def make_set(name, task, folder, flags, raw, workers):
     request = Request(name, folder, task, checksum, sizes, seed, raw, workers, **own_data)
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = folder.parent / f".{folder.name}.lock"
-    with locked(lock, f"{folder} is being prepared by another process"):
+    with files.locked(lock, f"{folder} is being prepared by another process"):
         if (folder / "meta.json").exists():  # another process made it while we waited
             return
         folder.mkdir(exist_ok=True)
@@ -340,26 +313,20 @@ def make_set(name, task, folder, flags, raw, workers):
                 folder.rmdir()
                 lock.unlink()
         lengths = [len(np.load(folder / f"{split}_y.npy", mmap_mode="r")) for split in SPLITS]
-        inputs = [sha256_of(folder / f"{split}_x.npy")[:8] for split in SPLITS]
-        settled = dict(sizes=lengths, seed=request.seed, regression=bool(request.regression))
-        meta = dict(
-            task=name,
-            flags=flags | settled,
-            made_of=checksum,
-            inputs=inputs if task.own else None,
-            found=fields,
-        )
-        write_json(folder / "meta.json", meta)
+        inputs = None
+        if task.own:
+            inputs = [files.sha256_of(folder / f"{split}_x.npy")[:8] for split in SPLITS]
+        flags = flags | dict(sizes=lengths, seed=seed, regression=bool(request.regression))
+        meta = dict(task=name, flags=flags, made_of=checksum, inputs=inputs, found=fields)
+        files.write_json(folder / "meta.json", meta)
         shutil.rmtree(folder / "parts", ignore_errors=True)
 
 
 def remake(name, folder):
     """Return the words that say how to make a set anew."""
     folder, task, place = (shlex.quote(str(word)) for word in (folder, name, folder.parent))
-    return (
-        f"remove it and run again: rm -r {folder} && python data.py --task {task} "
-        f"--data-dir {place} (and your flags)"
-    )
+    command = f"python data.py --task {task} --data-dir {place}"
+    return f"remove it and run again: rm -r {folder} && {command} (and your flags)"
 
 
 # ---- --list, --show ------------------------------------------------------------------------------
@@ -367,13 +334,10 @@ def remake(name, folder):
 
 def print_tasks(data_dir):
     for name, task in TASKS.items():
-        channels = f", {task.channels} channels" if (task.channels or 1) > 1 else ""
-        documents = f", {task.documents} documents" if task.documents > 1 else ""
         target = f"{task.classes} classes" if task.classes else "regression"
         sizes = " / ".join(f"{size:,}" for size in task.sizes)
         state = "" if (Path(data_dir) / name / "meta.json").exists() else "not "
-        shape = f"length {task.length:,}{channels}{documents}, {target}"
-        print(f"{name:16} {shape}, {sizes} examples; {state}prepared")
+        print(f"{name:16} length {task.length:,}, {target}, {sizes} examples; {state}prepared")
         origin = "generated" if task.make else "no download"
         if task.source.urls:
             server = task.source.urls[0].split("/")[2]
@@ -382,9 +346,8 @@ def print_tasks(data_dir):
 
 
 def show(name, data_dir, path):
-    """Draw four training examples and write the picture to `path`: on the left as they are, on the
-    right with the positions that the masked objective hides. Only for this picture, data.py imports
-    what stands above it."""
+    """Draw four training examples: on the left as they are, on the right with the positions that
+    the masked objective hides. Only for this picture, data.py imports what stands above it."""
     from engine.feed import drawing
     from engine.flags import completed
     from pretrain import OBJECTIVES, denoising
@@ -412,12 +375,12 @@ def show(name, data_dir, path):
 
 def main(argv=None):
     """Run a command of the module's docstring and return its `exit_code`."""
-    return exit_code(lambda: command(parser().parse_args(argv)))
+    return files.exit_code(lambda: command(parser().parse_args(argv)))
 
 
 def parser():
     """Return the parser of data.py's flags."""
-    parser = Parser(
+    parser = files.Parser(
         examples=True,
         prog="data.py",
         description=__doc__,
@@ -431,29 +394,15 @@ def parser():
     for split in SPLITS:
         help = f"{split} examples (default: the task's number)"
         add(f"--{split}", type=int, metavar="N", help=help)
-    add(
-        "--raw",
-        "--lra-dir",
-        metavar="DIR",
-        help="read the official files in DIR: for listops, pathfinder*, pathx* and retrieval an "
-        "LRA release; for the others the files of the download",
-    )
+    help = "read the official files in DIR (--list says which) in place of the download"
+    add("--raw", "--lra-dir", metavar="DIR", help=help)
     for kind in ("symbols", "samples"):
         help = f"read the numbers of your data as {kind} (default: symbols if an .npz has integers)"
         add(f"--{kind}", dest="kind", action="store_const", const=kind, help=help)
-    add(
-        "--group",
-        type=os.path.abspath,
-        metavar="FILE",
-        help="for your data: a file with the group (e.g. a person) of each example, one per line; "
-        "no group is in two splits",
-    )
-    add(
-        "--regression",
-        action="store_true",
-        default=None,
-        help="for your data: labels are numbers to predict, not classes",
-    )
+    help = "your data: a file with the group (e.g. a person) of each example, one a line"
+    add("--group", type=os.path.abspath, metavar="FILE", help=f"{help}; no group is in two splits")
+    help = "your data: labels are numbers to predict, not classes"
+    add("--regression", action="store_true", default=None, help=help)
     add_layout(parser)
     add("--seed", type=int, help="seed of the generator, or of the split of your data (default: 0)")
     add("--workers", type=int, metavar="K", help="processes of the generator (default: all cores)")
@@ -478,8 +427,7 @@ def command(args):
     elif args.task in TASKS:
         sizes = [size or default for size, default in zip(sizes, TASKS[args.task].sizes)]
     else:
-        problem = "--train, --val and --test do not apply to your data, which is used in full"
-        raise UserError(f"{problem}; leave them out")
+        raise UserError("--train, --val and --test have no meaning for your data; leave them out")
     own_data = {flag: getattr(args, flag) for flag in ("regression", "kind", "group")}
     own_data["layout"] = given(args)
     folder = prepare(args.task, args.data_dir, sizes, args.seed, args.raw, args.workers, **own_data)

@@ -1,5 +1,4 @@
-"""Files, downloads and one-line errors, used by every script. A first reading may skip this
-file."""
+"""Files, downloads and one-line errors, used by every script. Skip it at a first reading."""
 
 import argparse
 import contextlib
@@ -22,8 +21,7 @@ ROOT = Path(__file__).resolve().parent
 
 
 class UserError(Exception):
-    """A user's mistake, described in one line: what is wrong, the value, and the command that fixes
-    it."""
+    """A user's mistake in one line: what is wrong, the value, and the command that fixes it."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -45,9 +43,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def exit_code(main, interrupted="interrupted"):
-    """Run a script's main and return its exit code: 0 or what main returns; 2, after printing one
-    line, for a mistake of the user and for a failing disk; 130 for Ctrl-C; 141, silently, if
-    nothing reads the output any more."""
+    """Run a script's main and return its exit code: 0 or what main returns; 2, after one line, for
+    a user's mistake or a failing disk; 130 for Ctrl-C; 141 if nothing reads the output any more."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # for ASCII terminals
     text = None
@@ -73,8 +70,7 @@ def exit_code(main, interrupted="interrupted"):
 
 @contextlib.contextmanager
 def reading(problem, advice):
-    """Turn any exception into a one-line UserError: a damaged file can make its reader raise
-    anything."""
+    """Turn any exception into a UserError: a damaged file can make its reader raise anything."""
     try:
         yield
     except UserError:
@@ -87,8 +83,7 @@ def reading(problem, advice):
 
 
 def without_comments(source):
-    """Return Python source without comments and empty lines. Unlike ast.unparse, it does not depend
-    on the version."""
+    """Return Python source without comments and empty lines, in every Python the same."""
     string_or_comment = r"""((?P<quote>\"{3}|'{3}|"|')(?:\\.|.)*?(?P=quote))|#[^\n]*"""
     source = re.sub(string_or_comment, lambda match: match[1] or "", source, flags=re.DOTALL)
     lines = [line.rstrip() for line in source.split("\n")]
@@ -111,17 +106,14 @@ def write_atomically(path, write):
             device or os.fsync(file.fileno())
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
-        problem = str(error).splitlines()[0]
-        raise UserError(
-            f"cannot write {path}: {problem}; make room, or choose another folder"
-        ) from None
+        problem = f"cannot write {path}: {str(error).splitlines()[0]}"
+        raise UserError(f"{problem}; make room, or choose another folder") from None
     finally:
         device or temporary.unlink(missing_ok=True)
 
 
 def write_json(path, record):
-    """Write a record as indented JSON, atomically. Values that JSON has no type for are written as
-    text."""
+    """Write a record as indented JSON, atomically; what JSON has no type for, as text."""
     text = json.dumps(record, indent=1, default=str) + "\n"
     write_atomically(path, lambda file: file.write(text.encode()))
 
@@ -137,9 +129,8 @@ def read_json(path):
 
 
 def locked(path, busy, wait=True):
-    """Acquire a lock file -> context manager. The lock is released when this process ends, however
-    it ends. If another process holds it, print `busy` and wait; without `wait`, raise `busy` as
-    UserError."""
+    """Acquire a lock file -> context manager; however this process ends, the lock is released. If
+    another holds it, print `busy` and wait; without `wait`, raise `busy` as UserError."""
     lock = filelock.FileLock(path)
     try:
         return lock.acquire(timeout=0)
@@ -156,11 +147,9 @@ PAUSE = 2  # seconds before a download is retried
 
 
 def fetch(url, folder, by_hand, sha256=None):
-    """Download a file into a folder, unless it is there, and return its path.
-
-    The file is called NAME.part until it is complete and its checksum verified; the next call
-    resumes it. UserError after four failures in a row without a new byte; the message says what to
-    do `by_hand`."""
+    """Download a file into a folder, unless it is there, and return its path. It is called
+    NAME.part until it is complete and its checksum verified; the next call resumes it. UserError,
+    with what to do `by_hand`, after four failures in a row without a new byte."""
     from requests import RequestException
     from urllib3.exceptions import HTTPError as BrokenBody  # raised in the middle of a body
 
@@ -186,11 +175,8 @@ def fetch(url, folder, by_hand, sha256=None):
                 failures = [] if grown else [*failures, str(reason)]
                 time.sleep(PAUSE)
             if len(failures) == 4 or "wrong checksum" in failures and not have:
-                problems = "; ".join(dict.fromkeys(failures))
-                raise UserError(
-                    f"{url} cannot be downloaded ({problems}). Get it in another way, then "
-                    f"{by_hand}"
-                )
+                problem = f"{url} cannot be downloaded ({'; '.join(dict.fromkeys(failures))})"
+                raise UserError(f"{problem}. Get it in another way, then {by_hand}")
     return path
 
 
@@ -205,13 +191,12 @@ def _request(url, part, have):
         answer.raise_for_status()
         if answer.status_code != 206:  # a server that cannot resume sends the whole file
             have = 0
-        left = int(answer.headers.get("Content-Length", 0))
+        total = have + int(answer.headers.get("Content-Length", 0))
+        progress = dict(desc=part.name, total=total, initial=have)
         # Not iter_content: it would unpack a body that the server declares as gzip, and drop the
         # end of a broken body.
         with (
-            tqdm.wrapattr(
-                answer.raw, "read", desc=part.name, total=have + left, initial=have
-            ) as body,
+            tqdm.wrapattr(answer.raw, "read", **progress) as body,
             open(part, "ab" if have else "wb") as file,
         ):
             shutil.copyfileobj(body, file)
@@ -227,8 +212,7 @@ def sha256_of(path):
 
 def load_room(folder, table, flag):
     """Import every file of a folder; each adds entries to a table {name: entry}. Return {name: its
-    file}. A file that uses the name of another file's entry ends the script with one line. flag:
-    chooses an entry, for that line."""
+    file}. A name that is taken ends the script with one line. flag: chooses an entry."""
     homes = {}
     for path in sorted(folder.glob("[!_.]*.py")):
         before = dict(table)
@@ -238,9 +222,7 @@ def load_room(folder, table, flag):
                 homes[name] = path
             elif entry is not before[name]:
                 home = f"{folder.name}/{homes[name].name}" if name in homes else "models.py"
-                line = (
-                    f"error: {folder.name}/{path.name}: {flag} {name} is already defined in {home}"
-                )
-                print(f"{line}; choose another name", file=sys.stderr)
+                problem = f"{folder.name}/{path.name}: {flag} {name} is already defined in {home}"
+                print(f"error: {problem}; choose another name", file=sys.stderr)
                 raise SystemExit(2)
     return homes

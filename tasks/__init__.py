@@ -3,16 +3,15 @@ every script. For a first reading this file and listops.py are enough.
 
     cp tasks/listops.py tasks/mine.py    then change what it generates, and the names at the end
 
-A file opens with one worked example and describes what is read or generated. `prepare(task,
-request)` saves the splits; the last lines add rows to TASKS. Prepared data is reused only while its
-code is the same. `making.py` holds functions that several tasks use, `picture.py` draws examples,
+A file opens with one worked example; its `prepare(task, request)` saves the splits; its last lines
+add rows to TASKS. `making.py` holds functions that several tasks use, `picture.py` draws examples,
 `snakes.py` is Pathfinder's generator; `readers.py`, `table.py`, `columns.py` and `split.py` serve
 own.py. This file defines what a task is and how tasks are named."""
 
 import hashlib
 import os
 import re
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,8 +42,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Task:
-    """Everything that defines a data set. `open_task` fills in the fields that depend on the
-    prepared data."""
+    """Everything that defines a data set. "Filled in" are fields that depend on prepared data."""
 
     family: str  # the name that tasks of one kind share
     length: int  # longest sequence l, <eos> included
@@ -52,9 +50,8 @@ class Task:
     sizes: tuple  # examples in train, val, test
     mask: float  # masking ratio of self-pretraining (paper, section 2 and appendix C.3)
     source: Source
-    # number of symbols in the `symbols` view (0: filled in); None: no such view
-    vocab: int | None = None
-    channels: int | None = None  # number of channels in the `samples` view; None: no such view
+    vocab: int | None = None  # symbols of the `symbols` view (0: filled in); None: no such view
+    channels: int | None = None  # channels of the `samples` view; None: no such view
     documents: int = 1  # sequences per example
     # a sample is (x / scale - mean) / std; mean, std: one number, or one per channel
     scale: float = 255
@@ -67,14 +64,13 @@ class Task:
     distinct: bool = False  # True: repeated images are replaced, so that splits are disjoint
     symbols: tuple = ()  # names of the ids 0 .. vocab - 1
     ends: tuple = ()  # filled in: the targets, in their own unit, that -1 and 1 stand for
-    # filled in: which data set this is (source, seed, sizes, checksum of the labels)
-    data: dict | None = None
+    data: dict | None = None  # filled in: which set this is, see `identity` in data.py
     # What an example's target is, a row of KINDS in engine/targets.py. "": a class or, if `classes`
     # is 0, a number. labels: several, uint8 (n, classes), 0 or 1. positions: a class per position,
     # int16 (n, length), or IGNORE.
     target: str = ""
-    # repr=False: it does not identify a prepared set (see `identifying`). Labelled training
-    # examples come first. filled in: labelled training examples (None: all)
+    # Fields that do not identify a prepared set have repr=False, see `identifying`.
+    # filled in: labelled training examples, which come first (None: all)
     labelled: int | None = field(default=None, repr=False)
     ragged: bool = field(default=False, repr=False)  # filled in: samples have unequal lengths
     gaps: bool = field(default=False, repr=False)  # filled in: samples are missing within sequences
@@ -84,8 +80,8 @@ class Task:
     prepare: object = field(default=None, repr=False)
     # function(task, rng) -> x, y of one example, for --fresh
     draw: object = field(default=None, repr=False)
-    # Tables of sizes and of recipes, as in recipes.py but without the column `task`. If they are
-    # empty, the lines of recipes.py with task * apply.
+    # Tables of sizes and of recipes, as in recipes.py but without the column `task`; empty: the
+    # lines of recipes.py with task * apply.
     models: str = field(default="", repr=False)
     recipes: str = field(default="", repr=False)
 
@@ -113,8 +109,7 @@ OWN = {}  # {prefix: function(what follows the colon) -> Task}: your data, file:
 
 
 def full_name(name):
-    """Return a task's full name: for a file with its absolute path. UserError if there is no such
-    task."""
+    """Return a task's full name, a file's with its absolute path. UserError if it is unknown."""
     kind, _, path = (name or "").partition(":")
     if kind == "file" and path:
         return f"file:{os.path.abspath(os.path.expanduser(path))}"
@@ -126,14 +121,12 @@ def full_name(name):
 
 
 def folder_name(name):
-    """Return a task's name in folder names: for a file its stem and a checksum of its absolute
-    path."""
+    """Return a task's name in folder names: for a file its stem and a checksum of its path."""
     name = full_name(name)
     if not name.startswith("file:"):
         return name.replace(":", "-")
     path = name.removeprefix("file:")
-    # leave room for a run's longer name
-    stem = re.sub("[^A-Za-z0-9._-]", "_", Path(path).stem)[:100]
+    stem = re.sub("[^A-Za-z0-9._-]", "_", Path(path).stem)[:100]  # a run's name is longer
     return f"file-{stem}-{hashlib.md5(os.fsencode(path)).hexdigest()[:8]}"
 
 
@@ -146,8 +139,8 @@ def declared(name):
 
 
 def named(task, y):
-    """Turn targets (n,), (n, classes) or (n, length) into names (n,) or (n, length), "" for none;
-    in regression, into values in the unit of the labels. Several labels are one text."""
+    """Turn targets into names (n,) or (n, length), "" for none; in regression, into values in the
+    unit of the labels. Several labels of an example are one text."""
     names = np.array(task.names or [str(label) for label in range(task.classes)])
     y = np.asarray(y)
     if task.kind == "labels":
@@ -167,11 +160,9 @@ def identifying(task):
 
 
 def kept(task):
-    """Return what a checkpoint keeps of a task, in plain values: all but where its data come from
-    (see `restored`)."""
-    left_out = ("source", "make", "prepare", "draw", "models", "recipes")
-    names = [field.name for field in fields(Task) if field.name not in left_out]
-    return {name: getattr(task, name) for name in names}
+    """Return what a checkpoint keeps of a task: all but where its data come from."""
+    left_out = {"source", "make", "prepare", "draw", "models", "recipes"}
+    return {name: value for name, value in vars(task).items() if name not in left_out}
 
 
 def restored(record):

@@ -20,11 +20,9 @@ def official_windows(n):
 
 
 def prepare(task, request):
-    """Prepare BIDMC: one of its three targets from PPG and ECG, 32 s at 125 Hz.
-
-    The official split joins TRAIN and TEST and draws windows at random, so test windows overlap
-    training windows (results/bidmc_leak.md). Targets are mapped to [-1, 1] by the range of the
-    training split (paper, appendix C.3); `Task.ends` holds that range."""
+    """Prepare one of BIDMC's three targets. The official split joins TRAIN and TEST and draws
+    windows at random, so test windows overlap training windows (results/bidmc_leak.md). Targets are
+    mapped to [-1, 1] by the range of the training split (paper, appendix C.3): `Task.ends`."""
     paths = [find(request, url.rsplit("/", 1)[1]) for url in task.source.urls]  # TRAIN, TEST
     halves = []
     for path in paths:

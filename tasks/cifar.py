@@ -19,29 +19,26 @@ from tasks.making import find, members, random_split, save_split
 
 class ArraysOnly(pickle.Unpickler):
     """A reader of the official pickled batches. A pickle can call any function by its name; this
-    reader knows only the functions that make an array."""
+    reader knows only those that make an array."""
 
-    RECONSTRUCT = np.empty(0).__reduce__()[0]  # makes an empty array; its pickled state fills it
     ALLOWED = {
-        "numpy.ndarray": np.ndarray,
-        "numpy.dtype": np.dtype,
-        "_codecs.encode": codecs.encode,
-        "numpy.core.multiarray._reconstruct": RECONSTRUCT,
-        "numpy._core.multiarray._reconstruct": RECONSTRUCT,
+        ("_codecs", "encode"): codecs.encode,
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): np.dtype,
     }
 
     def find_class(self, module, name):
-        if f"{module}.{name}" not in self.ALLOWED:
+        if name == "_reconstruct" and module.startswith("numpy."):
+            return np.empty(0).__reduce__()[0]  # makes an empty array, which its state fills
+        if (module, name) not in self.ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return self.ALLOWED[f"{module}.{name}"]
+        return self.ALLOWED[module, name]
 
 
 def read_cifar(place):
-    """Read CIFAR-10 (Krizhevsky 2009) from an archive or folder, binary or pickled, or from an .npz
-    file.
-
-    Return (images, labels) of training and of test, in the official order: images uint8 (n, 32, 32,
-    3), or (n, 32, 32) if the .npz holds gray ones; labels uint8 (n,)."""
+    """Read CIFAR-10 (Krizhevsky 2009) from an archive, a folder or an .npz file -> (images, labels)
+    of training and of test, in the official order: uint8 (n, 32, 32, 3), or (n, 32, 32) if the .npz
+    holds gray images, and uint8 (n,)."""
     if place.suffix == ".npz":
         with np.load(place) as file:
             halves = ("train", "test")
@@ -62,8 +59,7 @@ def read_cifar(place):
 
 def prepare(task, request):
     """Prepare Image (one gray channel) or sCIFAR (three), row by row. A pixel of a smaller image is
-    the mean of those whose centres lie under it. Validation is a tenth of the training images,
-    drawn by random_split with seed 42."""
+    the mean of those whose centres lie under it. Validation is a tenth of the training images."""
     place = find(request, "cifar-10-binary*.tar.gz", "cifar-10-python*.tar.gz", "cifar10*.npz", ".")
     with reading(f"{place} is not the whole CIFAR-10", f"it may be: {task.source.accepts}"):
         (images, labels), test = read_cifar(place)
@@ -71,8 +67,8 @@ def prepare(task, request):
         raise UserError(f"{place} holds gray images; {request.folder.name} needs colour")
     train, val = np.split(random_split(len(labels)), [int(len(labels) * 0.9)])
     splits = (images[train], labels[train]), (images[val], labels[val]), test
+    mode = "L" if task.channels == 1 else "RGB"
     for split, (images, labels) in zip(SPLITS, splits):
-        mode = "L" if task.channels == 1 else "RGB"
         pictures = [Image.fromarray(image).convert(mode) for image in images]
         if task.side != 32:
             pictures = [picture.resize((task.side, task.side), Image.BOX) for picture in pictures]

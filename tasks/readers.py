@@ -2,9 +2,8 @@
 
     np.savez("my.npz", x=x, y=y)    ->    series x[0], x[1], ..., (l, channels) each;    labels y
 
-A series is samples float64 (l, channels), symbols int64 (l,), or a text. Padding at its end is not
-cut off here. A series that cannot be read does not end the reading: it is listed in
-`Examples.unreadable`."""
+A series is samples float64 (l, channels), symbols int64 (l,), or a text. One that cannot be read
+does not end the reading: it is listed in `Examples.unreadable`."""
 
 import gzip
 import io
@@ -19,18 +18,7 @@ from files import UserError, reading
 from tasks import SPLITS
 from tasks.columns import NOT_READ, from_frame, oriented, side_by_side
 from tasks.split import SPLIT_NAMES
-from tasks.table import (
-    DELIMITERS,
-    MISSING,
-    TABLES,
-    Examples,
-    Layout,
-    decoded,
-    delimiter_of,
-    first_rows,
-    is_number,
-    read_table,
-)
+from tasks.table import MISSING, TABLES, Examples, Layout, decoded, is_number, read_table
 
 OWN_FILES = ".npz", *TABLES[:2], ".ts", ".txt", *TABLES[2:]
 NO_LAYOUT = Layout()
@@ -40,8 +28,7 @@ def read_file(path, layout=NO_LAYOUT, documents=1, regression=False, target=None
     """Read a file that `read_own` knows by its ending -> Examples."""
     if not os.path.isfile(path):
         raise UserError(f"{path} is not a file, or not there")
-    endings = "|".join(OWN_FILES).replace(".", r"\.")
-    if not re.search(rf"({endings})(\.gz)?$", path.lower()):
+    if not path.lower().removesuffix(".gz").endswith(OWN_FILES):
         raise UserError(f"{path} must end in one of {' '.join(OWN_FILES)}")
     with reading(path, "restore it, or save it anew"):
         return read_own(path, Path(path).read_bytes(), layout, documents, regression, target)
@@ -55,8 +42,8 @@ def read_own(path, raw, layout=NO_LAYOUT, documents=1, regression=False, target=
     its `missing` value, split (n,), train, val or test, and group (n,). .txt: one line per text,
     without a label. .ts: see `read_ts`. Others: see table.py.
 
-    documents: texts per example. regression: labels are numbers. target: of a trained run, as
-    Task.target."""
+    documents: texts per example. regression: labels are numbers. target: Task.target of a trained
+    run."""
     kind = os.path.splitext(path.lower())[1]
     if kind == ".gz":
         raw = gzip.decompress(raw)
@@ -87,9 +74,7 @@ def mark_known(examples, missing, regression):
         return examples._replace(labels=labels, known=present.any(1))
     if labels.dtype.kind in "UO":
         labels = np.char.strip(labels.astype(str))
-    unknown = ["", "nan", "nat"]
-    if regression:
-        unknown += MISSING
+    unknown = ["", "nan", "nat", *(MISSING if regression else ())]
     if missing is not None:
         unknown.append(str(missing).lower())
     names = np.char.lower(labels.astype(str))  # of a date as in the names of classes
@@ -101,14 +86,10 @@ def read_txt(path, raw):
     """Read the bytes of a .txt file -> Examples, a text per line. UserError if they are numbers."""
     lines = [line.strip() for line in io.StringIO(decoded(path, raw), newline=None)]
     texts = [line for line in lines if line]
-    text = "\n".join(texts)
-    delimiter = delimiter_of(text, " ")
-    cells = [cell for row in first_rows(text, delimiter)[1:] for cell in row] if delimiter else []
+    rows = [re.split(r"[\s,;|]+", text) for text in texts[1:50]]
+    cells = [cell for row in rows if len(row) > 1 for cell in row]
     if sum(map(is_number, cells)) > len(cells) / 2:
-        raise UserError(
-            f"{path} holds numbers separated by {DELIMITERS[delimiter]}, but a .txt holds texts, "
-            "one per line; call it .csv"
-        )
+        raise UserError(f"{path} holds numbers, but a .txt holds one text per line; call it .csv")
     return Examples(texts, rows=np.flatnonzero([line != "" for line in lines]))
 
 
@@ -127,11 +108,8 @@ CALLED = dict(
 def read_npz(path, raw, layout, documents, target):
     """Read the bytes of an .npz file -> Examples without `known`, and the value of y that means "no
     label", or None."""
-    advice = (
-        "it must hold numbers x (n, l) or (n, l, channels), or texts x (n,), and y (n,); a shorter "
-        "series ends in NaN, or in -1 if it is symbols"
-    )
-    with reading(path, advice):
+    x_and_y = "numbers x (n, l) or (n, l, channels), or texts x (n,), and y (n,)"
+    with reading(path, f"it must hold {x_and_y}; a shorter series ends in NaN, or -1 if symbols"):
         with np.load(io.BytesIO(raw)) as file:
             arrays = named_arrays(path, file)
         if "x" not in arrays:
@@ -157,35 +135,29 @@ def named_arrays(path, file):
         if present:
             arrays[f"{key}_{part}".strip("_")] = array_of(file, names.pop(present[0]))
     if "x" not in arrays and not {"x_train", "x_test"} <= arrays.keys():
-        raise ValueError(
-            f"its arrays are {', '.join(file.files)}; call one x: np.savez(path, x=..., y=...)"
-        )
+        raise ValueError(f"its arrays are {', '.join(file.files)}; call one x")
     if names:
         print(f"{path}: these arrays are not read: {', '.join(names.values())}")
     return arrays
 
 
 def array_of(file, name):
-    """Return an array of an open .npz file. One of objects becomes an array of texts, or stays one
-    of arrays."""
+    """Return an array of an open .npz file. Objects become texts, or stay arrays."""
     # here, because tasks are listed in the order in which they are imported
     from tasks.cifar import ArraysOnly
 
-    with file.zip.open(f"{name}.npy") as entry:
-        version, _ = np.lib.format.read_magic(entry)
-        read_header = getattr(np.lib.format, f"read_array_header_{version}_0")
-        dtype = read_header(entry)[2]
-        if dtype.kind != "O":
-            array = file[name]
-            return array.astype(str) if array.dtype.kind == "S" else array
-        objects = ArraysOnly(entry).load()
+    try:
+        array = file[name]
+    except ValueError:  # an array of objects: a pickle below one line
+        pickled = file.zip.read(f"{name}.npy").split(b"\n", 1)[1]
+        objects = ArraysOnly(io.BytesIO(pickled)).load()
+    else:
+        return array.astype(str) if array.dtype.kind == "S" else array
     cells = [cell for cell in objects.flat if not isinstance(cell, np.ndarray)]
     plain = (str, int, float, type(None))
     kinds = {type(cell).__name__ for cell in cells if not isinstance(cell, plain)}
     if kinds:
-        raise ValueError(
-            f"it holds Python objects ({', '.join(sorted(kinds))}); save texts or numbers"
-        )
+        raise ValueError(f"it holds Python objects ({', '.join(kinds)}); save texts or numbers")
     if not cells:
         return objects
     texts = ["" if cell is None else str(cell) for cell in cells]
@@ -218,8 +190,7 @@ def refuse_shapes(x, y, split, group, documents):
 
 
 def series_of_array(path, x, layout):
-    """Return the series in x as a list: texts, symbols int64 (l,) or samples float64 (l,
-    channels)."""
+    """Return the series in x as a list: texts, symbols (l,) or samples (l, channels)."""
     if x.dtype.kind == "O":
         series = [np.array(row, np.float64).reshape(len(row), -1) for row in x]
         return oriented(path, series, layout)
@@ -232,9 +203,8 @@ def series_of_array(path, x, layout):
 
 
 def labels_of_array(y, lengths, target):
-    """Return labels y of an .npz as (n,); as numbers (n, k), several labels of 0 and 1, NaN in a
-    row without any; or as texts (n, longest), a label per position. lengths: of the series (n,).
-    target: of a trained run, else None."""
+    """Return labels y of an .npz: (n,); several of 0 and 1, (n, k), NaN in a row without any; or
+    texts (n, longest), a label per position. lengths: of the series (n,)."""
     if y.ndim == 2 and y.shape[1] == 1:
         return y[:, 0]
     numeric = y.dtype.kind in "biuf"
@@ -246,10 +216,8 @@ def labels_of_array(y, lengths, target):
     if y.ndim == 2:
         several = numeric and (np.isin(y, (0, 1)) | np.isnan(y).all(1, keepdims=True)).all()
         if not several:
-            raise ValueError(
-                f"y has the shape {y.shape}: several labels (n, k) must be 0 or 1 (a row of NaN: "
-                "none is known); labels of positions are as many as positions"
-            )
+            problem = f"y has the shape {y.shape}: several labels (n, k) must be 0 or 1"
+            raise ValueError(f"{problem}; labels of positions are as many as positions")
     return y
 
 
@@ -259,12 +227,11 @@ def labels_of_array(y, lengths, target):
 def read_ts(path, lines, shape=None, kind=str, regression=True):
     """Read the lines of a .ts file, of the TSER archive (Tan et al. 2021) or UEA's -> series,
     targets of type `kind` or None, {index of a series that cannot be read: UserError}. Series are
-    float64 (l, channels), or float32 of `shape` if that is given.
+    float64 (l, channels), or float32 of `shape` if that is given; then any error is raised.
 
     After a header of lines with #, % and @, there is one line per example: its channels, numbers
     separated by commas, and the target, separated by colons; no target if the header says
-    "@classLabel false". A value may be (time,value). A question mark is a missing value; with
-    `shape` that is an error, and any error is raised."""
+    "@classLabel false". A value may be (time,value), or a question mark if it is missing."""
     series = []
     targets = []
     unreadable = {}
@@ -275,22 +242,18 @@ def read_ts(path, lines, shape=None, kind=str, regression=True):
             if words in (["@classlabel", "false"], ["@targetlabel", "false"]):
                 labelled = False
             if words == ["@targetlabel", "true"] and not regression:
-                raise UserError(
-                    f"{path}, line {number}: @targetLabel says that targets are numbers to "
-                    "predict; give --regression of data.py or run_all.sh own"
-                )
+                problem = f"{path}, line {number}: @targetLabel says that targets are numbers"
+                raise UserError(f"{problem}; give --regression of data.py or run_all.sh own")
             continue
         try:
             values, target = ts_example(line, labelled, shape)
             target = kind(target)
         except ValueError as error:
-            problem = UserError(
-                f"{path}, line {number}: it must hold the numbers of each channel and a target, "
-                f"separated by colons ({str(error).splitlines()[0]}); a missing value is a ?"
-            )
+            line_holds = "it must hold the numbers of each channel and a target, between colons"
+            problem = f"{path}, line {number}: {line_holds} ({str(error).splitlines()[0]})"
             if shape:
-                raise problem from None
-            unreadable[len(series)] = problem
+                raise UserError(f"{problem}; restore the file") from None
+            unreadable[len(series)] = UserError(f"{problem}; a missing value is a ?")
             values = NOT_READ
             target = kind("nan")
         series.append(values)
@@ -299,8 +262,7 @@ def read_ts(path, lines, shape=None, kind=str, regression=True):
 
 
 def ts_example(line, labelled, shape):
-    """Return the values (l, channels) and the target of a line of a .ts file. ValueError if a value
-    is no number."""
+    """Return the values (l, channels) and the target of a line of a .ts file."""
     without_colons = re.sub(r"\([^()]*:[^()]*,", "(,", line)  # of times of day
     channels = without_colons.split(":")
     target = channels.pop().strip() if labelled else ""
@@ -310,9 +272,6 @@ def ts_example(line, labelled, shape):
     rows = [channel.split(",") for channel in channels]
     lengths = {*map(len, rows)}
     if len(lengths) > 1:
-        raise ValueError(
-            f"channels have {' and '.join(map(str, sorted(lengths)))} positions, but must have "
-            "equally many; or the label has a colon"
-        )
+        raise ValueError("channels have different numbers of positions, or the label has a colon")
     values = np.array(rows, np.float32 if shape else np.float64).reshape(len(rows), -1).T
     return values.reshape(shape or values.shape), target

@@ -26,8 +26,7 @@ class Pairs:
 
 
 def draw(task, rng):
-    """Draw an example -> ids uint8 (length,), EOS at the end; values int16 (length,), 0 .. symbols
-    - 1, or IGNORE."""
+    """Draw an example -> ids uint8 (length,), EOS at the end; values int16 (length,) or IGNORE."""
     make = task.make
     n = make.pairs
     first_key = len(SPECIAL)

@@ -15,11 +15,10 @@ from tasks.making import find, members, random_split, save_split
 
 
 def prepare(task, request):
-    """Prepare Speech Commands v0.02 (Warden 2018): all 35 words, raw samples. The official lists
-    name the validation and test clips; the rest is for training.
-
-    Samples are normalised by one mean and one standard deviation, those of the padded training
-    clips. S4's official code uses one per time step, of values divided by 2^15 twice."""
+    """Prepare Speech Commands v0.02, all 35 words. The official lists name the validation and test
+    clips; the rest is for training. Samples are normalised by one mean and one standard deviation,
+    those of the padded training clips. S4's official code uses one per time step, of values divided
+    by 2^15 twice."""
     place = find(request, "speech_commands*.tar.gz", ".")
     path = request.folder / "samples.tmp"
     clips, lists = write_clips(task, request, place, path)
@@ -40,8 +39,7 @@ def prepare(task, request):
 
 
 def write_clips(task, request, place, path):
-    """Write the samples of all clips to a file, int16, in the order of the archive. Return {clip:
-    its row} and {list: its clips}."""
+    """Write the samples of all clips to a file, int16 -> {clip: its row}, {list: its clips}."""
     words = "|".join(task.names)
     pattern = rf"(?:^|/)(?:((?:{words})/[^/.][^/]*\.wav)|(validation|testing)_list\.txt)$"
     clips = {}
@@ -51,10 +49,8 @@ def write_clips(task, request, place, path):
             if match[2]:
                 lists[match[2]] = set(raw.decode("utf-8", "replace").split())
                 continue
-            with (
-                reading(f"{match[1]} in {place} is damaged", "get it again"),
-                wave.open(io.BytesIO(raw)) as clip,
-            ):
+            problem = f"{match[1]} in {place} is damaged"
+            with reading(problem, "get it again"), wave.open(io.BytesIO(raw)) as clip:
                 # 16 kHz, mono, 16 bits
                 samples = np.frombuffer(clip.readframes(task.length), "<i2")
             file.write(np.pad(samples, (0, task.length - len(samples))))  # padded with silence

@@ -2,8 +2,7 @@
 
     a a a b b b, of one group each    ->    train a b, val a b, test a b
 
-Classes keep their shares; no group lies in two splits; what a split lacks, or has from another, is
-said."""
+Classes keep their shares; no group lies in two splits; notes say what a split lacks or shares."""
 
 import re
 
@@ -12,7 +11,7 @@ import numpy as np
 from files import UserError
 from tasks import IGNORE, SPLITS
 from tasks.making import stratified
-from tasks.table import MISSING, as_number
+from tasks.table import as_number
 
 SPLIT_NAMES = dict.fromkeys(("train", "training"), "train")  # {what a file may call it: split}
 SPLIT_NAMES |= dict.fromkeys(("val", "validation", "valid", "dev"), "val")
@@ -20,8 +19,7 @@ SPLIT_NAMES |= dict.fromkeys(("test", "testing"), "test")
 
 
 def check_each(place, right, problem):
-    """Raise UserError with `problem` for the first example that is not `right` (n,), if there is
-    one."""
+    """Raise UserError with `problem` for the first example that is not `right` (n,)."""
     if not np.all(right):
         raise UserError(f"{place}, example {np.argmin(right)} (counted from 0): {problem}")
 
@@ -44,9 +42,7 @@ def make_targets(request, place, labels, has_label, column):
     if labels.ndim == 2 and labels.dtype.kind == "U":
         return position_targets(place, labels)
     if labels.ndim == 2:
-        names = column.split(",")
-        if column == "none":
-            names = [str(label) for label in range(labels.shape[1])]
+        names = [*map(str, range(labels.shape[1]))] if column == "none" else column.split(",")
         return np.nan_to_num(labels).astype(int), names
     return class_targets(place, labels, has_label, column)
 
@@ -54,18 +50,14 @@ def make_targets(request, place, labels, has_label, column):
 def number_targets(place, labels, has_label):
     """Convert labels (n,) to float64 (n,), 0 for an example without a label."""
     if labels.ndim == 2:
-        raise UserError(
-            f"{place}: --regression predicts one number per sequence, but y has the shape "
-            f"{labels.shape}"
-        )
+        problem = f"{place}: --regression predicts one number per sequence"
+        raise UserError(f"{problem}, but y has the shape {labels.shape}")
     y = np.zeros(len(labels))
     try:
         y[has_label] = as_numbers(labels[has_label])
     except (ValueError, TypeError) as error:
-        raise UserError(
-            f"{place}: not every label is a number ({error}); if the label is another column, give "
-            "--label COLUMN; if labels are classes, leave --regression out"
-        ) from None
+        advice = "if labels are classes, leave --regression out; --label COLUMN names their column"
+        raise UserError(f"{place}: not every label is a number ({error}); {advice}") from None
     check_each(place, np.abs(y) < 1e300, "its label is infinite")
     return y
 
@@ -81,10 +73,8 @@ def position_targets(place, labels):
     """Convert labels of positions, texts (n, l), "" for none -> classes (n, l), names."""
     names = np.unique(labels[labels != ""])
     if not 1 < len(names) <= 256:
-        raise UserError(
-            f"{place}: {len(names)} different labels of positions, but there must be 2 to 256 "
-            "classes (numbers below 0 mean: no label)"
-        )
+        problem = f"{place}: {len(names)} different labels of positions"
+        raise UserError(f"{problem}, but there must be 2 to 256 classes (below 0 means: no label)")
     return np.where(labels == "", IGNORE, np.searchsorted(names, labels)), names.tolist()
 
 
@@ -98,33 +88,17 @@ def class_targets(place, labels, has_label, column):
     names, classes, sizes = np.unique(labels[has_label], return_inverse=True, return_counts=True)
     y = np.zeros(len(labels), int)
     y[has_label] = classes
-    point_out_missing(names.astype(str).tolist(), sizes)
+
     hint = "if labels are numbers to predict, use --regression of data.py or run_all.sh own"
     if column != "none":
-        hint = (
-            f"labels are those of column {column}; --label COLUMN names another, --label -1 the "
-            f"last, --label none: there is none; {hint}"
-        )
+        hint = f"labels are those of column {column}; --label COLUMN names another; {hint}"
     if not 1 < len(names) <= 256:
-        raise UserError(
-            f"{place}: {len(names)} different labels, but there must be 2 to 256 classes ({hint})"
-        )
+        problem = f"{place}: {len(names)} different labels"
+        raise UserError(f"{problem}, but there must be 2 to 256 classes ({hint})")
     rarest = names[np.argmin(sizes)]
     problem = f"class {rarest} has only one example ({hint})"
     check_each(place, ~has_label | (labels != rarest) | (sizes.min() > 1), problem)
     return y, names.astype(str).tolist()
-
-
-def point_out_missing(names, sizes):
-    """Print which classes have a name that often means: no label."""
-    if names == ["-1", "1"]:
-        return
-    for name, size in zip(names, sizes):
-        if name.lower() in MISSING | {"-1", "unknown"}:
-            print(
-                f"note: {size:,} examples are of the class {name!r}; if they have no label, leave "
-                f"it empty (in an .npz: missing={name!r})"
-            )
 
 
 # ---- parts ---------------------------------------------------------------------------------------
@@ -171,8 +145,7 @@ def place_groups(classes, group, seed, shares):
 
 def fill(part_of_group, group, classes, parts):
     """Move groups until every part has an example of each class that three groups have, if no part
-    loses a class by it. part_of_group (groups,): changed in place; group, classes (n,): of each
-    example."""
+    loses a class by it. part_of_group (groups,) is changed; group, classes (n,): of examples."""
     counts = np.zeros((parts, classes.max() + 1), int)
     np.add.at(counts, (part_of_group[group], classes), 1)
     for label in np.flatnonzero((counts == 0).any(0)):
@@ -197,7 +170,11 @@ def split_examples(request, place, examples):
     n = len(examples.series)
     has_label = examples.known
     group = None if examples.group is None else np.asarray(examples.group)
-    split = None if examples.split is None else usual_names(examples.split)
+    split = examples.split
+    if split is not None:
+        names = [str(name).lower() for name in np.asarray(split).tolist()]
+        split = np.array([SPLIT_NAMES.get(name, name) for name in names])
+        check_each(place, np.isin(split, SPLITS), "its split is none of train, val and test")
     y = np.zeros(n)
     names = ()
     target = ""  # as Task.target
@@ -208,8 +185,6 @@ def split_examples(request, place, examples):
         target = "positions" if examples.labels.dtype.kind == "U" else "labels"
     classes = y if names and not target else np.zeros(n, int)  # of which parts have equal shares
     usable = np.flatnonzero(has_label | ~has_label.any())
-    if split is not None:
-        check_each(place, np.isin(split, SPLITS), "its split is none of train, val and test")
     parts = divide(usable, classes, group, split, request.seed)
     trained = np.isin(classes, classes[parts[0]])
     check_each(place, ~has_label | trained, "no training example has its label")
@@ -231,20 +206,13 @@ def split_examples(request, place, examples):
 
 
 def for_pretraining(unlabelled, parts, group, split):
-    """Return those unlabelled examples that belong to training: not to another split, nor to a
-    group of which val or test have an example."""
+    """Return those unlabelled examples that are not of another split, nor of a group there."""
     if split is not None:
         unlabelled = unlabelled[split[unlabelled] == "train"]
     if group is not None:
         held_out = group[np.concatenate(parts[1:])]
         unlabelled = unlabelled[~np.isin(group[unlabelled], held_out)]
     return unlabelled
-
-
-def usual_names(split):
-    """Return the names of splits as train, val and test."""
-    names = np.char.lower(np.asarray(split).astype(str)).tolist()
-    return np.array([SPLIT_NAMES.get(name, name) for name in names])
 
 
 def divide(usable, classes, group, split, seed):
@@ -274,13 +242,8 @@ def refuse_empty(place, parts, y, group):
         return
     sizes = " / ".join(str(len(part)) for part in parts)
     groups = "" if group is None else f", of {len(np.unique(group))} groups"
-    hint = ""
-    if len(parts[0]) and not len(parts[1]):
-        hint = "; no class has an example to spare for validation"
-    raise UserError(
-        f"{place}: {sizes} examples to train, validate and test{groups}; every split needs an "
-        f"example with a label, and training two different labels{hint}"
-    )
+    advice = "every split needs an example with a label, and training two different labels"
+    raise UserError(f"{place}: {sizes} examples to train, validate and test{groups}; {advice}")
 
 
 def refuse_shared_groups(place, parts, group):
@@ -288,10 +251,8 @@ def refuse_shared_groups(place, parts, group):
     for first, second in (0, 1), (0, 2), (1, 2):
         shared = np.intersect1d(group[parts[first]], group[parts[second]])
         if len(shared):
-            raise UserError(
-                f"{place}: group {shared[0]} has examples in {SPLITS[first]} and in "
-                f"{SPLITS[second]}"
-            )
+            splits = f"in {SPLITS[first]} and in {SPLITS[second]}"
+            raise UserError(f"{place}: group {shared[0]} has examples {splits}")
 
 
 def point_out_lacking(y, target, parts, names):
@@ -300,14 +261,10 @@ def point_out_lacking(y, target, parts, names):
         if split == "train" and not target:  # it has every class
             continue
         present = np.flatnonzero(y[part].any(0)) if target == "labels" else np.unique(y[part])
-        lacking = sorted({*range(len(names))} - {*present.tolist()})
+        lacking = [name for label, name in enumerate(names) if label not in present]
         if lacking:
-            shown = ", ".join(names[label] for label in lacking[:5])
-            dots = ", ..." if len(lacking) > 5 else ""
-            print(
-                f"note: {split} has no example of {len(lacking)} of {len(names)} classes: "
-                f"{shown}{dots}"
-            )
+            classes = f"{len(lacking)} of {len(names)} classes: {', '.join(lacking[:5])}"
+            print(f"note: {split} has no example of {classes}{', ...' if lacking[5:] else ''}")
 
 
 # ---- leaks ---------------------------------------------------------------------------------------
@@ -328,24 +285,17 @@ def point_out_leaks(series, parts):
         apart = {i, i + 1} <= split.keys() and split[i] != split[i + 1]
         if apart and overlap(series[i], series[i + 1]):
             overlapping |= {i, i + 1}
-    for leaked, problem in (
-        (copies, "are in another split, too"),
-        (
-            overlapping & held_out - copies,
-            "overlap the row beside them, which is in another split (give --group, one group per "
-            "recording)",
-        ),
-    ):
-        if leaked:
-            print(
-                f"note: {len(leaked):,} of {len(held_out):,} sequences of val and test {problem}; "
-                "scores may be too good"
-            )
+    overlapping = overlapping & held_out - copies
+    of = f"of {len(held_out):,} sequences of val and test"
+    if copies:
+        print(f"note: {len(copies):,} {of} are in another split, too; scores may be too good")
+    if overlapping:
+        problem = "overlap the row beside them, which is in another split"
+        print(f"note: {len(overlapping):,} {of} {problem} (give --group); scores may be too good")
 
 
 def overlap(first, second):
-    """Return whether a series ends as another begins, in a quarter of it or more and with more than
-    four values."""
+    """Return whether a series ends as another begins, in a quarter of it and with five values."""
     if isinstance(first, str) or min(len(first), len(second)) < 8:
         return False
     # (l - 2,): where two positions in a row are those with which the second begins

@@ -19,7 +19,7 @@ import numpy as np
 from files import UserError, reading
 
 TABLES = ".csv", ".tsv", ".jsonl", ".parquet", ".xlsx"
-DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
+DELIMITERS = ",;\t| "
 LABELS = "label", "target", "class", "y"  # names of a label's column
 TEXTS = "text", "review", "sentence"  # of a text's, by which a header is recognised
 MISSING = {"", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?"}  # in lower case
@@ -28,9 +28,8 @@ THOUSANDS = r"[+-]?[1-9]\d{0,2}(,\d{3})+"  # one that may have commas between th
 
 
 class Layout(NamedTuple):
-    """Which column holds what: a name, or a number from 0, or from -1 at the end; and the order of
-    an array's axes. The flags of data.py and predict.py have these names. The last three are what
-    training data had."""
+    """Which column holds what (a name or a number), and the order of an array's axes: the flags of
+    data.py and predict.py with these names. The last three are what training data had."""
 
     label: str | None = None  # "none": the file has no label; "a,b": several, columns of 0 and 1
     text: str | None = None  # the only column that is read
@@ -57,8 +56,7 @@ class Examples(NamedTuple):
     unreadable: dict = {}  # {index of a series that could not be read: UserError}
 
     def all_series(self, bad=None):
-        """Return the series. Raise the error of the first that could not be read; if a dict `bad`
-        is given, add the errors of all to it instead."""
+        """Return the series. Raise the first error of reading, or add all to the dict `bad`."""
         if self.unreadable and bad is None:
             raise self.unreadable[min(self.unreadable)]
         if bad is not None:
@@ -68,33 +66,21 @@ class Examples(NamedTuple):
 
 def add_layout(parser, of="your data"):
     """Add the flags of a Layout to a parser."""
-    group = parser.add_argument_group(
-        f"columns of {of}, if it is a table (a name, or a number from 0; -1: the last)"
-    )
-    group.add_argument(
-        "--label",
-        metavar="COLUMN",
-        help="the label (default: the column called label, target, class or y; without a header, "
-        "the first); none: there is no label; a,b: several labels, 0 or 1",
-    )
-    for flag, help in (
-        ("--text", "the text, if there are further columns"),
-        ("--id", "in a table with a row per position: the sequence of the row"),
-        ("--time", "with --id: the order of the positions"),
-    ):
-        group.add_argument(flag, metavar="COLUMN", help=help)
-    for flag, help in (
-        ("--label-per-position", "with --id: each position has a label of its own"),
-        ("--no-header", "the first line is data"),
-    ):
-        group.add_argument(flag, action="store_true", default=None, help=help)
-    for flag, first, help in (
-        ("--channels-first", True, f"{of}: arrays are (n, channels, l)"),
-        ("--channels-last", False, "they are (n, l, channels)"),
-    ):
-        parser.add_argument(
-            flag, dest="channels_first", action="store_const", const=first, help=help
-        )
+    title = f"columns of {of}, if it is a table (a name, or a number from 0; -1: the last)"
+    add = parser.add_argument_group(title).add_argument
+    default = "the column called label, target, class or y; without a header, the first"
+    help = f"the label (default: {default}); none: there is no label; a,b: several, 0 or 1"
+    add("--label", metavar="COLUMN", help=help)
+    add("--text", metavar="COLUMN", help="the text, if there are further columns")
+    add("--id", metavar="COLUMN", help="in a table with a row per position: the row's sequence")
+    add("--time", metavar="COLUMN", help="with --id: the order of the positions")
+    switch = dict(action="store_true", default=None)
+    add("--label-per-position", help="with --id: each position has a label of its own", **switch)
+    add("--no-header", help="the first line is data", **switch)
+    switch = dict(dest="channels_first", action="store_const")
+    help = f"{of}: arrays are (n, channels, l)"
+    parser.add_argument("--channels-first", const=True, help=help, **switch)
+    parser.add_argument("--channels-last", const=False, help="(n, l, channels)", **switch)
 
 
 def given(args):
@@ -107,8 +93,7 @@ def given(args):
 
 
 def as_number(cell):
-    """Return a field as a float, NaN if it says that it is missing. ValueError if it is no
-    number."""
+    """Return a field as a float, NaN if it is missing. ValueError if it is no number."""
     text = str(cell).strip().lower()
     if text in MISSING:
         return float("nan")
@@ -131,8 +116,7 @@ def is_number(cell):
 
 
 def decoded(path, raw):
-    """Return the text in the bytes of a file: UTF-8, UTF-16, or else Windows-1252, which extends
-    Latin-1."""
+    """Return the text in the bytes of a file: UTF-8, UTF-16, or else Windows-1252."""
     encoding = "utf-8-sig"
     if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
         encoding = "utf-16"
@@ -176,8 +160,7 @@ def delimiter_of(text, usual):
 
 def all_rows(path, text, delimiter):
     """Return the lines of a text file as lists of fields. Quotes are around a field and doubled in
-    it, or have a backslash before them, or, in a .tsv, are letters. Blanks before a quote do not
-    belong to the field."""
+    it, or have a backslash before them, or, in a .tsv, are letters."""
     blanks = delimiter == " " or re.search(f'{re.escape(delimiter)} +"', text) is not None
     style = dict(delimiter=delimiter, skipinitialspace=blanks)
     for quotes in {}, dict(escapechar="\\"):
@@ -185,8 +168,7 @@ def all_rows(path, text, delimiter):
         try:
             rows = [*reader]
         except csv.Error as error:
-            advice = "double the quotes within a text in quotes"
-            problem = f"{path}, line {reader.line_num}: {error}; {advice}"
+            problem = f"{path}, line {reader.line_num}: {error}; double the quotes within quotes"
             continue
         swallowed = any("\t" in field and "\n" in field for row in rows for field in row)
         if delimiter != "\t" or not swallowed:  # no rows within quotes
@@ -202,11 +184,11 @@ def all_rows(path, text, delimiter):
 def read_table(path, kind, raw, layout):
     """Read a file of a kind of TABLES -> DataFrame, and whether it has a header. Columns are its
     names, or numbers; the index is the line, counted from 0 below the header."""
-    if kind in (".jsonl", ".parquet"):
-        return read_records(path, kind, raw), True
     skipped = 0
+    if kind in (".jsonl", ".parquet"):
+        return read_binary(path, kind, raw), True
     if kind == ".xlsx":
-        frame = read_sheet(path, raw)
+        frame = read_binary(path, kind, raw)
     else:
         frame, skipped = read_lines(path, kind, raw)
     frame = without_margins(path, frame, layout)
@@ -219,27 +201,19 @@ def read_table(path, kind, raw, layout):
     return frame.set_axis(frame.index - skipped - 1), True
 
 
-ADVICE = "save it as .csv, or as .jsonl with a JSON object per line"
-
-
-def read_records(path, kind, raw):
-    """Read the bytes of a .jsonl or .parquet file -> DataFrame."""
+def read_binary(path, kind, raw):
+    """Read the bytes of a .jsonl or .parquet file, or of the first sheet of an .xlsx, as texts ->
+    DataFrame."""
     import pandas as pd  # here, because every script imports this file
 
-    with reading(f"{path} cannot be read", ADVICE):
-        if kind == ".parquet":
-            frame = pd.read_parquet(io.BytesIO(raw))
-        else:
-            frame = pd.read_json(io.BytesIO(raw), lines=True, dtype=False)
+    file = io.BytesIO(raw)
+    advice = "save it as .csv, or as .jsonl with a JSON object per line"
+    with reading(f"{path} cannot be read", advice):
+        if kind == ".xlsx":
+            return pd.read_excel(file, header=None, dtype=str, keep_default_na=False)
+        parquet = kind == ".parquet"
+        frame = pd.read_parquet(file) if parquet else pd.read_json(file, lines=True, dtype=False)
         return frame.rename(columns=str).reset_index(drop=True)
-
-
-def read_sheet(path, raw):
-    """Read the first sheet of an .xlsx file -> DataFrame of texts."""
-    import pandas as pd
-
-    with reading(f"{path} cannot be read", ADVICE):
-        return pd.read_excel(io.BytesIO(raw), header=None, dtype=str, keep_default_na=False)
 
 
 def read_lines(path, kind, raw):
@@ -269,10 +243,8 @@ def without_margins(path, frame, layout):
         return frame[:0]
     width = 1 + np.flatnonzero(filled.any(0))[-1]
     if 1 < width == layout.width < frame.shape[1] and layout.label is None and layout.id is None:
-        raise UserError(
-            f"{path}: the last column is empty; is the first the label? Give --label 0, or --label "
-            "none"
-        )
+        problem = f"{path}: the last column is empty; is the first the label?"
+        raise UserError(f"{problem} Give --label 0, or --label none")
     return frame.loc[filled.any(1), : frame.columns[width - 1]]
 
 
@@ -283,10 +255,10 @@ def column_names(frame):
 
 def has_header(frame, layout):
     """Return whether the first row names the columns, as it looks or as a Layout says."""
-    names = {*column_names(frame)}
-    asked = {name for name in layout[:4] if name and not re.fullmatch(r"-?\d+", name)}
     if layout.no_header:
         return False
+    names = {*column_names(frame)}
+    asked = {name for name in layout[:4] if name and not re.fullmatch(r"-?\d+", name)}
     trained = layout.columns and {*layout.columns} <= names
     return looks_like_header(frame) or bool(asked & names) or bool(trained)
 
@@ -306,16 +278,8 @@ def looks_like_header(frame):
     index = not first and all(others) and named
     if len(names) > 2 and (names == counts or index):
         return True
-    return above(names, body)
-
-
-def above(names, body):
-    """Return whether no name is a number above a column of numbers, of which there is one."""
-    numeric = [
-        name
-        for column, name in zip(body.columns, names)
-        if len(body) and body[column].map(is_number).all()
-    ]
+    below = body.map(is_number).all()  # is a column of numbers?
+    numeric = [name for name, numbers in zip(names, below) if numbers and len(body)]
     return bool(numeric) and not any(map(is_number, numeric))
 
 
@@ -323,20 +287,14 @@ def under_header(path, frame, names):
     """Return the rows below the header, with its names. An index of pandas is left out."""
     frame = frame.iloc[1:].set_axis(names, axis=1)
     if twice := [name for name in names if name and names.count(name) > 1]:
-        raise UserError(
-            f"{path}: {len(twice)} columns are called {twice[0]!r}; rename them, or give "
-            "--no-header"
-        )
+        problem = f"{path}: {len(twice)} columns are called {twice[0]!r}"
+        raise UserError(f"{problem}; rename them, or give --no-header")
     if "" in names[1:]:
-        raise UserError(
-            f"{path}: column {names.index('', 1)} (counted from 0) has no name in the header; name "
-            "it, or remove it"
-        )
+        problem = f"{path}: column {names.index('', 1)} (counted from 0) has no name in the header"
+        raise UserError(f"{problem}; name it, or remove it")
     first = frame.iloc[:, 0]
     nameless = names[0] in ("", "Unnamed: 0") and len(names) > 2
     if nameless and first.str.fullmatch(r"\d+").all() and first.is_unique:
-        print(
-            f"{path}: the first column has no name and no number twice; it is left out, as an index"
-        )
+        print(f"{path}: the first column has no name and is left out, as an index")
         frame = frame.iloc[:, 1:]
     return frame

@@ -24,10 +24,9 @@ from tasks.making import find, members, random_split, save_split
 
 
 def vocabulary(counts, least):
-    """Build the vocabulary from {character: number of occurrences}. Return the fields that
-    `open_task` fills in, and encode(text) -> ids (characters + 1,), with EOS at the end.
-
-    Characters that occur fewer than `least` times are UNK. Ties are ordered by code point."""
+    """Build the vocabulary from {character: number of occurrences}; characters that occur fewer
+    than `least` times are UNK, ties are ordered by code point. Return the fields that `open_task`
+    fills in, and encode(text) -> ids (characters + 1,), with EOS at the end."""
     frequent = (letter for letter in counts if counts[letter] >= least)
     letters = sorted(frequent, key=lambda letter: (-counts[letter], letter))
     vocab = len(SPECIAL) + len(letters)
@@ -35,54 +34,38 @@ def vocabulary(counts, least):
     ids[[ord(letter) for letter in letters]] = np.arange(len(SPECIAL), vocab)
 
     def encode(text):
-        return np.append(ids[code_points(text)], ids.dtype.type(EOS))
+        points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        return np.append(ids[points], ids.dtype.type(EOS))
 
     return dict(vocab=vocab, symbols=[*SPECIAL, *letters]), encode
 
 
-def code_points(text):
-    return np.frombuffer(text.encode("utf-32-le"), np.uint32)
-
-
 def prepare_text(task, request):
-    """Prepare IMDb (Maas et al. 2011): 25,000 training and 25,000 test reviews, label 1 = positive.
-
-    Validation is a tenth of the training reviews; the official code validates on the test set. The
-    vocabulary holds the characters that occur at least 15 times in the 25,000 training reviews, as
-    in [2]."""
+    """Prepare IMDb (Maas et al. 2011). Validation is a tenth of the training reviews; the official
+    code validates on the test set. The vocabulary holds the characters that occur at least 15 times
+    in the 25,000 training reviews, as in [2]."""
     place = find(request, "aclImdb*.tar.gz", ".")
     reviews = {"train": {}, "test": {}}  # {half: {(label, file): text}}
     for match, raw in members(place, r"(?:^|/)(train|test)/(neg|pos)/(\d+_\d+)\.txt$"):
         half, sentiment, file = match.groups()
         text = raw.decode("utf-8", "replace")[: task.length - 1]
         reviews[half][sentiment == "pos", file] = text
-    # by label, then by file
-    train, test = (
-        [(positive, text) for (positive, _), text in sorted(half.items())]
-        for half in reviews.values()
-    )
-    kept, held_out = np.split(random_split(len(train)), [len(train) - len(train) // 10])
-    # The test reviews are sorted by label. Shuffle them, because a subset takes the first ones.
-    splits = (
-        [train[i] for i in kept],
-        [train[i] for i in held_out],
-        [test[i] for i in random_split(len(test))],
-    )
-    numbers = np.bincount(code_points("".join(text for _, text in train)))
-    counts = {chr(point): numbers[point] for point in np.flatnonzero(numbers)}
+    train, test = (sorted(half.items()) for half in reviews.values())  # by label, then by file
+    counts = Counter("".join(text for _, text in train))
     fields, encode = vocabulary(counts, least=15)
-    for split, examples in zip(SPLITS, splits):
-        x = (encode(text) for _, text in examples)
-        save_split(request, split, x, [label for label, _ in examples], place)
+    kept, held_out = np.split(random_split(len(train)), [len(train) - len(train) // 10])
+    # The test reviews are shuffled, too, because a subset takes the first ones.
+    orders = kept, held_out, random_split(len(test))
+    for split, half, order in zip(SPLITS, (train, train, test), orders):
+        y = [half[i][0][0] for i in order]
+        save_split(request, split, (encode(half[i][1]) for i in order), y, place)
     return fields
 
 
 def read_retrieval(path):
-    """Yield (label, text, text) from an official AAN file.
-
-    Columns: label ("0.0" or "1.0"), id, id, text, text; no header. As in [2] a field may be quoted
-    by `"`, and may then hold tabs, line ends and doubled quotes ([1] takes quotes literally, so a
-    few texts differ)."""
+    """Yield (label, text, text) from an official AAN file: label ("0.0" or "1.0"), id, id, text,
+    text; no header. As in [2] a field may be quoted by `"`, and may then hold tabs, line ends and
+    doubled quotes ([1] takes quotes literally, so a few texts differ)."""
     csv.field_size_limit(1 << 22)  # the most that a quote which is never closed can swallow
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
         reader = csv.reader(file, delimiter="\t")
@@ -90,17 +73,13 @@ def read_retrieval(path):
             for label, _, _, first, second in reader:
                 yield int(float(label)), first, second
         except (csv.Error, ValueError) as error:
-            raise UserError(
-                f"{path}, line {reader.line_num}: not a label 0.0 or 1.0, two ids and two texts, "
-                f"separated by tabs ({error}); restore the file"
-            ) from None
+            problem = f"{path}, line {reader.line_num}: not a label, two ids and two texts"
+            raise UserError(f"{problem} between tabs ({error}); restore the file") from None
 
 
 def prepare_retrieval(task, request):
-    """Prepare AAN (Radev et al. 2013; pairs of LRA): do two papers cite each other? Label 1: yes.
-
-    The files are read twice, because the training texts fill gigabytes: once for labels and
-    vocabulary, once to write."""
+    """Prepare AAN (Radev et al. 2013; pairs of LRA). The files are read twice, because the training
+    texts fill gigabytes: once for labels and vocabulary, once to write."""
     names = [f"new_aan_pairs.{split}.tsv" for split in ("train", "eval", "test")]
     paths = [find(request, f"tsv_data/{name}", f"aan/{name}", name) for name in names]
     longest = task.length - 1  # room for EOS
@@ -143,20 +122,11 @@ TEXT = Task(
     names=("negative", "positive"),
     prepare=prepare_text,
 )
+PAIRS = replace(TEXT, family="retrieval", documents=2, source=AAN, prepare=prepare_retrieval)
+PAIRS = replace(PAIRS, length=4000, sizes=(147_086, 18_090, 17_437), names=("unrelated", "related"))
 TASKS |= {
     "text": TEXT,
-    "retrieval": Task(
-        "retrieval",
-        length=4000,
-        classes=2,
-        sizes=(147_086, 18_090, 17_437),
-        mask=0.15,
-        source=AAN,
-        vocab=0,
-        documents=2,
-        names=("unrelated", "related"),
-        prepare=prepare_retrieval,
-    ),
+    "retrieval": PAIRS,
     # These are not the paper's: the beginnings of reviews, for demos and for `run_all.sh --preset
     # mini`.
     "text256": replace(TEXT, length=256, mask=0.30),

@@ -191,7 +191,7 @@ MISTAKES = [  # words before the flags: environment, or damage done to a file of
     ("data --task text --regression", "are for your data, and text is fixed; leave them out"),
     (
         "data --task file:own/whole.npz --train 5",
-        "do not apply to your data, which is used in full",
+        "have no meaning for your data; leave them out",
     ),
     (
         "data --task file:own/text.pdf",
