@@ -126,7 +126,7 @@ MUTANTS = {
             "for name in ():",
             "records",
         ),
-        ('without_comments(path.read_text(encoding="utf-8"))', "path.read_text()", "records"),
+        ('files.without_comments(path.read_text(encoding="utf-8"))', "path.read_text()", "records"),
         ('config["code"] not in saved["code"].split("+")', "False", "records"),
         ('right[np.argsort(y, kind="stable")]', "right", "statistics predict"),
     ],
