@@ -51,8 +51,8 @@ def parsed(run):
 def record(run):
     """Return what result.json will say of a run: task, model, objective, start, joint, changed."""
     settings = vars(parsed(run))
-    names = "task", "model", "objective", "start", "joint", "changed"
-    return {name: settings.get(name) for name in names}
+    names = "task model objective start joint changed"
+    return {name: settings.get(name) for name in names.split()}
 
 
 def directory(run, seed, folder):

@@ -36,7 +36,6 @@ experiments/entries.py says what each target trains. Rerunning skips finished ru
 stopped ones. `python analyze.py status RUNS` shows the state of the runs. Environment: JOBS=runs
 side by side (default: CPU cores, or GPUs), RUNS=folder of the runs"""
 
-# first: no traceback if Ctrl-C comes while the rest is imported
 import argparse
 import itertools
 import os
@@ -92,7 +91,7 @@ OWN_VALUES = "group", "label", "text", "id", "time"
 def parse_args(argv):
     parser = Parser(examples=True, allow_abbrev=False)
     parser.format_help = lambda: __doc__
-    targets = {}  # {flag: those that it is for}, if it is not for all
+    targets = {}  # {flag: those that it is for; () if for all}
 
     def add(name, kind, *only, **more):
         if kind is bool:
@@ -101,7 +100,7 @@ def parse_args(argv):
             more["type" if callable(kind) else "choices"] = kind
         targets[parser.add_argument(name, **more).dest] = only
 
-    add("target", str, nargs="?", default="")
+    add("target", (*entries.DEMOS, "own", "sweep", *entries.paper()))
     add("--seeds", numbers, default=["0", "1", "2"])
     add("--tasks", paths, default=[])
     add("--models", words, default=[])
@@ -133,32 +132,26 @@ def parse_args(argv):
 def entry_of(args):
     """Return the rows that a target trains. own: those of one data set. UserError if the flags do
     not fit."""
-    target, models = args.target, " ".join(args.models)
-    papers = entries.paper(args.preset)
-    targets = *entries.DEMOS, "own", "sweep", *papers
-    if target not in targets:
-        raise UserError(f"no target '{target}'; choose from: {' '.join(targets)}")
-    for start in args.starts:
-        if start not in entries.STARTS:
-            raise UserError(f"--starts {start}: choose from {' '.join(entries.STARTS)}")
-    for model in args.models:
-        if target not in papers and model not in MODELS:
-            raise UserError(f"{target} has no model {model!r}; choose from {' '.join(MODELS)}")
-    if target == "own":
+    models = " ".join(args.models)
+    for flag, choices in (("starts", entries.STARTS), ("models", MODELS)):
+        for name in getattr(args, flag):
+            if name not in choices:
+                raise UserError(f"--{flag} {name}: choose from {' '.join(choices)}")
+    if args.target == "own":
         if not args.tasks or TASKS.keys() & {*args.tasks}:
             raise UserError("own wants --tasks file:PATH or --tasks ucr:NAME")
         (task,) = args.tasks
         return entries.own(
             task, models, args.label_fraction, args.starts, args.passes, args.class_weights
         )
-    if target == "sweep":
+    if args.target == "sweep":
         if not (args.tasks and models):
             raise UserError("sweep wants --tasks and --models")
         settings = sweep.combinations(args.vary)
         return sweep.sweep(args.tasks, args.models, settings, args.starts or ["scratch", "spt"])
-    if target in entries.DEMOS:
-        return chosen(entries.demo(target, models), args)
-    return chosen(papers[target], args)
+    if args.target in entries.DEMOS:
+        return chosen(entries.demo(args.target, models), args)
+    return chosen(entries.paper(args.preset)[args.target], args)
 
 
 def chosen(entry, args):
@@ -215,24 +208,23 @@ def data_command(task, args):
     """Return the command that prepares a task. It passes on the flags that say how to read your
     data."""
     raw = ["--raw", str(args.raw)] if args.raw and declared(task).source.raw else []
-    switches = [f"--{name}" for name in OWN_FLAGS if getattr(args, name.replace("-", "_"))]
-    values = {name: getattr(args, name) for name in OWN_VALUES}
-    values = [f"--{name}={value}" for name, value in values.items() if value is not None]
+    given = vars(args)
+    switches = [f"--{name}" for name in OWN_FLAGS if given[name.replace("-", "_")]]
+    values = [f"--{name}={given[name]}" for name in OWN_VALUES if given[name] is not None]
     return ["python", "data.py", "--task", task, *raw, *switches, *values]
 
 
 def linear_commands(plan):
     """Return the commands that fit linear models to the tasks of a demo or to your data, in
     seconds; [] for others."""
-    args = plan.args
-    if args.target not in (*entries.DEMOS, "own"):
+    if plan.args.target not in (*entries.DEMOS, "own"):
         return []
-    share = args.label_fraction and f"{args.label_fraction:g}"
-    few = ["--label-fraction", share] if share else []
+    share = plan.args.label_fraction
+    few = ["--label-fraction", f"{share:g}"] if share else []
+    ending = f"-l{share:g}-baseline" if share else "-baseline"
     commands = []
     for task in dict.fromkeys(row.task for row in plan.entry):
-        name = "-".join(filter(None, (folder_name(task), share and f"l{share}", "baseline")))
-        out = (plan.folder / name).as_posix()
+        out = (plan.folder / f"{folder_name(task)}{ending}").as_posix()
         commands.append(["python", "baseline.py", "--task", task, *few, "--out", out])
     return commands
 
@@ -250,25 +242,12 @@ def prepare_all(plan):
         if code:
             print(f"error: no data for {task}; its runs are left out", file=sys.stderr)
             lacking.add(task)
-        elif plan.args.target == "own":
-            check_labels(task, plan.args)
+        elif plan.args.target == "own" and look_up(task).labelled == 0:
+            raise UserError(f"{task} has no labels, and own compares classifiers; see pretrain.py")
     if lacking == {row.task for row in plan.entry}:
         print("error: nothing is left to run", file=sys.stderr)
         return lacking, 1
     return lacking, 0
-
-
-def check_labels(task, args):
-    """Raise UserError if your data lack the labels that `own` needs."""
-    prepared = look_up(task)
-    if prepared.labelled == 0:
-        raise UserError(
-            f"{task} has no labels; pretrain.py can use it, and own compares classifiers"
-        )
-    if args.class_weights and prepared.kind != "class":
-        raise UserError(
-            f"--class-weights is for one class per example; the targets of {task}: {prepared.kind}"
-        )
 
 
 def train(plan):
@@ -292,19 +271,14 @@ def train(plan):
     pool = Pool(jobs, gpus, folder)
     stop_on_signals(pool)
     if not often:
-        print(
-            f"{pool.jobs} chains run side by side; the output of each goes to {folder}/output/",
-            flush=True,
-        )
+        print(f"{pool.jobs} chains run side by side; their output: {folder}/output/", flush=True)
     failed = False
     for seeds in pool.run(plan.chains):
         last = len(seeds) == len(plan.chains)
         if often or last:
             failed = show(plan, seeds, last)
     del lock
-    minutes = round((time.time() - started) / 60)
-    spent = {0: "less than 1 minute", 1: "1 minute"}.get(minutes, f"{minutes} minutes")
-    print(f"{args.target} took {spent}")
+    print(f"{args.target} took {(time.time() - started) / 60:.1f} minutes")
     if failed or lacking or pool.failed:
         print("error: some runs are missing; repeat the command to make them", file=sys.stderr)
         return 1
@@ -317,11 +291,10 @@ def show(plan, seeds, last):
     args, folder, target = plan.args, plan.folder, plan.args.target
     if args.select and not last:
         return False
-    if not last:
-        print(f"\nSo far, seeds {', '.join(seeds)}:", flush=True)
     figure = ["--figure", str(folder / f"{target}.png")]
     runs = ["--runs", folder.as_posix()]
     if not last:
+        print(f"\nSo far, seeds {', '.join(seeds)}:", flush=True)
         runs += ["--seeds", ",".join(seeds)]
     if target in entries.DEMOS:
         words = ["demo", target, *runs, *figure]
@@ -339,10 +312,9 @@ def show(plan, seeds, last):
 
 def finished(plan, seeds):
     """Return the finished finetunings of a sweep. If there is none, return its folder."""
-    commands = [command for seed in seeds for chain in plan.chains[seed] for command in chain]
-    outs = [
-        shlex.split(command)[-1] for command in commands if command.startswith("python finetune.py")
-    ]
+    chains = [chain for seed in seeds for chain in plan.chains[seed]]
+    commands = [shlex.split(command) for chain in chains for command in chain]
+    outs = [words[-1] for words in commands if words[1] == "finetune.py"]
     return [out for out in outs if Path(out, "result.json").exists()] or [str(plan.folder)]
 
 
