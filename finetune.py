@@ -147,8 +147,7 @@ def main(argv=None):
     # ---- training: evaluate, save, stop?, step, log ----------------------------------------------
     for step in range(run.step, run.steps + 1):  # run.step: 0, or where a stopped run continues
         if run.evaluates(step):  # every --eval-every steps and at the end
-            with run.averaged():  # as in pretrain.py
-                loss, scores, _ = evaluate(model, kind, val, run, "val")
+            loss, scores, _ = evaluate(model, kind, val, run, "val")
             # logs; best.pt, last.pt
             run.evaluated(step, [*scores.values()][-1], val_loss=loss, **scores)
         if step == run.steps:
@@ -167,13 +166,7 @@ def main(argv=None):
         _, val_scores, _ = evaluate(model, kind, val, run, "val")
     # predictions.npz, result.json, and a last line with the scores
     record = run.folder.predictions(task, test.y, found)
-    run.finish(
-        **val_scores,
-        **test_scores,
-        **record,
-        test_loss=test_loss,
-        start=args.start,
-    )
+    run.finish(**val_scores, **test_scores, **record, test_loss=test_loss, start=args.start)
 
 
 # ---- Joint training ------------------------------------------------------------------------------

@@ -116,8 +116,6 @@ def flags(stage, objectives):
 MACHINE_FLAGS = {"help", "resume", "device", "dtype", "compile", "log_every", "out", "data_dir"}
 # Recorded separately, not in `changed`.
 RECORDED = {"task", "model", "objective", "arch", "seed", "init", "joint"}
-# No flag may have these names: a run records something else under them.
-SET_LATER = {"start", "recipe", "fitted", "changed", "pretraining", "pretrained", "data", "code"}
 
 # ---- What a run is asked for ---------------------------------------------------------------------
 
@@ -134,8 +132,6 @@ def arguments(stage, argv, objectives, pretraining=None, planned=False):
     what --init would name. Your data are not fitted: every size and length counts as changed."""
     parser = flags(stage, objectives)
     args = parser.parse_args(argv)
-    if taken := vars(args).keys() & SET_LATER:
-        raise UserError(f"--{min(taken)}: runs record something else under this name; rename it")
     if args.help and None in (args.task, args.model) and not getattr(args, "init", None):
         parser.print_help()
         parser.exit()

@@ -20,8 +20,6 @@ import zoo
 from engine.targets import KINDS
 from files import ROOT, UserError
 
-BITS = 100_000  # bits of predictions in result.json, at most: it must stay readable
-
 # everything that decides how a run trains, beside the files of its model and its task
 CODE = """
     kernels.py gradients.py models.py recipes.py data.py pretrain.py finetune.py tasks/__init__.py
@@ -164,10 +162,10 @@ def summary(task, y, predictions):
     n = len(y)
     if task.kind == "number":
         values = np.array([y, predictions]).astype(np.float16)
-        return dict(test_examples=n, values=in_base64(values, n), counts=None)
+        return dict(test_examples=n, values=in_base64(values), counts=None)
     if task.kind != "class":
         shares = np.array(KINDS[task.kind].shares(y, predictions))
-        shares = in_base64(shares.astype(np.uint16), n) if shares.max() < 2**16 else None
+        shares = in_base64(shares.astype(np.uint16)) if shares.max() < 2**16 else None
         return dict(test_examples=n, shares=shares, counts=None)
     predictions = predictions.astype(int)
     right = predictions == y
@@ -175,14 +173,10 @@ def summary(task, y, predictions):
     counts = dict(labels=y, predicted=predictions, right=y[right])
     for name, labels in counts.items():
         counts[name] = np.bincount(labels, minlength=task.classes).tolist()
-    return dict(test_examples=n, right=in_base64(bits, n), counts=counts)
+    return dict(test_examples=n, right=in_base64(bits), counts=counts)
 
 
-def in_base64(array, n):
-    """Return an array of n examples as text; None if they have more than BITS bits."""
-    bits_per_example = 1 if array.dtype == np.uint8 else 16
-    if bits_per_example * n > BITS:
-        return None
+def in_base64(array):
     return base64.b64encode(array.tobytes()).decode()
 
 

@@ -85,7 +85,6 @@ class Run:
         self.processes.barrier()
         if self.folder.resumes:
             self.state = self.folder.restore(model, optimizer)
-        self.switch("train")  # schedule-free optimisers insist on it
         self.step = self.first = self.state["step"]
         self.losses = Losses(self.device, self.step, self.state["losses"])
         self.make_feed()
@@ -93,7 +92,6 @@ class Run:
         self.clock = self.saved_at = time.perf_counter()
         self.seconds_before = self.state["seconds"]
         self.times = []  # seconds of each step since the last log line
-        self.evaluation = None  # seconds of the last evaluation
         self.stepping = False  # whether there is a step that a signal should save
         Processes.current = self  # from now on `guarded` logs what ends this run
         self.folder.begin_log(self.state, total=self.steps, argv=sys.argv, **self.environment())
@@ -124,7 +122,6 @@ class Run:
         due = step == self.steps or (step > 0 and step % self.args.eval_every == 0)
         if due:
             self.read_losses()
-        self.due_at = time.perf_counter()
         return due and step > self.state["evaluated"]
 
     def evaluated(self, step, score, remark="", **values):
@@ -133,29 +130,13 @@ class Run:
         soon has many."""
         if not all(math.isfinite(value) for value in values.values()):
             raise UserError(f"validation at step {step} gave {values}; {self.folder.last_good()}")
-        self.evaluation = time.perf_counter() - self.due_at
         self.folder.log(kind="eval", step=step, seconds=self.seconds(), **values)
         self.say(f"step {step:>6}/{self.steps}  {scores(values)}{remark}")
         self.state["evaluated"] = step
         if score >= self.state["best"]:
             self.state.update(best=score, best_step=step)
-            with self.averaged():
-                self.save("best.pt")
+            self.save("best.pt")
         self.save_last(step)
-
-    @contextlib.contextmanager
-    def averaged(self):
-        """Inside, the model has the weights that the optimiser averages over time. Such an
-        optimiser has two methods, as schedule-free ones do: `eval` puts the averages into the
-        model, `train` the weights that are trained. It keeps them in `state`, which is saved.
-        (BatchNorm's averages stay those of the trained weights.)"""
-        self.switch("eval")
-        yield
-        self.switch("train")
-
-    def switch(self, mode):
-        """Call the optimiser's method of this name, if it has one."""
-        getattr(self.optimizer, mode, lambda: None)()
 
     def begin(self, step, make_parts):
         """Return the result of `make_parts(step)`, a list of tuples of tensors, on the device. Also
@@ -248,26 +229,15 @@ class Run:
         rate = max(group["lr"] for group in self.optimizer.param_groups)
         steps = self.state["loss_steps"]
         losses = {name: total / steps for name, total in self.state["losses"].items()}
+        left = datetime.timedelta(seconds=int(pace * (self.steps - step)))  # without evaluations
         self.say(
             f"step {step:>6}/{self.steps}  {scores(losses)}  lr {rate:.2e}  "
-            f"{1000 * pace:7.1f} ms/step  time left {self.left(step, pace)}"
+            f"{1000 * pace:7.1f} ms/step  time left {left}"
         )
         if logs or step in self.EARLY:
             record = dict(lr=rate, gradient_norm=self.losses.latest[2].item())
             record |= dict(ms_per_step=round(1000 * pace, 2), seconds=self.seconds())
             self.folder.log(kind="train", step=step, **losses, **record)
-
-    def left(self, step, pace):
-        """Return the time that the remaining steps, validation and test will take."""
-        _, val, test = self.args.data["sizes"]
-        every = self.args.eval_every
-        evaluations = self.steps // every - (step - 1) // every + (self.steps % every > 0)
-        if self.args.start != "pretrain":
-            evaluations += test / val
-        # a forward pass is a third of a step
-        evaluation = self.evaluation or pace / 3 * val / self.args.batch
-        seconds = pace * (self.steps - step) + evaluation * evaluations
-        return datetime.timedelta(seconds=int(seconds))
 
     def leave(self):
         """Save what is not saved yet and end this process."""
@@ -300,7 +270,6 @@ class Run:
 
     def save_last(self, step):
         self.read_losses()
-        self.switch("train")  # a signal may stop an evaluation
         self.state.update(step=step, seconds=self.seconds())
         self.save("last.pt", optimizer=self.optimizer.state_dict(), state=self.state)
         self.saved_at = time.perf_counter()

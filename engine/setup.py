@@ -48,11 +48,6 @@ def setup(stage, argv, objectives):
 
 def check_machine(args):
     """Raise UserError, before data are made, for a machine that cannot run this."""
-    world = int(os.environ.get("WORLD_SIZE", 1))
-    if world > 1 and not {"RANK", "MASTER_ADDR"} <= os.environ.keys():
-        raise UserError(
-            f"WORLD_SIZE is {world}, but RANK or MASTER_ADDR is not set; start with torchrun"
-        )
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda, but torch sees no CUDA device; use --device cpu")
 
