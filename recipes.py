@@ -204,8 +204,7 @@ def read_table(text):
 
 
 def rows(kind, *tables):
-    """Return all rows of a kind (sizes, recipes): first those that tasks add, then those of
-    `tables`, then those that models add."""
+    """Return all rows of a kind (sizes, recipes): of tasks, of `tables`, of models."""
     field = "models" if kind == "sizes" else kind
     all_rows = []
     for name, task in TASKS.items():
@@ -238,8 +237,7 @@ def number(text):
 
 
 def assignments(text):
-    """Parse 'd=64,layers=3' -> {"d": 64, "layers": 3}. Anything else raises argparse's error for a
-    flag's value."""
+    """Parse 'd=64,layers=3' -> {"d": 64, "layers": 3}."""
     pairs = [pair.strip().partition("=") for pair in text.split(",")]
     if not all(key and value for key, _, value in pairs):
         raise ArgumentTypeError(f"must be key=value,key=value, got {text}")
@@ -272,10 +270,9 @@ def settings(changed):
 
 
 def arch(task, model, /, **overrides):
-    """Return a model's sizes on a task as a plain dict, which config.json and checkpoints save.
-    Later sources override earlier ones: the defaults of its keys, its row above, the numbers among
-    its extras, its own changes, `overrides`. None if there is no row; SizeError for an override
-    that nothing reads."""
+    """Return a model's sizes on a task as a plain dict; None if there is no row. Later sources
+    override earlier ones: defaults of its keys, its row, numbers among its extras, its own
+    changes, `overrides`. SizeError for an override that nothing reads."""
     if model not in MODELS:
         raise SizeError(
             f"no model {model}; the models are: {' '.join(MODELS)} (with those of zoo/ after "
@@ -362,8 +359,7 @@ VALUES = dict(pretrain=0, spt=1, corpus=1, scratch=2, joint=3)
 
 
 def learning_rate(step, steps, args):
-    """Return the factor on every group's initial learning rate: linear warm-up, then the
-    schedule."""
+    """Return the factor on every group's initial learning rate."""
     if step < args.warmup:
         return (step + 1) / args.warmup
     return SCHEDULES[args.schedule](step, steps, args.warmup)
@@ -376,8 +372,7 @@ def cell(line, flag, start):
 
 
 def recipe_line(name, task, model, objective, start):
-    """Find the line of RECIPES for a run -> its name, its objective, {flag: value} for the stage
-    that `start` names."""
+    """Find a run's line of RECIPES -> its name, its objective, {flag: value} for this start."""
     lines = [
         line
         for line in rows("recipes", RECIPES, SMALL_RECIPES, OWN_RECIPES)
@@ -410,8 +405,8 @@ def recipe_line(name, task, model, objective, start):
 
 
 def fit(task, examples, recipe, sizes):
-    """Fit a recipe to the number and the length of the examples of your data. Return the recipe,
-    the sizes to change, and a sentence that reports the choice."""
+    """Fit a recipe to the number and length of your examples. Return the recipe, the sizes to
+    change, and a sentence that reports the choice."""
     width = 32
     if examples >= 1_000:
         width = 64 if examples < 10_000 else 128

@@ -55,8 +55,7 @@ class Feed:
 
     def rows(self, step):
         """Return the examples of a step's batch, int64 (batch,), and the indices of this process's
-        examples in it, longest first if lengths differ. A pure function of seed and step, so there
-        is no sampler state to save."""
+        examples in it, longest first if lengths differ: a pure function of seed and step."""
         args = self.args
         epoch, i = divmod(step, self.examples // args.batch)
         rows = self.order(self.examples, args.seed, epoch)[i * args.batch : (i + 1) * args.batch]
@@ -109,8 +108,7 @@ class Feed:
         return [(*pair, width) for pair, width in zip(itertools.pairwise(bounds), widths)]
 
     def cut(self, batch, n, first, end, width):
-        """Return examples first..end and the first `width` positions of a batch of n examples,
-        whose tensors have a row for each example or for each of its documents."""
+        """Return examples first..end and the first `width` positions of a batch of n examples."""
 
         def piece(name, tensor):
             if tensor is None:
@@ -135,8 +133,7 @@ class Feed:
             yield [self.shipped(part) for part in future.result()]
 
     def pinned(self, make_parts, argument):
-        """Call `make_parts(argument)`. For a GPU, put the result into pinned memory: copies from it
-        do not block the CPU."""
+        """Call `make_parts(argument)`; for a GPU into pinned memory, whose copies do not block."""
         parts = make_parts(argument)
         if self.device.type == "cpu":
             return parts
@@ -148,9 +145,8 @@ class Feed:
     # ---- evaluation ------------------------------------------------------------------------------
 
     def batches(self, split, lengths=None, independent=False):
-        """Yield (i, examples, batch) for the evaluation batches of this process, one per round.
-        batch is None if only other processes have a batch left in the last round. `Run.batches`
-        explains the other arguments."""
+        """Yield (i, examples, batch), one per round; see `Run.batches`. batch is None if only other
+        processes have a batch left in the last round."""
         size = self.args.micro_batch or self.args.batch
         if independent and self.device.type == "cuda" and not self.args.micro_batch:
             size = max(size, self.EVALUATED // (self.task["length"] * self.task["documents"]))

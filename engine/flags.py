@@ -199,8 +199,7 @@ def refuse(parser, args):
 
 
 def inherit(args, pretraining):
-    """Take over what the pretraining run determines, in place: task, model, objective and sizes,
-    and its share of the training examples unless --train-fraction differs."""
+    """Take over, in place, what the pretraining run determines."""
     for flag in ("task", "model", "objective"):
         value = pretraining[flag]
         if getattr(args, flag) not in (None, value):
@@ -260,7 +259,7 @@ def sizes_of(args, task, fitted):
 
 
 def changes(args, recipe, sizes, defaults):
-    """Return {flag: value} of everything that differs from the recipe, `changed` of result.json.
+    """Return `changed` of result.json, {flag: value} of everything that differs from the recipe.
     sizes: of the model, those that differ; defaults: {flag: that of the parser}."""
     changed = {"arch": sizes} if sizes else {}
     for flag in sorted(defaults.keys() - MACHINE_FLAGS - RECORDED):  # also those of a fork
@@ -354,6 +353,5 @@ def defining(args):
 
 
 def completed(stage, objectives, **settings):
-    """Return a namespace of settings, with the parser's default for each flag that they lack: kept
-    weights may be older than a flag that a fork reads."""
+    """Return a namespace of settings; flags that they lack, e.g. of a fork, have defaults."""
     return argparse.Namespace(**vars(flags(stage, objectives).parse_args([])) | settings)

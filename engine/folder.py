@@ -51,7 +51,7 @@ class Folder:
 
     def look(self, config, resume):
         """Check that the directory is empty or, with --resume, holds a run with this config. Return
-        whether that run is finished. Write nothing."""
+        whether that run is finished."""
         out = self.path
         names = {path.name for path in out.glob("*") if path.suffix != ".tmp"} - {".lock"}
         if names and not resume:
@@ -69,8 +69,7 @@ class Folder:
         return finished
 
     def compare(self, saved, config, finished):
-        """Raise UserError if the run with the config `saved` was started by another command, or
-        from other weights."""
+        """Raise UserError if the saved run was started by another command or from other weights."""
         before = saved.get("pretrained")
         now = config.get("pretrained")
         if before and now and before != now:  # None: the file is not there
@@ -108,7 +107,7 @@ class Folder:
 
     def begin_log(self, state, **record):
         """Write the first line of log.jsonl. With --resume, first drop all records past the
-        checkpoint: the run writes them again, so that the log has no gaps and no duplicates."""
+        checkpoint: the run writes them again."""
         lines = []
         for line in read_log(self.path) if self.resumes else ():
             last = state["evaluated" if line.get("kind") == "eval" else "step"]
@@ -181,8 +180,8 @@ def in_base64(array):
 
 
 def read_checkpoint(path):
-    """Return a checkpoint, on the CPU. Only tensors and plain values are unpickled (weights_only).
-    If result.json holds a checksum of the file, the file must match it."""
+    """Return a checkpoint on the CPU: tensors and plain values (weights_only). It must match its
+    checksum in result.json, if there is one."""
     path = Path(path)
     result = path.with_name("result.json")
     checksum = files.read_json(result).get(path.name) if result.exists() else None
@@ -224,8 +223,7 @@ def environment(device, processes=1, dtype="float32"):
 
 
 def read_log(folder):
-    """Return the records of a run's log.jsonl. Skip lines that are not records: a kill may cut the
-    last line short."""
+    """Return the records of a run's log.jsonl, without a line that a kill cut short."""
     path = folder / "log.jsonl"
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     records = []

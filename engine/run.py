@@ -117,17 +117,15 @@ class Run:
     # ---- one step --------------------------------------------------------------------------------
 
     def evaluates(self, step):
-        """Return whether to evaluate before this step. A resumed run does not repeat its last
-        evaluation."""
+        """Return whether to evaluate before this step: a resumed run does not do it again."""
         due = step == self.steps or (step > 0 and step % self.args.eval_every == 0)
         if due:
             self.read_losses()
         return due and step > self.state["evaluated"]
 
     def evaluated(self, step, score, remark="", **values):
-        """Log an evaluation and print it, with a remark. Write last.pt, and best.pt if no `score`
-        was better. Of equal ones the last counts, as in the official code: a small validation split
-        soon has many."""
+        """Log and print an evaluation. Write last.pt, and best.pt if no `score` was better. Of
+        equal ones the last counts, as in the official code."""
         if not all(math.isfinite(value) for value in values.values()):
             raise UserError(f"validation at step {step} gave {values}; {self.folder.last_good()}")
         self.folder.log(kind="eval", step=step, seconds=self.seconds(), **values)
@@ -139,8 +137,8 @@ class Run:
         self.save_last(step)
 
     def begin(self, step, make_parts):
-        """Return the result of `make_parts(step)`, a list of tuples of tensors, on the device. Also
-        seed dropout by seed, step and process, so that a resumed run drops the same channels."""
+        """Return the result of `make_parts(step)` on the device. Seed dropout by seed, step and
+        process, so that a resumed run drops the same channels."""
         args = self.args
         self.begun = time.perf_counter()
         if args.arch.get("guided"):
@@ -150,8 +148,8 @@ class Run:
         return self.feed.next_parts(step, self.steps, make_parts)
 
     def measured(self, learn):
-        """Wrap learn(parts), a training step, so that its loss and gradient norm are logged. With
-        --compile on a GPU the step becomes a CUDA graph."""
+        """Wrap learn(parts), a training step: its loss and gradient norm are logged, and with
+        --compile on a GPU it becomes a CUDA graph."""
 
         def step(parts):
             learn(parts)
@@ -165,8 +163,7 @@ class Run:
         return self.total(sum((part.hidden >= 0).sum() for part in parts)).clamp(min=1)
 
     def exchange(self, parts):
-        """Yield the parts of a batch, one after another. Processes exchange gradients only in the
-        last one."""
+        """Yield the parts of a batch. Processes exchange gradients only in the last one."""
         for i, part in enumerate(parts):
             last = self.processes.world == 1 or i + 1 == len(parts)
             with contextlib.nullcontext() if last else self.forward.no_sync():
@@ -221,8 +218,7 @@ class Run:
             self.leave()
 
     def report(self, step, logs):
-        """Print losses, learning rate, pace and time left after this many steps, and log them.
-        logs: at a multiple of --log-every."""
+        """Print and log losses, learning rate and pace. logs: at a multiple of --log-every."""
         # the first steps are slow
         times = self.times if logs else self.times[len(self.times) // 2 :]
         pace = sum(times) / len(times)
@@ -247,8 +243,7 @@ class Run:
         raise SystemExit(PREEMPTED)
 
     def read_losses(self):
-        """Read the sums of losses so far into `state`. If a loss or gradient was not finite, stop
-        the run before anything is saved."""
+        """Read the sums of losses into `state`. Stop a run if a loss or gradient is not finite."""
         step, loss, norm = self.losses.latest.tolist()
         if not math.isfinite(loss + norm):
             raise UserError(
@@ -280,8 +275,7 @@ class Run:
         self.model.load_state_dict(read_checkpoint(self.args.out / "best.pt")["model"])
 
     def keep_kernels(self):
-        """Write kernels.npz for figure 4: `kernel_maxima` before the first step and with the best
-        weights."""
+        """Write kernels.npz for figure 4: `kernel_maxima` before the first step and at best."""
         self.load_best()
         after = kernel_maxima(self.model.backbone, self.task["length"])
         path = self.args.out / "kernels.npz"
@@ -359,8 +353,7 @@ def print_plan(run):
 
 
 def compile_layers(backbone):
-    """Compile all layers as one graph. Convolution kernels stay outside: complex arithmetic gains
-    nothing."""
+    """Compile all layers as one graph, without kernels: complex arithmetic gains nothing."""
     backbone.body = torch.compile(backbone.body)
     warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`")
     warnings.filterwarnings("ignore", "Torchinductor does not support code")
@@ -368,8 +361,7 @@ def compile_layers(backbone):
 
 @torch.no_grad()
 def kernel_maxima(backbone, l):
-    """Return what figure 4 draws (paper, section 3.6): max over channels of |K|, float32 (layers,
-    c, l). None if the model has no kernels."""
+    """Return what figure 4 draws (section 3.6): max over channels of |K|, (layers, c, l)."""
     mixers = [layer.mixer for layer in backbone.layers if hasattr(layer.mixer, "kernel")]
     maxima = [mixer.kernel(l).abs().amax(1) for mixer in mixers]
     return torch.stack(maxima).cpu().numpy() if maxima else None

@@ -60,8 +60,7 @@ def balanced_scores(y, predictions):
 
 
 def number_scores(y, predictions):
-    """Return R2 of a whole split; 0 for a single example. (The official code averages R2 over
-    batches, which is another number.)"""
+    """Return R2 of a whole split, not its mean over batches as in the official code."""
     y, predictions = np.asarray(y, float), np.asarray(predictions, float)
     return {"r2": float(metrics().r2_score(y, predictions)) if len(y) > 1 else 0.0}
 
@@ -146,8 +145,7 @@ UNEQUAL = 3  # balanced accuracy decides if class sizes differ by more than this
 
 
 def kind_of_target(task, train):
-    """Return a task's row of KINDS. If your data has unequal classes in training, validation
-    chooses by balanced accuracy."""
+    """Return a task's row of KINDS; unequal classes of your data: with balanced accuracy."""
     kind = KINDS[task.kind]
     if task.own and task.kind == "class":
         sizes = np.bincount(train.labels())

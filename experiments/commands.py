@@ -61,8 +61,7 @@ def directory(run, seed, folder):
 
 
 def command(run, seed, folder, machine):
-    """Return the command of a run with this seed. Its own flags follow those of `machine`, and so
-    count."""
+    """Return the command of a run with this seed. Its own flags count more than `machine`."""
     script = "pretrain.py" if run.start == "pretrain" else "finetune.py"
     subject = f"--task {shlex.quote(run.task)} --model {run.model}"
     if run.first:

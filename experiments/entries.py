@@ -31,14 +31,12 @@ def scratch(word="", flags=""):
 
 
 def spt(word="", first="", flags=""):
-    """Pretrain with flags `first`, then finetune with `flags`. Finetuning inherits task, model,
-    sizes and data."""
+    """Pretrain with flags `first`, then finetune with `flags`."""
     return Variant("spt", word, flags, first)
 
 
 def both(word="", flags=""):
-    """Return two variants: from scratch with these flags, and SPT with these flags in
-    pretraining."""
+    """Return two variants: from scratch with these flags, and SPT with them in pretraining."""
     return [scratch(word, flags), spt(word, flags)]
 
 
@@ -56,8 +54,7 @@ LACKING = {"retrieval", "sc", "bidmc_hr", "bidmc_rr", "bidmc_spo2", "pythia"}
 
 
 def paper(preset="paper"):
-    """Return {target: rows}. The preset mini has stand-in tasks, TASK_mini, and other sizes and
-    budgets."""
+    """Return {target: rows}; the preset mini has stand-in tasks and other sizes and budgets."""
     full = preset == "paper"
     # Table 9: the paper prints only numbers of parameters, so the shapes are ours; 3m is the recipe
     # itself. The largest S4 also has a larger state, as in the paper (appendix E). Mini: 2k 4k 10k
@@ -175,9 +172,8 @@ STARTS = "scratch", "spt", "joint", "linear_probe"  # linear_probe: SPT, then tr
 
 
 def own(task, models="", share=None, starts=None, passes=None, weights=False):
-    """Return rows for your data: from scratch, SPT and joint training at equal passes, an even
-    number (default: the recipe's). share: of the labels; weights: --class-weights. Pretraining
-    depends on neither."""
+    """Return rows for your data: starts at equal passes, an even number (default: the recipe's).
+    share: of the labels; weights: --class-weights. Pretraining depends on neither."""
 
     def flags(*words):
         return " ".join(filter(None, words))

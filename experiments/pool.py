@@ -18,8 +18,7 @@ from files import UserError
 
 
 def visible(wanted):
-    """Return names of GPUs for CUDA_VISIBLE_DEVICES. wanted: their numbers among the visible GPUs;
-    None: all."""
+    """Return names of GPUs for CUDA_VISIBLE_DEVICES. wanted: their numbers; None: all."""
     names = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(256)))).split(",")
     try:
         return [names[int(number)] for number in wanted or range(torch.cuda.device_count())]
@@ -39,8 +38,7 @@ def jobs_of(gpus):
 
 
 class Pool:
-    """Slots that run chains side by side, one chain per slot. gpus: those of the slots, for
-    CUDA_VISIBLE_DEVICES."""
+    """Slots that run chains side by side, on these GPUs."""
 
     def __init__(self, jobs, gpus, folder):
         self.jobs, self.folder = jobs, folder

@@ -69,8 +69,7 @@ def numbers(text):
 
 
 def paths(text):
-    """Split names of tasks at commas; those of your data only before file: and ucr:, as a path may
-    have commas."""
+    """Split names of tasks at commas; of your data before file: and ucr:, as paths have commas."""
     return re.split(",(?=file:|ucr:)", text) if re.match("file:|ucr:", text) else words(text)
 
 
@@ -130,8 +129,7 @@ def parse_args(argv):
 
 
 def entry_of(args):
-    """Return the rows that a target trains. own: those of one data set. UserError if the flags do
-    not fit."""
+    """Return the rows that a target trains; own: those of one data set."""
     models = " ".join(args.models)
     for flag, choices in (("starts", entries.STARTS), ("models", MODELS)):
         for name in getattr(args, flag):
@@ -155,8 +153,7 @@ def entry_of(args):
 
 
 def chosen(entry, args):
-    """Return the rows of an entry for --tasks and --models. In the preset mini these are the names
-    of the paper, too."""
+    """Return the rows of an entry for --tasks and --models, which need no _mini."""
     for flag, field in (("tasks", "task"), ("models", "model")):
         names = [name.removesuffix("_mini") for name in getattr(args, flag)]
         present = {getattr(row, field).removesuffix("_mini") for row in entry}
@@ -191,8 +188,7 @@ class Plan(NamedTuple):
 
 
 def plan_of(args, lacking=()):
-    """Return the Plan of a target, without tasks that lack data; own: of one data set. UserError or
-    SizeError for a flag, a size or a model that no run can have."""
+    """Return the Plan of a target without tasks that lack data; own: of one data set."""
     entry = [row for row in entry_of(args) if row.task not in lacking]
     folder = folder_of(args)
     flags = {"micro_batch": args.micro_batch, "dtype": args.dtype}
@@ -205,8 +201,7 @@ def plan_of(args, lacking=()):
 
 
 def data_command(task, args):
-    """Return the command that prepares a task. It passes on the flags that say how to read your
-    data."""
+    """Return the command that prepares a task, with the flags that say how to read it."""
     raw = ["--raw", str(args.raw)] if args.raw and declared(task).source.raw else []
     given = vars(args)
     switches = [f"--{name}" for name in OWN_FLAGS if given[name.replace("-", "_")]]
@@ -215,8 +210,7 @@ def data_command(task, args):
 
 
 def linear_commands(plan):
-    """Return the commands that fit linear models to the tasks of a demo or to your data, in
-    seconds; [] for others."""
+    """Return the commands that fit linear models; [] but for demos and your data."""
     if plan.args.target not in (*entries.DEMOS, "own"):
         return []
     share = plan.args.label_fraction
@@ -251,8 +245,7 @@ def prepare_all(plan):
 
 
 def train(plan):
-    """Prepare data, run all chains and show the table (demos, own, sweep: after every seed). Return
-    the exit code."""
+    """Prepare data, run all chains and show the table. Return the exit code."""
     args, folder, started = plan.args, plan.folder, time.time()
     often = args.target in (*entries.DEMOS, "own", "sweep")
     gpus = visible(args.gpus)
@@ -319,8 +312,7 @@ def finished(plan, seeds):
 
 
 def print_commands(plan):
-    """Print all commands, one chain per line. Elsewhere, your data must be prepared first, and read
-    in the same way."""
+    """Print all commands, one chain per line, with those that prepare your data elsewhere."""
     own = {row.task for row in plan.entry if declared(row.task).own}
     linear = [[shlex.join(command)] for command in linear_commands(plan)]
     for chain in [*linear, *itertools.chain(*plan.chains.values())]:

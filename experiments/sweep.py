@@ -66,8 +66,7 @@ def combinations(varied):
 
 
 def sweep(tasks, models, settings, starts):
-    """Return rows of tasks x models, with variants of starts x settings (`combinations`). A flag
-    applies to every stage and start that it has a meaning for."""
+    """Return rows of tasks x models, with variants of starts x settings (`combinations`)."""
     meanings = {stage: parser.starts for stage, parser in parsers().items()}
     variants = [variant_of(start, setting, meanings) for start in starts for setting in settings]
     variants = [*dict.fromkeys(variants)]
@@ -75,8 +74,7 @@ def sweep(tasks, models, settings, starts):
 
 
 def variant_of(start, setting, meanings):
-    """Return a variant with those flags of a setting that have a meaning. meanings: {stage: {flag:
-    starts}}."""
+    """Return a variant with those flags of a setting that have a meaning (`starts` of a parser)."""
     if start in ("scratch", "joint"):
         return Variant(start, "", text_of(start, "finetune", setting, meanings))
     first = text_of("pretrain", "pretrain", setting, meanings)
