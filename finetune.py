@@ -82,10 +82,8 @@ def load_backbone(model, args, say):
         pretrained["backbone.encoder.weight"] = encoder[:, :-1]
         dropped = "; the input layer's column for the mask channel is dropped"
     head = {name: tensor for name, tensor in new.items() if name.startswith("head.")}
-    with reading(
-        f"{args.init} holds another architecture than this run",
-        "it may be of another version of the code",
-    ):
+    problem = f"{args.init} holds another architecture than this run"
+    with reading(problem, "it may be of another version of the code"):
         model.load_state_dict(pretrained | head)
     say(
         f"from {args.init}: {len(pretrained)} tensors loaded; not loaded: "
@@ -171,9 +169,8 @@ def main(argv=None):
 
 # ---- Joint training ------------------------------------------------------------------------------
 
-# A part of a batch with labels (`Batch` in data.py), and what the objective makes of it
-# (`Denoising` in pretrain.py). corrupted: inputs with hidden positions; None with the causal
-# objective.
+# A part of a batch with labels (`Batch` in data.py) and what the objective makes of it (`Denoising`
+# in pretrain.py). corrupted: inputs with hidden positions; None with the causal objective.
 JointPart = namedtuple(
     "JointPart", "symbols samples lengths y corrupted corrupted_lengths hidden targets"
 )

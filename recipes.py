@@ -21,13 +21,12 @@ import math
 from argparse import ArgumentTypeError
 
 from files import UserError
-from models import FEED_FORWARD, MODELS, Attention, SizeError, keys_of
+from models import MODELS, Attention, SizeError, keys_of
 from tasks import TASKS
 
 # ---- Sizes ---------------------------------------------------------------------------------------
 
-# transformer  paper table 4, rows marked with a dagger: the sizes of Tay et al. 2020, sinusoidal
-#              positions
+# transformer  paper table 4, rows with a dagger: sizes of Tay et al. 2020; sinusoidal positions
 # rotary       paper table 4, "Transformer + Rotary"; on sCIFAR the sizes of Image (appendix C.1.6)
 # block: attention is cut into blocks of that many positions. Transformers have LayerNorm before
 # attention and FF, and no dropout. These rows are not the paper's: demos; *_mini, the stand-ins of
@@ -241,8 +240,6 @@ def assignments(text):
     pairs = [pair.strip().partition("=") for pair in text.split(",")]
     if not all(key and value for key, _, value in pairs):
         raise ArgumentTypeError(f"must be key=value,key=value, got {text}")
-    if len({key for key, *_ in pairs}) < len(pairs):
-        raise ArgumentTypeError(f"must have each key only once, got {text}")
     return {key: number(value) for key, _, value in pairs}
 
 
@@ -273,11 +270,6 @@ def arch(task, model, /, **overrides):
     """Return a model's sizes on a task as a plain dict; None if there is no row. Later sources
     override earlier ones: defaults of its keys, its row, numbers among its extras, its own
     changes, `overrides`. SizeError for an override that nothing reads."""
-    if model not in MODELS:
-        raise SizeError(
-            f"no model {model}; the models are: {' '.join(MODELS)} (with those of zoo/ after "
-            "import zoo)"
-        )
     row = matching(rows("sizes", ATTENTION_SIZES, SSM_SIZES), model, task=task)
     if row is None:
         return None
@@ -308,11 +300,7 @@ def arch(task, model, /, **overrides):
 def check_size(name, value, usual, keys, whose):
     """Raise SizeError if a model cannot have a size. usual: its sizes without --arch."""
     if name not in usual:  # no class reads it, even if the row has it
-        ffns = [ffn for ffn, part in FEED_FORWARD.items() if "ffn" in usual and name in part.keys]
-        others = f"it has: {' '.join(usual)}"
-        if ffns:
-            others = f"it comes with ffn={' or '.join(ffns)}"
-        raise SizeError(f"--arch {name}={value}: {whose} has no {name}; {others}")
+        raise SizeError(f"--arch {name}={value}: {whose} has no {name}; it has: {' '.join(usual)}")
     key = keys[name]
     if key.kind is int:
         least = 1 if key.least is None else key.least
@@ -384,19 +372,15 @@ def recipe_line(name, task, model, objective, start):
     matches = [matching(table, model, **asked) for table in (named, lines) for asked in tries]
     line = next(filter(None, matches), None)
     if line is None:
-        pairs = {f"{line['model']}/{line['objective']}" for line in named or lines}
-        stage = "pretrain" if start == "pretrain" else "finetune"
-        raise UserError(
-            f"no recipe to {stage} {name}/{model}/{objective or 'masked'}; there is one for these "
-            f"and models like them: {' '.join(sorted(pairs))}"
-        )
+        pairs = sorted({f"{line['model']}/{line['objective']}" for line in named or lines})
+        wanted = f"{STARTS[start]} for {name}/{model}/{objective or 'masked'}"
+        raise UserError(f"no recipe {wanted}; there are: {' '.join(pairs)}")
     values = {flag: number(cell(line, flag, start)) for flag in line}
     name = "/".join(values.pop(column) for column in ("task", "model", "objective"))
     length = str(values.pop("length"))
     values["epochs" if length.endswith("e") else "steps"] = int(length.removesuffix("e"))
     values["schedule"] = ABBREVIATIONS.get(values["schedule"], values["schedule"])
-    values["eval_every"] = values.pop("eval", None)
-    values["mask"] = task.mask
+    values |= dict(eval_every=values.pop("eval", None), mask=task.mask)
     values.setdefault("loss", "ce" if task.channels is None else "l1")
     values.setdefault("head", "pair" if task.documents == 2 else "linear")
     if task.kind == "positions":

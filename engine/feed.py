@@ -14,9 +14,8 @@ from engine.graph import filled
 
 def drawing(task, batch, rows, share, *key):
     """Return a function draw(hide, ratio, *more) -> positions (b, l) of `batch` to hide. rows: the
-    examples of the batch, over all processes. share: the indices in `rows` of this process's
-    examples. `hide` is called once for the whole batch, so the positions do not depend on the
-    number of processes or the order in which they compute."""
+    examples of the batch, over all processes; share: the indices in `rows` of this process's.
+    `hide` draws for the whole batch, so that the number of processes makes no difference."""
 
     def draw(hide, ratio, *more):
         positions = hide((len(rows) * task.documents, task.length), ratio, *key, *more)
@@ -28,9 +27,8 @@ def drawing(task, batch, rows, share, *key):
 
 
 class Feed:
-    """The batches of a run. lengths: lengths of the training examples (n,), if batches are cut into
-    parts of similar length; else None. costly: every part has a fixed cost. records: steps are
-    recorded as CUDA graphs (graph.py)."""
+    """The batches of a run. lengths: of the training examples (n,), if parts have similar lengths;
+    else None. costly: parts have a fixed cost. records: steps become CUDA graphs (graph.py)."""
 
     POSITIONS = 4_096  # in a part, about (results/peers.md); small batches stay whole
     COSTLY = 4  # parts are this many times larger if every part has a fixed cost

@@ -295,30 +295,27 @@ def print_recipe(parser, args, recipe):
 def check_fit(args, task, objective):
     """Raise UserError if a flag does not fit the task, the objective or another flag."""
     name = args.task
-    problems = []
     if not objective.hides and args.mask is not None:
-        problems.append(f"--mask has no meaning with --objective {args.objective}")
+        raise UserError(f"--mask has no meaning with --objective {args.objective}")
     if args.start in WITH_DENOISING:
         if objective.whole and args.micro_batch:
-            problems.append(f"--micro-batch: --objective {args.objective} keeps a batch whole")
+            raise UserError(f"--micro-batch: --objective {args.objective} keeps a batch whole")
         if args.loss == "l1" and task.channels is None:
-            problems.append(f"--loss l1 needs samples, but {name} consists of symbols")
+            raise UserError(f"--loss l1 needs samples, but {name} consists of symbols")
         if args.loss == "ce" and task.vocab is None:
-            problems.append(f"--loss ce needs symbols or gray levels, but {name} has neither")
+            raise UserError(f"--loss ce needs symbols or gray levels, but {name} has neither")
     if args.start in FINETUNING:
         if args.class_weights and task.kind != "class":
-            problems.append(f"--class-weights needs one class per example, not {task.kind}")
+            raise UserError(f"--class-weights needs one class per example, not {task.kind}")
         if (args.pool == "none") != (task.kind == "positions"):
-            problems.append("--pool none is for a label at every position, and only for that")
+            raise UserError("--pool none is for a label at every position, and only for that")
         if (args.head == "pair") != (task.documents == 2):
-            problems.append("--head pair is for two documents per example, and only for that")
+            raise UserError("--head pair is for two documents per example, and only for that")
     if args.fresh and task.draw is None:
         able = " ".join(name for name, other in TASKS.items() if other.draw)
-        problems.append(f"--fresh: {name} cannot draw new examples; these can: {able}")
+        raise UserError(f"--fresh: {name} cannot draw new examples; these can: {able}")
     if args.fresh and (args.train_fraction or getattr(args, "label_fraction", None)):
-        problems.append("--fresh draws all examples; leave out the share of them")
-    if problems:
-        raise UserError(problems[0])
+        raise UserError("--fresh draws all examples; leave out the share of them")
 
 
 # ---- Names and records ---------------------------------------------------------------------------

@@ -190,9 +190,7 @@ def read_checkpoint(path):
     problem = f"{path} is missing, cut short, or not a checkpoint of this project"
     with files.reading(problem, "choose another"):
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        # Raises an error unless these are {name: tensor} and {flag: value}.
-        {str.lower(name): tensor.shape for name, tensor in checkpoint["model"].items()}
-        {**checkpoint["config"]}
+        dict(checkpoint["model"], **checkpoint["config"])  # raises an error unless both are dicts
     return checkpoint
 
 

@@ -41,8 +41,7 @@ class Recording:
     than a GPU to compute them, so they are recorded once and then launched with one call.
 
     Call it like the step itself. The first steps run eagerly, because a library's first calls
-    cannot be recorded. Steps of other shapes than the recorded one run eagerly, too. A step that
-    reads a value on the CPU raises UserError."""
+    cannot be recorded, and so do steps of other shapes."""
 
     WARM = 3  # steps before recording
 

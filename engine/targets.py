@@ -120,16 +120,9 @@ def most_likely(outputs):
 
 KINDS = {
     "class": Kind("accuracy", "accuracy", class_loss, most_likely, class_scores, None),
-    "number": Kind(
-        "r2", "R2", number_loss, lambda outputs: outputs[:, 0], number_scores, number_shares
-    ),
+    "number": Kind("r2", "R2", number_loss, lambda out: out[:, 0], number_scores, number_shares),
     "labels": Kind(
-        "micro_f1",
-        "micro F1",
-        labels_loss,
-        lambda outputs: outputs > 0,
-        labels_scores,
-        labels_shares,
+        "micro_f1", "micro F1", labels_loss, lambda out: out > 0, labels_scores, labels_shares
     ),
     "positions": Kind(
         "accuracy",

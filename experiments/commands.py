@@ -3,7 +3,7 @@ run will record, and its name."""
 
 import functools
 import shlex
-from typing import NamedTuple
+from collections import namedtuple
 
 import zoo  # noqa: F401, fills MODELS
 from engine.flags import arguments, run_name
@@ -11,17 +11,9 @@ from files import ROOT
 from pretrain import OBJECTIVES
 from recipes import read_table
 
-
-class Training(NamedTuple):
-    """One run of each seed. word: how tables call its variant; start: that of its variant (a model
-    with trained weights starts from them instead of scratch); first: its pretraining."""
-
-    task: str
-    model: str
-    word: str
-    start: str
-    flags: str
-    first: "Training | None" = None
+# One run of each seed. word: how tables call its variant; start: that of its variant (a model with
+# trained weights starts from them instead of scratch); first: its pretraining, or None.
+Training = namedtuple("Training", "task model word start flags first")
 
 
 def trained(row):
@@ -30,7 +22,7 @@ def trained(row):
     for variant in row.variants:
         first = None
         if variant.start == "spt":
-            first = Training(row.task, row.model, variant.word, "pretrain", variant.first)
+            first = Training(row.task, row.model, variant.word, "pretrain", variant.first, None)
         run = Training(row.task, row.model, variant.word, variant.start, variant.flags, first)
         runs.append(run)
     return runs
@@ -65,9 +57,10 @@ def command(run, seed, folder, machine):
     script = "pretrain.py" if run.start == "pretrain" else "finetune.py"
     subject = f"--task {shlex.quote(run.task)} --model {run.model}"
     if run.first:
-        subject = f"--init {directory(run.first, seed, folder)}"
+        subject = f"--init {shlex.quote(directory(run.first, seed, folder))}"
     flags = " ".join(filter(None, (subject, machine, run.flags)))
-    return f"python {script} {flags} --seed {seed} --resume --out {directory(run, seed, folder)}"
+    out = shlex.quote(directory(run, seed, folder))
+    return f"python {script} {flags} --seed {seed} --resume --out {out}"
 
 
 def chains(entry, seed, folder, machine=""):

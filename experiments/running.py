@@ -1,15 +1,11 @@
 """Train all runs of a table or figure side by side, then print the table and draw the figure.
 
-    bash run_all.sh demo         {Transformer, S4} x {scratch, SPT} on small Pathfinder images, on a
-                                 laptop
-    bash run_all.sh demo-text    {rotary Transformer, S4} x {scratch, SPT} on IMDb, 127 characters;
-                                 downloads IMDb
+    bash run_all.sh demo         {Transformer, S4} x {scratch, SPT} on small Pathfinder images
+    bash run_all.sh demo-text    {rotary Transformer, S4} x {scratch, SPT} on IMDb, 127 characters
     bash run_all.sh text256      the same with 255 characters, all training reviews, 3 x the steps
-    bash run_all.sh demo-init    {S4, DLR} x {own, random initialisation} x {scratch, SPT} on the
-                                 text of demo-text
-    bash run_all.sh recall       {Transformer, S4, Mamba, LSTM} x {scratch, SPT} on associative
-                                 recall (MQAR)
-        All five also show the majority class and a linear model that takes seconds (baseline.py)
+    bash run_all.sh demo-init    {S4, DLR} x {own, random initialisation} on the text of demo-text
+    bash run_all.sh recall       {Transformer, S4, Mamba, LSTM} on associative recall (MQAR)
+        All five also show the majority class and a linear model (baseline.py)
     bash run_all.sh own --tasks file:my.npz      your data (or ucr:NAME): {rotary Transformer, S4} x
         {scratch, SPT, joint training} at equal passes, beside a linear model. Also:
         --label-fraction 0.05, --regression, --models s4,mega, --starts spt,linear_probe,
@@ -45,8 +41,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections import namedtuple
 from pathlib import Path
-from typing import NamedTuple
 
 from data import look_up
 from engine.flags import between
@@ -71,14 +67,6 @@ def numbers(text):
 def paths(text):
     """Split names of tasks at commas; of your data before file: and ucr:, as paths have commas."""
     return re.split(",(?=file:|ucr:)", text) if re.match("file:|ucr:", text) else words(text)
-
-
-def even(text):
-    if not re.fullmatch(r"\d*[02468]", text) or int(text) < 2:
-        raise argparse.ArgumentTypeError(
-            f"must be an even number, half of which pretrains, got {text!r}"
-        )
-    return int(text)
 
 
 # Flags of data.py that say how to read your data, without and with a value.
@@ -115,7 +103,7 @@ def parse_args(argv):
     for name in OWN_VALUES:
         add(f"--{name}", Path if name == "group" else str, "own", "sweep")
     add("--starts", words, "own", "sweep", default=[])
-    add("--passes", even, "own")
+    add("--passes", between(int, 2), "own")
     add("--label-fraction", between(float, 1e-9, 1), "own")
     add("--class-weights", bool, "own")
     add("--vary", str, "sweep", action="append", default=[])
@@ -165,32 +153,19 @@ def chosen(entry, args):
     return entry
 
 
-def folder_of(args):
-    """Return the folder of a target's runs: RUNS, or one in runs/."""
+# What one call trains. folder: of its runs; chains: {seed: chains of commands}.
+Plan = namedtuple("Plan", "args entry folder chains")
+
+
+def plan_of(args, lacking=()):
+    """Return the Plan of a target without tasks that lack data; own: of one data set."""
+    entry = [row for row in entry_of(args) if row.task not in lacking]
     usual = args.target
     if args.target == "own":
         usual = f"own/{folder_name(args.tasks[0])}"
     elif args.target in entries.paper():
         usual = args.preset
     folder = Path(os.environ.get("RUNS") or Path("runs", usual))
-    if not re.fullmatch(r"[\w./][\w./-]*", str(folder), re.ASCII):
-        raise UserError(f"RUNS must consist of letters, digits, and . _ / -: '{folder}'")
-    return folder
-
-
-class Plan(NamedTuple):
-    """What one call trains. folder: of its runs; chains: {seed: chains of commands}."""
-
-    args: argparse.Namespace
-    entry: list
-    folder: Path
-    chains: dict
-
-
-def plan_of(args, lacking=()):
-    """Return the Plan of a target without tasks that lack data; own: of one data set."""
-    entry = [row for row in entry_of(args) if row.task not in lacking]
-    folder = folder_of(args)
     flags = {"micro_batch": args.micro_batch, "dtype": args.dtype}
     machine = sweep.written(flags | {"compile": "" if args.compile else None})
     by_seed = {seed: chains(entry, seed, folder.as_posix(), machine) for seed in args.seeds}
@@ -224,24 +199,18 @@ def linear_commands(plan):
 
 
 def prepare_all(plan):
-    """Prepare the data of a plan. Return the tasks that have none, and the exit code if nothing can
-    be trained then: 130 after Ctrl-C."""
+    """Prepare the data of a plan. Return the tasks that have none."""
     lacking = set()
     for task in sorted({row.task for row in plan.entry}):
         code = subprocess.run(data_command(task, plan.args)).returncode
         if code in (130, -signal.SIGINT):
-            return lacking, 130
-        if code and declared(task).own:
-            return lacking, code
+            raise KeyboardInterrupt
         if code:
             print(f"error: no data for {task}; its runs are left out", file=sys.stderr)
             lacking.add(task)
         elif plan.args.target == "own" and look_up(task).labelled == 0:
             raise UserError(f"{task} has no labels, and own compares classifiers; see pretrain.py")
-    if lacking == {row.task for row in plan.entry}:
-        print("error: nothing is left to run", file=sys.stderr)
-        return lacking, 1
-    return lacking, 0
+    return lacking
 
 
 def train(plan):
@@ -250,9 +219,9 @@ def train(plan):
     often = args.target in (*entries.DEMOS, "own", "sweep")
     gpus = visible(args.gpus)
     jobs = jobs_of(gpus)
-    lacking, code = prepare_all(plan)  # before the folder of the runs is made
-    if code:
-        return code
+    lacking = prepare_all(plan)  # before the folder of the runs is made
+    if lacking == {row.task for row in plan.entry}:
+        return 2
     (folder / "output").mkdir(parents=True, exist_ok=True)
     # held until the end
     lock = locked(folder / ".lock", f"another run_all.sh works on {folder}", wait=False)
@@ -340,8 +309,6 @@ def main(argv=None):
             print_commands(plan)
             continue
         codes.append(train(plan))
-        if codes[-1] == 130 or codes[-1] < 0:  # stopped
-            break
     return next(filter(None, codes), 0)
 
 
