@@ -301,16 +301,16 @@ def check_fit(args, task, objective):
         if objective.whole and args.micro_batch:
             raise UserError(f"--micro-batch: --objective {args.objective} keeps a batch whole")
         if args.loss == "l1" and task.channels is None:
-            raise UserError(f"--loss l1 needs samples, but {name} consists of symbols")
+            raise UserError(f"--loss l1 needs samples, and {name} has symbols; use --loss ce")
         if args.loss == "ce" and task.vocab is None:
-            raise UserError(f"--loss ce needs symbols or gray levels, but {name} has neither")
+            raise UserError(f"--loss ce needs symbols, and {name} has none; use --loss l1")
     if args.start in FINETUNING:
         if args.class_weights and task.kind != "class":
             raise UserError(f"--class-weights needs one class per example, not {task.kind}")
         if (args.pool == "none") != (task.kind == "positions"):
-            raise UserError("--pool none is for a label at every position, and only for that")
+            raise UserError(f"{name}: --pool none is for a label per position, and only for that")
         if (args.head == "pair") != (task.documents == 2):
-            raise UserError("--head pair is for two documents per example, and only for that")
+            raise UserError(f"{name}: --head pair is for two documents, and only for that")
     if args.fresh and task.draw is None:
         able = " ".join(name for name, other in TASKS.items() if other.draw)
         raise UserError(f"--fresh: {name} cannot draw new examples; these can: {able}")

@@ -18,7 +18,7 @@ import files
 import tasks
 import zoo
 from engine.targets import KINDS
-from files import ROOT, UserError
+from files import ROOT, UserError, locked
 
 # everything that decides how a run trains, beside the files of its model and its task
 CODE = """
@@ -92,7 +92,7 @@ class Folder:
         busy = f"{self.path} is in use by another process"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.lock.enter_context(files.locked(self.path / ".lock", busy, wait=False))
+            self.lock.enter_context(locked(self.path / ".lock", busy, wait=False))
         except OSError as error:
             raise UserError(f"cannot write to --out {self.path}: {error.strerror}") from None
         files.write_json(self.path / "config.json", config)

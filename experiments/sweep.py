@@ -59,7 +59,7 @@ def combinations(varied):
             )
         switch = readers[0].get_default(flag) is False
         if name in choices or bool(values.strip(",")) == switch:
-            raise UserError(f"--vary {text}: want FLAG=VALUE,VALUE or a switch, each flag once")
+            raise UserError(f"--vary {text}: must be FLAG=VALUE,VALUE or a switch, each flag once")
         texts = [None, ""] if switch else words(values)
         choices[name] = [Choice(stage, flag, key, value) for value in texts]
     return [*itertools.product(*choices.values())]
