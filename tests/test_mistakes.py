@@ -358,14 +358,7 @@ MISTAKES = [  # words before the flags: environment, or damage done to a file of
             ("list", "it is no JSON object"),
         )
     ),
-    *(
-        (f"pretrain {how}:last.pt {RESUME}", f"last.pt does not fit: {words}")
-        for how, words in (
-            ("stateless", "KeyError 'step'"),
-            ("still", "KeyError 'optimizer'"),
-            ("worded", "invalid literal for int()"),
-        )
-    ),
+    (f"pretrain still:last.pt {RESUME}", "last.pt does not fit: KeyError 'optimizer'"),
     (
         "pretrain bare:last.pt " + RESUME,
         "last.pt is missing, cut short, or not a checkpoint of this project: ",
@@ -500,9 +493,7 @@ EDITS = dict(  # what an editor changes in a JSON object or a checkpoint
     found=lambda it: it.update(found=[]),
     sizes=lambda it: it["flags"].update(sizes=[23, 9, 7]),
     bare=lambda it: it.update(model=None),
-    stateless=lambda it: it.update(state={}),
     still=lambda it: it.pop("optimizer"),
-    worded=lambda it: it["state"].update(step="x"),
     sizeless=lambda it: it["config"].pop("arch"),
 )
 

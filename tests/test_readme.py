@@ -7,7 +7,9 @@ import json
 import re
 import runpy
 import shlex
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -80,6 +82,20 @@ def test_readme_is_short_and_says_what_is_read_first():
     ).items():
         read += (ROOT / f"{name}.py").read_text().split(end)[0].count("\n")
     assert abs(read - int(re.search(r"about ([\d,]+) lines", README)[1].replace(",", ""))) < 30
+
+
+def test_readme_says_how_many_files_a_run_imports():
+    """All files of the repository that the two stages import, and their lines."""
+    program = (
+        "import sys, pretrain, finetune\n"
+        "for module in sys.modules.values(): print(getattr(module, '__file__', None))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout
+    files = {str(ROOT / name) for name in names.split()} & {*done.stdout.split("\n")}
+    lines = sum(len(Path(file).read_text().splitlines()) for file in files)
+    count, said = re.search(r"to read, (\d+) run \(([\d,]+) lines\)", README).groups()
+    assert len(files) == int(count) and abs(lines - int(said.replace(",", ""))) < 0.05 * lines
 
 
 def test_the_layer_in_five_lines():

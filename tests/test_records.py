@@ -424,7 +424,7 @@ def test_the_files_of_a_run_are_all_that_trains_it():
     beside |= {
         "files.py",
         "zoo/__init__.py",
-        *(f"engine/{name}.py" for name in ("__init__", "flags", "folder")),
+        *(f"engine/{name}.py" for name in ("__init__", "flags", "folder", "setup")),
     }
     assert files - homes - beside == set(folder_py.CODE.split())
 

@@ -164,7 +164,7 @@ def test_recall_from_data_to_table(tmp_path):
     ):
         done = call(*words, cwd=tmp_path)
         assert done.returncode == 0, (words, done.stderr)
-    rows = [*csv.DictReader(tmp_path / "predictions.csv".open())]
+    rows = [*csv.DictReader((tmp_path / "predictions.csv").open())]
     known = [row for row in rows if row["label"]]
     result = json.loads((tmp_path / "runs" / "scratch" / "result.json").read_text())
     assert (
@@ -399,7 +399,7 @@ def test_new_files_with_several_labels(tmp_path):
             done.returncode == 0 and f"{6 - labels.count('?')} examples: macro F1" in done.stdout
         ), done.stderr
         assert [
-            row["label"] for row in csv.DictReader(tmp_path / "predictions.csv".open())
+            row["label"] for row in csv.DictReader((tmp_path / "predictions.csv").open())
         ] == labels
     done = call("predict.py", "run", "--input", "four.npz", cwd=tmp_path)
     assert (
@@ -497,7 +497,7 @@ def test_your_data_with_several_labels(form, tmp_path):
                 or words[1] == "compare"
                 or "macro F1 in parentheses" in done.stdout
             )
-    rows = [*csv.DictReader(tmp_path / "predictions.csv".open())]
+    rows = [*csv.DictReader((tmp_path / "predictions.csv").open())]
     result = json.loads((tmp_path / "runs" / "scratch" / "result.json").read_text())
     if kind == "labels":
         names = [name[2:-1] for name in rows[0] if name.startswith("p(")]
@@ -537,7 +537,7 @@ def test_your_data_with_several_labels(form, tmp_path):
             cwd=tmp_path,
         )
         assert done.returncode == 0, done.stderr
-        assert [*csv.DictReader(tmp_path / "bare_out.csv".open())][0].keys() == rows[0].keys() - {
+        assert [*csv.DictReader((tmp_path / "bare_out.csv").open())][0].keys() == rows[0].keys() - {
             "label"
         }
     new = call(
@@ -552,7 +552,7 @@ def test_your_data_with_several_labels(form, tmp_path):
     assert new.returncode == 0, new.stderr
     again = {
         (row["row"], row.get("position")): row
-        for row in csv.DictReader(tmp_path / "new.csv".open())
+        for row in csv.DictReader((tmp_path / "new.csv").open())
     }
     for row in rows:
         same = again[row["row"], row.get("position")]
