@@ -82,10 +82,8 @@ def load_backbone(model, args, say):
         pretrained["backbone.encoder.weight"] = encoder[:, :-1]
         dropped = "; the input layer's column for the mask channel is dropped"
     head = {name: tensor for name, tensor in new.items() if name.startswith("head.")}
-    with reading(
-        f"{args.init} holds another architecture than this run",
-        "it may be of another version of the code",
-    ):
+    problem = f"{args.init} holds another architecture than this run"
+    with reading(problem, "it may be of another version of the code"):
         model.load_state_dict(pretrained | head)
     say(
         f"from {args.init}: {len(pretrained)} tensors loaded; not loaded: "
@@ -147,8 +145,7 @@ def main(argv=None):
     # ---- training: evaluate, save, stop?, step, log ----------------------------------------------
     for step in range(run.step, run.steps + 1):  # run.step: 0, or where a stopped run continues
         if run.evaluates(step):  # every --eval-every steps and at the end
-            with run.averaged():  # as in pretrain.py
-                loss, scores, _ = evaluate(model, kind, val, run, "val")
+            loss, scores, _ = evaluate(model, kind, val, run, "val")
             # logs; best.pt, last.pt
             run.evaluated(step, [*scores.values()][-1], val_loss=loss, **scores)
         if step == run.steps:
@@ -167,20 +164,13 @@ def main(argv=None):
         _, val_scores, _ = evaluate(model, kind, val, run, "val")
     # predictions.npz, result.json, and a last line with the scores
     record = run.folder.predictions(task, test.y, found)
-    run.finish(
-        **val_scores,
-        **test_scores,
-        **record,
-        test_loss=test_loss,
-        start=args.start,
-    )
+    run.finish(**val_scores, **test_scores, **record, test_loss=test_loss, start=args.start)
 
 
 # ---- Joint training ------------------------------------------------------------------------------
 
-# A part of a batch with labels (`Batch` in data.py), and what the objective makes of it
-# (`Denoising` in pretrain.py). corrupted: inputs with hidden positions; None with the causal
-# objective.
+# A part of a batch with labels (`Batch` in data.py) and what the objective makes of it (`Denoising`
+# in pretrain.py). corrupted: inputs with hidden positions; None with the causal objective.
 JointPart = namedtuple(
     "JointPart", "symbols samples lengths y corrupted corrupted_lengths hidden targets"
 )

@@ -266,8 +266,7 @@ def main(argv=None):
     # ---- training: evaluate, save, stop?, step, log ----------------------------------------------
     for step in range(run.step, run.steps + 1):  # run.step: 0, or where a stopped run continues
         if run.evaluates(step):  # every --eval-every steps and at the end
-            with run.averaged():  # weights that the optimiser averages over time, if it does
-                loss, score = validate(model, task, val, args, run)
+            loss, score = validate(model, task, val, args, run)
             # logs; writes best.pt, last.pt
             run.evaluated(step, score, remark, val_loss=loss, val_score=score)
         if step == run.steps:

@@ -19,16 +19,14 @@ import functools
 import itertools
 import math
 from argparse import ArgumentTypeError
-from typing import NamedTuple
 
 from files import UserError
-from models import FEED_FORWARD, MODELS, Attention, SizeError, keys_of
+from models import MODELS, Attention, SizeError, keys_of
 from tasks import TASKS
 
 # ---- Sizes ---------------------------------------------------------------------------------------
 
-# transformer  paper table 4, rows marked with a dagger: the sizes of Tay et al. 2020, sinusoidal
-#              positions
+# transformer  paper table 4, rows with a dagger: sizes of Tay et al. 2020; sinusoidal positions
 # rotary       paper table 4, "Transformer + Rotary"; on sCIFAR the sizes of Image (appendix C.1.6)
 # block: attention is cut into blocks of that many positions. Transformers have LayerNorm before
 # attention and FF, and no dropout. These rows are not the paper's: demos; *_mini, the stand-ins of
@@ -205,20 +203,16 @@ def read_table(text):
 
 
 def rows(kind, *tables):
-    """Return all rows of a kind (sizes, recipes): first those that tasks add, then those of
-    `tables`, then those that models add."""
+    """Return all rows of a kind (sizes, recipes): of tasks, of `tables`, of models."""
     field = "models" if kind == "sizes" else kind
-    of_tasks = [
-        {"task": name} | row
-        for name, task in TASKS.items()
-        for row in read_table(getattr(task, field))
-    ]
-    of_models = [
-        row | {"model": name}
-        for name, model in MODELS.items()
-        for row in read_table(getattr(model, kind))
-    ]
-    return of_tasks + [row for text in tables for row in read_table(text)] + of_models
+    all_rows = []
+    for name, task in TASKS.items():
+        all_rows += [{"task": name} | row for row in read_table(getattr(task, field))]
+    for text in tables:
+        all_rows += read_table(text)
+    for name, model in MODELS.items():
+        all_rows += [row | {"model": name} for row in read_table(getattr(model, kind))]
+    return all_rows
 
 
 def matching(rows, model, **wanted):
@@ -242,13 +236,10 @@ def number(text):
 
 
 def assignments(text):
-    """Parse 'd=64,layers=3' -> {"d": 64, "layers": 3}. Anything else raises argparse's error for a
-    flag's value."""
+    """Parse 'd=64,layers=3' -> {"d": 64, "layers": 3}."""
     pairs = [pair.strip().partition("=") for pair in text.split(",")]
     if not all(key and value for key, _, value in pairs):
         raise ArgumentTypeError(f"must be key=value,key=value, got {text}")
-    if len({key for key, *_ in pairs}) < len(pairs):
-        raise ArgumentTypeError(f"must have each key only once, got {text}")
     return {key: number(value) for key, _, value in pairs}
 
 
@@ -261,17 +252,13 @@ def settings(changed):
     listed once."""
     flat = {}
     for name, value in changed.items():
-        if name == "pretraining":
-            continue
-        if isinstance(value, dict):
-            flat |= {f"{name}.{key}": size for key, size in value.items()}
-        else:
+        if name == "arch":
+            flat |= {f"arch.{key}": size for key, size in value.items()}
+        elif name != "pretraining":
             flat[name] = value
-    second = dict(flat)
-    first = settings(changed["pretraining"]) if "pretraining" in changed else {}
-    for name, value in first.items():
-        inherited = name.split(".")[0] in INHERITED
-        if not inherited or second.get(name) != value:
+    pretraining = settings(changed["pretraining"]) if "pretraining" in changed else {}
+    for name, value in pretraining.items():
+        if name.split(".")[0] not in INHERITED or flat.get(name) != value:
             flat[f"pretraining.{name}"] = value
     return flat
 
@@ -280,15 +267,9 @@ def settings(changed):
 
 
 def arch(task, model, /, **overrides):
-    """Return a model's sizes on a task as a plain dict, which config.json and checkpoints save.
-    Later sources override earlier ones: the defaults of its keys, its row above, the numbers among
-    its extras, its own changes, `overrides`. None if there is no row; SizeError for an override
-    that nothing reads."""
-    if model not in MODELS:
-        raise SizeError(
-            f"no model {model}; the models are: {' '.join(MODELS)} (with those of zoo/ after "
-            "import zoo)"
-        )
+    """Return a model's sizes on a task as a plain dict; None if there is no row. Later sources
+    override earlier ones: defaults of its keys, its row, numbers among its extras, its own
+    changes, `overrides`. SizeError for an override that nothing reads."""
     row = matching(rows("sizes", ATTENTION_SIZES, SSM_SIZES), model, task=task)
     if row is None:
         return None
@@ -307,8 +288,7 @@ def arch(task, model, /, **overrides):
             break
     known = {name: value for name, value in (defaults | sizes).items() if name in keys}
     for name, value in overrides.items():
-        if problem := misfit(name, value, known, keys, f"{model} on {task}"):
-            raise SizeError(f"--arch {name}={value}: {problem}")
+        check_size(name, value, known, keys, f"{model} on {task}")
     sizes |= overrides
     if "dt_min" in sizes and not 0 < sizes["dt_min"] <= sizes["dt_max"]:
         raise SizeError(
@@ -317,36 +297,24 @@ def arch(task, model, /, **overrides):
     return sizes
 
 
-def misfit(name, value, known, keys, whose):
-    """Return why a model cannot have a size, or None. known: its usual sizes."""
-    if name not in known:  # no class reads it, even if the row has it
-        parts = [ffn for ffn, part in FEED_FORWARD.items() if "ffn" in known and name in part.keys]
-        others = (
-            f"it comes with ffn={' or '.join(parts)}" if parts else f"it has: {' '.join(known)}"
-        )
-        return f"{whose} has no {name}; {others}"
-    wanted = lacking(keys[name], value)
-    task = whose.rpartition(" on ")[2]
-    return wanted and f"{name} must be {wanted}; on {task} it is {known[name]}"
-
-
-def lacking(key, value):
-    """Return None if a value fits a `Key`, else a description of the values that do."""
+def check_size(name, value, usual, keys, whose):
+    """Raise SizeError if a model cannot have a size. usual: its sizes without --arch."""
+    if name not in usual:  # no class reads it, even if the row has it
+        raise SizeError(f"--arch {name}={value}: {whose} has no {name}; it has: {' '.join(usual)}")
+    key = keys[name]
     if key.kind is int:
         least = 1 if key.least is None else key.least
-        if type(value) is int and least <= value <= key.most:
-            return None
-        most = f" and at most {key.most}" if key.most < 10**9 else ""
-        return f"a whole number of at least {least}{most}"
-    words = [] if key.kind is float else [word for word in key.kind if word is not float]
-    if value in words:
-        return None
-    if key.kind is not float and float not in key.kind:
-        return f"one of: {' '.join(map(str, words))}"
-    least = key.least or 0
-    if type(value) in (int, float) and least <= value <= key.most:
-        return None
-    return " or ".join([f"a number from {least:g} to {key.most:g}", *words])
+        wanted = [f"a whole number of at least {least}"]
+        fits = type(value) is int and least <= value <= key.most
+    else:
+        choices = [float] if key.kind is float else [*key.kind]
+        numbers = f"a number from {key.least or 0:g} to {key.most:g}"
+        wanted = [numbers if choice is float else str(choice) for choice in choices]
+        in_range = type(value) in (int, float) and (key.least or 0) <= value <= key.most
+        fits = value in choices or (float in choices and in_range)
+    if not fits:
+        wanted = f"{' or '.join(wanted)}; {whose} has {usual[name]}"
+        raise SizeError(f"--arch {name}={value}: {name} must be {wanted}")
 
 
 # The factor on the learning rate after warm-up, a function of (step, steps, warmup). To add a
@@ -366,25 +334,20 @@ WORDS = dict(
 )
 
 
-class Start(NamedTuple):
-    """How a run starts. Stage 1 knows the first, stage 2 the others."""
-
-    cell: int  # which value of a cell of RECIPES it uses
-    words: str  # for messages
-
-
+# How a run starts, with words for messages. Stage 1 knows the first, stage 2 the others.
 STARTS = dict(
-    pretrain=Start(0, "in pretraining"),
-    spt=Start(1, "with --init"),
-    corpus=Start(1, "with a model that has trained weights"),
-    scratch=Start(2, "in training from scratch"),
-    joint=Start(3, "with --joint"),
+    pretrain="in pretraining",
+    spt="with --init",
+    corpus="with a model that has trained weights",
+    scratch="in training from scratch",
+    joint="with --joint",
 )
+# Which value of a cell of RECIPES each uses.
+VALUES = dict(pretrain=0, spt=1, corpus=1, scratch=2, joint=3)
 
 
 def learning_rate(step, steps, args):
-    """Return the factor on every group's initial learning rate: linear warm-up, then the
-    schedule."""
+    """Return the factor on every group's initial learning rate."""
     if step < args.warmup:
         return (step + 1) / args.warmup
     return SCHEDULES[args.schedule](step, steps, args.warmup)
@@ -393,38 +356,31 @@ def learning_rate(step, steps, args):
 def cell(line, flag, start):
     """Return a flag's value in a line of RECIPES for a run with this start (a key of STARTS)."""
     choices = line[flag].split("/")
-    return choices[min(STARTS[start].cell, len(choices) - 1)]
+    return choices[min(VALUES[start], len(choices) - 1)]
 
 
 def recipe_line(name, task, model, objective, start):
-    """Find the line of RECIPES for a run -> its name, its objective, {flag: value} for the stage
-    that `start` names."""
+    """Find a run's line of RECIPES -> its name, its objective, {flag: value} for this start."""
     lines = [
         line
         for line in rows("recipes", RECIPES, SMALL_RECIPES, OWN_RECIPES)
         if fnmatch.fnmatchcase(name, line["task"]) and cell(line, "lr", start) != "-"
     ]
     named = [line for line in lines if line["task"] != "*"]
-    line = None
-    for candidates in (named, lines):
-        asked = {"objective": objective} if objective else {}
-        line = line or matching(candidates, model, **asked)
-        if line is None and objective is not None:  # else the recipe of the masked objective
-            line = matching(candidates, model, objective="masked")
+    # an objective without a recipe takes that of the masked one
+    tries = [{"objective": objective}, {"objective": "masked"}] if objective else [{}]
+    matches = [matching(table, model, **asked) for table in (named, lines) for asked in tries]
+    line = next(filter(None, matches), None)
     if line is None:
-        pairs = {f"{line['model']}/{line['objective']}" for line in named or lines}
-        stage = "pretrain" if start == "pretrain" else "finetune"
-        raise UserError(
-            f"no recipe to {stage} {name}/{model}/{objective or 'masked'}; there is one for these "
-            f"and models like them: {' '.join(sorted(pairs))}"
-        )
+        pairs = sorted({f"{line['model']}/{line['objective']}" for line in named or lines})
+        wanted = f"{STARTS[start]} for {name}/{model}/{objective or 'masked'}"
+        raise UserError(f"no recipe {wanted}; there are: {' '.join(pairs)}")
     values = {flag: number(cell(line, flag, start)) for flag in line}
     name = "/".join(values.pop(column) for column in ("task", "model", "objective"))
     length = str(values.pop("length"))
     values["epochs" if length.endswith("e") else "steps"] = int(length.removesuffix("e"))
     values["schedule"] = ABBREVIATIONS.get(values["schedule"], values["schedule"])
-    values["eval_every"] = values.pop("eval", None)
-    values["mask"] = task.mask
+    values |= dict(eval_every=values.pop("eval", None), mask=task.mask)
     values.setdefault("loss", "ce" if task.channels is None else "l1")
     values.setdefault("head", "pair" if task.documents == 2 else "linear")
     if task.kind == "positions":
@@ -432,25 +388,15 @@ def recipe_line(name, task, model, objective, start):
     return name, objective or line["objective"], values
 
 
-def halved(recipe):
-    """Halve the length of a recipe for joint training, which takes two passes per step if the
-    objective `hides`."""
-    return recipe | {name: recipe[name] // 2 for name in ("steps", "epochs") if name in recipe}
-
-
 def fit(task, examples, recipe, sizes):
-    """Fit a recipe to the number and the length of the examples of your data. Return the recipe,
-    the sizes to change, and a sentence that reports the choice."""
-    width = 128
-    if examples < 10_000:
-        width = 64
-    if examples < 1_000:
-        width = 32
+    """Fit a recipe to the number and length of your examples. Return the recipe, the sizes to
+    change, and a sentence that reports the choice."""
+    width = 32
+    if examples >= 1_000:
+        width = 64 if examples < 10_000 else 128
     epoch = min(max(examples // recipe["batch"], 200), 1_000)  # in steps
-    recipe = dict(recipe)
-    steps = recipe.pop("epochs") * epoch
     batch = min(recipe["batch"], examples)
-    recipe |= dict(batch=batch, steps=steps, eval_every=epoch // 2)
+    recipe |= dict(batch=batch, steps=recipe.pop("epochs") * epoch, eval_every=epoch // 2)
     widths = {"d", "ff", "v", "z"} & keys_of(sizes["model"]).keys()
     changed = {key: size * width // 64 for key, size in sizes.items() if key in widths}
     sentence = (

@@ -14,9 +14,8 @@ from engine.graph import filled
 
 def drawing(task, batch, rows, share, *key):
     """Return a function draw(hide, ratio, *more) -> positions (b, l) of `batch` to hide. rows: the
-    examples of the batch, over all processes. share: the indices in `rows` of this process's
-    examples. `hide` is called once for the whole batch, so the positions do not depend on the
-    number of processes or the order in which they compute."""
+    examples of the batch, over all processes; share: the indices in `rows` of this process's.
+    `hide` draws for the whole batch, so that the number of processes makes no difference."""
 
     def draw(hide, ratio, *more):
         positions = hide((len(rows) * task.documents, task.length), ratio, *key, *more)
@@ -28,9 +27,8 @@ def drawing(task, batch, rows, share, *key):
 
 
 class Feed:
-    """The batches of a run. lengths: lengths of the training examples (n,), if batches are cut into
-    parts of similar length; else None. costly: every part has a fixed cost. records: steps are
-    recorded as CUDA graphs (graph.py)."""
+    """The batches of a run. lengths: of the training examples (n,), if parts have similar lengths;
+    else None. costly: parts have a fixed cost. records: steps become CUDA graphs (graph.py)."""
 
     POSITIONS = 4_096  # in a part, about (results/peers.md); small batches stay whole
     COSTLY = 4  # parts are this many times larger if every part has a fixed cost
@@ -45,10 +43,9 @@ class Feed:
         self.world = processes.world
         self.rank = processes.rank
         self.device = processes.device
-        self.per_epoch = examples // args.batch
         self.positions = self.POSITIONS * (self.COSTLY if costly else 1)
         self.thread = ThreadPoolExecutor(1)
-        self.upcoming = None  # the parts of the next step
+        self.steps = None  # yields the parts of each step
         # shuffle once per epoch: each step would be slow
         self.order = functools.lru_cache(1)(order)
 
@@ -56,16 +53,15 @@ class Feed:
 
     def rows(self, step):
         """Return the examples of a step's batch, int64 (batch,), and the indices of this process's
-        examples in it, longest first if lengths differ. A pure function of seed and step, so there
-        is no sampler state to save."""
+        examples in it, longest first if lengths differ: a pure function of seed and step."""
         args = self.args
-        epoch, i = divmod(step, self.per_epoch)
+        epoch, i = divmod(step, self.examples // args.batch)
         rows = self.order(self.examples, args.seed, epoch)[i * args.batch : (i + 1) * args.batch]
         if args.fresh:  # no example comes twice
             rows = np.arange(step * args.batch, (step + 1) * args.batch)
         if self.lengths is None:
-            first, end = (len(rows) * rank // self.world for rank in (self.rank, self.rank + 1))
-            return rows, np.arange(first, end)
+            first = len(rows) * self.rank // self.world
+            return rows, np.arange(first, len(rows) * (self.rank + 1) // self.world)
         return rows, np.argsort(-self.lengths[rows], kind="stable")[self.rank :: self.world]
 
     def parts(self, batch, rows, share, whole=False):
@@ -81,8 +77,8 @@ class Feed:
         return [part._replace(hidden=part.hidden.flatten().nonzero()[:, 0]) for part in parts]
 
     def cuts(self, rows, n):
-        """Return [(first, end, width)], one per part of the n examples of this process: the parts
-        are examples first..end and the first `width` positions, None for all.
+        """Return [(first, end, width)], the parts of this process's n examples: examples first..end
+        and the first `width` positions, None for all.
 
         A part has at most --micro-batch examples. If lengths differ, it has about `positions`
         positions and is cut to its longest sequence: two thirds of a whole IMDb batch would be
@@ -110,32 +106,32 @@ class Feed:
         return [(*pair, width) for pair, width in zip(itertools.pairwise(bounds), widths)]
 
     def cut(self, batch, n, first, end, width):
-        """Return examples first..end and the first `width` positions of a batch of n examples,
-        whose tensors have a row for each example or for each of its documents."""
+        """Return examples first..end and the first `width` positions of a batch of n examples."""
 
         def piece(name, tensor):
+            if tensor is None:
+                return None
             per_example = 1 if len(tensor) == n else self.task["documents"]
             rows = tensor[per_example * first : per_example * end]
             several_labels = name == "y" and self.task["target"] == "labels"
             return rows if rows.ndim == 1 or several_labels else rows[:, :width]
 
-        return batch._make(
-            None if tensor is None else piece(name, tensor)
-            for name, tensor in zip(batch._fields, batch)
-        )
+        return batch._make(map(piece, batch._fields, batch))
 
     def next_parts(self, step, steps, make_parts):
-        """Return `make_parts(step)`, a list of tuples of tensors, on the device. The parts of the
-        next step are made in the background meanwhile."""
-        parts = (self.upcoming or self.thread.submit(self.pinned, make_parts, step)).result()
-        self.upcoming = None
-        if step + 1 < steps:
-            self.upcoming = self.thread.submit(self.pinned, make_parts, step + 1)
-        return [self.shipped(part) for part in parts]
+        """Return `make_parts(step)`, a list of tuples of tensors, on the device."""
+        self.steps = self.steps or self.ahead(make_parts, range(step, steps))
+        return next(self.steps)
+
+    def ahead(self, make_parts, keys):
+        """Yield `make_parts(key)` for each key. A thread makes the next parts meanwhile."""
+        futures = (self.thread.submit(self.pinned, make_parts, key) for key in keys)
+        # each pair begins the next parts before it waits for these
+        for future, _ in itertools.pairwise(itertools.chain(futures, [None])):
+            yield [self.shipped(part) for part in future.result()]
 
     def pinned(self, make_parts, argument):
-        """Call `make_parts(argument)`. For a GPU, put the result into pinned memory: copies from it
-        do not block the CPU."""
+        """Call `make_parts(argument)`; for a GPU into pinned memory, whose copies do not block."""
         parts = make_parts(argument)
         if self.device.type == "cpu":
             return parts
@@ -147,27 +143,25 @@ class Feed:
     # ---- evaluation ------------------------------------------------------------------------------
 
     def batches(self, split, lengths=None, independent=False):
-        """Yield (i, examples, batch) for the evaluation batches of this process, one per round.
-        batch is None if only other processes have a batch left in the last round. `Run.batches`
-        explains the other arguments."""
+        """Yield (i, examples, batch), one per round; see `Run.batches`. batch is None if only other
+        processes have a batch left in the last round."""
         size = self.args.micro_batch or self.args.batch
         if independent and self.device.type == "cuda" and not self.args.micro_batch:
             size = max(size, self.EVALUATED // (self.task["length"] * self.task["documents"]))
         n = len(split)
         order = np.arange(n) if lengths is None else np.argsort(lengths, kind="stable")
 
-        def submit(i):
-            rows = order[i * size : (i + 1) * size]
-            batch = None
-            if len(rows):
-                batch = self.thread.submit(self.pinned, lambda rows: [split.batch(rows)], rows)
-            return i, rows, batch
+        def rows_of(i):
+            return order[i * size : (i + 1) * size]
 
-        upcoming = None
-        for first in range(0, -(-n // size), self.world):  # as many rounds on all processes
-            i, rows, batch = upcoming or submit(first + self.rank)
-            upcoming = submit(i + self.world)
-            yield i, rows, None if batch is None else self.shipped(batch.result()[0])
+        def make_parts(i):
+            rows = rows_of(i)
+            return [split.batch(rows)] if len(rows) else []
+
+        # as many rounds on all processes
+        numbers = range(self.rank, self.rank + -(-n // size), self.world)
+        for i, parts in zip(numbers, self.ahead(make_parts, numbers)):
+            yield i, rows_of(i), parts[0] if parts else None
 
 
 def mapped(function, part):

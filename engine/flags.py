@@ -12,17 +12,7 @@ import zoo  # noqa: F401, fills MODELS
 from data import look_up
 from files import Parser, UserError, read_json, sha256_of
 from models import MODELS, keys_of
-from recipes import (
-    SCHEDULES,
-    STARTS,
-    WORDS,
-    arch,
-    assignments,
-    fit,
-    halved,
-    recipe_line,
-    settings,
-)
+from recipes import SCHEDULES, STARTS, WORDS, arch, assignments, fit, recipe_line, settings
 from tasks import TASKS, declared, folder_name, full_name
 
 # ---- Which flags there are -----------------------------------------------------------------------
@@ -53,12 +43,8 @@ def flags(stage, objectives):
     starts, names, kind (a type, the choices, or bool for a switch), help."""
     positive, natural, rate = between(int, 1), between(int, 0, 2**63 - 1), between(float, 0)
     weight, share = between(float, 1e-9), between(float, 1e-9, 1)
-    parser = Parser(
-        examples=True,
-        description="With --task and --model, --help also shows their recipe.",
-        allow_abbrev=False,
-        add_help=False,
-    )
+    about = "With --task and --model, --help also shows their recipe."
+    parser = Parser(examples=True, description=about, allow_abbrev=False, add_help=False)
     parser.starts = {}
     of_stage = {"pretrain"} if stage == "pretrain" else FINETUNING
 
@@ -84,21 +70,15 @@ def flags(stage, objectives):
     add(ANY, "--fresh", bool, "draw new training examples in every step (if the task has `draw`)")
     add(ANY, "--seed", natural, "seed of weights, data order and hidden positions", default=0)
     add(ANY, "--data-dir", str, "where prepared data sets live", default="data")
-    place = (
-        "run directory (default: runs/TASK-MODEL-OBJECTIVE-STAGE-sSEED, plus all changes to the "
-    )
-    add(ANY, "--out", Path, f"{place}recipe)")
+    place = "run directory (default: runs/TASK-MODEL-OBJECTIVE-START-sSEED, with all changes)"
+    add(ANY, "--out", Path, place)
     add(ANY, "--resume", bool, "continue the run in --out exactly where it stopped")
-    first = (
-        "directory of a pretraining run, which also sets task, model, sizes and training examples"
-    )
+    first = "directory of a pretraining run; it also sets task, model, sizes, training examples"
     add({"spt"}, "--init", Path, first)
     both = "joint training from scratch: add W times the pretraining loss on the same batch"
     add({"joint"}, "--joint", weight, f"{both}; masked: half the recipe's steps", metavar="W")
-    probe = "linear probe: train only the head, on the frozen backbone"
-    add(FINETUNING - {"joint"}, "--freeze", bool, probe)
-    rare = "weigh the loss of each class by how rare it is in training"
-    add(FINETUNING, "--class-weights", bool, rare)
+    add(FINETUNING - {"joint"}, "--freeze", bool, "linear probe: train only the head")
+    add(FINETUNING, "--class-weights", bool, "weigh each class by how rare it is in training")
     few = "share of all training examples to finetune on; keeps class proportions, and is nested"
     add(FINETUNING, "--label-fraction", share, few)
 
@@ -109,19 +89,16 @@ def flags(stage, objectives):
     add(ANY, "--epochs", positive, "length of the run, in epochs")
     add(ANY, "--steps", positive, "length of the run, in optimiser steps; overrides --epochs")
     add(ANY, "--warmup", natural, "steps of linear warm-up")
-    curves = "learning rate after warm-up: cosine reaches 0, step halves it after each fifth"
-    add(ANY, "--schedule", SCHEDULES, curves)
+    add(ANY, "--schedule", SCHEDULES, "after warm-up: cosine reaches 0, step halves each fifth")
     add(ANY, "--eval-every", positive, "steps between evaluations (default: an epoch)")
     add(FINETUNING, "--pool", WORDS["pool"], "how to pool the sequence into one vector")
-    head = "head on that vector; mlp: one hidden layer; pair: for two documents per example"
-    add(FINETUNING, "--head", WORDS["head"], head)
+    add(FINETUNING, "--head", WORDS["head"], "mlp: one hidden layer; pair: for two documents")
 
     # An objective's own flags belong here. A sweep does not repeat training from scratch for them.
     group = parser.add_argument_group("objective, in pretraining and joint training")
     ratio = between(float, 1e-6, 1)
     add(WITH_DENOISING, "--mask", ratio, "masking ratio: probability that a position is hidden")
-    error = "loss on hidden positions: cross-entropy (symbols, gray levels), L1"
-    add(WITH_DENOISING, "--loss", WORDS["loss"], error)
+    add(WITH_DENOISING, "--loss", WORDS["loss"], "cross-entropy (symbols, gray levels) or L1")
 
     group = parser.add_argument_group("machine")
     add(ANY, "--micro-batch", positive, "examples per forward pass; halve it if memory runs out")
@@ -129,10 +106,8 @@ def flags(stage, objectives):
     add(ANY, "--device", ("auto", "cpu", "cuda"), device, default="auto")
     dtype = "auto: bfloat16 autocast on a GPU that supports it, else float32"
     add(ANY, "--dtype", ("auto", "float32", "bfloat16"), dtype, default="auto")
-    graph = (
-        "torch.compile the backbone; on one GPU, if all sequences have equal length, also run each "
-    )
-    add(ANY, "--compile", bool, f"{graph}step as a CUDA graph (results/gpu.md)")
+    graph = "torch.compile the backbone; for equal lengths on one GPU also CUDA graphs (gpu.md)"
+    add(ANY, "--compile", bool, graph)
     add(ANY, "--log-every", positive, "steps between log lines", default=100)
     return parser
 
@@ -141,8 +116,6 @@ def flags(stage, objectives):
 MACHINE_FLAGS = {"help", "resume", "device", "dtype", "compile", "log_every", "out", "data_dir"}
 # Recorded separately, not in `changed`.
 RECORDED = {"task", "model", "objective", "arch", "seed", "init", "joint"}
-# No flag may have these names: a run records something else under them.
-SET_LATER = {"start", "recipe", "fitted", "changed", "pretraining", "pretrained", "data", "code"}
 
 # ---- What a run is asked for ---------------------------------------------------------------------
 
@@ -159,8 +132,6 @@ def arguments(stage, argv, objectives, pretraining=None, planned=False):
     what --init would name. Your data are not fitted: every size and length counts as changed."""
     parser = flags(stage, objectives)
     args = parser.parse_args(argv)
-    if taken := vars(args).keys() & SET_LATER:
-        raise UserError(f"--{min(taken)}: runs record something else under this name; rename it")
     if args.help and None in (args.task, args.model) and not getattr(args, "init", None):
         parser.print_help()
         parser.exit()
@@ -187,19 +158,15 @@ def arguments(stage, argv, objectives, pretraining=None, planned=False):
         if getattr(args, flag) is None:
             setattr(args, flag, value)
     if task.length:  # unknown in plans for your data
-        for misfit in misfits(args, task, objectives[args.objective]):
-            raise UserError(misfit)
+        check_fit(args, task, objectives[args.objective])
     args.out = args.out or Path("runs") / run_name(args, args.seed)
     return args
 
 
 def read_pretraining(folder):
     """Return the settings of the pretraining run in a folder, from its config.json."""
-    if not (folder / "config.json").exists():
-        raise UserError(
-            f"--init {folder} is not the directory of a pretraining run: it has no config.json"
-        )
-    saved = read_json(folder / "config.json")
+    config = folder / "config.json"
+    saved = read_json(config) if config.exists() else {}
     if saved.get("start") != "pretrain":
         raise UserError(f"--init {folder} is not a pretraining run; run pretrain.py")
     saved.pop("code", None)  # result.json has it
@@ -208,12 +175,11 @@ def read_pretraining(folder):
 
 def start_of(stage, args, pretraining):
     """Return how a run starts, a key of STARTS."""
-    model = MODELS.get(args.model)
     if stage == "pretrain":
         return "pretrain"
     if pretraining is not None:
         return "spt"
-    if model and model.weights is not None:
+    if args.model and MODELS[args.model].weights is not None:
         return "corpus"
     return "scratch" if args.joint is None else "joint"
 
@@ -223,37 +189,22 @@ def refuse(parser, args):
     for flag, starts in parser.starts.items():
         value = getattr(args, flag)
         if args.start not in starts and value != parser.get_default(flag):
-            others = ", ".join(STARTS[start].words for start in STARTS if start in starts)
+            name = f"--{flag.replace('_', '-')}"
+            others = ", ".join(STARTS[start] for start in STARTS if start in starts)
             raise UserError(
-                f"{written(flag, value)} has no meaning {STARTS[args.start].words}; leave it out "
-                f"(it has one {others})"
+                f"{name} has no meaning {STARTS[args.start]}; leave it out (it has one {others})"
             )
     if args.train_fraction and getattr(args, "label_fraction", None):
-        raise UserError(
-            "give only one of --label-fraction and --train-fraction: both choose training examples"
-        )
-
-
-def written(flag, value):
-    """Return a flag and its value as a user types them: '--arch d=64,layers=3'."""
-    if isinstance(value, dict):
-        value = ",".join(f"{key}={size}" for key, size in value.items())
-    if isinstance(value, float):
-        value = f"{value:g}"
-    words = ["--" + flag.replace("_", "-"), *([] if value is True else [str(value)])]
-    return " ".join(words)
+        raise UserError("give only one of --label-fraction and --train-fraction")
 
 
 def inherit(args, pretraining):
-    """Take over what the pretraining run determines, in place: task, model, objective and sizes,
-    and its share of the training examples unless --train-fraction differs."""
+    """Take over, in place, what the pretraining run determines."""
     for flag in ("task", "model", "objective"):
-        if getattr(args, flag) not in (None, pretraining[flag]):
-            raise UserError(
-                f"--{flag} {getattr(args, flag)}, but {args.init} was pretrained with --{flag} "
-                f"{pretraining[flag]}; leave that flag out, or choose another --init"
-            )
-        setattr(args, flag, pretraining[flag])
+        value = pretraining[flag]
+        if getattr(args, flag) not in (None, value):
+            raise UserError(f"{args.init} was pretrained with --{flag} {value}; leave --{flag} out")
+        setattr(args, flag, value)
     keys = keys_of(args.model, pretraining["arch"].get("ffn", "dense"))
     args.pretraining = pretraining
     args.arch = {
@@ -279,8 +230,8 @@ def recipe_of(args, task, objectives, starts):
     hides = objectives[args.objective].hides
     if not hides:
         recipe.pop("mask")
-    elif args.start == "joint":
-        recipe = halved(recipe)
+    elif args.start == "joint":  # takes two passes per step
+        recipe |= {name: recipe[name] // 2 for name in recipe.keys() & {"steps", "epochs"}}
     recipe = {flag: value for flag, value in recipe.items() if args.start in starts.get(flag, ())}
     if not task.own:
         return recipe, {}, None
@@ -308,7 +259,7 @@ def sizes_of(args, task, fitted):
 
 
 def changes(args, recipe, sizes, defaults):
-    """Return {flag: value} of everything that differs from the recipe, `changed` of result.json.
+    """Return `changed` of result.json, {flag: value} of everything that differs from the recipe.
     sizes: of the model, those that differ; defaults: {flag: that of the parser}."""
     changed = {"arch": sizes} if sizes else {}
     for flag in sorted(defaults.keys() - MACHINE_FLAGS - RECORDED):  # also those of a fork
@@ -336,41 +287,35 @@ def print_recipe(parser, args, recipe):
     keys = keys_of(args.model, args.arch.get("ffn", "dense"))
     sizes = {name: size for name, size in args.arch.items() if name in keys}
     parser.description = f"Recipe {args.recipe}: {listed(recipe)}. Sizes: {listed(sizes)}."
-    if args.fitted:
-        parser.description += f" {args.fitted}."
+    parser.description += f" {args.fitted or ''}"
     parser.print_help()
     parser.exit()
 
 
-def misfits(args, task, objective):
-    """Yield what does not fit the task, the objective or another flag, a sentence each."""
+def check_fit(args, task, objective):
+    """Raise UserError if a flag does not fit the task, the objective or another flag."""
     name = args.task
     if not objective.hides and args.mask is not None:
-        yield f"--mask {args.mask} has no meaning with --objective {args.objective}"
+        raise UserError(f"--mask has no meaning with --objective {args.objective}")
     if args.start in WITH_DENOISING:
         if objective.whole and args.micro_batch:
-            what = f"--micro-batch has no meaning with --objective {args.objective}"
-            yield f"{what}, which keeps a batch whole"
+            raise UserError(f"--micro-batch: --objective {args.objective} keeps a batch whole")
         if args.loss == "l1" and task.channels is None:
-            yield f"--loss l1 needs samples, but {name} consists of symbols; use --loss ce"
+            raise UserError(f"--loss l1 needs samples, and {name} has symbols; use --loss ce")
         if args.loss == "ce" and task.vocab is None:
-            yield f"--loss ce needs symbols or gray levels, but {name} has neither; use --loss l1"
+            raise UserError(f"--loss ce needs symbols, and {name} has none; use --loss l1")
     if args.start in FINETUNING:
         if args.class_weights and task.kind != "class":
-            what = "--class-weights is for one class per example"
-            yield f"{what}; the targets of {name}: {task.kind}"
+            raise UserError(f"--class-weights needs one class per example, not {task.kind}")
         if (args.pool == "none") != (task.kind == "positions"):
-            what = f"--pool {args.pool} does not fit {name}"
-            yield f"{what}; `--pool none` is for a label at every position"
+            raise UserError(f"{name}: --pool none is for a label per position, and only for that")
         if (args.head == "pair") != (task.documents == 2):
-            fitting = "pair" if task.documents == 2 else "linear or mlp"
-            what = f"--head {args.head} does not fit {name}"
-            yield f"{what}, where an example has {task.documents} documents; use --head {fitting}"
+            raise UserError(f"{name}: --head pair is for two documents, and only for that")
     if args.fresh and task.draw is None:
         able = " ".join(name for name, other in TASKS.items() if other.draw)
-        yield f"--fresh: {name} has no function that draws an example; these have one: {able}"
+        raise UserError(f"--fresh: {name} cannot draw new examples; these can: {able}")
     if args.fresh and (args.train_fraction or getattr(args, "label_fraction", None)):
-        yield "--fresh draws all examples; leave out the share of them"
+        raise UserError("--fresh draws all examples; leave out the share of them")
 
 
 # ---- Names and records ---------------------------------------------------------------------------
@@ -405,6 +350,5 @@ def defining(args):
 
 
 def completed(stage, objectives, **settings):
-    """Return a namespace of settings, with the parser's default for each flag that they lack: kept
-    weights may be older than a flag that a fork reads."""
+    """Return a namespace of settings; flags that they lack, e.g. of a fork, have defaults."""
     return argparse.Namespace(**vars(flags(stage, objectives).parse_args([])) | settings)

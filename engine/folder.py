@@ -14,23 +14,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import files
 import tasks
 import zoo
 from engine.targets import KINDS
-from files import (
-    ROOT,
-    UserError,
-    locked,
-    read_json,
-    reading,
-    sha256_of,
-    without_comments,
-    write_atomically,
-    write_json,
-)
-
-BITS = 100_000  # bits of predictions in result.json, at most: it must stay readable
-
+from files import ROOT, UserError, locked
 
 # everything that decides how a run trains, beside the files of its model and its task
 CODE = """
@@ -41,11 +29,10 @@ CODE = """
 
 
 def code_of_run(args):
-    """Return a checksum of the code of a run, without comments: of the files in CODE and of those
-    that define its model and its task."""
+    """Return a checksum of a run's code without comments: CODE, its model's and task's files."""
     homes = zoo.homes.get(args.model), tasks.homes.get(args.task, ROOT / "tasks" / "own.py")
     paths = [ROOT / name for name in CODE.split()] + [home for home in homes if home is not None]
-    sources = [without_comments(path.read_text(encoding="utf-8")) for path in paths]
+    sources = [files.without_comments(path.read_text(encoding="utf-8")) for path in paths]
     return hashlib.sha256("\n".join(sources).encode()).hexdigest()[:8]
 
 
@@ -64,22 +51,17 @@ class Folder:
 
     def look(self, config, resume):
         """Check that the directory is empty or, with --resume, holds a run with this config. Return
-        whether that run is finished. Write nothing."""
+        whether that run is finished."""
         out = self.path
-        files = set()
-        if out.is_dir():
-            files = {path.name for path in out.iterdir() if path.suffix != ".tmp"} - {".lock"}
-        if files and not resume:
-            raise UserError(
-                f"run directory {out} is not empty; add --resume to continue it, or choose another "
-                "--out"
-            )
-        if files and "config.json" not in files:
+        names = {path.name for path in out.glob("*") if path.suffix != ".tmp"} - {".lock"}
+        if names and not resume:
+            raise UserError(f"{out} is not empty; add --resume, or choose another --out")
+        if names and "config.json" not in names:
             raise UserError(f"--resume: {out} has no config.json; it is not a run directory")
-        self.resumes = "last.pt" in files
-        finished = "result.json" in files
+        self.resumes = "last.pt" in names
+        finished = "result.json" in names
         if self.resumes or finished:
-            saved = read_json(out / "config.json")
+            saved = files.read_json(out / "config.json")
             self.compare(saved, config, finished)
             self.began = {name: saved[name] for name in self.RECORDS if name in config}
             if config["code"] not in saved["code"].split("+"):  # a resumed run has both checksums
@@ -87,15 +69,12 @@ class Folder:
         return finished
 
     def compare(self, saved, config, finished):
-        """Raise UserError if the run with the config `saved` was started by another command, or
-        from other weights."""
+        """Raise UserError if the saved run was started by another command or from other weights."""
         before = saved.get("pretrained")
         now = config.get("pretrained")
         if before and now and before != now:  # None: the file is not there
-            raise UserError(
-                f"--resume: {self.path} started from another {config['init']}/best.pt (checksum "
-                f"{before[:8]}, now {now[:8]}); restore that one, or choose another --out"
-            )
+            init = f"{config['init']}/best.pt"
+            raise UserError(f"--resume: {self.path} started from another {init}; restore that one")
         free = {*self.RECORDS}
         if finished and "micro_batch" not in saved["changed"] | config["changed"]:
             free.add("micro_batch")  # the next runs may need a smaller one
@@ -107,8 +86,7 @@ class Folder:
                 )
 
     def create(self, config):
-        """Create the directory, lock it until `lock.close()` or the process's end, and write
-        config.json."""
+        """Create the directory, lock it until `lock.close()`, and write config.json."""
         if not self.main:
             return
         busy = f"{self.path} is in use by another process"
@@ -117,30 +95,27 @@ class Folder:
             self.lock.enter_context(locked(self.path / ".lock", busy, wait=False))
         except OSError as error:
             raise UserError(f"cannot write to --out {self.path}: {error.strerror}") from None
-        write_json(self.path / "config.json", config)
+        files.write_json(self.path / "config.json", config)
 
     def restore(self, model, optimizer):
         """Load last.pt into model and optimiser. Return the saved state of the run."""
         saved = read_checkpoint(self.path / "last.pt")
-        with reading(
-            f"{self.path}/last.pt does not fit", "it may come from another version of the code"
-        ):
+        with files.reading(f"{self.path}/last.pt does not fit", "it may be of another version"):
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
         return saved["state"]
 
     def begin_log(self, state, **record):
         """Write the first line of log.jsonl. With --resume, first drop all records past the
-        checkpoint: the run writes them again, so that the log has no gaps and no duplicates."""
+        checkpoint: the run writes them again."""
         lines = []
         for line in read_log(self.path) if self.resumes else ():
             last = state["evaluated" if line.get("kind") == "eval" else "step"]
             if "step" in line and line["step"] <= last:
                 lines.append(json.dumps(line) + "\n")
         if self.main:
-            write_atomically(
-                self.path / "log.jsonl", lambda file: file.write("".join(lines).encode())
-            )
+            text = "".join(lines).encode()
+            files.write_atomically(self.path / "log.jsonl", lambda file: file.write(text))
         self.log(kind="resume" if lines else "start", step=state["step"], **record)
 
     def log(self, **record):
@@ -151,7 +126,7 @@ class Folder:
     def save(self, name, record):
         """Write a checkpoint."""
         if self.main:
-            write_atomically(self.path / name, lambda file: torch.save(record, file))
+            files.write_atomically(self.path / name, lambda file: torch.save(record, file))
 
     def last_good(self):
         last = self.path / "last.pt"
@@ -160,11 +135,9 @@ class Folder:
     def predictions(self, task, y, predictions):
         """Write predictions.npz, each test example's label and prediction. Return what result.json
         says of them, and the classes without a test example, by their names."""
+        path = self.path / "predictions.npz"
         if self.main:
-            write_atomically(
-                self.path / "predictions.npz",
-                lambda file: np.savez(file, y=y, prediction=predictions),
-            )
+            files.write_atomically(path, lambda file: np.savez(file, y=y, prediction=predictions))
         record = summary(task, y, predictions)
         names = task.names if task.own and task.kind == "class" else ()
         untested = [name for label, name in enumerate(names) if label not in y]
@@ -173,9 +146,8 @@ class Folder:
     def finish(self, record):
         """Write result.json. It is written last, so its presence means that the run is complete."""
         if self.main:
-            write_json(
-                self.path / "result.json", record | {"best.pt": sha256_of(self.path / "best.pt")}
-            )
+            record = record | {"best.pt": files.sha256_of(self.path / "best.pt")}
+            files.write_json(self.path / "result.json", record)
 
 
 def summary(task, y, predictions):
@@ -189,56 +161,41 @@ def summary(task, y, predictions):
     n = len(y)
     if task.kind == "number":
         values = np.array([y, predictions]).astype(np.float16)
-        return dict(test_examples=n, values=in_base64(values, n), counts=None)
+        return dict(test_examples=n, values=in_base64(values), counts=None)
     if task.kind != "class":
         shares = np.array(KINDS[task.kind].shares(y, predictions))
-        shares = in_base64(shares.astype(np.uint16), n) if shares.max() < 2**16 else None
+        shares = in_base64(shares.astype(np.uint16)) if shares.max() < 2**16 else None
         return dict(test_examples=n, shares=shares, counts=None)
     predictions = predictions.astype(int)
     right = predictions == y
     bits = np.packbits(right[np.argsort(y, kind="stable")])
-    counted = dict(labels=y, predicted=predictions, right=y[right])
-    return dict(
-        test_examples=n,
-        right=in_base64(bits, n),
-        counts={
-            name: np.bincount(labels, minlength=task.classes).tolist()
-            for name, labels in counted.items()
-        },
-    )
+    counts = dict(labels=y, predicted=predictions, right=y[right])
+    for name, labels in counts.items():
+        counts[name] = np.bincount(labels, minlength=task.classes).tolist()
+    return dict(test_examples=n, right=in_base64(bits), counts=counts)
 
 
-def in_base64(array, n):
-    """Return an array of n examples as text; None if they have more than BITS bits."""
-    bits_per_example = 1 if array.dtype == np.uint8 else 16
-    if bits_per_example * n > BITS:
-        return None
+def in_base64(array):
     return base64.b64encode(array.tobytes()).decode()
 
 
 def read_checkpoint(path):
-    """Return a checkpoint, on the CPU. Only tensors and plain values are unpickled (weights_only).
-    If result.json holds a checksum of the file, the file must match it."""
+    """Return a checkpoint on the CPU: tensors and plain values (weights_only). It must match its
+    checksum in result.json, if there is one."""
     path = Path(path)
     result = path.with_name("result.json")
-    checksum = read_json(result).get(path.name) if result.exists() else None
-    if checksum is not None and path.exists() and sha256_of(path) != checksum:
-        raise UserError(
-            f"{path} is damaged or belongs to another run than {result}: wrong checksum"
-        )
-    with reading(
-        f"{path} is missing, cut short, or not a checkpoint of this project", "choose another"
-    ):
+    checksum = files.read_json(result).get(path.name) if result.exists() else None
+    if checksum is not None and path.exists() and files.sha256_of(path) != checksum:
+        raise UserError(f"{path} is damaged or of another run than {result}: wrong checksum")
+    problem = f"{path} is missing, cut short, or not a checkpoint of this project"
+    with files.reading(problem, "choose another"):
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        # Raises an error unless these are {name: tensor} and {flag: value}.
-        {str.lower(name): tensor.shape for name, tensor in checkpoint["model"].items()}
-        {**checkpoint["config"]}
+        dict(checkpoint["model"], **checkpoint["config"])  # raises an error unless both are dicts
     return checkpoint
 
 
 def peak_memory(device):
-    """Return the peak memory of this process on this device in bytes; None if the system does not
-    report it."""
+    """Return the peak memory of this process in bytes; None if the system does not tell."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -255,25 +212,16 @@ def environment(device, processes=1, dtype="float32"):
     with contextlib.suppress(OSError):  # git may be missing
         git = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=10"]
         commit = commit or subprocess.run(git, capture_output=True, text=True).stdout.strip()
-    name = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"CPU ({platform.machine()})"
-    )
-    return dict(
-        commit=commit or "unknown",
-        torch=torch.__version__,
-        python=platform.python_version(),
-        device=name,
-        processes=processes,
-        threads=torch.get_num_threads(),
-        dtype=dtype,
-    )
+    name = f"CPU ({platform.machine()})"
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    versions = dict(torch=torch.__version__, python=platform.python_version())
+    machine = dict(device=name, processes=processes, threads=torch.get_num_threads(), dtype=dtype)
+    return {"commit": commit or "unknown"} | versions | machine
 
 
 def read_log(folder):
-    """Return the records of a run's log.jsonl. Skip lines that are not records: a kill may cut the
-    last line short."""
+    """Return the records of a run's log.jsonl, without a line that a kill cut short."""
     path = folder / "log.jsonl"
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     records = []

@@ -11,8 +11,7 @@ from tasks import IGNORE
 
 def records(args, processes, optimizer, equal):
     """Return whether steps are recorded: with --compile on one GPU, if all steps have the same
-    shapes (`equal`) and the optimiser can read its learning rates from the device, as those of
-    torch can that have the option `capturable`."""
+    shapes (`equal`) and the optimiser can read its learning rates from the device."""
     capturable = all("capturable" in group for group in optimizer.param_groups)
     one_gpu = processes.device.type == "cuda" and processes.world == 1
     return args.compile and one_gpu and equal and capturable and not args.arch.get("guided")
@@ -33,9 +32,8 @@ def filled(part, ratio):
     free = (~mask).nonzero()[: max(0, most - len(hidden)), 0]
     missing = math.nan if part.targets.is_floating_point() else IGNORE
     without = ~part.hidden.view(*part.hidden.shape, *[1] * (part.targets.ndim - 2))
-    return part._replace(
-        hidden=torch.cat((hidden, free - n)), targets=part.targets.masked_fill(without, missing)
-    )
+    targets = part.targets.masked_fill(without, missing)
+    return part._replace(hidden=torch.cat((hidden, free - n)), targets=targets)
 
 
 class Recording:
@@ -43,8 +41,7 @@ class Recording:
     than a GPU to compute them, so they are recorded once and then launched with one call.
 
     Call it like the step itself. The first steps run eagerly, because a library's first calls
-    cannot be recorded. Steps of other shapes than the recorded one run eagerly, too. A step that
-    reads a value on the CPU raises UserError."""
+    cannot be recorded, and so do steps of other shapes."""
 
     WARM = 3  # steps before recording
 
@@ -58,7 +55,7 @@ class Recording:
 
     def __call__(self, *arguments):
         tensors, structure = tree_flatten(arguments)
-        shapes = [None if tensor is None else tensor.shape for tensor in tensors]
+        shapes = [getattr(tensor, "shape", None) for tensor in tensors]  # None of None
         if self.replay is None:
             self.seen = self.seen + 1 if shapes == self.shapes else 1
             self.shapes = shapes
@@ -74,8 +71,7 @@ class Recording:
         self.replay()
 
     def record(self, tensors, structure):
-        """Record the step. The graph reads its inputs from `tensors` and its learning rates from
-        `rates`."""
+        """Record the step. The graph reads inputs from `tensors`, learning rates from `rates`."""
         groups = self.optimizer.param_groups
         before = [dict(lr=group["lr"], capturable=group["capturable"]) for group in groups]
         self.tensors = [None if tensor is None else tensor.clone() for tensor in tensors]
@@ -89,9 +85,7 @@ class Recording:
         except RuntimeError as error:
             # ending a failed recording raises, too
             cause = str(error.__context__ or error).strip().splitlines()[0]
-            raise UserError(
-                f"--compile: cannot record a step as a CUDA graph: {cause}; leave out --compile"
-            ) from error
+            raise UserError(f"--compile: a step is no CUDA graph: {cause}") from error
         for group, options in zip(groups, before):
             group.update(options)
 

@@ -13,12 +13,10 @@ class Losses:
     def __init__(self, device, step, totals):
         # of the current step
         self.current = {name: torch.zeros((), device=device) for name in totals}
-        self.totals = {
-            name: torch.full((), value, dtype=torch.float64, device=device)
-            for name, value in totals.items()
-        }
-        # step, loss and gradient norm of the last step, or of the first step in which one was not
-        # finite
+        self.totals = {}
+        for name, value in totals.items():
+            self.totals[name] = torch.full((), value, dtype=torch.float64, device=device)
+        # step, loss, gradient norm of the last step, or of the first in which one was not finite
         self.latest = torch.zeros(3, dtype=torch.float64, device=device)
         self.step = torch.full((), float(step), device=device)
 

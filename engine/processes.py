@@ -16,8 +16,8 @@ from models import SizeError
 
 
 def keep_memory():
-    """Keep freed memory for the next tensor. By default glibc returns it to the system. Clearing
-    its pages again takes a third of a small model's step on a CPU."""
+    """Keep freed memory for the next tensor. Clearing new pages, which glibc would request, takes
+    a third of a small model's step on a CPU."""
     if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         trim_threshold, mmap_threshold = -1, -3  # constants of malloc.h
@@ -45,16 +45,13 @@ class Processes:
     current = None  # this process's Run: `guarded` logs what ended it
 
     def __init__(self, args):
-        environ = os.environ
-        self.world = int(environ.get("WORLD_SIZE", 1))
-        self.rank = int(environ.get("RANK", 0))
+        self.world = int(os.environ.get("WORLD_SIZE", 1))
+        self.rank = int(os.environ.get("RANK", 0))
         self.main = self.rank == 0
         if self.world > args.batch:
-            raise UserError(
-                f"--batch {args.batch} is smaller than the number of processes, {self.world}"
-            )
+            raise UserError(f"--batch {args.batch} is smaller than {self.world} processes")
         cuda = args.device != "cpu" and torch.cuda.is_available()
-        self.device = torch.device(f"cuda:{environ.get('LOCAL_RANK', 0)}" if cuda else "cpu")
+        self.device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if cuda else "cpu")
         self.group = None  # of `stops`; None: the default group
         if cuda:
             torch.cuda.set_device(self.device)
@@ -67,10 +64,8 @@ class Processes:
         self.bf16 = args.dtype == "bfloat16" or args.dtype == "auto" and able
         self.dtype = "bfloat16" if self.bf16 else "float32"
         set_numerics()
-        self.say(
-            f"device {self.device} x {self.world}; {self.dtype}; SSM kernels and convolutions "
-            "always float32"
-        )
+        always = "SSM kernels and convolutions always float32"
+        self.say(f"device {self.device} x {self.world}; {self.dtype}; {always}")
 
     def say(self, text):
         if self.main:
@@ -102,16 +97,14 @@ class Processes:
         )
 
     def seed(self, number):
-        """Seed dropout. torch.manual_seed does the same, but spends half a millisecond on device
-        types that the machine does not have."""
+        """Seed dropout, as torch.manual_seed does, but half a millisecond faster."""
         torch.default_generator.manual_seed(number)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(number)
 
     def stops(self):
         """Return whether a signal asked any process to stop. With several processes this is the
-        result of the exchange that the previous call started: it is equal on every process, and no
-        process waits."""
+        result of the exchange that the previous call started: equal on all, and none waits."""
         if self.world == 1:
             return self.signal is not None
         previous = self.exchange
@@ -124,12 +117,10 @@ class Processes:
         return bool(flag)
 
     def close(self):
-        """Leave the process group together: a process that left early would break the others'
-        connections."""
+        """Leave the process group together: who left early would break the others' connections."""
         if self.world > 1:
             if self.exchange is not None:
-                _, handle = self.exchange
-                handle.wait()
+                self.exchange[1].wait()
             # Keep the handle. Otherwise gloo's thread may be the last to drop it and need the
             # interpreter's lock for that. The group's destructor holds this lock while it waits for
             # the thread: a deadlock, in which some runs never exited.
@@ -142,8 +133,7 @@ PREEMPTED = 143  # exit code after SIGTERM and SIGUSR1
 
 
 def on_signal(number, _):
-    """Stop a run after its current step or batch, so that it can save. Exit at once if there is
-    nothing to save yet."""
+    """Stop a run after its current step or batch. Exit at once if there is nothing to save yet."""
     run = Processes.current
     if run is not None:
         run.processes.signal = signal.Signals(number).name
@@ -152,24 +142,20 @@ def on_signal(number, _):
 
 
 def explained(error):
-    """Return what to print of an error that ends a run; None for a bug, whose traceback is
-    printed."""
+    """Return what to print of an error that ends a run; None for a bug: it has a traceback."""
     if isinstance(error, (UserError, SizeError)):
         return str(error)
     if isinstance(error, torch.OutOfMemoryError):
         return "out of GPU memory; give a smaller --micro-batch"
     if isinstance(error, KeyboardInterrupt) and Processes.current is not None:
         return "interrupted; the same command with --resume continues from the last checkpoint"
-    absent = {"TritonMissing": "triton", "InvalidCxxCompiler": "a C++ compiler (g++)"}
-    for name, tool in absent.items():  # errors of torch's compiler
-        if name in str(error):
-            return f"--compile needs {tool}; install it, or give --resume instead of --compile"
+    if "TritonMissing" in str(error) or "InvalidCxxCompiler" in str(error):
+        return "--compile needs triton on a GPU, g++ on a CPU; install it, or leave out --compile"
     return None
 
 
 def logged(main):
-    """Run a script's main. Log what ends its run, for `analyze.py status`; --resume removes that
-    record."""
+    """Run a script's main and log what ends its run, for `analyze.py status`."""
     try:
         return main()
     except (Exception, KeyboardInterrupt) as error:
@@ -180,9 +166,8 @@ def logged(main):
                 Processes.current.folder.log(kind="error", error=record)
         if text is None:
             raise
-        if isinstance(error, KeyboardInterrupt):
-            raise KeyboardInterrupt(f"error: {text}") from None
-        raise UserError(text) from None
+        kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else UserError
+        raise kind(text) from None
     except SystemExit as end:
         run = Processes.current
         if end.code == PREEMPTED and run is not None:

@@ -3,10 +3,8 @@ it."""
 
 import contextlib
 import datetime
-import functools
 import json
 import math
-import operator
 import sys
 import time
 import warnings
@@ -22,7 +20,6 @@ from engine.losses import Losses
 from engine.processes import PREEMPTED, Processes
 from files import UserError, write_atomically
 from models import count
-from recipes import learning_rate
 from tasks import kept
 from zoo.structured import guide
 
@@ -41,7 +38,7 @@ class Run:
 
     def __init__(self, args, task, train):
         """Check that the run directory is empty or, with --resume, holds this run. Exit if the run
-        is finished. Write nothing yet. config: what the directory records of the run."""
+        is finished. Write nothing yet."""
         self.args, self.task, self.processes = args, kept(task), Processes(args)
         self.device, self.say = self.processes.device, self.processes.say
         self.autocast, self.total = self.processes.autocast, self.processes.total
@@ -53,11 +50,9 @@ class Run:
         self.examples = len(train)
         self.per_epoch = self.examples // args.batch
         self.steps = args.steps
-        if args.micro_batch == 1 and args.batch % self.processes.world:
-            raise UserError(
-                f"--micro-batch 1: give 2, or a --batch that divides by {self.processes.world} "
-                "processes"
-            )
+        world = self.processes.world
+        if args.micro_batch == 1 and args.batch % world:
+            raise UserError(f"--micro-batch 1: give 2, or a --batch that divides by {world}")
         self.config = defining(args) | {"code": code_of_run(args)}
         finished = self.folder.look(self.config, args.resume)
         self.config |= self.folder.began
@@ -90,19 +85,16 @@ class Run:
         self.processes.barrier()
         if self.folder.resumes:
             self.state = self.folder.restore(model, optimizer)
-        self.switch("train")  # schedule-free optimisers insist on it
         self.step = self.first = self.state["step"]
         self.losses = Losses(self.device, self.step, self.state["losses"])
         self.make_feed()
         print_plan(self)
-        self.start_clock()
+        self.clock = self.saved_at = time.perf_counter()
+        self.seconds_before = self.state["seconds"]
+        self.times = []  # seconds of each step since the last log line
+        self.stepping = False  # whether there is a step that a signal should save
         Processes.current = self  # from now on `guarded` logs what ends this run
-        self.folder.begin_log(
-            self.state,
-            total=self.steps,
-            argv=sys.argv,
-            **environment(self.device, self.processes.world, self.processes.dtype),
-        )
+        self.folder.begin_log(self.state, total=self.steps, argv=sys.argv, **self.environment())
         if args.compile:
             compile_layers(model.backbone)
         self.forward = self.processes.distributed(model)
@@ -122,57 +114,31 @@ class Run:
         self.rows = self.feed.rows
         self.parts = self.feed.parts
 
-    def start_clock(self):
-        self.clock = self.saved_at = time.perf_counter()
-        self.seconds_before = self.state["seconds"]
-        self.times = []  # seconds of each step since the last log line
-        self.evaluation = None  # seconds of the last evaluation
-        self.stepping = False  # whether there is a step that a signal should save
-
     # ---- one step --------------------------------------------------------------------------------
 
     def evaluates(self, step):
-        """Return whether to evaluate before this step. A resumed run does not repeat its last
-        evaluation."""
+        """Return whether to evaluate before this step: a resumed run does not do it again."""
         due = step == self.steps or (step > 0 and step % self.args.eval_every == 0)
         if due:
             self.read_losses()
-        self.due_at = time.perf_counter()
         return due and step > self.state["evaluated"]
 
     def evaluated(self, step, score, remark="", **values):
-        """Log an evaluation and print it, with a remark. Write last.pt, and best.pt if no `score`
-        was better. Of equal ones the last counts, as in the official code: a small validation split
-        soon has many."""
+        """Log and print an evaluation. Write last.pt, and best.pt if no `score` was better. Of
+        equal ones the last counts, as in the official code."""
         if not all(math.isfinite(value) for value in values.values()):
             raise UserError(f"validation at step {step} gave {values}; {self.folder.last_good()}")
-        self.evaluation = time.perf_counter() - self.due_at
         self.folder.log(kind="eval", step=step, seconds=self.seconds(), **values)
         self.say(f"step {step:>6}/{self.steps}  {scores(values)}{remark}")
         self.state["evaluated"] = step
         if score >= self.state["best"]:
             self.state.update(best=score, best_step=step)
-            with self.averaged():
-                self.save("best.pt")
+            self.save("best.pt")
         self.save_last(step)
 
-    @contextlib.contextmanager
-    def averaged(self):
-        """Inside, the model has the weights that the optimiser averages over time. Such an
-        optimiser has two methods, as schedule-free ones do: `eval` puts the averages into the
-        model, `train` the weights that are trained. It keeps them in `state`, which is saved.
-        (BatchNorm's averages stay those of the trained weights.)"""
-        self.switch("eval")
-        yield
-        self.switch("train")
-
-    def switch(self, mode):
-        """Call the optimiser's method of this name, if it has one."""
-        getattr(self.optimizer, mode, lambda: None)()
-
     def begin(self, step, make_parts):
-        """Return the result of `make_parts(step)`, a list of tuples of tensors, on the device. Also
-        seed dropout by seed, step and process, so that a resumed run drops the same channels."""
+        """Return the result of `make_parts(step)` on the device. Seed dropout by seed, step and
+        process, so that a resumed run drops the same channels."""
         args = self.args
         self.begun = time.perf_counter()
         if args.arch.get("guided"):
@@ -182,8 +148,8 @@ class Run:
         return self.feed.next_parts(step, self.steps, make_parts)
 
     def measured(self, learn):
-        """Wrap learn(parts), a training step, so that its loss and gradient norm are logged. With
-        --compile on a GPU the step becomes a CUDA graph."""
+        """Wrap learn(parts), a training step: its loss and gradient norm are logged, and with
+        --compile on a GPU it becomes a CUDA graph."""
 
         def step(parts):
             learn(parts)
@@ -197,8 +163,7 @@ class Run:
         return self.total(sum((part.hidden >= 0).sum() for part in parts)).clamp(min=1)
 
     def exchange(self, parts):
-        """Yield the parts of a batch, one after another. Processes exchange gradients only in the
-        last one."""
+        """Yield the parts of a batch. Processes exchange gradients only in the last one."""
         for i, part in enumerate(parts):
             last = self.processes.world == 1 or i + 1 == len(parts)
             with contextlib.nullcontext() if last else self.forward.no_sync():
@@ -207,7 +172,7 @@ class Run:
     def backward(self, parts):
         """Add the sum of `parts`, {name: loss}, to gradients and logged loss; log several parts by
         their names, too. Call it outside autocast, so that float32 kernels stay float32."""
-        loss = functools.reduce(operator.add, parts.values())
+        loss = sum(parts.values())
         # DDP averages gradients over processes; we want their sum
         (loss * self.processes.world).backward()
         self.losses.add("loss", loss)
@@ -218,8 +183,8 @@ class Run:
     def batches(self, split, lengths=None, independent=False):
         """Yield (i, examples, batch) for the evaluation batches of this process. lengths (n,): put
         examples of similar length together. independent: results do not depend on which examples
-        share a batch, so a GPU takes larger ones, with fewer launches. (In pretraining results do
-        depend on it: the hidden positions are drawn per batch.)"""
+        share a batch, so a GPU takes larger ones. (Pretraining draws hidden positions per batch.)
+        """
         for i, rows, batch in self.feed.batches(split, lengths, independent):
             if self.processes.stops():
                 self.leave()
@@ -227,10 +192,9 @@ class Run:
                 yield i, rows, batch
 
     def stepped(self, step):
-        """Finish a step. Call the model's own `after_step()`, if it has one (to average a teacher,
-        for example). Every --log-every steps write a log line and, if last.pt is ten minutes old,
-        last.pt. Early steps write one, too; its loss is the mean since the last multiple of
-        --log-every. Other steps read nothing from the device."""
+        """Finish a step. Call the model's own `after_step()`, if it has one (e.g. to average a
+        teacher). Every --log-every steps write a log line and, if last.pt is ten minutes old,
+        last.pt. Early steps write a line, too. Other steps read nothing from the device."""
         getattr(self.model, "after_step", lambda: None)()
         done = step + 1
         self.state["loss_steps"] += 1
@@ -254,41 +218,22 @@ class Run:
             self.leave()
 
     def report(self, step, logs):
-        """Print losses, learning rate, pace and time left after this many steps, and log them.
-        logs: at a multiple of --log-every."""
+        """Print and log losses, learning rate and pace. logs: at a multiple of --log-every."""
         # the first steps are slow
         times = self.times if logs else self.times[len(self.times) // 2 :]
         pace = sum(times) / len(times)
         rate = max(group["lr"] for group in self.optimizer.param_groups)
-        losses = {
-            name: total / self.state["loss_steps"] for name, total in self.state["losses"].items()
-        }
+        steps = self.state["loss_steps"]
+        losses = {name: total / steps for name, total in self.state["losses"].items()}
+        left = datetime.timedelta(seconds=int(pace * (self.steps - step)))  # without evaluations
         self.say(
             f"step {step:>6}/{self.steps}  {scores(losses)}  lr {rate:.2e}  "
-            f"{1000 * pace:7.1f} ms/step  time left {self.left(step, pace)}"
+            f"{1000 * pace:7.1f} ms/step  time left {left}"
         )
         if logs or step in self.EARLY:
-            self.folder.log(
-                kind="train",
-                step=step,
-                **losses,
-                lr=rate,
-                gradient_norm=self.losses.latest[2].item(),
-                ms_per_step=round(1000 * pace, 2),
-                seconds=self.seconds(),
-            )
-
-    def left(self, step, pace):
-        """Return the time that the remaining steps, validation and test will take."""
-        _, val, test = self.args.data["sizes"]
-        every = self.args.eval_every
-        evaluations = self.steps // every - (step - 1) // every + (self.steps % every > 0)
-        if self.args.start != "pretrain":
-            evaluations += test / val
-        # a forward pass is a third of a step
-        evaluation = self.evaluation or pace / 3 * val / self.args.batch
-        seconds = pace * (self.steps - step) + evaluation * evaluations
-        return datetime.timedelta(seconds=int(seconds))
+            record = dict(lr=rate, gradient_norm=self.losses.latest[2].item())
+            record |= dict(ms_per_step=round(1000 * pace, 2), seconds=self.seconds())
+            self.folder.log(kind="train", step=step, **losses, **record)
 
     def leave(self):
         """Save what is not saved yet and end this process."""
@@ -298,17 +243,11 @@ class Run:
         raise SystemExit(PREEMPTED)
 
     def read_losses(self):
-        """Read the sums of losses so far into `state`. If a loss or gradient was not finite, stop
-        the run before anything is saved."""
+        """Read the sums of losses into `state`. Stop a run if a loss or gradient is not finite."""
         step, loss, norm = self.losses.latest.tolist()
         if not math.isfinite(loss + norm):
-            factor = learning_rate(step, self.steps, self.args)
-            rates = ", ".join(
-                f"{group['name']} {factor * group['initial_lr']:.3g}"
-                for group in self.optimizer.param_groups
-            )
             raise UserError(
-                f"loss is {loss} at step {step + 1:.0f}: learning rates {rates}, gradient norm "
+                f"loss is {loss} at step {step + 1:.0f}: --lr {self.args.lr:g}, gradient norm "
                 f"{norm:.3g}; {self.folder.last_good()}"
             )
         self.state["losses"] = self.losses.read()
@@ -321,14 +260,11 @@ class Run:
 
     def save(self, name, **more):
         """Write a checkpoint: model, config, everything the task knows of its data, and `more`."""
-        self.folder.save(
-            name,
-            dict(model=self.model.state_dict(), config=self.config, task=self.task, **more),
-        )
+        record = dict(model=self.model.state_dict(), config=self.config, task=self.task)
+        self.folder.save(name, record | more)
 
     def save_last(self, step):
         self.read_losses()
-        self.switch("train")  # a signal may stop an evaluation
         self.state.update(step=step, seconds=self.seconds())
         self.save("last.pt", optimizer=self.optimizer.state_dict(), state=self.state)
         self.saved_at = time.perf_counter()
@@ -339,31 +275,25 @@ class Run:
         self.model.load_state_dict(read_checkpoint(self.args.out / "best.pt")["model"])
 
     def keep_kernels(self):
-        """Write kernels.npz for figure 4: `kernel_maxima` before the first step and with the best
-        weights."""
+        """Write kernels.npz for figure 4: `kernel_maxima` before the first step and at best."""
         self.load_best()
         after = kernel_maxima(self.model.backbone, self.task["length"])
+        path = self.args.out / "kernels.npz"
         if self.processes.main:
-            write_atomically(
-                self.args.out / "kernels.npz",
-                lambda file: np.savez(file, before=self.kernels, after=after),
-            )
+            write_atomically(path, lambda file: np.savez(file, before=self.kernels, after=after))
+
+    # what result.json repeats of config.json
+    REPEATED = """task model objective train_fraction label_fraction joint init seed data recipe
+        changed pretrained code"""
 
     def finish(self, **results):
         """Write result.json, print the scores and leave the process group."""
         if self.kernels is not None:
             self.keep_kernels()
-        args = self.args
-        names = (
-            "task model objective train_fraction label_fraction joint init seed data recipe "
-            "changed pretrained code"
-        )
-        record = results | {
-            name: self.config[name] for name in names.split() if name in self.config
-        }
-        own_recipe = args.recipe.split("/")[1:] == [args.model, args.objective]
+        names = [name for name in self.REPEATED.split() if name in self.config]
+        record = results | {name: self.config[name] for name in names}
         record |= dict(
-            full_recipe=own_recipe and not self.config["changed"],
+            full_recipe=has_recipe(self.args) and not self.config["changed"],
             steps=self.steps,
             epochs=round(self.steps / self.per_epoch, 2),
             best_step=self.state["best_step"],
@@ -371,19 +301,27 @@ class Run:
             train_examples=self.examples,
             seconds=self.seconds(),
             peak_memory_bytes=peak_memory(self.device),
-            **environment(self.device, self.processes.world, self.processes.dtype),
+            **self.environment(),
         )
         self.folder.finish(record)
         numbers = {name: value for name, value in results.items() if isinstance(value, float)}
         self.say(
             f"done in {record['seconds']:.0f} s: best at step {record['best_step']}; "
-            f"{scores(numbers)}; wrote {args.out / 'result.json'}"
+            f"{scores(numbers)}; wrote {self.folder.path / 'result.json'}"
         )
         self.processes.close()
+
+    def environment(self):
+        return environment(self.device, self.processes.world, self.processes.dtype)
 
 
 def scores(values):
     return "  ".join(f"{name} {value:.4f}" for name, value in values.items())
+
+
+def has_recipe(args):
+    """Return whether the recipe is that of this model and objective, not of similar ones."""
+    return args.recipe.split("/")[1:] == [args.model, args.objective]
 
 
 def print_plan(run):
@@ -406,40 +344,24 @@ def print_plan(run):
     if args.fitted:
         run.say(f"  your data: {args.fitted}")
     run.say(f"  run directory {args.out}; changes to the recipe: {run.config['changed'] or 'none'}")
-    notes = {
-        f"no {args.objective} recipe for {args.model} on this task: it takes the settings above": (
-            args.recipe.split("/")[1:] != [args.model, args.objective]
-        ),
-        f"the run ends before its {args.warmup} warm-up steps do; shorten them with --warmup": (
-            args.warmup >= run.steps
-        ),
-        "BatchNorm takes its statistics per micro-batch, so --micro-batch changes the results": (
-            args.arch.get("norm") == "batch" and (args.micro_batch or args.batch) < args.batch
-        ),
-    }
-    for note, holds in notes.items():
-        if holds:
-            run.say(f"  note: {note}")
+    if not has_recipe(args):
+        run.say(f"  note: no {args.objective} recipe for {args.model} on this task")
+    if args.warmup >= run.steps:
+        run.say(f"  note: the run ends before its {args.warmup} warm-up steps do; see --warmup")
+    if args.arch.get("norm") == "batch" and (args.micro_batch or args.batch) < args.batch:
+        run.say("  note: BatchNorm takes statistics per micro-batch, so results change")
 
 
 def compile_layers(backbone):
-    """Compile all layers as one graph. Convolution kernels stay outside: complex arithmetic gains
-    nothing."""
+    """Compile all layers as one graph, without kernels: complex arithmetic gains nothing."""
     backbone.body = torch.compile(backbone.body)
-    for harmless in (
-        "Dynamo detected a call to a `functools.lru_cache`",
-        "Torchinductor does not support code",
-    ):
-        warnings.filterwarnings("ignore", harmless)
+    warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`")
+    warnings.filterwarnings("ignore", "Torchinductor does not support code")
 
 
 @torch.no_grad()
 def kernel_maxima(backbone, l):
-    """Return what figure 4 draws (paper, section 3.6): max over channels of |K|, float32 (layers,
-    c, l). None if the model has no kernels."""
-    maxima = [
-        layer.mixer.kernel(l).abs().amax(1)
-        for layer in backbone.layers
-        if hasattr(layer.mixer, "kernel")
-    ]
+    """Return what figure 4 draws (section 3.6): max over channels of |K|, (layers, c, l)."""
+    mixers = [layer.mixer for layer in backbone.layers if hasattr(layer.mixer, "kernel")]
+    maxima = [mixer.kernel(l).abs().amax(1) for mixer in mixers]
     return torch.stack(maxima).cpu().numpy() if maxima else None

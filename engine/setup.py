@@ -27,7 +27,8 @@ def setup(stage, argv, objectives):
     """Return what a run of a stage (pretrain or finetune) begins with: args, its final settings;
     task, the Task; (train, val, test), its splits (`Split` in data.py)."""
     args = arguments(stage, argv, objectives)
-    check_machine(args)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda, but torch sees no CUDA device; use --device cpu")
     warn_before(args)
     task, train, val, test = open_task(
         args.task,
@@ -46,17 +47,6 @@ def setup(stage, argv, objectives):
     return Settings(vars(args)), task, (train, val, test)
 
 
-def check_machine(args):
-    """Raise UserError, before data are made, for a machine that cannot run this."""
-    world = int(os.environ.get("WORLD_SIZE", 1))
-    if world > 1 and not {"RANK", "MASTER_ADDR"} <= os.environ.keys():
-        raise UserError(
-            f"WORLD_SIZE is {world}, but RANK or MASTER_ADDR is not set; start with torchrun"
-        )
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda, but torch sees no CUDA device; use --device cpu")
-
-
 def fit_to_data(args, task, examples):
     """Set what depends on the number of training examples: batch, steps, eval_every. Record the
     data, and sizes of its splits that differ from the task's."""
@@ -64,9 +54,7 @@ def fit_to_data(args, task, examples):
     if few and examples < args.batch:
         args.batch = args.changed["batch"] = examples
     if examples < args.batch:
-        raise UserError(
-            f"--batch {args.batch} is more than the {examples} training examples there are"
-        )
+        raise UserError(f"--batch {args.batch} is more than the {examples} training examples")
     # The last, incomplete batch of an epoch is left out. Each epoch has a new order, so no example
     # is left out for good.
     per_epoch = examples // args.batch

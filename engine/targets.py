@@ -60,8 +60,7 @@ def balanced_scores(y, predictions):
 
 
 def number_scores(y, predictions):
-    """Return R2 of a whole split; 0 for a single example. (The official code averages R2 over
-    batches, which is another number.)"""
+    """Return R2 of a whole split, not its mean over batches as in the official code."""
     y, predictions = np.asarray(y, float), np.asarray(predictions, float)
     return {"r2": float(metrics().r2_score(y, predictions)) if len(y) > 1 else 0.0}
 
@@ -121,16 +120,9 @@ def most_likely(outputs):
 
 KINDS = {
     "class": Kind("accuracy", "accuracy", class_loss, most_likely, class_scores, None),
-    "number": Kind(
-        "r2", "R2", number_loss, lambda outputs: outputs[:, 0], number_scores, number_shares
-    ),
+    "number": Kind("r2", "R2", number_loss, lambda out: out[:, 0], number_scores, number_shares),
     "labels": Kind(
-        "micro_f1",
-        "micro F1",
-        labels_loss,
-        lambda outputs: outputs > 0,
-        labels_scores,
-        labels_shares,
+        "micro_f1", "micro F1", labels_loss, lambda out: out > 0, labels_scores, labels_shares
     ),
     "positions": Kind(
         "accuracy",
@@ -146,8 +138,7 @@ UNEQUAL = 3  # balanced accuracy decides if class sizes differ by more than this
 
 
 def kind_of_target(task, train):
-    """Return a task's row of KINDS. If your data has unequal classes in training, validation
-    chooses by balanced accuracy."""
+    """Return a task's row of KINDS; unequal classes of your data: with balanced accuracy."""
     kind = KINDS[task.kind]
     if task.own and task.kind == "class":
         sizes = np.bincount(train.labels())

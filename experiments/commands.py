@@ -3,7 +3,7 @@ run will record, and its name."""
 
 import functools
 import shlex
-from typing import NamedTuple
+from collections import namedtuple
 
 import zoo  # noqa: F401, fills MODELS
 from engine.flags import arguments, run_name
@@ -11,17 +11,9 @@ from files import ROOT
 from pretrain import OBJECTIVES
 from recipes import read_table
 
-
-class Training(NamedTuple):
-    """One run of each seed. word: how tables call its variant; start: that of its variant (a model
-    with trained weights starts from them instead of scratch); first: its pretraining."""
-
-    task: str
-    model: str
-    word: str
-    start: str
-    flags: str
-    first: "Training | None" = None
+# One run of each seed. word: how tables call its variant; start: that of its variant (a model with
+# trained weights starts from them instead of scratch); first: its pretraining, or None.
+Training = namedtuple("Training", "task model word start flags first")
 
 
 def trained(row):
@@ -30,7 +22,7 @@ def trained(row):
     for variant in row.variants:
         first = None
         if variant.start == "spt":
-            first = Training(row.task, row.model, variant.word, "pretrain", variant.first)
+            first = Training(row.task, row.model, variant.word, "pretrain", variant.first, None)
         run = Training(row.task, row.model, variant.word, variant.start, variant.flags, first)
         runs.append(run)
     return runs
@@ -51,8 +43,8 @@ def parsed(run):
 def record(run):
     """Return what result.json will say of a run: task, model, objective, start, joint, changed."""
     settings = vars(parsed(run))
-    names = "task", "model", "objective", "start", "joint", "changed"
-    return {name: settings.get(name) for name in names}
+    names = "task model objective start joint changed"
+    return {name: settings.get(name) for name in names.split()}
 
 
 def directory(run, seed, folder):
@@ -61,14 +53,14 @@ def directory(run, seed, folder):
 
 
 def command(run, seed, folder, machine):
-    """Return the command of a run with this seed. Its own flags follow those of `machine`, and so
-    count."""
+    """Return the command of a run with this seed. Its own flags count more than `machine`."""
     script = "pretrain.py" if run.start == "pretrain" else "finetune.py"
     subject = f"--task {shlex.quote(run.task)} --model {run.model}"
     if run.first:
-        subject = f"--init {directory(run.first, seed, folder)}"
+        subject = f"--init {shlex.quote(directory(run.first, seed, folder))}"
     flags = " ".join(filter(None, (subject, machine, run.flags)))
-    return f"python {script} {flags} --seed {seed} --resume --out {directory(run, seed, folder)}"
+    out = shlex.quote(directory(run, seed, folder))
+    return f"python {script} {flags} --seed {seed} --resume --out {out}"
 
 
 def chains(entry, seed, folder, machine=""):

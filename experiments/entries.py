@@ -7,23 +7,12 @@ variant is a way to train on the labels (from scratch, after self-pretraining, j
 flags that differ from the recipe. Commands and cells of tables (commands.py) follow from these
 entries only."""
 
-from typing import NamedTuple
+from collections import namedtuple
 
-
-class Variant(NamedTuple):
-    """start: scratch, spt, joint or pretrain; word: how the paper's tables call it; first: the
-    flags of spt's pretraining. Several variants may share one."""
-
-    start: str
-    word: str = ""
-    flags: str = ""
-    first: str = ""
-
-
-class Row(NamedTuple):
-    task: str
-    model: str
-    variants: list
+# start: scratch, spt, joint or pretrain; word: how the paper's tables call it; first: the flags of
+# spt's pretraining. Several variants may share one.
+Variant = namedtuple("Variant", "start word flags first", defaults=("", "", ""))
+Row = namedtuple("Row", "task model variants")
 
 
 def scratch(word="", flags=""):
@@ -31,14 +20,12 @@ def scratch(word="", flags=""):
 
 
 def spt(word="", first="", flags=""):
-    """Pretrain with flags `first`, then finetune with `flags`. Finetuning inherits task, model,
-    sizes and data."""
+    """Pretrain with flags `first`, then finetune with `flags`."""
     return Variant("spt", word, flags, first)
 
 
 def both(word="", flags=""):
-    """Return two variants: from scratch with these flags, and SPT with these flags in
-    pretraining."""
+    """Return two variants: from scratch with these flags, and SPT with them in pretraining."""
     return [scratch(word, flags), spt(word, flags)]
 
 
@@ -56,8 +43,7 @@ LACKING = {"retrieval", "sc", "bidmc_hr", "bidmc_rr", "bidmc_spo2", "pythia"}
 
 
 def paper(preset="paper"):
-    """Return {target: rows}. The preset mini has stand-in tasks, TASK_mini, and other sizes and
-    budgets."""
+    """Return {target: rows}; the preset mini has stand-in tasks and other sizes and budgets."""
     full = preset == "paper"
     # Table 9: the paper prints only numbers of parameters, so the shapes are ours; 3m is the recipe
     # itself. The largest S4 also has a larger state, as in the paper (appendix E). Mini: 2k 4k 10k
@@ -109,13 +95,14 @@ def paper(preset="paper"):
     if not full:
         flags = dict.fromkeys(flags, ("", "", ""))
 
-    def part(task, share):
+    def fractions(task):
         first, after, whole = flags[task]
-        word, data = f"data{share}", f"--train-fraction {share}"
-        return [
-            scratch(word, f"{data} {whole}".strip()),
-            spt(word, f"{data} {first}".strip(), after),
-        ]
+        variants = []
+        for share in FRACTIONS:
+            word, data = f"data{share}", f"--train-fraction {share} "
+            variants.append(scratch(word, (data + whole).strip()))
+            variants.append(spt(word, (data + first).strip(), after))
+        return variants
 
     entries = {
         "table1": rows(LRA, "transformer", [*both(), spt(*CAUSAL)]),
@@ -128,30 +115,19 @@ def paper(preset="paper"):
         "table8": [row for task in budgets for row in rows(task, "rotary s4", budget(task))],
         "table9": rows("image", "rotary", both() + rotary) + rows("image", "s4", both() + s4),
         "figure1": rows(LRA, "transformer rotary s4", both()) + rows("pathx256", "s4", both()),
-        "figure3": [
-            row
-            for task in flags
-            for share in FRACTIONS
-            for row in rows(task, "s4", part(task, share))
-        ],
+        "figure3": [row for task in flags for row in rows(task, "s4", fractions(task))],
         "figure4": rows("image text pathx listops", "s4", [Variant("pretrain")]),
-        "figure5": [
-            row for task in budgets for row in rows(task, "rotary", budget(task, shares=[20]))
-        ],
+        "figure5": [row for task in budgets for row in rows(task, "rotary", budget(task, [20]))],
     }
     entries["figure2"] = entries["table7"]
     tables = "table1", "table2", "table3", "table7", "table8", "table9", "figure3"
     entries["all"] = [row for target in tables for row in entries[target]]
     if full:
         return entries
-    return {
-        target: [
-            row._replace(task=f"{row.task}_mini")
-            for row in entry
-            if not {row.task, row.model} & LACKING
-        ]
-        for target, entry in entries.items()
-    }
+    for target, entry in entries.items():
+        kept = [row for row in entry if not {row.task, row.model} & LACKING]
+        entries[target] = [row._replace(task=f"{row.task}_mini") for row in kept]
+    return entries
 
 
 # ---- Demos and your data -------------------------------------------------------------------------
@@ -175,15 +151,14 @@ STARTS = "scratch", "spt", "joint", "linear_probe"  # linear_probe: SPT, then tr
 
 
 def own(task, models="", share=None, starts=None, passes=None, weights=False):
-    """Return rows for your data: from scratch, SPT and joint training at equal passes, an even
-    number (default: the recipe's). share: of the labels; weights: --class-weights. Pretraining
-    depends on neither."""
+    """Return rows for your data: starts at equal passes (default: the recipe's). share: of the
+    labels; weights: --class-weights. Pretraining depends on neither."""
 
     def flags(*words):
         return " ".join(filter(None, words))
 
     labels = flags(share and f"--label-fraction {share:g}", weights and "--class-weights")
-    whole = passes and f"--steps {passes}"
+    whole = passes and f"--steps {passes // 2 * 2}"
     half = passes and f"--steps {passes // 2}"  # joint training needs two passes a step
     variants = dict(
         scratch=scratch(flags=flags(labels, whole)),

@@ -18,22 +18,18 @@ from files import UserError
 
 
 def visible(wanted):
-    """Return names of GPUs for CUDA_VISIBLE_DEVICES. wanted: their numbers among the visible GPUs;
-    None: all."""
+    """Return names of GPUs for CUDA_VISIBLE_DEVICES. wanted: their numbers; None: all."""
     names = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(256)))).split(",")
     try:
         return [names[int(number)] for number in wanted or range(torch.cuda.device_count())]
     except IndexError:
-        raise UserError(
-            f"--gpus {','.join(wanted)}: CUDA_VISIBLE_DEVICES={','.join(names)} leaves only 0 to "
-            f"{len(names) - 1}"
-        ) from None
+        last = len(names) - 1
+        raise UserError(f"--gpus: CUDA_VISIBLE_DEVICES leaves only 0 to {last}") from None
 
 
 def jobs_of(gpus):
     """Return how many runs to train side by side: JOBS, or one per GPU or CPU core."""
-    jobs = os.environ.get("JOBS")
-    if jobs:
+    if jobs := os.environ.get("JOBS"):
         if not re.fullmatch(r"[1-9]\d{0,3}", jobs):
             raise UserError(f"JOBS must be a number of runs side by side, got '{jobs}'")
         return int(jobs)
@@ -42,14 +38,7 @@ def jobs_of(gpus):
 
 
 class Pool:
-    """Slots that run chains side by side, one chain per slot. gpus: those of the slots, for
-    CUDA_VISIBLE_DEVICES."""
-
-    # On CPUs, each run has one thread, and glibc keeps freed memory: returning it to the system
-    # takes up to a tenth of the time.
-    ON_CPU = dict(
-        OMP_NUM_THREADS="1", MALLOC_TRIM_THRESHOLD_=str(2**30), MALLOC_MMAP_THRESHOLD_=str(2**30)
-    )
+    """Slots that run chains side by side, on these GPUs."""
 
     def __init__(self, jobs, gpus, folder):
         self.jobs, self.folder = jobs, folder
@@ -58,10 +47,9 @@ class Pool:
         self.slots = queue.SimpleQueue()
         for i in range(jobs):
             if gpus:
-                environment = os.environ | {"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]}
+                self.slots.put(os.environ | {"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]})
             else:
-                environment = self.ON_CPU | os.environ
-            self.slots.put(environment)
+                self.slots.put({"OMP_NUM_THREADS": "1"} | os.environ)  # one thread each
 
     def run(self, by_seed):
         """Run the chains of {seed: chains}, those of the first seed first. Whenever a seed has no
@@ -79,7 +67,8 @@ class Pool:
     def work(self, chain):
         if self.stopped:
             return
-        environment, name = self.slots.get(), Path(shlex.split(chain[-1])[-1]).name
+        environment = self.slots.get()
+        name = Path(shlex.split(chain[-1])[-1]).name
         path = self.folder / "output" / f"{name}.txt"
         try:
             with open(path, "w") as output:
@@ -96,12 +85,9 @@ class Pool:
     def call(self, command, output, environment):
         # Runs have a session of their own, so Ctrl-C in the terminal reaches only this process. It
         # then stops all runs and waits until they have saved.
+        streams = dict(stdout=output, stderr=subprocess.STDOUT)
         process = subprocess.Popen(
-            shlex.split(command),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
+            shlex.split(command), env=environment, start_new_session=True, **streams
         )
         self.running.add(process)
         if self.stopped:  # stopped while this run was started

@@ -1,15 +1,11 @@
 """Train all runs of a table or figure side by side, then print the table and draw the figure.
 
-    bash run_all.sh demo         {Transformer, S4} x {scratch, SPT} on small Pathfinder images, on a
-                                 laptop
-    bash run_all.sh demo-text    {rotary Transformer, S4} x {scratch, SPT} on IMDb, 127 characters;
-                                 downloads IMDb
+    bash run_all.sh demo         {Transformer, S4} x {scratch, SPT} on small Pathfinder images
+    bash run_all.sh demo-text    {rotary Transformer, S4} x {scratch, SPT} on IMDb, 127 characters
     bash run_all.sh text256      the same with 255 characters, all training reviews, 3 x the steps
-    bash run_all.sh demo-init    {S4, DLR} x {own, random initialisation} x {scratch, SPT} on the
-                                 text of demo-text
-    bash run_all.sh recall       {Transformer, S4, Mamba, LSTM} x {scratch, SPT} on associative
-                                 recall (MQAR)
-        All five also show the majority class and a linear model that takes seconds (baseline.py)
+    bash run_all.sh demo-init    {S4, DLR} x {own, random initialisation} on the text of demo-text
+    bash run_all.sh recall       {Transformer, S4, Mamba, LSTM} on associative recall (MQAR)
+        All five also show the majority class and a linear model (baseline.py)
     bash run_all.sh own --tasks file:my.npz      your data (or ucr:NAME): {rotary Transformer, S4} x
         {scratch, SPT, joint training} at equal passes, beside a linear model. Also:
         --label-fraction 0.05, --regression, --models s4,mega, --starts spt,linear_probe,
@@ -36,7 +32,6 @@ experiments/entries.py says what each target trains. Rerunning skips finished ru
 stopped ones. `python analyze.py status RUNS` shows the state of the runs. Environment: JOBS=runs
 side by side (default: CPU cores, or GPUs), RUNS=folder of the runs"""
 
-# first: no traceback if Ctrl-C comes while the rest is imported
 import argparse
 import itertools
 import os
@@ -46,8 +41,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections import namedtuple
 from pathlib import Path
-from typing import NamedTuple
 
 from data import look_up
 from engine.flags import between
@@ -70,17 +65,8 @@ def numbers(text):
 
 
 def paths(text):
-    """Split names of tasks at commas; those of your data only before file: and ucr:, as a path may
-    have commas."""
+    """Split names of tasks at commas; of your data before file: and ucr:, as paths have commas."""
     return re.split(",(?=file:|ucr:)", text) if re.match("file:|ucr:", text) else words(text)
-
-
-def even(text):
-    if not re.fullmatch(r"\d*[02468]", text) or int(text) < 2:
-        raise argparse.ArgumentTypeError(
-            f"must be an even number, half of which pretrains, got {text!r}"
-        )
-    return int(text)
 
 
 # Flags of data.py that say how to read your data, without and with a value.
@@ -92,7 +78,7 @@ OWN_VALUES = "group", "label", "text", "id", "time"
 def parse_args(argv):
     parser = Parser(examples=True, allow_abbrev=False)
     parser.format_help = lambda: __doc__
-    targets = {}  # {flag: those that it is for}, if it is not for all
+    targets = {}  # {flag: those that it is for; () if for all}
 
     def add(name, kind, *only, **more):
         if kind is bool:
@@ -101,7 +87,7 @@ def parse_args(argv):
             more["type" if callable(kind) else "choices"] = kind
         targets[parser.add_argument(name, **more).dest] = only
 
-    add("target", str, nargs="?", default="")
+    add("target", (*entries.DEMOS, "own", "sweep", *entries.paper()))
     add("--seeds", numbers, default=["0", "1", "2"])
     add("--tasks", paths, default=[])
     add("--models", words, default=[])
@@ -117,7 +103,7 @@ def parse_args(argv):
     for name in OWN_VALUES:
         add(f"--{name}", Path if name == "group" else str, "own", "sweep")
     add("--starts", words, "own", "sweep", default=[])
-    add("--passes", even, "own")
+    add("--passes", between(int, 2), "own")
     add("--label-fraction", between(float, 1e-9, 1), "own")
     add("--class-weights", bool, "own")
     add("--vary", str, "sweep", action="append", default=[])
@@ -131,39 +117,31 @@ def parse_args(argv):
 
 
 def entry_of(args):
-    """Return the rows that a target trains. own: those of one data set. UserError if the flags do
-    not fit."""
-    target, models = args.target, " ".join(args.models)
-    papers = entries.paper(args.preset)
-    targets = *entries.DEMOS, "own", "sweep", *papers
-    if target not in targets:
-        raise UserError(f"no target '{target}'; choose from: {' '.join(targets)}")
-    for start in args.starts:
-        if start not in entries.STARTS:
-            raise UserError(f"--starts {start}: choose from {' '.join(entries.STARTS)}")
-    for model in args.models:
-        if target not in papers and model not in MODELS:
-            raise UserError(f"{target} has no model {model!r}; choose from {' '.join(MODELS)}")
-    if target == "own":
+    """Return the rows that a target trains; own: those of one data set."""
+    models = " ".join(args.models)
+    for flag, choices in (("starts", entries.STARTS), ("models", MODELS)):
+        for name in getattr(args, flag):
+            if name not in choices:
+                raise UserError(f"--{flag} {name}: choose from {' '.join(choices)}")
+    if args.target == "own":
         if not args.tasks or TASKS.keys() & {*args.tasks}:
             raise UserError("own wants --tasks file:PATH or --tasks ucr:NAME")
         (task,) = args.tasks
         return entries.own(
             task, models, args.label_fraction, args.starts, args.passes, args.class_weights
         )
-    if target == "sweep":
+    if args.target == "sweep":
         if not (args.tasks and models):
             raise UserError("sweep wants --tasks and --models")
         settings = sweep.combinations(args.vary)
         return sweep.sweep(args.tasks, args.models, settings, args.starts or ["scratch", "spt"])
-    if target in entries.DEMOS:
-        return chosen(entries.demo(target, models), args)
-    return chosen(papers[target], args)
+    if args.target in entries.DEMOS:
+        return chosen(entries.demo(args.target, models), args)
+    return chosen(entries.paper(args.preset)[args.target], args)
 
 
 def chosen(entry, args):
-    """Return the rows of an entry for --tasks and --models. In the preset mini these are the names
-    of the paper, too."""
+    """Return the rows of an entry for --tasks and --models, which need no _mini."""
     for flag, field in (("tasks", "task"), ("models", "model")):
         names = [name.removesuffix("_mini") for name in getattr(args, flag)]
         present = {getattr(row, field).removesuffix("_mini") for row in entry}
@@ -175,33 +153,19 @@ def chosen(entry, args):
     return entry
 
 
-def folder_of(args):
-    """Return the folder of a target's runs: RUNS, or one in runs/."""
+# What one call trains. folder: of its runs; chains: {seed: chains of commands}.
+Plan = namedtuple("Plan", "args entry folder chains")
+
+
+def plan_of(args, lacking=()):
+    """Return the Plan of a target without tasks that lack data; own: of one data set."""
+    entry = [row for row in entry_of(args) if row.task not in lacking]
     usual = args.target
     if args.target == "own":
         usual = f"own/{folder_name(args.tasks[0])}"
     elif args.target in entries.paper():
         usual = args.preset
     folder = Path(os.environ.get("RUNS") or Path("runs", usual))
-    if not re.fullmatch(r"[\w./][\w./-]*", str(folder), re.ASCII):
-        raise UserError(f"RUNS must consist of letters, digits, and . _ / -: '{folder}'")
-    return folder
-
-
-class Plan(NamedTuple):
-    """What one call trains. folder: of its runs; chains: {seed: chains of commands}."""
-
-    args: argparse.Namespace
-    entry: list
-    folder: Path
-    chains: dict
-
-
-def plan_of(args, lacking=()):
-    """Return the Plan of a target, without tasks that lack data; own: of one data set. UserError or
-    SizeError for a flag, a size or a model that no run can have."""
-    entry = [row for row in entry_of(args) if row.task not in lacking]
-    folder = folder_of(args)
     flags = {"micro_batch": args.micro_batch, "dtype": args.dtype}
     machine = sweep.written(flags | {"compile": "" if args.compile else None})
     by_seed = {seed: chains(entry, seed, folder.as_posix(), machine) for seed in args.seeds}
@@ -212,75 +176,53 @@ def plan_of(args, lacking=()):
 
 
 def data_command(task, args):
-    """Return the command that prepares a task. It passes on the flags that say how to read your
-    data."""
+    """Return the command that prepares a task, with the flags that say how to read it."""
     raw = ["--raw", str(args.raw)] if args.raw and declared(task).source.raw else []
-    switches = [f"--{name}" for name in OWN_FLAGS if getattr(args, name.replace("-", "_"))]
-    values = {name: getattr(args, name) for name in OWN_VALUES}
-    values = [f"--{name}={value}" for name, value in values.items() if value is not None]
+    given = vars(args)
+    switches = [f"--{name}" for name in OWN_FLAGS if given[name.replace("-", "_")]]
+    values = [f"--{name}={given[name]}" for name in OWN_VALUES if given[name] is not None]
     return ["python", "data.py", "--task", task, *raw, *switches, *values]
 
 
 def linear_commands(plan):
-    """Return the commands that fit linear models to the tasks of a demo or to your data, in
-    seconds; [] for others."""
-    args = plan.args
-    if args.target not in (*entries.DEMOS, "own"):
+    """Return the commands that fit linear models; [] but for demos and your data."""
+    if plan.args.target not in (*entries.DEMOS, "own"):
         return []
-    share = args.label_fraction and f"{args.label_fraction:g}"
-    few = ["--label-fraction", share] if share else []
+    share = plan.args.label_fraction
+    few = ["--label-fraction", f"{share:g}"] if share else []
+    ending = f"-l{share:g}-baseline" if share else "-baseline"
     commands = []
     for task in dict.fromkeys(row.task for row in plan.entry):
-        name = "-".join(filter(None, (folder_name(task), share and f"l{share}", "baseline")))
-        out = (plan.folder / name).as_posix()
+        out = (plan.folder / f"{folder_name(task)}{ending}").as_posix()
         commands.append(["python", "baseline.py", "--task", task, *few, "--out", out])
     return commands
 
 
 def prepare_all(plan):
-    """Prepare the data of a plan. Return the tasks that have none, and the exit code if nothing can
-    be trained then: 130 after Ctrl-C."""
+    """Prepare the data of a plan. Return the tasks that have none."""
     lacking = set()
     for task in sorted({row.task for row in plan.entry}):
         code = subprocess.run(data_command(task, plan.args)).returncode
         if code in (130, -signal.SIGINT):
-            return lacking, 130
-        if code and declared(task).own:
-            return lacking, code
+            raise KeyboardInterrupt
         if code:
-            print(f"error: no data for {task}; its runs are left out", file=sys.stderr)
             lacking.add(task)
-        elif plan.args.target == "own":
-            check_labels(task, plan.args)
-    if lacking == {row.task for row in plan.entry}:
-        print("error: nothing is left to run", file=sys.stderr)
-        return lacking, 1
-    return lacking, 0
-
-
-def check_labels(task, args):
-    """Raise UserError if your data lack the labels that `own` needs."""
-    prepared = look_up(task)
-    if prepared.labelled == 0:
-        raise UserError(
-            f"{task} has no labels; pretrain.py can use it, and own compares classifiers"
-        )
-    if args.class_weights and prepared.kind != "class":
-        raise UserError(
-            f"--class-weights is for one class per example; the targets of {task}: {prepared.kind}"
-        )
+            if not declared(task).own:
+                print(f"error: no data for {task}; its runs are left out", file=sys.stderr)
+        elif plan.args.target == "own" and look_up(task).labelled == 0:
+            raise UserError(f"{task} has no labels, and own compares classifiers; see pretrain.py")
+    return lacking
 
 
 def train(plan):
-    """Prepare data, run all chains and show the table (demos, own, sweep: after every seed). Return
-    the exit code."""
+    """Prepare data, run all chains and show the table. Return the exit code."""
     args, folder, started = plan.args, plan.folder, time.time()
     often = args.target in (*entries.DEMOS, "own", "sweep")
     gpus = visible(args.gpus)
     jobs = jobs_of(gpus)
-    lacking, code = prepare_all(plan)  # before the folder of the runs is made
-    if code:
-        return code
+    lacking = prepare_all(plan)  # before the folder of the runs is made
+    if lacking == {row.task for row in plan.entry}:
+        return 2
     (folder / "output").mkdir(parents=True, exist_ok=True)
     # held until the end
     lock = locked(folder / ".lock", f"another run_all.sh works on {folder}", wait=False)
@@ -292,19 +234,14 @@ def train(plan):
     pool = Pool(jobs, gpus, folder)
     stop_on_signals(pool)
     if not often:
-        print(
-            f"{pool.jobs} chains run side by side; the output of each goes to {folder}/output/",
-            flush=True,
-        )
+        print(f"{pool.jobs} chains run side by side; their output: {folder}/output/", flush=True)
     failed = False
     for seeds in pool.run(plan.chains):
         last = len(seeds) == len(plan.chains)
         if often or last:
             failed = show(plan, seeds, last)
     del lock
-    minutes = round((time.time() - started) / 60)
-    spent = {0: "less than 1 minute", 1: "1 minute"}.get(minutes, f"{minutes} minutes")
-    print(f"{args.target} took {spent}")
+    print(f"{args.target} took {(time.time() - started) / 60:.1f} minutes")
     if failed or lacking or pool.failed:
         print("error: some runs are missing; repeat the command to make them", file=sys.stderr)
         return 1
@@ -317,11 +254,10 @@ def show(plan, seeds, last):
     args, folder, target = plan.args, plan.folder, plan.args.target
     if args.select and not last:
         return False
-    if not last:
-        print(f"\nSo far, seeds {', '.join(seeds)}:", flush=True)
     figure = ["--figure", str(folder / f"{target}.png")]
     runs = ["--runs", folder.as_posix()]
     if not last:
+        print(f"\nSo far, seeds {', '.join(seeds)}:", flush=True)
         runs += ["--seeds", ",".join(seeds)]
     if target in entries.DEMOS:
         words = ["demo", target, *runs, *figure]
@@ -339,16 +275,14 @@ def show(plan, seeds, last):
 
 def finished(plan, seeds):
     """Return the finished finetunings of a sweep. If there is none, return its folder."""
-    commands = [command for seed in seeds for chain in plan.chains[seed] for command in chain]
-    outs = [
-        shlex.split(command)[-1] for command in commands if command.startswith("python finetune.py")
-    ]
+    chains = [chain for seed in seeds for chain in plan.chains[seed]]
+    commands = [shlex.split(command) for chain in chains for command in chain]
+    outs = [words[-1] for words in commands if words[1] == "finetune.py"]
     return [out for out in outs if Path(out, "result.json").exists()] or [str(plan.folder)]
 
 
 def print_commands(plan):
-    """Print all commands, one chain per line. Elsewhere, your data must be prepared first, and read
-    in the same way."""
+    """Print all commands, one chain per line, with those that prepare your data elsewhere."""
     own = {row.task for row in plan.entry if declared(row.task).own}
     linear = [[shlex.join(command)] for command in linear_commands(plan)]
     for chain in [*linear, *itertools.chain(*plan.chains.values())]:
@@ -376,8 +310,6 @@ def main(argv=None):
             print_commands(plan)
             continue
         codes.append(train(plan))
-        if codes[-1] == 130 or codes[-1] < 0:  # stopped
-            break
     return next(filter(None, codes), 0)
 
 

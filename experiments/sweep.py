@@ -3,7 +3,7 @@ arch.d=32,64"""
 
 import argparse
 import itertools
-from typing import NamedTuple
+from collections import namedtuple
 
 from engine.flags import MACHINE_FLAGS, flags
 from experiments.entries import Row, Variant
@@ -18,14 +18,9 @@ DENOISING = {
 }
 
 
-class Choice(NamedTuple):
-    """One value of --vary. stage: the only one that it is for, or ""; key: of --arch, or ""; value:
-    its text, "" for a switch that is given, None for one that is left out."""
-
-    stage: str
-    flag: str
-    key: str
-    value: str
+# One value of --vary. stage: the only one that it is for, or ""; key: of --arch, or ""; value: its
+# text, "" for a switch that is given, None for one that is left out.
+Choice = namedtuple("Choice", "stage flag key value")
 
 
 def words(text):
@@ -36,17 +31,18 @@ def words(text):
     return parts
 
 
+APART = MACHINE_FLAGS | {"task", "model", "seed", "init"}  # a sweep does not vary these
+
+
 def parsers():
     return {stage: flags(stage, OBJECTIVES) for stage in ("pretrain", "finetune")}
-
-
-APART = MACHINE_FLAGS | {"task", "model", "seed", "init"}  # a sweep does not vary these
 
 
 def combinations(varied):
     """Return every combination of values: ['lr=1e-3,3e-3', 'pretrain.arch.d=32'] ->
     [[Choice("", "lr", "", "1e-3"), Choice("pretrain", "arch", "d", "32")], ...]."""
     stages = parsers()
+    names = sorted(set().union(*(parser.starts for parser in stages.values())) - APART)
     choices = {}
     for text in varied:
         name, _, values = text.partition("=")
@@ -57,25 +53,20 @@ def combinations(varied):
         readers = [parser for only, parser in stages.items() if stage in ("", only)]
         readers = [parser for parser in readers if flag in parser.starts.keys() - APART]
         if not readers or (flag == "arch") != bool(key):
-            names = set().union(*(parser.starts for parser in stages.values())) - APART
-            names = " ".join(sorted(names)).replace("_", "-")
             raise UserError(
-                f"--vary {name}: no such flag; choose from: {names}; for arch its keys, such as "
-                "arch.d"
+                f"--vary {name}: no such flag; choose from: {' '.join(names).replace('_', '-')}; "
+                "for arch its keys, such as arch.d"
             )
         switch = readers[0].get_default(flag) is False
         if name in choices or bool(values.strip(",")) == switch:
-            raise UserError(
-                f"--vary wants FLAG=VALUE,VALUE or a switch, each flag once; got {text}"
-            )
+            raise UserError(f"--vary {text}: must be FLAG=VALUE,VALUE or a switch, each flag once")
         texts = [None, ""] if switch else words(values)
         choices[name] = [Choice(stage, flag, key, value) for value in texts]
     return [*itertools.product(*choices.values())]
 
 
 def sweep(tasks, models, settings, starts):
-    """Return rows of tasks x models, with variants of starts x settings (`combinations`). A flag
-    applies to every stage and start that it has a meaning for."""
+    """Return rows of tasks x models, with variants of starts x settings (`combinations`)."""
     meanings = {stage: parser.starts for stage, parser in parsers().items()}
     variants = [variant_of(start, setting, meanings) for start in starts for setting in settings]
     variants = [*dict.fromkeys(variants)]
@@ -83,12 +74,10 @@ def sweep(tasks, models, settings, starts):
 
 
 def variant_of(start, setting, meanings):
-    """Return a variant with those flags of a setting that have a meaning. meanings: {stage: {flag:
-    starts}}."""
-    if start == "joint":
-        return Variant(start, "", text_of(start, "finetune", setting, meanings, joint="1"))
-    if start == "scratch":
+    """Return a variant with those flags of a setting that have a meaning (`starts` of a parser)."""
+    if start in ("scratch", "joint"):
         return Variant(start, "", text_of(start, "finetune", setting, meanings))
+    first = text_of("pretrain", "pretrain", setting, meanings)
     # Finetuning takes these over; only another share of the data may be asked for.
     second = [
         choice
@@ -96,20 +85,16 @@ def variant_of(start, setting, meanings):
         if choice.flag not in ("objective", "train_fraction")
         or (choice.stage, choice.flag) == ("finetune", "train_fraction")
     ]
-    own = {}
-    if start == "linear_probe":
-        own = {"freeze": ""}
-        second = [choice for choice in second if choice.flag != "freeze"]
-    first = text_of("pretrain", "pretrain", setting, meanings)
-    return Variant("spt", "", text_of("spt", "finetune", second, meanings, **own), first)
+    return Variant("spt", "", text_of(start, "finetune", second, meanings), first)
 
 
-def text_of(start, stage, setting, meanings, **values):
-    """Write the flags of a setting that have a meaning for a start of a stage, after `values`, the
-    start's own flags."""
+def text_of(start, stage, setting, meanings):
+    """Write the flags of a setting that have a meaning for a start of a stage."""
+    values = {"joint": "1"} if start == "joint" else {}
     sizes = {}
+    known = "spt" if start == "linear_probe" else start
     for choice in sorted(setting, key=lambda choice: choice.stage != ""):  # a stage's own win
-        if choice.stage not in ("", stage) or start not in meanings[stage].get(choice.flag, ()):
+        if choice.stage not in ("", stage) or known not in meanings[stage].get(choice.flag, ()):
             continue
         if choice.key:
             sizes[choice.key] = choice.value
@@ -117,6 +102,8 @@ def text_of(start, stage, setting, meanings, **values):
             values[choice.flag] = choice.value
     if sizes:
         values["arch"] = ",".join(f"{key}={value}" for key, value in sorted(sizes.items()))
+    if start == "linear_probe":
+        values["freeze"] = ""
     return written(values)
 
 

@@ -126,7 +126,7 @@ MUTANTS = {
             "for name in ():",
             "records",
         ),
-        ('without_comments(path.read_text(encoding="utf-8"))', "path.read_text()", "records"),
+        ('files.without_comments(path.read_text(encoding="utf-8"))', "path.read_text()", "records"),
         ('config["code"] not in saved["code"].split("+")', "False", "records"),
         ('right[np.argsort(y, kind="stable")]', "right", "statistics predict"),
     ],
@@ -243,7 +243,7 @@ MUTANTS = {
             '"data.py", "--task", task]',
             "records",
         ),
-        ('few = ["--label-fraction", share] if share else []', "few = []", "records"),
+        ('few = ["--label-fraction", f"{share:g}"] if share else []', "few = []", "records"),
         (
             "sentence = price([*itertools.chain(*plan.chains.values())])",
             "sentence = price([])",
@@ -264,7 +264,7 @@ MUTANTS = {
     ],
     "experiments/sweep.py": [
         ('or (choice.stage, choice.flag) == ("finetune", "train_fraction")', "", "records"),
-        ('if choice.flag != "freeze"]', "]", "experiments"),
+        ('values["freeze"] = ""', "pass", "experiments"),
         ('key=lambda choice: choice.stage != ""', "key=lambda choice: 0", "experiments"),
     ],
 }

@@ -21,7 +21,7 @@ import recipes
 from compare.curves import curves_of
 from engine.feed import drawing
 from kernels import inside, true_lengths
-from models import at, param_groups
+from models import at
 from pretrain import Objective, corrupt, hide, shift
 from tasks import TASKS
 
@@ -332,63 +332,7 @@ def test_the_picture_of_a_task_shows_what_the_objective_hides(monkeypatch, tmp_p
         assert hidden.sum(1).tolist() == lengths.clamp(max=task.length // 2).tolist()
 
 
-# ---- Weights averaged over time, and a schedule --------------------------------------------------
-
-
-class EMA(torch.optim.AdamW):
-    """AdamW whose weights are averaged over time. `eval` puts the averages into the model, `train`
-    the weights."""
-
-    averaged, ready = False, False
-
-    def step(self, closure=None):
-        assert self.ready, "as schedule-free optimisers, it wants train() before the first step"
-        super().step(closure)
-        for parameter, state in self.state.items():
-            state.setdefault("average", parameter.detach().clone()).lerp_(parameter.detach(), 0.3)
-
-    def swap(self, averaged):
-        for parameter, state in self.state.items() if averaged != self.averaged else ():
-            parameter.data, state["average"] = state["average"], parameter.data
-        self.averaged = averaged
-
-    def eval(self):
-        self.swap(True)
-
-    def train(self):
-        self.ready = True
-        self.swap(False)
-
-
-@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
-def test_averaged_weights_evaluate_save_and_resume(stage, monkeypatch, tmp_path):
-    """best.pt has the averages, last.pt the weights; the run without averages takes the same steps;
-    a stopped run goes on to the bit."""
-    script, words = dict(pretrain=pretrain, finetune=finetune)[stage], dict(eval_every=2)
-    script.main(flags("plain", **words))
-    monkeypatch.setattr(
-        script, "make_optimizer", lambda model, args: EMA(param_groups(model, args.lr, args.wd))
-    )
-    script.main(flags("whole", **words))
-    stop_in(4, monkeypatch, stage, flags("stopped", **words))
-    script.main(flags("stopped", resume=True, **words))
-    plain, whole, stopped = (
-        load(tmp_path / out / "last.pt") for out in ("plain", "whole", "stopped")
-    )
-    best = load(tmp_path / "whole" / "best.pt")
-    for name, value in whole["model"].items():
-        assert torch.equal(value, stopped["model"][name])
-        assert torch.allclose(value, plain["model"][name], atol=1e-6)  # AdamW fused or not
-    averages = [each["average"] for each in whole["optimizer"]["state"].values()]
-    if whole["state"]["best_step"] == 6:
-        saved = [best["model"][name] for name, parameter in best["model"].items()]
-        assert all(
-            any(torch.equal(one, other) for other in saved if other.shape == one.shape)
-            for one in averages
-        )
-    assert any(
-        not torch.equal(value, best["model"][name]) for name, value in whole["model"].items()
-    )
+# ---- A schedule ----------------------------------------------------------------------------------
 
 
 def test_a_schedule_is_a_line(monkeypatch, tmp_path):

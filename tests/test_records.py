@@ -233,10 +233,7 @@ def test_a_replaced_pretraining_is_noticed(mistake, monkeypatch, tmp_path):  # n
     another(tmp_path / "pt")
     for name in ("done", "half"):
         line = mistake("finetune", flags(name, None, None, init="pt", resume=True))
-        assert (
-            f"--resume: {name} started from another pt/best.pt (checksum " in line
-            and len(line) < 200
-        )
+        assert f"--resume: {name} started from another pt/best.pt; restore that one" in line
 
 
 def test_a_pretraining_on_any_other_data_is_refused(mistake, tmp_path):  # noqa: F811
@@ -664,7 +661,7 @@ def test_gpus_that_are_not_visible_are_one_line(here, monkeypatch, tmp_path):  #
     done = here("table7", "--tasks", "image", "--gpus", "0,5")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(
-        "error: --gpus 0,5: CUDA_VISIBLE_DEVICES=4,6 leaves only 0 to 1"
+        "error: --gpus: CUDA_VISIBLE_DEVICES leaves only 0 to 1"
     )
 
 
