@@ -280,7 +280,7 @@ def test_labels_that_cannot_be_used_are_one_line(tmp_path, monkeypatch):
     assert done.returncode == 0 and "20 training examples have no label" in done.stdout, done.stderr
     small = ["--model", "s4", "--arch", "d=8,layers=1", "--steps", 2, "--batch", 8]
     for words, said in (
-        (["--class-weights"], "--class-weights is for one class per example"),
+        (["--class-weights"], "--class-weights needs one class per example"),
         (["--fresh"], "these have one: recall"),
         (["--pool", "mean"], "`--pool none` is for"),
     ):
