@@ -5,6 +5,7 @@ from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from data import Split, named, open_task
 from engine.targets import KINDS, balanced_scores, metrics
@@ -31,8 +32,8 @@ class Inputs(NamedTuple):
 
 
 def examples_beside(trained):
-    """Return the file of examples next to a run that was shared without its data (TASK.csv, for
-    example); or None."""
+    """Return the file of examples next to a run that was shared without its data, e.g. TASK.csv;
+    or None."""
     paths = trained.run.parent.glob(f"{trained.saved['task']}.*")
     return next((path for path in paths if path.suffix in OWN_FILES), None)
 
@@ -55,9 +56,8 @@ def new_examples(trained, path, flags=None, bad=None):
     flags (`given`) say. bad: {example: UserError}, to which those that cannot be read are added;
     None: they are errors."""
     task = trained.task
-    layout = Layout(**task.layout or {})
+    layout = Layout(**(task.layout or {}) | (flags or {}))
     layout = layout._replace(channels_first=bool(layout.channels_first))
-    layout = layout._replace(**flags or {})
     contents = read_file(str(path), layout, task.documents, not task.classes, task.target)
     split = trained.split_of(contents.all_series(bad), path, bad)
     n = len(contents.series)
@@ -71,7 +71,8 @@ def new_examples(trained, path, flags=None, bad=None):
             f"labels are read from column {contents.layout.label_column}; --label COLUMN names "
             "another; none: there is no label"
         )
-    return Inputs(split, rows, LABELS[task.kind](trained, path, contents))
+    as_names = {"class": class_labels, "number": number_labels}.get(task.kind, array_labels)
+    return Inputs(split, rows, as_names(trained, path, contents))
 
 
 # ---- The labels in a file, as the model names its predictions: (trained, path, contents) -> (n,) -
@@ -81,18 +82,12 @@ def class_labels(trained, path, contents):
     """Return the class of each label: that of the same name or else, if there is only one, of the
     same number. So 1, "1" and 1.0 are the same class, but "01" and "1" are two. Labels of no class
     stay as they are."""
-    import pandas as pd
-
     names = trained.names
-    numbers = pd.to_numeric(names.tolist(), errors="coerce")
-    of_number = {
-        number: name for number, name in zip(numbers, names) if (numbers == number).sum() == 1
-    }
-    texts = contents.labels.astype(str).tolist()
-    labels = [
-        text if text in names else of_number.get(number, text)
-        for text, number in zip(texts, pd.to_numeric(contents.labels.tolist(), errors="coerce"))
-    ]
+    of_number = pd.Series(names, pd.to_numeric(names.tolist(), errors="coerce"))
+    of_number = of_number[of_number.index.notna() & ~of_number.index.duplicated(keep=False)]
+    numbers = pd.to_numeric(pd.Series(contents.labels.tolist()), errors="coerce")
+    texts = pd.Series(contents.labels.astype(str))
+    labels = texts.where(texts.isin(names), numbers.map(of_number).fillna(texts))
     layout, task = contents.layout, trained.task
     sure = task.channels and layout and layout.width  # the number of columns tells of a label
     if layout and task.own and not sure and not {*labels} & {*names}:
@@ -129,24 +124,15 @@ def array_labels(trained, path, contents):
     return np.where(contents.known, named(task, np.nan_to_num(labels)), UNKNOWN)
 
 
-LABELS = {
-    "class": class_labels,
-    "number": number_labels,
-    "labels": array_labels,
-    "positions": array_labels,
-}
-
 # ---- Predictions and what they are worth ---------------------------------------------------------
 
 
 def prediction_table(trained, inputs):
     """Return predictions as a DataFrame, one line per example: its row, its label, if there are
     labels, the prediction, and probabilities. With a label per position: one line per position."""
-    import pandas as pd
-
     task = trained.task
     split, rows, labels = inputs
-    predictions, probabilities = trained.predictions(trained.outputs(split))
+    predictions, probabilities = trained.predict(split)
     places = {"row": rows}
     columns = {} if labels is None else {"label": labels}
     columns["prediction"] = predictions
@@ -207,8 +193,6 @@ def quality_of_numbers(y, predictions, names):
 
 
 def quality_of_classes(y, predictions, names):
-    import pandas as pd
-
     scores = balanced_scores(y, predictions)
     f1 = metrics().f1_score(y, predictions, labels=np.unique(y), average="macro", zero_division=0)
     yield (

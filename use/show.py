@@ -25,7 +25,6 @@ class FilledIn(NamedTuple):
 def filled_in(trained, batch):
     """Return what a pretrained run predicts for a batch, as FilledIn."""
     args, task = trained.args, trained.task
-    objective = OBJECTIVES[args.objective]
     x = batch.symbols if batch.samples is None else batch.samples
     b, l = x.shape[:2]
     rows = np.arange(len(batch.y))
@@ -52,7 +51,7 @@ def filled_in(trained, batch):
 
     targets = targets[hidden]  # (m, ...)
     if args.loss == "ce":  # of several predictions, e.g. of the next positions, the first
-        vocab = objective.reads(args, task).vocab
+        vocab = OBJECTIVES[args.objective].reads(args, task).vocab
         guess = outputs.unflatten(-1, (-1, vocab)).argmax(-1)[:, 0]
         wrong = guess != targets.reshape(m, -1)[:, 0]
         guess = guess.where(guess < task.vocab, UNK)
@@ -85,11 +84,7 @@ def show(trained, split, path):
     as_read = (["read from left to right"] * n, nothing)
     if OBJECTIVES[args.objective].hides:
         as_read = ([f"{args.mask:.0%} hidden"] * n, hidden)
-    columns = [
-        (["original"] * n, nothing),
-        as_read,
-        ([f"filled in by {args.model}"] * n, hidden, guess, wrong),
-    ]
+    filled = ([f"filled in by {args.model}"] * n, hidden, guess, wrong)
     size = 17, height(task) * n  # inches
     colours = "correct predictions are blue, wrong ones orange"
     if task.side:
@@ -97,6 +92,7 @@ def show(trained, split, path):
         colours = "hidden pixels are blue, wrong ones orange"
     elif not task.channels:  # texts are wide: below each other
         size = 6.2, 3.3 * height(task) * n
+    columns = (["original"] * n, nothing), as_read, filled
     sheet(path, task, batch, size, columns, stacked=not task.channels)
     right = 1 - wrong.sum() / hidden.sum()
     print(f"wrote {path}: {colours}; of {hidden.sum():,} hidden positions {right:.1%} are correct")
