@@ -30,7 +30,7 @@ from tasks.own import FILE, encode, ended, read_own
 from tasks.picture import draw_example
 from use.export import ExportedModel, export
 from use.label import held_out_examples, new_examples, quality
-from use.show import filled_in
+from use.pretrained import filled_in
 
 N = 60
 SHORT = "--model", "s4", "--steps", "2", "--eval-every", "2"

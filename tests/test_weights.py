@@ -10,7 +10,7 @@ import finetune
 import predict
 from compare.runs import load, rows_of
 from use.label import examples_beside, new_examples
-from use.show import filled_in
+from use.pretrained import filled_in
 
 FOLDER = ROOT / "results" / "weights"
 PAIRS = "text256-rotary", "text256-s4", "pathfinder_demo-transformer", "pathfinder_demo-s4"

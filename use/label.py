@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import torch
 
 from data import Split, named, open_task
 from engine.targets import KINDS, balanced_scores, metrics
@@ -213,7 +214,10 @@ def quality_of_classes(y, predictions, names):
 def label(trained, args):
     """Write features to --features, or else predictions to --out, and print what they are worth.
     Examples that cannot be read have empty lines, and are an error at the end."""
-    trained.to(args.device)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda, but torch sees no CUDA device; leave it out")
+    trained.device = args.device
+    trained.model.to(args.device)
     bad = {}  # {example: UserError}
     if args.input:
         inputs = new_examples(trained, args.input, given(args), bad)

@@ -55,14 +55,6 @@ class TrainedModel:
             self.model.load_state_dict(checkpoint["model"])
         self.model.eval()
 
-    def to(self, device):
-        """Move the model to the device on which `outputs` and `features` compute."""
-        if device == "cuda" and not torch.cuda.is_available():
-            raise UserError("--device cuda, but torch sees no CUDA device; leave it out")
-        self.device = device
-        self.model.to(device)
-        return self
-
     def autocast(self):
         return torch.autocast(self.device, torch.bfloat16, enabled=self.dtype == "bfloat16")
 
@@ -184,13 +176,13 @@ class TrainedModel:
 def untrained(args, task):
     """Return the model of a run of either stage, before its weights are loaded."""
     backbone = make_backbone(args, task)
-    hidden_outputs = OBJECTIVES[args.objective].outputs  # (args, task) -> their number
+    predicted = OBJECTIVES[args.objective].outputs(args, task)  # per hidden position
     if args.start == "pretrain":
-        return Denoiser(backbone, hidden_outputs(args, task))
-    outputs = task.classes or 1
+        return Denoiser(backbone, predicted)
+    head = task.classes or 1, args.pool, args.head
     if args.start == "joint":
-        return Joint(backbone, outputs, args.pool, args.head, hidden_outputs(args, task))
-    return Classifier(backbone, outputs, args.pool, args.head)
+        return Joint(backbone, *head, predicted)
+    return Classifier(backbone, *head)
 
 
 # ---- Raw sequences -------------------------------------------------------------------------------
