@@ -67,7 +67,7 @@ def main(argv=None):
         export(trained, args.export)
     elif args.show:
         if args.input:
-            split = new_examples(trained, args.input, given(args)).split
+            split, _ = new_examples(trained, args.input, given(args))
         else:
             _, _, split, _ = open_task(task, args.data_dir)
         show(trained, split, args.show)

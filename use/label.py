@@ -2,13 +2,12 @@
 predictions are worth, where there are labels."""
 
 from collections import Counter
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 
-from data import Split, named, open_task
+from data import named, open_task
 from engine.targets import KINDS, balanced_scores, metrics
 from files import UserError, reading, write_atomically
 from tasks import full_name
@@ -19,19 +18,6 @@ from tasks.table import Layout, given
 UNKNOWN = "?"  # instead of several labels, where none is known: "" means none applies
 
 
-class Inputs(NamedTuple):
-    """Examples whose labels are predicted."""
-
-    split: Split
-    rows: np.ndarray  # (n,) the place of each example in its file, from 0
-    # (n,) names, "" if there is none; numbers, NaN if there is none. (n, longest) names, if each
-    # position has a label. None: the examples have no labels, or the run predicts none
-    labels: np.ndarray | None
-
-
-# ---- Which examples ------------------------------------------------------------------------------
-
-
 def examples_beside(trained):
     """Return the file of examples next to a run that was shared without its data, e.g. TASK.csv;
     or None."""
@@ -40,7 +26,7 @@ def examples_beside(trained):
 
 
 def held_out_examples(trained):
-    """Return the test split of the run's data, as Inputs."""
+    """Return the test split of the run's data and its labels, as `new_examples` does."""
     name = trained.saved["task"]
     task, _, _, test = open_task(name, trained.data_dir)
     if task.data != trained.saved["data"]:
@@ -48,14 +34,17 @@ def held_out_examples(trained):
             f"{trained.run} was trained on {trained.saved['data']}, but {name} in "
             f"{trained.data_dir} holds {task.data}"
         )
-    rows = np.arange(len(test)) if test.rows is None else test.rows
-    return Inputs(test, rows, None if trained.pretrained else named(task, test.y))
+    test.rows = np.arange(len(test)) if test.rows is None else test.rows
+    return test, None if trained.pretrained else named(task, test.y)
 
 
 def new_examples(trained, path, flags=None, bad=None):
-    """Return the examples of a file, as Inputs. A table is read as that of the training data, or as
-    flags (`given`) say. bad: {example: UserError}, to which those that cannot be read are added;
-    None: they are errors."""
+    """Return the examples of a file as a Split, whose rows are their places in the file, and their
+    labels: names (n,), "" if there is none; numbers, NaN if there is none; names (n, longest), if
+    each position has a label; or None, if there are none, or the run predicts none.
+
+    A table is read as that of the training data, or as flags (`given`) say. bad: {example:
+    UserError}, to which those that cannot be read are added; None: they are errors."""
     task = trained.task
     layout = Layout(**(task.layout or {}) | (flags or {}))
     layout = layout._replace(channels_first=bool(layout.channels_first))
@@ -64,16 +53,16 @@ def new_examples(trained, path, flags=None, bad=None):
     n = len(contents.series)
     if bad and len(bad) == n:
         raise bad[0]
-    rows = np.arange(n) if contents.rows is None else contents.rows
+    split.rows = np.arange(n) if contents.rows is None else contents.rows
     if trained.pretrained or contents.labels is None or not contents.known.any():
-        return Inputs(split, rows, None)
+        return split, None
     if contents.layout and contents.layout.label_column != "none":
         print(
             f"labels are read from column {contents.layout.label_column}; --label COLUMN names "
             "another; none: there is no label"
         )
     as_names = {"class": class_labels, "number": number_labels}.get(task.kind, array_labels)
-    return Inputs(split, rows, as_names(trained, path, contents))
+    return split, as_names(trained, path, contents)
 
 
 # ---- The labels in a file, as the model names its predictions: (trained, path, contents) -> (n,) -
@@ -128,27 +117,26 @@ def array_labels(trained, path, contents):
 # ---- Predictions and what they are worth ---------------------------------------------------------
 
 
-def prediction_table(trained, inputs):
+def prediction_table(trained, split, labels):
     """Return predictions as a DataFrame, one line per example: its row, its label, if there are
     labels, the prediction, and probabilities. With a label per position: one line per position."""
     task = trained.task
-    split, rows, labels = inputs
     predictions, probabilities = trained.predict(split)
-    places = {"row": rows}
+    places = {"row": split.rows}
     columns = {} if labels is None else {"label": labels}
     columns["prediction"] = predictions
     for i, name in enumerate(trained.names):
         columns[f"p({name})"] = np.char.mod("%.6f", probabilities[..., i])
     if task.kind == "positions":
         lengths = split.lengths()
-        lengths = np.full(len(rows), task.length) if lengths is None else lengths
+        lengths = np.full(len(split), task.length) if lengths is None else lengths
         if not task.channels:
             lengths = lengths - 1  # <eos> is no position of the user's
         example, position = np.nonzero(np.arange(task.length) < lengths[:, None])  # (m,) both
         if labels is not None:
             columns["label"] = np.pad(labels, ((0, 0), (0, task.length)))
         columns = {name: column[example, position] for name, column in columns.items()}
-        places = {"row": rows[example], "position": position}
+        places = {"row": split.rows[example], "position": position}
     return pd.DataFrame(places | columns, dtype=object)
 
 
@@ -208,9 +196,6 @@ def quality_of_classes(y, predictions, names):
         yield f"every prediction is {predictions[0]}"
 
 
-# ---- The files -----------------------------------------------------------------------------------
-
-
 def label(trained, args):
     """Write features to --features, or else predictions to --out, and print what they are worth.
     Examples that cannot be read have empty lines, and are an error at the end."""
@@ -220,31 +205,31 @@ def label(trained, args):
     trained.model.to(args.device)
     bad = {}  # {example: UserError}
     if args.input:
-        inputs = new_examples(trained, args.input, given(args), bad)
+        split, labels = new_examples(trained, args.input, given(args), bad)
     else:
-        inputs = held_out_examples(trained)
+        split, labels = held_out_examples(trained)
     if args.features:
-        features = trained.features(inputs.split)
+        features = trained.features(split)
         features[[*bad]] = np.nan
         write_atomically(args.features, lambda file: np.save(file, features))
         print(f"wrote {args.features}: {features.shape}, {features.dtype}, one line per example")
     else:
-        write_predictions(trained, inputs, bad, args)
+        write_predictions(trained, split, labels, bad, args)
     if args.input and trained.saved["task"] == full_name(f"file:{args.input}"):
         print("note: the run was trained on this file; without --input only its test split is used")
     if bad:
         first = min(bad)
         raise UserError(
-            f"{len(bad):,} of {len(inputs.rows):,} examples could not be read; their lines are "
-            f"empty. Row {inputs.rows[first]}: {bad[first]}"
+            f"{len(bad):,} of {len(split):,} examples could not be read; their lines are empty. "
+            f"Row {split.rows[first]}: {bad[first]}"
         )
 
 
-def write_predictions(trained, inputs, bad, args):
+def write_predictions(trained, split, labels, bad, args):
     """Write predictions to --out. Print how often each class is predicted, and scores."""
     kind, names = trained.task.kind, trained.names
-    table = prediction_table(trained, inputs)
-    lacking = table["row"].isin(inputs.rows[[*bad]])
+    table = prediction_table(trained, split, labels)
+    lacking = table["row"].isin(split.rows[[*bad]])
     table.loc[lacking, "prediction":] = ""
     text = table.to_csv(index=False, na_rep="nan", lineterminator="\r\n")
     write_atomically(args.out, lambda file: file.write(text.encode(errors="replace")))
@@ -252,7 +237,7 @@ def write_predictions(trained, inputs, bad, args):
     if trained.dtype != "float32":
         number_format = f"; computed in {trained.dtype}, as in training"
     print(
-        f"wrote {args.out}: {len(inputs.rows):,} examples of {args.input or 'the test split'}; "
+        f"wrote {args.out}: {len(split):,} examples of {args.input or 'the test split'}; "
         f"rows are counted from 0{number_format}"
     )
     table = table[~lacking]
@@ -261,7 +246,7 @@ def write_predictions(trained, inputs, bad, args):
         counts = Counter(predicted.str.split(";").explode() if kind == "labels" else predicted)
         words = ", ".join(f"{name} {counts[name]:,}" for name in names if counts[name])
         print(f"predicted: {words or 'no label'}")
-    if inputs.labels is not None:
+    if labels is not None:
         labels, predictions = (np.array([*table[name]]) for name in ("label", "prediction"))
         for line in quality(kind, labels, predictions, names):
             print(line)

@@ -45,10 +45,8 @@ class TrainedModel:
         result = self.run / "result.json"
         record = read_json(result) if result.exists() else newest(self.run)  # of an unfinished run
         self.dtype = record.get("dtype", self.dtype)
-        with reading(
-            f"{run}/best.pt does not fit its own sizes",
-            "it may come from another version of the code",
-        ):
+        problem = f"{run}/best.pt does not fit its own sizes"
+        with reading(problem, "it may come from another version of the code"):
             self.task = restored(checkpoint["task"])
             self.names = np.array(self.task.names or [str(i) for i in range(self.task.classes)])
             self.model = untrained(self.args, self.task)
@@ -71,7 +69,7 @@ class TrainedModel:
         if hasattr(x, "columns"):
             x = rows_of_frame(self.task, x, layout)
         examples = [x] if isinstance(x, str) or not np.iterable(x) else list(x)
-        if is_series(self.task, examples):
+        if np.iterable(x) and is_series(self.task, examples):
             examples = [examples]
         if layout.channels_first:
             examples = [np.transpose(array) if np.ndim(array) == 2 else array for array in examples]
@@ -87,9 +85,8 @@ class TrainedModel:
         if task.documents == 2:
             lists = tuple, list, np.ndarray
             right = [isinstance(pair, lists) and len(pair) == 2 for pair in examples]
-            check_each(
-                place, right, "it is no pair; give a list of pairs, [(first, second)] for one"
-            )
+            advice = "give a list of pairs, [(first, second)] for one"
+            check_each(place, right, f"it is no pair; {advice}")
             documents = [document for pair in examples for document in pair]
         with reading(f"{place} cannot be read", "give a list of texts or of arrays of numbers"):
             documents = [as_array(document) for document in documents]
