@@ -126,9 +126,6 @@ def answers_in_float32(trained, x, lengths=None):
     return torch.from_numpy(predictions[:, None] if probabilities is None else probabilities)
 
 
-# ---- File formats --------------------------------------------------------------------------------
-
-
 def description_of(trained, inputs):
     """Return what a program needs besides an exported model, for JSON: the names of the classes in
     the order of the probabilities; length, channels and dtype of the input, and whether it wants

@@ -100,18 +100,16 @@ def number_labels(trained, path, contents):
 def array_labels(trained, path, contents):
     """Return several labels, 0 or 1 (n, classes), as one text of names each, or UNKNOWN. A label
     per position, names (n, longest), stays as it is."""
-    labels, task = contents.labels, trained.task
-    several = task.kind == "labels"
+    labels = contents.labels
+    task = trained.task
     are_names = labels.dtype.kind == "U"
-    if np.ndim(labels) < 2 or are_names == several or several and labels.shape[1] != task.classes:
-        where = "" if several else " at each position"
-        raise UserError(
-            f"{path}: labels have the shape {np.shape(labels)}; {trained.run} predicts "
-            f"{task.classes} labels{where}"
-        )
-    if not several:
+    if task.kind == "positions" and are_names and labels.ndim == 2:
         return labels
-    return np.where(contents.known, named(task, np.nan_to_num(labels)), UNKNOWN)
+    if task.kind == "labels" and not are_names and labels.shape[1:] == (task.classes,):
+        return np.where(contents.known, named(task, np.nan_to_num(labels)), UNKNOWN)
+    where = " at each position" if task.kind == "positions" else ""
+    problem = f"{path}: labels have the shape {labels.shape}"
+    raise UserError(f"{problem}; {trained.run} predicts {task.classes} labels{where}")
 
 
 # ---- Predictions and what they are worth ---------------------------------------------------------

@@ -182,9 +182,6 @@ def untrained(args, task):
     return Classifier(backbone, *head)
 
 
-# ---- Raw sequences -------------------------------------------------------------------------------
-
-
 def is_series(task, x):
     """Return whether a list holds the positions of one series, not several sequences."""
     first = next(iter(x), None)
@@ -203,7 +200,6 @@ def rows_of_frame(task, frame, layout):
 
 
 def as_array(document):
-    """Return a series as an array of numbers. A text stays what it is."""
     if isinstance(document, str):
         return document
     array = np.asarray(document)
