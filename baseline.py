@@ -14,7 +14,6 @@ predictions.npz as finetune.py does, with start "baseline"."""
 
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas
@@ -32,7 +31,7 @@ from engine.feed import drawing
 from engine.flags import between, completed
 from engine.folder import Folder, environment
 from engine.processes import guarded
-from engine.targets import Kind, kind_of_target
+from engine.targets import kind_of_target
 from files import Parser, UserError, read_json, write_json
 from pretrain import OBJECTIVES, denoising
 from tasks import IGNORE, SPECIAL, full_name
@@ -126,14 +125,32 @@ def convolved(task, split, count=KERNELS):
             padded[:length] = series[:length].nan_to_num()  # missing: the mean
         columns = []
         for weights, biases, dilation, padding in kernels:
-            # (b, c, l)
-            y = torch.nn.functional.conv1d(x.mT, weights, biases, 1, padding, dilation)
+            y = torch.conv1d(x.mT, weights, biases, 1, padding, dilation)  # (b, c, l)
             columns += [y.amax(-1), (y > 0).float().mean(-1)]
         features.append(torch.cat(columns, 1))
     return torch.cat(features).numpy()
 
 
-# ---- A label per position ------------------------------------------------------------------------
+def interpolated(task, split):
+    """Return the `val_score` of pretraining, minus the mean squared error on hidden samples, that
+    two guesses have: linear interpolation between the visible neighbours, and the mean."""
+    rows = np.arange(min(len(split), 1_000))
+    batch = split.batch(rows)
+    pretraining = completed("pretrain", OBJECTIVES, objective="masked", loss="l1", mask=task.mask)
+    draw = drawing(task, batch, rows, rows, 0)
+    inputs, lengths, hidden, targets = denoising(pretraining, batch, draw)
+    ends = [inputs.shape[1]] * len(rows) if lengths is None else lengths.tolist()
+    errors = []  # of the two guesses, (2, hidden samples)
+    for x, y, where, end in zip(inputs.double().numpy(), targets.numpy(), hidden.numpy(), ends):
+        y = y[:end]  # (l, channels)
+        # the mean of normalised samples is 0
+        guess = pandas.DataFrame(x[:end]).interpolate(limit_direction="both").fillna(0)
+        errors.append(np.stack((y - guess, y))[:, where[:end]].reshape(2, -1))
+    scores = -np.nanmean(np.square(np.concatenate(errors, 1)), 1)  # without missing samples
+    return dict(zip(("interpolation", "mean"), scores.tolist()))
+
+
+# ---- Fitting -------------------------------------------------------------------------------------
 
 
 def neighbours(task, split, width=8):
@@ -154,31 +171,6 @@ def neighbours(task, split, width=8):
     symbols = [np.arange(task.vocab)] * features.shape[1]
     # (m, vocab (2 width + 1))
     return OneHotEncoder(categories=symbols, dtype=np.float32).fit_transform(features)
-
-
-# ---- Denoising -----------------------------------------------------------------------------------
-
-
-def interpolated(task, split, most=1_000):
-    """Return the `val_score` of pretraining, minus the mean squared error on hidden samples, that
-    two guesses have: linear interpolation between the visible neighbours, and the mean."""
-    rows = np.arange(min(len(split), most))
-    batch = split.batch(rows)
-    pretraining = completed("pretrain", OBJECTIVES, objective="masked", loss="l1", mask=task.mask)
-    draw = drawing(task, batch, rows, rows, 0)
-    inputs, lengths, hidden, targets = denoising(pretraining, batch, draw)
-    ends = [inputs.shape[1]] * len(rows) if lengths is None else lengths.tolist()
-    errors = []  # of the two guesses, (2, hidden samples)
-    for x, y, where, end in zip(inputs.double().numpy(), targets.numpy(), hidden.numpy(), ends):
-        y = y[:end]  # (l, channels)
-        # the mean of normalised samples is 0
-        guess = pandas.DataFrame(x[:end]).interpolate(limit_direction="both").fillna(0)
-        errors.append(np.stack((y - guess, y))[:, where[:end]].reshape(2, -1))
-    scores = -np.nanmean(np.square(np.concatenate(errors, 1)), 1)  # without missing samples
-    return dict(zip(("interpolation", "mean"), scores.tolist()))
-
-
-# ---- Fitting -------------------------------------------------------------------------------------
 
 
 def features_of(task, splits, words):
@@ -209,32 +201,21 @@ def linear_models(task):
         return {f"alpha {a:g}": RidgeClassifier(a) for a in (1e4, 1e2, 1)}
     if task.channels:
         ridge = RidgeClassifier if task.classes else Ridge
-        return {
-            f"alpha {a:g}": make_pipeline(StandardScaler(), ridge(a))
-            for a in (1e5, 1e4, 1e3, 1e2, 1e1)
-        }
+        alphas = (1e5, 1e4, 1e3, 1e2, 1e1)
+        return {f"alpha {a:g}": make_pipeline(StandardScaler(), ridge(a)) for a in alphas}
     if not task.classes:
         return {f"alpha {a:g}": Ridge(a, solver="sparse_cg") for a in (1e3, 1e2, 1e1, 1)}
-    return {
-        f"C {c:g}": OneVsRestClassifier(
-            make_pipeline(NaiveBayes(), LogisticRegression(C=c, solver="liblinear"))
-        )
-        for c in (0.001, 0.01, 0.1, 1)
-    }
-
-
-class Baselines(NamedTuple):
-    """Predictions have the shape of the targets: (n,), (n, classes) or (n, length)."""
-
-    val: np.ndarray  # predictions of the chosen linear model for the validation split
-    test: np.ndarray  # and for the test split
-    constant: np.ndarray  # of the majority class or the mean, for the test split
-    strength: str  # the chosen regularisation
-    kind: Kind  # of the targets, with the scores by which it was chosen
+    models = {}
+    for c in (0.001, 0.01, 0.1, 1):
+        regression = LogisticRegression(C=c, solver="liblinear")
+        models[f"C {c:g}"] = OneVsRestClassifier(make_pipeline(NaiveBayes(), regression))
+    return models
 
 
 def fit(task, train, val, test, words=False):
-    """Fit a task's linear models; validation chooses the strength of regularisation."""
+    """Fit a task's linear models; validation chooses the strength of regularisation. Return that
+    strength; what the trivial baseline is called; {val, test, constant: predictions}, in the shape
+    of the targets; and their Kind, by whose scores it was chosen."""
     kind = kind_of_target(task, train)
     x, x_val, x_test = features_of(task, (train, val, test), words)
     y = train.labels()
@@ -252,31 +233,32 @@ def fit(task, train, val, test, words=False):
         placed[split.y != IGNORE] = predicted
         return placed
 
-    best_score = -np.inf
+    candidates = []
     for strength, model in linear_models(task).items():
         model.fit(x, y)
         predicted = predictions(model, x_val, val)
         *_, score = kind.scores(val.y, predicted).values()  # the last one counts
-        if score > best_score:
-            best_score = score
-            best = model, predicted, strength
-    model, predicted, strength = best
-    constant = np.broadcast_to(constant_prediction(task, y), test.y.shape)
-    return Baselines(predicted, predictions(model, x_test, test), constant, strength, kind)
+        candidates.append((score, strength, model, predicted))
+    _, strength, model, predicted = max(candidates, key=lambda candidate: candidate[0])
+    name, constant = constant_prediction(task, y)
+    constant = np.broadcast_to(constant, test.y.shape)
+    baselines = dict(val=predicted, test=predictions(model, x_test, test), constant=constant)
+    return strength, name, baselines, kind
 
 
 def constant_prediction(task, y):
-    """Return the prediction that ignores the input: the majority class, the mean, or the labels
-    (classes,) with the best F1."""
+    """Return the name of the prediction that ignores the input, and it itself: the majority class,
+    the mean, or the labels (classes,) with the best F1."""
     if task.kind == "number":
-        return y.mean(0)
+        return "mean label", y.mean(0)
     if task.kind != "labels":
-        return np.bincount(y).argmax()
+        majority = np.bincount(y).argmax()
+        return f"majority class ({(task.names or range(task.classes))[majority]})", majority
     shares = y.mean(0)  # (classes,)
     descending = -np.sort(-shares)
     k = np.arange(1, len(shares) + 1)
     best = np.argmax(descending.cumsum() / (k + shares.sum()))  # of the k commonest labels
-    return shares >= descending[best]
+    return "best constant labels", shares >= descending[best]
 
 
 # ---- Command line --------------------------------------------------------------------------------
@@ -285,13 +267,10 @@ def constant_prediction(task, y):
 def parse_args(argv):
     parser = Parser(examples=True, description=__doc__.split("\n\n")[0], allow_abbrev=False)
     add = parser.add_argument
+    share = between(float, 1e-9, 1)
     add("--task", required=True, help="task, as for finetune.py")
-    add(
-        "--label-fraction", type=between(float, 1e-9, 1), help="share of labels, as for finetune.py"
-    )
-    add(
-        "--words", action="store_true", help="texts: words and pairs of words instead of characters"
-    )
+    add("--label-fraction", type=share, help="share of labels, as for finetune.py")
+    add("--words", action="store_true", help="texts: words and pairs of words, not characters")
     add("--data-dir", default="data", help="where prepared data sets live")
     add("--out", type=Path, metavar="DIR", help="write DIR/result.json")
     return parser.parse_args(argv)
@@ -311,43 +290,28 @@ def main(argv=None):
     if recorded and identity.items() <= read_json(args.out / "result.json").items():
         print(f"{args.out} is finished; nothing to do")
         return
-    baselines = fit(task, train, val, test, args.words)
+    strength, constant, baselines, kind = fit(task, train, val, test, args.words)
     seconds = time.perf_counter() - start
     scores = {}
-    for what, split in (("val", val), ("test", test), ("constant", test)):
-        for score, value in baselines.kind.scores(split.y, getattr(baselines, what)).items():
-            scores[f"{what}_{score}"] = value
-    if task.kind == "number":
-        constant = "mean label"
-    elif task.kind == "labels":
-        constant = "best constant labels"
-    else:
-        names = task.names or range(task.classes)
-        constant = f"majority class ({names[int(baselines.constant.flat[0])]})"
-    field = baselines.kind.score
+    for baseline, predictions in baselines.items():
+        y = val.y if baseline == "val" else test.y
+        for score, value in kind.scores(y, predictions).items():
+            scores[f"{baseline}_{score}"] = value
     print(
-        f"{name}, {len(train):,} training and {len(test):,} test examples, test {field}\n"
-        f"{constant}: {scores[f'constant_{field}']:.4f}\n"
-        f"linear model of {features}: {scores[f'test_{field}']:.4f} (validation "
-        f"{scores[f'val_{field}']:.4f}, {baselines.strength}), {seconds:.0f} s"
+        f"{name}, {len(train):,} training and {len(test):,} test examples, test {kind.score}\n"
+        f"{constant}: {scores[f'constant_{kind.score}']:.4f}\n"
+        f"linear model of {features}: {scores[f'test_{kind.score}']:.4f} (validation "
+        f"{scores[f'val_{kind.score}']:.4f}, {strength}), {seconds:.0f} s"
     )
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
         record = scores | identity
         if task.channels and task.mask:
             record["denoising"] = interpolated(task, val)
-        record |= dict(
-            length=task.length,
-            classes=task.classes,
-            regularisation=baselines.strength,
-            objective="none",
-            start="baseline",
-            seed=0,
-            steps=0,
-            train_examples=len(train),
-            seconds=round(seconds, 1),
-        )
-        record |= Folder(args.out, True).predictions(task, test.y, baselines.test)
+        record |= dict(length=task.length, classes=task.classes, regularisation=strength)
+        record |= dict(objective="none", start="baseline", seed=0, steps=0)
+        record |= dict(train_examples=len(train), seconds=round(seconds, 1))
+        record |= Folder(args.out, True).predictions(task, test.y, baselines["test"])
         record |= environment(torch.device("cpu"))
         write_json(args.out / "result.json", record)
 

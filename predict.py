@@ -28,9 +28,8 @@ from tasks import folder_name
 from tasks.picture import picture
 from tasks.table import add_layout, given
 from use.export import export
-from use.generate import generate
 from use.label import examples_beside, label, new_examples
-from use.show import show
+from use.pretrained import generate, show
 from use.trained import TrainedModel as load
 
 
@@ -39,29 +38,16 @@ def parse_args(argv):
     add = parser.add_argument
     file = dict(type=Path, metavar="FILE")
     add("run", type=Path, metavar="RUN", help="directory of a run")
-    add(
-        "--input",
-        **file,
-        help="new sequences: a table, .npz, .ts, or .txt with one text per line (default: the test "
-        "split)",
-    )
-    add(
-        "--out",
-        **file,
-        default=Path("predictions.csv"),
-        help="where to write predictions (default: predictions.csv)",
-    )
+    new = "new sequences: a table, .npz, .ts, or .txt with one text per line (default: test split)"
+    add("--input", **file, help=new)
+    out = Path("predictions.csv")
+    add("--out", **file, default=out, help="where to write predictions (default: %(default)s)")
     add("--features", **file, help="write features (n, d), not predictions")
     add("--export", **file, help="write the model for other programs (.pt2, .onnx)")
     add("--show", **file, help="draw what a pretrained run fills in (.png, .pdf)")
     add("--prompt", help="beginning of the sequence (default: taken from the validation split)")
     add("--seed", type=between(int, 0, 2**63 - 1), default=0, help="seed of the drawn symbols")
-    add(
-        "--device",
-        default="cpu",
-        choices=("cpu", "cuda"),
-        help="device for predictions and features",
-    )
+    add("--device", default="cpu", choices=("cpu", "cuda"), help="for predictions and features")
     add("--data-dir", default="data", help="where prepared data sets live")
     add_layout(parser, "--input")
     return parser.parse_args(argv)
@@ -81,7 +67,7 @@ def main(argv=None):
         export(trained, args.export)
     elif args.show:
         if args.input:
-            split = new_examples(trained, args.input, given(args)).split
+            split, _ = new_examples(trained, args.input, given(args))
         else:
             _, _, split, _ = open_task(task, args.data_dir)
         show(trained, split, args.show)

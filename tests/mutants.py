@@ -142,7 +142,7 @@ MUTANTS = {
         ('table.loc[lacking, "prediction":] = ""', "pass", "splits"),
         ('if task.data != trained.saved["data"]:', "if False:", "predict"),
         ("f1_score(y, predictions, labels=np.unique(y),", "f1_score(y, predictions,", "predict"),
-        (" if (numbers == number).sum() == 1}", "}", "predict"),
+        ("& ~of_number.index.duplicated(keep=False)", "", "predict"),
     ],
     "use/trained.py": [
         ('enabled=self.dtype == "bfloat16"', "enabled=False", "predict"),

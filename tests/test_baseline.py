@@ -183,7 +183,8 @@ def test_a_share_of_the_labels_is_that_of_finetuning(tmp_path):
         task, data.open_task(f"file:{tmp_path / 'my.npz'}", tmp_path / "data")[1]
     )
     assert (baseline.ngrams(task, train) != whole[train.chosen]).nnz == 0 and len(train) == 28
-    assert len(baseline.fit(task, train, val, test).test) == len(test)
+    _, _, predictions, _ = baseline.fit(task, train, val, test)
+    assert len(predictions["test"]) == len(test)
 
 
 class Always:
@@ -215,10 +216,10 @@ def test_unequal_classes_choose_by_balanced_accuracy(share, wanted, monkeypatch,
         "linear_models",
         lambda task: {"bold": Always(np.ones_like(val), test), "careful": Always(careful, test)},
     )
-    found = baseline.fit(task, *splits)
-    balanced = "balanced_accuracy" in found.kind.scores(val, found.val)
-    assert found.strength == wanted and balanced == (share == 5)
-    assert share == 2 or set(found.constant) == {1}
+    strength, _, predictions, kind = baseline.fit(task, *splits)
+    balanced = "balanced_accuracy" in kind.scores(val, predictions["val"])
+    assert strength == wanted and balanced == (share == 5)
+    assert share == 2 or set(predictions["constant"]) == {1}
 
 
 def test_finished_is_only_what_has_the_same_flags(tmp_path, capsys):

@@ -30,7 +30,7 @@ from tasks.own import FILE, encode, ended, read_own
 from tasks.picture import draw_example
 from use.export import ExportedModel, export
 from use.label import held_out_examples, new_examples, quality
-from use.show import filled_in
+from use.pretrained import filled_in
 
 N = 60
 SHORT = "--model", "s4", "--steps", "2", "--eval-every", "2"
@@ -229,14 +229,11 @@ def test_class_names_of_one_number_are_two_classes(tmp_path, monkeypatch, capsys
         data.prepare("file:own.npz", folder)
         finetune.main(["--task", "file:own.npz", *SHORT, "--data-dir", folder, "--out", run])
         model = predict.load(run)
-        _, _, labels = new_examples(model, "own.npz")
+        _, labels = new_examples(model, "own.npz")
         assert [*labels] == ["" if "NaT" in name else name for name in y.astype(str).tolist()]
     np.savez("floats.npz", x=x[:3], y=[1.0, 2.0, 7.0])
-    assert [*new_examples(predict.load("runU"), "floats.npz").labels] == [
-        "1.0",
-        "2",
-        "7.0",
-    ]
+    _, labels = new_examples(predict.load("runU"), "floats.npz")
+    assert [*labels] == ["1.0", "2", "7.0"]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +278,7 @@ def test_predictions_of_a_bfloat16_run_are_its_own(kind, start, trained, tmp_pat
         predict.load(tmp_path / "run"),
     )
     model.data_dir = tmp_path / "data"
-    test = held_out_examples(model).split
+    test, _ = held_out_examples(model)
     outputs, y = model.outputs(test), torch.from_numpy(np.array(test.y))
     y = y.long() if model.task.classes else y
     loss = TARGETS[model.task.kind].loss(torch.from_numpy(outputs), y) / len(test)

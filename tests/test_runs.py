@@ -1122,7 +1122,7 @@ def test_a_causal_run_generates(monkeypatch, capsys, tmp_path):
     pretrain.main(flags("masked", "listops", "s4", steps=2))
     with monkeypatch.context() as patch:
         patch.setattr(setup_py, "open_task", square)
-        patch.setattr("use.generate.open_task", square)
+        patch.setattr("use.pretrained.open_task", square)
         pretrain.main(flags("image", "image", "s4", objective="causal", loss="ce", steps=2))
         predict.main(["image"])
         with pytest.raises(UserError, match="--prompt has no meaning for the images"):

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 import torch.nn as nn
 
-from data import Split
 from files import UserError, reading, write_atomically
 from kernels import inside
 from tasks import EOS, PAD, UNK
 from tasks.own import as_stored
+from use.trained import without_targets
 
 
 class ExportedModel(nn.Module):
@@ -36,9 +36,8 @@ class ExportedModel(nn.Module):
         self.register_buffer("std", torch.tensor(task.std, dtype=dtype))
         self.scale = task.scale
         self.ends = task.ends or (0.0, 1.0)
-        self.kernels = [
-            kernels and (kernels[0].detach(),) for kernels in backbone.kernels(task.length)
-        ]
+        kernels = backbone.kernels(task.length)
+        self.kernels = [tuple(K.detach() for K in kernel) for kernel in kernels]
 
     def forward(self, x, lengths=None):
         if lengths is not None:
@@ -66,14 +65,14 @@ def export(trained, path):
     task, exported = trained.task, ExportedModel(trained).eval()
     inputs = random_inputs(task, exported)
     # Before tracing: cached functions must not keep tensors of the trace.
-    wanted = answers_in_float32(trained, as_split(task, *inputs))
+    wanted = answers_in_float32(trained, *inputs)
     examples = torch.export.Dim("batch", min=1)
     program = torch.export.export(
         exported,
         tuple(tensor[: 2 * task.documents] for tensor in inputs),
         dynamic_shapes=[{0: task.documents * examples} for _ in inputs],
     )
-    description = json.dumps(description_of(trained, inputs[0].dtype))
+    description = json.dumps(description_of(trained, inputs))
     raw, run = FORMATS[path.suffix](program, description)
     difference = (run(*inputs) - wanted).abs()
     if wanted.ndim == 3 and len(inputs) == 2:  # predictions past the end do not count
@@ -82,29 +81,22 @@ def export(trained, path):
     low, high = exported.ends  # of the answers; 1e-5 of their range is allowed
     largest = max(high - low, (wanted - low).abs().max().item())
     if not error < 1e-5 * largest + math.ulp(wanted.abs().max().item()):
-        raise UserError(
-            f"the export of {trained.run} differs from the model by {error:.1g}; nothing was "
-            "written"
-        )
+        problem = f"the export of {trained.run} differs from the model by {error:.1g}"
+        raise UserError(f"{problem}; nothing was written")
     write_atomically(path, lambda file: file.write(raw))
     rows = "b" if task.documents == 1 else "2 b"
-    shapes = ", ".join(
-        f"{shape(rows, tensor)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in inputs
-    )
+    shapes = [f"{shape(rows, x)} {str(x.dtype).removeprefix('torch.')}" for x in inputs]
     note = ""
     if trained.dtype != "float32":
         note = f"; it computes in float32, but the run in {trained.dtype}"
     print(
-        f"wrote {path}: {shapes} -> {shape('b', wanted)}; it differs from the model by "
+        f"wrote {path}: {', '.join(shapes)} -> {shape('b', wanted)}; it differs from the model by "
         f"{error:.1g}{note}"
     )
 
 
 def shape(rows, tensor):
     return f"({', '.join(map(str, (rows, *tensor.shape[1:])))})"
-
-
-# ---- Examples to compare the export with the model -----------------------------------------------
 
 
 def random_inputs(task, exported):
@@ -116,55 +108,35 @@ def random_inputs(task, exported):
         x = (noise * exported.std + exported.mean) * task.scale
     else:
         x = torch.randint(0 if task.channels else EOS + 1, task.vocab, (n, l))
-    if not has_lengths(task):
+    if task.channels and not task.ragged:
         return (x,)
     return x, torch.cat((torch.tensor([l]), torch.randint(1, l + 1, (n - 1,))))
 
 
-def has_lengths(task):
-    return task.ragged or not task.channels
-
-
-def as_split(task, x, lengths=None):
-    """Return the same examples as a Split, stored as prepared data is."""
-    stored, no_targets = x.numpy(), np.zeros(len(x) // task.documents)
-    if lengths is None:
-        return Split(task, stored.reshape(len(x), task.length, -1), no_targets)  # gray levels, too
-    sequences = [sequence[:length] for sequence, length in zip(stored, lengths)]
-    offsets = np.cumsum([0, *lengths.tolist()])
-    return Split(task, np.concatenate(sequences), no_targets, offsets)
-
-
-def answers_in_float32(trained, split):
-    """Return what the export must return: probabilities, or values (n, 1)."""
+def answers_in_float32(trained, x, lengths=None):
+    """Return what the export must return for raw inputs: probabilities, or values (n, 1)."""
     trained = copy.copy(trained)
     trained.dtype = "float32"
-    predictions, probabilities = trained.predictions(trained.outputs(split))
+    arrays = x.numpy()
+    if trained.task.channels:
+        arrays = arrays.reshape(len(x), trained.task.length, -1)  # gray levels, too
+    if lengths is not None:
+        arrays = [array[:length] for array, length in zip(arrays, lengths)]
+    predictions, probabilities = trained.predict(without_targets(trained.task, arrays))
     return torch.from_numpy(predictions[:, None] if probabilities is None else probabilities)
 
 
-# ---- File formats --------------------------------------------------------------------------------
-
-
-def description_of(trained, dtype):
+def description_of(trained, inputs):
     """Return what a program needs besides an exported model, for JSON: the names of the classes in
     the order of the probabilities; length, channels and dtype of the input, and whether it wants
     `lengths`; the id of each symbol, and those of the end, of padding and of an unknown symbol.
     between: what separates symbols in a text."""
     task = trained.task
-    return dict(
-        target=task.kind,
-        names=trained.names.tolist(),
-        length=task.length,
-        channels=task.channels,
-        dtype=str(dtype).removeprefix("torch."),
-        lengths=has_lengths(task),
-        ids={symbol: i for i, symbol in enumerate(task.symbols) if i > EOS},
-        end=EOS,
-        pad=PAD,
-        unknown=UNK,
-        between=task.between,
-    )
+    ids = {symbol: i for i, symbol in enumerate(task.symbols) if i > EOS}
+    about = dict(target=task.kind, names=trained.names.tolist(), length=task.length)
+    about |= dict(channels=task.channels, dtype=str(inputs[0].dtype).removeprefix("torch."))
+    about |= dict(lengths=len(inputs) == 2, ids=ids, between=task.between)
+    return about | dict(end=EOS, pad=PAD, unknown=UNK)
 
 
 def as_pt2(program, description):

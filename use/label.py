@@ -2,11 +2,12 @@
 predictions are worth, where there are labels."""
 
 from collections import Counter
-from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
+import torch
 
-from data import Split, named, open_task
+from data import named, open_task
 from engine.targets import KINDS, balanced_scores, metrics
 from files import UserError, reading, write_atomically
 from tasks import full_name
@@ -17,28 +18,15 @@ from tasks.table import Layout, given
 UNKNOWN = "?"  # instead of several labels, where none is known: "" means none applies
 
 
-class Inputs(NamedTuple):
-    """Examples whose labels are predicted."""
-
-    split: Split
-    rows: np.ndarray  # (n,) the place of each example in its file, from 0
-    # (n,) names, "" if there is none; numbers, NaN if there is none. (n, longest) names, if each
-    # position has a label. None: the examples have no labels, or the run predicts none
-    labels: np.ndarray | None
-
-
-# ---- Which examples ------------------------------------------------------------------------------
-
-
 def examples_beside(trained):
-    """Return the file of examples next to a run that was shared without its data (TASK.csv, for
-    example); or None."""
+    """Return the file of examples next to a run that was shared without its data, e.g. TASK.csv;
+    or None."""
     paths = trained.run.parent.glob(f"{trained.saved['task']}.*")
     return next((path for path in paths if path.suffix in OWN_FILES), None)
 
 
 def held_out_examples(trained):
-    """Return the test split of the run's data, as Inputs."""
+    """Return the test split of the run's data and its labels, as `new_examples` does."""
     name = trained.saved["task"]
     task, _, _, test = open_task(name, trained.data_dir)
     if task.data != trained.saved["data"]:
@@ -46,32 +34,35 @@ def held_out_examples(trained):
             f"{trained.run} was trained on {trained.saved['data']}, but {name} in "
             f"{trained.data_dir} holds {task.data}"
         )
-    rows = np.arange(len(test)) if test.rows is None else test.rows
-    return Inputs(test, rows, None if trained.pretrained else named(task, test.y))
+    test.rows = np.arange(len(test)) if test.rows is None else test.rows
+    return test, None if trained.pretrained else named(task, test.y)
 
 
 def new_examples(trained, path, flags=None, bad=None):
-    """Return the examples of a file, as Inputs. A table is read as that of the training data, or as
-    flags (`given`) say. bad: {example: UserError}, to which those that cannot be read are added;
-    None: they are errors."""
+    """Return the examples of a file as a Split, whose rows are their places in the file, and their
+    labels: names (n,), "" if there is none; numbers, NaN if there is none; names (n, longest), if
+    each position has a label; or None, if there are none, or the run predicts none.
+
+    A table is read as that of the training data, or as flags (`given`) say. bad: {example:
+    UserError}, to which those that cannot be read are added; None: they are errors."""
     task = trained.task
-    layout = Layout(**task.layout or {})
+    layout = Layout(**(task.layout or {}) | (flags or {}))
     layout = layout._replace(channels_first=bool(layout.channels_first))
-    layout = layout._replace(**flags or {})
     contents = read_file(str(path), layout, task.documents, not task.classes, task.target)
     split = trained.split_of(contents.all_series(bad), path, bad)
     n = len(contents.series)
     if bad and len(bad) == n:
         raise bad[0]
-    rows = np.arange(n) if contents.rows is None else contents.rows
+    split.rows = np.arange(n) if contents.rows is None else contents.rows
     if trained.pretrained or contents.labels is None or not contents.known.any():
-        return Inputs(split, rows, None)
+        return split, None
     if contents.layout and contents.layout.label_column != "none":
         print(
             f"labels are read from column {contents.layout.label_column}; --label COLUMN names "
             "another; none: there is no label"
         )
-    return Inputs(split, rows, LABELS[task.kind](trained, path, contents))
+    as_names = {"class": class_labels, "number": number_labels}.get(task.kind, array_labels)
+    return split, as_names(trained, path, contents)
 
 
 # ---- The labels in a file, as the model names its predictions: (trained, path, contents) -> (n,) -
@@ -81,18 +72,12 @@ def class_labels(trained, path, contents):
     """Return the class of each label: that of the same name or else, if there is only one, of the
     same number. So 1, "1" and 1.0 are the same class, but "01" and "1" are two. Labels of no class
     stay as they are."""
-    import pandas as pd
-
     names = trained.names
-    numbers = pd.to_numeric(names.tolist(), errors="coerce")
-    of_number = {
-        number: name for number, name in zip(numbers, names) if (numbers == number).sum() == 1
-    }
-    texts = contents.labels.astype(str).tolist()
-    labels = [
-        text if text in names else of_number.get(number, text)
-        for text, number in zip(texts, pd.to_numeric(contents.labels.tolist(), errors="coerce"))
-    ]
+    of_number = pd.Series(names, pd.to_numeric(names.tolist(), errors="coerce"))
+    of_number = of_number[of_number.index.notna() & ~of_number.index.duplicated(keep=False)]
+    numbers = pd.to_numeric(pd.Series(contents.labels.tolist()), errors="coerce")
+    texts = pd.Series(contents.labels.astype(str))
+    labels = texts.where(texts.isin(names), numbers.map(of_number).fillna(texts))
     layout, task = contents.layout, trained.task
     sure = task.channels and layout and layout.width  # the number of columns tells of a label
     if layout and task.own and not sure and not {*labels} & {*names}:
@@ -115,53 +100,41 @@ def number_labels(trained, path, contents):
 def array_labels(trained, path, contents):
     """Return several labels, 0 or 1 (n, classes), as one text of names each, or UNKNOWN. A label
     per position, names (n, longest), stays as it is."""
-    labels, task = contents.labels, trained.task
-    several = task.kind == "labels"
+    labels = contents.labels
+    task = trained.task
     are_names = labels.dtype.kind == "U"
-    if np.ndim(labels) < 2 or are_names == several or several and labels.shape[1] != task.classes:
-        where = "" if several else " at each position"
-        raise UserError(
-            f"{path}: labels have the shape {np.shape(labels)}; {trained.run} predicts "
-            f"{task.classes} labels{where}"
-        )
-    if not several:
+    if task.kind == "positions" and are_names and labels.ndim == 2:
         return labels
-    return np.where(contents.known, named(task, np.nan_to_num(labels)), UNKNOWN)
+    if task.kind == "labels" and not are_names and labels.shape[1:] == (task.classes,):
+        return np.where(contents.known, named(task, np.nan_to_num(labels)), UNKNOWN)
+    where = " at each position" if task.kind == "positions" else ""
+    problem = f"{path}: labels have the shape {labels.shape}"
+    raise UserError(f"{problem}; {trained.run} predicts {task.classes} labels{where}")
 
-
-LABELS = {
-    "class": class_labels,
-    "number": number_labels,
-    "labels": array_labels,
-    "positions": array_labels,
-}
 
 # ---- Predictions and what they are worth ---------------------------------------------------------
 
 
-def prediction_table(trained, inputs):
+def prediction_table(trained, split, labels):
     """Return predictions as a DataFrame, one line per example: its row, its label, if there are
     labels, the prediction, and probabilities. With a label per position: one line per position."""
-    import pandas as pd
-
     task = trained.task
-    split, rows, labels = inputs
-    predictions, probabilities = trained.predictions(trained.outputs(split))
-    places = {"row": rows}
+    predictions, probabilities = trained.predict(split)
+    places = {"row": split.rows}
     columns = {} if labels is None else {"label": labels}
     columns["prediction"] = predictions
     for i, name in enumerate(trained.names):
         columns[f"p({name})"] = np.char.mod("%.6f", probabilities[..., i])
     if task.kind == "positions":
         lengths = split.lengths()
-        lengths = np.full(len(rows), task.length) if lengths is None else lengths
+        lengths = np.full(len(split), task.length) if lengths is None else lengths
         if not task.channels:
             lengths = lengths - 1  # <eos> is no position of the user's
         example, position = np.nonzero(np.arange(task.length) < lengths[:, None])  # (m,) both
         if labels is not None:
             columns["label"] = np.pad(labels, ((0, 0), (0, task.length)))
         columns = {name: column[example, position] for name, column in columns.items()}
-        places = {"row": rows[example], "position": position}
+        places = {"row": split.rows[example], "position": position}
     return pd.DataFrame(places | columns, dtype=object)
 
 
@@ -207,8 +180,6 @@ def quality_of_numbers(y, predictions, names):
 
 
 def quality_of_classes(y, predictions, names):
-    import pandas as pd
-
     scores = balanced_scores(y, predictions)
     f1 = metrics().f1_score(y, predictions, labels=np.unique(y), average="macro", zero_division=0)
     yield (
@@ -223,40 +194,40 @@ def quality_of_classes(y, predictions, names):
         yield f"every prediction is {predictions[0]}"
 
 
-# ---- The files -----------------------------------------------------------------------------------
-
-
 def label(trained, args):
     """Write features to --features, or else predictions to --out, and print what they are worth.
     Examples that cannot be read have empty lines, and are an error at the end."""
-    trained.to(args.device)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda, but torch sees no CUDA device; leave it out")
+    trained.device = args.device
+    trained.model.to(args.device)
     bad = {}  # {example: UserError}
     if args.input:
-        inputs = new_examples(trained, args.input, given(args), bad)
+        split, labels = new_examples(trained, args.input, given(args), bad)
     else:
-        inputs = held_out_examples(trained)
+        split, labels = held_out_examples(trained)
     if args.features:
-        features = trained.features(inputs.split)
+        features = trained.features(split)
         features[[*bad]] = np.nan
         write_atomically(args.features, lambda file: np.save(file, features))
         print(f"wrote {args.features}: {features.shape}, {features.dtype}, one line per example")
     else:
-        write_predictions(trained, inputs, bad, args)
+        write_predictions(trained, split, labels, bad, args)
     if args.input and trained.saved["task"] == full_name(f"file:{args.input}"):
         print("note: the run was trained on this file; without --input only its test split is used")
     if bad:
         first = min(bad)
         raise UserError(
-            f"{len(bad):,} of {len(inputs.rows):,} examples could not be read; their lines are "
-            f"empty. Row {inputs.rows[first]}: {bad[first]}"
+            f"{len(bad):,} of {len(split):,} examples could not be read; their lines are empty. "
+            f"Row {split.rows[first]}: {bad[first]}"
         )
 
 
-def write_predictions(trained, inputs, bad, args):
+def write_predictions(trained, split, labels, bad, args):
     """Write predictions to --out. Print how often each class is predicted, and scores."""
     kind, names = trained.task.kind, trained.names
-    table = prediction_table(trained, inputs)
-    lacking = table["row"].isin(inputs.rows[[*bad]])
+    table = prediction_table(trained, split, labels)
+    lacking = table["row"].isin(split.rows[[*bad]])
     table.loc[lacking, "prediction":] = ""
     text = table.to_csv(index=False, na_rep="nan", lineterminator="\r\n")
     write_atomically(args.out, lambda file: file.write(text.encode(errors="replace")))
@@ -264,7 +235,7 @@ def write_predictions(trained, inputs, bad, args):
     if trained.dtype != "float32":
         number_format = f"; computed in {trained.dtype}, as in training"
     print(
-        f"wrote {args.out}: {len(inputs.rows):,} examples of {args.input or 'the test split'}; "
+        f"wrote {args.out}: {len(split):,} examples of {args.input or 'the test split'}; "
         f"rows are counted from 0{number_format}"
     )
     table = table[~lacking]
@@ -273,7 +244,7 @@ def write_predictions(trained, inputs, bad, args):
         counts = Counter(predicted.str.split(";").explode() if kind == "labels" else predicted)
         words = ", ".join(f"{name} {counts[name]:,}" for name in names if counts[name])
         print(f"predicted: {words or 'no label'}")
-    if inputs.labels is not None:
+    if labels is not None:
         labels, predictions = (np.array([*table[name]]) for name in ("label", "prediction"))
         for line in quality(kind, labels, predictions, names):
             print(line)

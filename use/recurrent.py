@@ -11,16 +11,12 @@ import torch.nn.functional as F
 from kernels import transition_power
 from models import S4, SSM, Attention, Diagonal, SSMBlock, TransformerBlock
 
-# ---- Backbone ------------------------------------------------------------------------------------
-
 
 def can_step(backbone):
     """Return whether all layers have a recurrent form."""
-    return all(
-        has_step(part)
-        for layer in backbone.layers
-        for part in (layer, layer.mixer, getattr(layer.mixer, "kernel", layer))
-    )
+    mixers = [layer.mixer for layer in backbone.layers]
+    kernels = [getattr(mixer, "kernel", mixer) for mixer in mixers]
+    return all(map(has_step, [*backbone.layers, *mixers, *kernels]))
 
 
 def has_step(part):

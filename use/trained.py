@@ -45,43 +45,32 @@ class TrainedModel:
         result = self.run / "result.json"
         record = read_json(result) if result.exists() else newest(self.run)  # of an unfinished run
         self.dtype = record.get("dtype", self.dtype)
-        with reading(
-            f"{run}/best.pt does not fit its own sizes",
-            "it may come from another version of the code",
-        ):
+        problem = f"{run}/best.pt does not fit its own sizes"
+        with reading(problem, "it may come from another version of the code"):
             self.task = restored(checkpoint["task"])
             self.names = np.array(self.task.names or [str(i) for i in range(self.task.classes)])
             self.model = untrained(self.args, self.task)
             self.model.load_state_dict(checkpoint["model"])
         self.model.eval()
 
-    def to(self, device):
-        """Move the model to the device on which `outputs` and `features` compute."""
-        if device == "cuda" and not torch.cuda.is_available():
-            raise UserError("--device cuda, but torch sees no CUDA device; leave it out")
-        self.device = device
-        self.model.to(device)
-        return self
-
     def autocast(self):
         return torch.autocast(self.device, torch.bfloat16, enabled=self.dtype == "bfloat16")
 
     def __call__(self, x):
-        """Return the predictions and probabilities of raw sequences, as in `encoded`, or of one
-        text or series, (l,) or (l, channels)."""
-        if np.iterable(x) and not hasattr(x, "__len__"):
-            x = list(x)  # an iterator
-        sequences = [x] if is_single(self.task, x) else x
-        return self.predictions(self.outputs(self.encoded(sequences)))
+        """Return the predictions and probabilities of raw sequences, as in `encoded`."""
+        return self.predict(self.encoded(x))
 
     def encoded(self, x):
         """Turn raw sequences into a Split without targets. x: an array as in a file, (n, l) or (n,
         l, channels), a DataFrame with the columns of the training data, or a list of n arrays or
-        texts (pairs of texts, if an example has two documents)."""
+        texts (pairs of texts, if an example has two documents); or one text or series, (l,) or (l,
+        channels)."""
         layout = Layout(**self.task.layout or {})
         if hasattr(x, "columns"):
             x = rows_of_frame(self.task, x, layout)
-        examples = list(x) if np.iterable(x) else [x]
+        examples = [x] if isinstance(x, str) or not np.iterable(x) else list(x)
+        if np.iterable(x) and is_series(self.task, examples):
+            examples = [examples]
         if layout.channels_first:
             examples = [np.transpose(array) if np.ndim(array) == 2 else array for array in examples]
         return self.split_of(examples, "x")
@@ -90,7 +79,15 @@ class TrainedModel:
         """Turn a list of n examples, as a file's reader returns them, into a Split without targets.
         place: what errors call them. bad: see `encode`."""
         task = self.task
-        documents = documents_of(task, examples, place)
+        if not examples:
+            raise UserError(f"{place} holds no sequence")
+        documents = examples
+        if task.documents == 2:
+            lists = tuple, list, np.ndarray
+            right = [isinstance(pair, lists) and len(pair) == 2 for pair in examples]
+            advice = "give a list of pairs, [(first, second)] for one"
+            check_each(place, right, f"it is no pair; {advice}")
+            documents = [document for pair in examples for document in pair]
         with reading(f"{place} cannot be read", "give a list of texts or of arrays of numbers"):
             documents = [as_array(document) for document in documents]
         arrays, unknown, longer = encode(task, place, documents, bad)
@@ -99,7 +96,7 @@ class TrainedModel:
             most = ", ".join(f"{name!r} ({n:,})" for name, n in unknown.most_common(5))
             more = ", ..." if len(unknown) > 5 else ""
             print(
-                f"note: {sum(unknown.values()):,} of {positions:,} positions hold one of "
+                f"note: {unknown.total():,} of {positions:,} positions hold one of "
                 f"{len(unknown):,} symbols that training never saw; they become <unk>: {most}{more}"
             )
         if longer:
@@ -107,10 +104,18 @@ class TrainedModel:
                 f"note: {longer:,} of {len(arrays):,} sequences are longer than the "
                 f"{task.length:,} positions that the model was trained on; the rest is cut off"
             )
-        no_targets = np.zeros(len(arrays) // task.documents)
-        if task.channels and not task.ragged:
-            return Split(task, np.stack(arrays), no_targets)
-        return Split(task, np.concatenate(arrays), no_targets, np.cumsum([0, *map(len, arrays)]))
+        return without_targets(task, arrays)
+
+    def predict(self, split):
+        """Return the predictions for a split, as `named` does, and the probability of each class
+        (n[, length], classes); None in regression."""
+        kind = self.task.kind
+        outputs = torch.from_numpy(self.outputs(split))
+        predictions = named(self.task, KINDS[kind].predict(outputs))
+        if kind == "number":
+            return predictions, None
+        probabilities = outputs.sigmoid() if kind == "labels" else outputs.softmax(-1)
+        return predictions, probabilities.numpy()
 
     def outputs(self, split):
         """Return the outputs for every example of a split: (n, classes or 1) float64; with a label
@@ -164,40 +169,23 @@ class TrainedModel:
             parts.append(part)
         return torch.cat(parts).numpy()[np.argsort(order)]
 
-    def predictions(self, outputs):
-        """Turn outputs into predictions, as `named` does, and the probability of each class (n[,
-        length], classes); None in regression."""
-        outputs = torch.from_numpy(outputs)
-        predictions = named(self.task, KINDS[self.task.kind].predict(outputs))
-        if self.task.kind == "number":
-            return predictions, None
-        several = self.task.kind == "labels"
-        return predictions, (outputs.sigmoid() if several else outputs.softmax(-1)).numpy()
-
 
 def untrained(args, task):
     """Return the model of a run of either stage, before its weights are loaded."""
     backbone = make_backbone(args, task)
-    hidden_outputs = OBJECTIVES[args.objective].outputs  # (args, task) -> their number
+    predicted = OBJECTIVES[args.objective].outputs(args, task)  # per hidden position
     if args.start == "pretrain":
-        return Denoiser(backbone, hidden_outputs(args, task))
-    outputs = task.classes or 1
+        return Denoiser(backbone, predicted)
+    head = task.classes or 1, args.pool, args.head
     if args.start == "joint":
-        return Joint(backbone, outputs, args.pool, args.head, hidden_outputs(args, task))
-    return Classifier(backbone, outputs, args.pool, args.head)
+        return Joint(backbone, *head, predicted)
+    return Classifier(backbone, *head)
 
 
-# ---- Raw sequences -------------------------------------------------------------------------------
-
-
-def is_single(task, x):
-    """Return whether x is one text or series, not several."""
-    if isinstance(x, str):
-        return True
-    if hasattr(x, "columns") or not np.iterable(x):
-        return False
+def is_series(task, x):
+    """Return whether a list holds the positions of one series, not several sequences."""
     first = next(iter(x), None)
-    if (task.channels or 1) > 1 and np.iterable(first):  # a series has two axes
+    if (task.channels or 1) > 1 and np.iterable(first):  # a position has an axis, too
         first = next(iter(first), None)
     return isinstance(first, (int, float, np.number))
 
@@ -211,24 +199,16 @@ def rows_of_frame(task, frame, layout):
     return from_frame("x", frame, header, layout, task.documents).all_series()
 
 
-def documents_of(task, examples, place):
-    """Return the documents of all examples, one after another: the examples themselves, unless they
-    are pairs."""
-    if not examples:
-        raise UserError(f"{place} holds no sequence")
-    if task.documents == 1:
-        return examples
-    right = [
-        np.iterable(pair) and not isinstance(pair, str) and len(pair) == task.documents
-        for pair in examples
-    ]
-    check_each(place, right, "it is no pair; give a list of pairs, [(first, second)] for one")
-    return [document for pair in examples for document in pair]
-
-
 def as_array(document):
-    """Return a series as an array of numbers. A text stays what it is."""
     if isinstance(document, str):
         return document
     array = np.asarray(document)
     return array.astype(float) if array.dtype == object else array
+
+
+def without_targets(task, arrays):
+    """Return a Split of arrays as stored, one per document."""
+    y = np.zeros(len(arrays) // task.documents)
+    if task.channels and not task.ragged:
+        return Split(task, np.stack(arrays), y)
+    return Split(task, np.concatenate(arrays), y, np.cumsum([0, *map(len, arrays)]))
