@@ -18,18 +18,14 @@ from models import MODELS, Attention, Key, Model, SizeError, TransformerBlock, s
 
 
 class Linformer(Attention):
-    """Attention to c.rank learned mixtures of all positions instead of the positions themselves:
-    O(l rank)."""
+    """Attention to c.rank learned mixtures of all positions: O(l rank)."""
 
     keys = dict(rank=Key(int, 16), rotary=Key(float, 0.0, most=0, shown=False))
 
     def __init__(self, c):
         super().__init__(c)
-        if c.causal:
-            raise SizeError(
-                "linformer mixes all positions first, so it has no causal form; use --objective "
-                "masked"
-            )
+        if c.causal:  # positions are mixed first
+            raise SizeError("linformer has no causal form; use --objective masked")
         bound = math.sqrt(6 / (c.length + c.rank))
         mix = torch.empty(c.length, c.rank).uniform_(-bound, bound)
         self.mix = nn.Parameter(mix)  # (length, r)

@@ -6,14 +6,12 @@ state space models.
     GRU    r, z = sigmoid(of the same form);   new = tanh(W x[t] + bias + r (U h[t-1] + bias))
            h[t] = z h[t-1] + (1 - z) new
 
-The gates read h[t-1], so the recurrence is not linear as that of a state space model: there is no
-convolution and no parallel scan. A layer is x + Linear(LSTM(norm(x))), a pre-norm residual block
-with LayerNorm. The causal objective has one direction with d hidden units; the masked one has two
-with d/2 each, concatenated. A layer with two directions then has 7 d^2 weights, GRU 5.5 d^2; a
-Transformer's has 8 d^2 if ff = 2d. Depths, widths and recipes are the rotary Transformer's, because
-none are published for self-pretraining. Only the learning rates for your data were chosen for the
-LSTM (results/ucr.md has the trial); the GRU takes them over. Leave out --compile: it unrolls the
-loop over positions and takes minutes to compile a hundred of them."""
+The gates read h[t-1], so there is no convolution and no parallel scan. A layer is x +
+Linear(LSTM(norm(x))) with LayerNorm; the causal objective has one direction with d hidden units,
+the masked one two with d/2 each, concatenated: 7 d^2 weights, GRU 5.5 d^2 (a Transformer's: 8 d^2
+if ff = 2d). Depths, widths and recipes are the rotary Transformer's, because none are published for
+self-pretraining; the learning rates for your data were chosen for the LSTM (results/ucr.md). Leave
+out --compile: it unrolls the loop over positions and takes minutes."""
 
 import functools
 
@@ -28,9 +26,8 @@ from models import MODELS, Key, Model, SizeError, SSMBlock
 def reversal(lengths, l):
     """Return the positions (b, l) that reverse each sequence within its true length.
 
-    The second direction reads this reversed copy, so it meets padding last, as the first one does.
-    With nn.LSTM(bidirectional=True) it would start in the padding; pack_padded_sequence prevents
-    that, but needs the lengths on the CPU, and a GPU would have to wait for them in every step."""
+    So the second direction meets padding last, too. nn.LSTM(bidirectional=True) would start in the
+    padding; pack_padded_sequence prevents that, but a GPU would have to wait for the lengths."""
     position = torch.arange(l, device=lengths.device)
     return torch.where(inside(lengths, l), lengths[:, None] - 1 - position, position)
 
@@ -110,15 +107,6 @@ task         objective     loss pool head lr                  wd batch length   
 file:*|ucr:* masked|causal -    mean -    3e-3/3e-3/3e-3/9e-3 0  16    10e/10e/20e 50     cos
 """
 MODELS |= {
-    "lstm": Model(
-        SSMBlock,
-        LSTM,
-        "rotary",
-        sizes=SIZES,
-        recipes=RECIPES,
-        about="LSTM (Hochreiter and Schmidhuber 1997).",
-    ),
-    "gru": Model(
-        SSMBlock, Recurrent, "rotary", sizes=SIZES, recipes=RECIPES, about="GRU (Cho et al. 2014)."
-    ),
+    name: Model(SSMBlock, mixer, "rotary", sizes=SIZES, recipes=RECIPES)
+    for name, mixer in (("lstm", LSTM), ("gru", Recurrent))
 }

@@ -5,8 +5,7 @@ symbols.
     python finetune.py --task text --model pythia_rand   the same architecture from a random start
 
 Each symbol becomes one of the model's tokens, so no position is added or lost. The architecture is
-GPT-NeoX (Biderman et al. 2023), x + mixer(norm1(x)) + ff(norm2(x)). It is only finetuned, not
-self-pretrained. Below: the download, the tokens, the order of the weights."""
+GPT-NeoX (Biderman et al. 2023), x + mixer(norm1(x)) + ff(norm2(x)), only finetuned here."""
 
 import json
 from pathlib import Path
@@ -30,27 +29,18 @@ def load_pythia(model, task, args, say):
         tokens, without = pythia_tokens(task.symbols, tokenizer)
         weights = neox_weights(safetensors.torch.load_file(path), args.arch, tokens)
         model.backbone.load_state_dict(weights)
-    text = (
-        f"from {path}: {len(weights)} tensors loaded, of the embedding only the {len(tokens)} rows "
-    )
-    text += "of this task's symbols"
+    say(f"from {path}: {len(weights)} tensors loaded; {len(tokens)} rows of the embedding")
     if without:
-        text += f"; symbols without their own token: {' '.join(map(repr, without))}"
-    say(text)
+        say(f"symbols without their own token: {' '.join(map(repr, without))}")
 
 
 def fetch_pythia(data_dir="data"):
     """Download Pythia-70M if it is missing -> paths of model.safetensors and tokenizer.json."""
     folder = Path(data_dir) / "pythia-70m-deduped"
-    by_hand = (
-        f"put it into {folder} and run the same command again; or use --model pythia_rand, which "
-        "needs no file"
-    )
+    by_hand = f"put it into {folder} and run the same command again; or use --model pythia_rand"
+    names = "model.safetensors", "tokenizer.json"
     with reading(folder, "make room, or choose another --data-dir"):
-        return tuple(
-            fetch(f"{PYTHIA}/{name}", folder, by_hand)
-            for name in ("model.safetensors", "tokenizer.json")
-        )
+        return [fetch(f"{PYTHIA}/{name}", folder, by_hand) for name in names]
 
 
 def pythia_tokens(symbols, tokenizer):
@@ -84,8 +74,8 @@ def pythia_tokens(symbols, tokenizer):
 def neox_weights(tensors, sizes, tokens):
     """Convert the tensors of a GPT-NeoX checkpoint to a state dict of `Backbone`.
 
-    tokens (vocab,): the checkpoint's token for every symbol of the task. Embeddings of other tokens
-    could never be used and are left out. KeyError or RuntimeError if names or shapes do not fit.
+    tokens (vocab,): the checkpoint's token for every symbol of the task; embeddings of other tokens
+    are left out. KeyError or RuntimeError if names or shapes do not fit.
 
     Two conventions differ. In GPT-NeoX the rows of query_key_value are (h, 3, e), head by head;
     here all queries come first, then keys, then values. Its rotary positions pair dimension m with
@@ -121,7 +111,7 @@ def neox_weights(tensors, sizes, tokens):
 
 
 class NeoXBlock(TransformerBlock):
-    """x + mixer(norm1(x)) + ff(norm2(x)): both parts read the block's input."""
+    """A block whose parts both read its input."""
 
     def forward(self, x, lengths=None, *K):
         return x + self.mixer(self.norm1(x, lengths), lengths, *K) + self.ff(self.norm2(x, lengths))
@@ -133,8 +123,7 @@ class NeoXBlock(TransformerBlock):
 
 @torch.no_grad()
 def init_neox(backbone):
-    """Draw weights from N(0, 0.02^2) and set biases to 0, as the official code's library
-    initialises a GPT-NeoX (the paper's "Pythia 70M (Rand Init)")."""
+    """Draw weights from N(0, 0.02^2) and set biases to 0, as the official code's library does."""
     for module in backbone.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             module.weight.normal_(0, 0.02)
@@ -158,16 +147,8 @@ listops_mini    causal    -    last linear -/1e-3 0  16    2000   50     cos    
 pathfinder_mini causal    -    last linear -/1e-3 0  16    1000   50     cos      200
 *_mini          causal    -    last linear -/1e-3 0  16    700    50     cos      200
 """
-NEOX = dict(extras=dict(rotary=0.25), symbols=True, init=init_neox)
+GPT = dict(block=NeoXBlock, mixer=Attention, extras=dict(rotary=0.25), symbols=True, init=init_neox)
 MODELS |= {
-    "pythia": Model(
-        NeoXBlock, Attention, weights=load_pythia, sizes=SIZES, recipes=RECIPES, **NEOX
-    ),
-    "pythia_rand": Model(
-        NeoXBlock,
-        Attention,
-        "pythia",
-        **NEOX,
-        about="Pythia's architecture with random weights (paper, section 3.5).",
-    ),
+    "pythia": Model(**GPT, weights=load_pythia, sizes=SIZES, recipes=RECIPES),
+    "pythia_rand": Model(**GPT, like="pythia"),
 }

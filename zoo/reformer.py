@@ -9,8 +9,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from kernels import ceil_div, true_lengths
-from models import MODELS, Attention, Key, Model, SizeError, TransformerBlock, sinusoids
-from zoo.shared import fill_up
+from models import MODELS, Attention, Key, SizeError
+from zoo.shared import fill_up, transformer
 
 
 def lsh_attention(q, v, rotations, chunk, lengths=None):
@@ -76,11 +76,8 @@ class Reformer(Attention):
 
     def __init__(self, c):
         super().__init__(c)
-        if c.causal:
-            raise SizeError(
-                "reformer sorts all positions first, so it has no causal form; use --objective "
-                "masked"
-            )
+        if c.causal:  # positions are sorted first
+            raise SizeError("reformer has no causal form; use --objective masked")
         self.length = c.length
         self.chunk = min(c.chunk, c.length)
         self.qkv = nn.Linear(c.d, 2 * c.d)  # queries and values
@@ -95,12 +92,4 @@ class Reformer(Attention):
             return lsh_attention(q, v, self.rotations, self.chunk, lengths)[:, :, :l]
 
 
-CHANGES = """
-task                  sizes
-*_demo|*_mini|text256 chunk=8
-"""
-MODELS |= {
-    "reformer": Model(
-        TransformerBlock, Reformer, "transformer", positions=sinusoids, changes=CHANGES
-    )
-}
+MODELS |= {"reformer": transformer(Reformer, short="chunk=8")}

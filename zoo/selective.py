@@ -2,10 +2,9 @@
 Mamba uses it.
 
     s[t] = exp(delta[t] A) s[t-1] + delta[t] u[t] B[t],   y[t] = C[t] s[t]
-The states of all positions, (b, l, e, n), would take n times the memory of the input. The scan
-therefore works in chunks and keeps only the states between them. Positions come first in memory;
-each takes one call per direction. A small batch is cut into segments of its length, which advance
-together (`entering`)."""
+All states, (b, l, e, n), would take n times the memory of the input, so the scan keeps only those
+between chunks. Positions come first in memory; each takes one call per direction. A small batch is
+cut into segments of its length, which advance together (`entering`)."""
 
 import torch
 import torch.nn.functional as F
@@ -63,9 +62,9 @@ def entering(delta, A, x, W, many, back=False):
     """Return the state that enters each segment, (many b, e, n), if position t adds x[t] W[t].
 
     delta, x (l, many b, e), W (l, many b, n). All segments first run from 0, side by side. A
-    segment's last state (`ends`), and the share that it leaves of the state that enters it
-    (`kept`), then give the state that enters the next segment. back: run from the last position to
-    the first, as the gradient of the states does: s[t] = decay[t] (s[t+1] + x[t] W[t])."""
+    segment's last state (`ends`), and the share that it keeps of the state that enters it (`kept`),
+    then give the state that enters the next one. back: run from the last position to the first, as
+    the gradient of the states does: s[t] = decay[t] (s[t+1] + x[t] W[t])."""
     ends = x.new_zeros(*x.shape[1:], A.shape[1])
     if many == 1:
         return ends
@@ -81,13 +80,12 @@ def entering(delta, A, x, W, many, back=False):
         for decay, value in zip(decays, inputs):
             ends.mul_(decay).add_(value)
     ends, kept = (part.unflatten(0, (many, -1)) for part in (ends, kept))
-    order = [*reversed(range(many))] if back else [*range(many)]
-    states = [None] * many
-    s = torch.zeros_like(ends[0])
-    for i in order:
-        states[i] = s
-        s = ends[i] + kept[i] * s
-    return torch.cat(states)
+    if back:
+        ends, kept = ends.flip(0), kept.flip(0)
+    states = [torch.zeros_like(ends[0])]
+    for end, share in zip(ends[:-1], kept[:-1]):
+        states.append(end + share * states[-1])
+    return torch.cat(states[::-1] if back else states)
 
 
 # Custom operators of torch, called zoo::selective and zoo::selective_backward: --compile treats
