@@ -1,9 +1,8 @@
 """Hand-written backward passes, for forward passes that stand in kernels.py. Skip this file at a
 first reading.
 
-Each computes what autograd would (tests/test_kernels.py compares them), but autograd's would take
-several times the time or memory. They get the gradient of a result, and what the forward pass kept
-for them, and return the gradients of its inputs."""
+Each returns what autograd would (tests/test_kernels.py compares them) in a fraction of its time or
+memory, from the gradient of a result and what the forward pass kept."""
 
 import torch
 import torch.distributed as dist
@@ -56,7 +55,7 @@ def geometric_gradient(grad, V, outer, right):
     p^(i m) (d, l/m, n), right (d, m, 2n).
 
     They are sums over k of conjugate powers, weighted by grad and by k grad, because d p^k / d log
-    p = k p^k. Autograd would copy and store several times as much."""
+    p = k p^k."""
     d, r, n = V.shape
     m = right.shape[1]
     grad = F.pad(grad, (0, outer.shape[1] * m - grad.shape[-1]))  # (d, r, l)
@@ -106,7 +105,7 @@ def is_distributed():
 
 
 def over_processes(value):
-    """Return the sum over processes."""
+    """Return the sum over processes, in place."""
     if is_distributed():
         dist.all_reduce(value)
     return value

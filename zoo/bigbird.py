@@ -14,9 +14,8 @@ from zoo.shared import fill_up, transformer
 def bigbird_attention(q, k, v, block, random, causal=False, lengths=None):
     """Compute block-sparse attention: queries, keys, values (b, h, l, e) -> (b, h, l, e).
 
-    The two end blocks attend to everything. A block between them attends to itself, its neighbours,
-    both end blocks, and those named in `random` (h, n-2, r) int64. A block that is named twice
-    counts once. lengths as in `attention`."""
+    The two end blocks attend to everything. random (h, n-2, r) int64: the random blocks of those
+    between them; a block that is named twice counts once. lengths as in `attention`."""
     b, h, l, e = q.shape
     n = ceil_div(l, block)
     if n < 3:  # end blocks only

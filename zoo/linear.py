@@ -39,11 +39,10 @@ def linear_attention(q, k, v, causal=False, lengths=None, eps=1e-6):
 def favor_features(x, W, query, eps=1e-6, causal=False, lengths=None):
     """Return Performer's positive random features: x (b, h, l, e), W (m, e) -> (b, h, l, m).
 
-    Their dot products estimate exp(q.k / sqrt(e)). W: random directions. To keep exp from
-    overflowing, every query's largest exponent is subtracted, and for keys the largest of all keys.
-    Both cancel in the quotient of `linear_attention`, except for eps. If causal, nothing is
-    subtracted for keys, since that would leak the future; the exponent is at most |w|^2 / 2, which
-    float32 holds for e up to 64."""
+    Their dot products estimate exp(q.k / sqrt(e)). So that exp does not overflow, every query's
+    largest exponent is subtracted, and for keys the largest of all keys; both cancel in
+    `linear_attention`, except for eps. If causal, that would leak the future, so nothing is
+    subtracted for keys; the exponent is at most |w|^2 / 2, which float32 holds for e up to 64."""
     m, e = W.shape
     x = x * e**-0.25
     exponent = x @ W.to(x.dtype).T  # (b, h, l, m)
@@ -75,10 +74,8 @@ class LinearAttention(Attention):
 
 
 class Performer(Attention):
-    """Linear attention with c.features random features that estimate softmax.
-
-    Directions are orthogonal in groups of e and as long as Gaussian vectors. They are drawn once
-    and saved with the weights."""
+    """Linear attention with c.features random features that estimate softmax. Directions, drawn
+    once and saved with the weights, are orthogonal in groups of e, as long as Gaussian vectors."""
 
     keys = dict(features=Key(int, 256))
 

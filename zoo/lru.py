@@ -35,7 +35,6 @@ class LRU(SharedState):
         self.rates = dict.fromkeys(("nu", "theta", "gamma", "B"), rate)
 
     def recurrence(self):
-        """Return log lambda (n,) and Bbar (n, d), complex64."""
         log_lambda = torch.complex(-self.nu.float().exp(), self.theta.float().exp())
         B = torch.view_as_complex(self.B.float())
         return log_lambda, self.gamma.float().exp()[:, None] * B

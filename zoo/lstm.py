@@ -40,10 +40,8 @@ def reverse(x, lengths):
 
 
 def run_cell(cell, x):
-    """Run an LSTM or GRU cell over x (b, l, d) and return its hidden states (b, l, n).
-
-    nn.LSTM and nn.GRU call the same functions (cuDNN on a GPU); torch.compile takes the calls, but
-    not the modules."""
+    """Run an LSTM or GRU cell over x (b, l, d) and return its hidden states (b, l, n), as nn.LSTM
+    and nn.GRU do; torch.compile takes these calls (cuDNN on a GPU), but not those modules."""
     h = x.new_zeros(1, x.shape[0], cell.hidden_size)
     # with biases, one layer, no dropout, training (else cuDNN has no backward pass), one direction,
     # batch first

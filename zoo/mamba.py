@@ -22,8 +22,8 @@ class Selective(nn.Module):
     """One direction: h (b, l, e) -> (b, l, e).
 
     After a short convolution each position determines its own step size delta, what it writes into
-    the states (B), and what it reads from them (C). A long step makes the states forget their past
-    and take in the position; a short step skips the position."""
+    the states (B), and what it reads from them (C). A long step forgets the past and takes in the
+    position; a short step skips the position."""
 
     def __init__(self, c, e):
         super().__init__()

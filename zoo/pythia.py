@@ -46,10 +46,9 @@ def fetch_pythia(data_dir="data"):
 def pythia_tokens(symbols, tokenizer):
     """Return the tokens of a task's symbols, int64 (vocab,), and a list of those that have none.
 
-    symbols: as in `task.symbols`; tokenizer: path of tokenizer.json. A gray level becomes the token
-    of its decimal digits, a character its own token, an operator of ListOps the token of its name
-    ("MAX"). <eos>, <unk> and symbols without a token become <|endoftext|>, as in the official code;
-    <mask> never occurs in finetuning."""
+    tokenizer: path of tokenizer.json. A gray level becomes the token of its decimal digits, a
+    character its own, an operator of ListOps that of its name ("MAX"). <eos>, <unk> and symbols
+    without a token become <|endoftext|>, as in the official code; <mask> never occurs here."""
     names = {"<pad>": "<|padding|>"}
     if "[MIN" in symbols:  # elsewhere X is a letter
         names |= {"[MIN": "MIN", "[MAX": "MAX", "[MED": "MED", "[SM": "SM", "X": "]"}
@@ -77,10 +76,10 @@ def neox_weights(tensors, sizes, tokens):
     tokens (vocab,): the checkpoint's token for every symbol of the task; embeddings of other tokens
     are left out. KeyError or RuntimeError if names or shapes do not fit.
 
-    Two conventions differ. In GPT-NeoX the rows of query_key_value are (h, 3, e), head by head;
-    here all queries come first, then keys, then values. Its rotary positions pair dimension m with
-    m + e/8, half a rotated part away; `rotary` pairs neighbours. Reordering queries and keys in the
-    same way does not change their products."""
+    In GPT-NeoX the rows of query_key_value are (h, 3, e), head by head; here all queries come
+    first, then keys, then values. Its rotary positions pair dimension m with m + e/8, half a
+    rotated part away; `rotary` pairs neighbours. Reordering both in the same way does not change
+    their products."""
     heads = sizes["heads"]
     e = sizes["d"] // heads
     r = int(sizes["rotary"] * e)

@@ -41,7 +41,6 @@ class S5(SharedState):
         self.rates = dict.fromkeys(names, (c.ssm_lr, False))
 
     def recurrence(self):
-        """Return log lambda (n,) and Bbar (n, d), complex64."""
         A = torch.complex(-self.A_log_re.float().exp().clamp(min=1e-4), self.A_im.float())  # (n,)
         log_lambda = A * self.log_dt.float().exp()
         B = torch.view_as_complex(self.B.float())

@@ -47,7 +47,7 @@ class SharedState(nn.Module):
 
     x[t] = lambda x[t-1] + Bbar u[t] with lambda (n,), Bbar (n, d); y = factor Re C x + D u with C
     (d, n). When bidirectional, a second C reads the scan of the reversed sequence; both scans
-    include u[t]. A subclass defines `recurrence` and `gate`."""
+    include u[t]. A subclass defines `gate`, and `recurrence`, which returns log lambda and Bbar."""
 
     factor = 1
 

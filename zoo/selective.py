@@ -25,8 +25,7 @@ def selective_scan(u, delta, A, B, C):
 
 
 def states_of(delta, A, B, v, s):
-    """Return decay (k, b, e, n) of k positions, and the states before and after (k + 1, b, e, n)
-    if s (b, e, n) is the first."""
+    """Return decay (k, b, e, n), and states (k + 1, b, e, n) of which s (b, e, n) is the first."""
     decay = (delta[..., None] * A).exp_()
     states = s.new_empty(len(v) + 1, *s.shape)
     states[0] = s
@@ -37,11 +36,9 @@ def states_of(delta, A, B, v, s):
 
 
 def segments(u, A):
-    """Return the number of segments of at least 16 positions for u (l, b, e): at least 4, or 1.
-
-    It depends on the batch, and so do the last bits of the result. (The compiler takes shapes as
-    variable, but not `len`.)"""
-    per_position = u.shape[1] * A.numel()
+    """Return the number of segments of at least 16 positions for u (l, b, e): at least 4, or 1. It
+    depends on the batch, and so do the last bits of the result."""
+    per_position = u.shape[1] * A.numel()  # the compiler takes shapes as variable, but not `len`
     number = min(u.shape[0] // 16, AT_ONCE["cuda" if u.is_cuda else "cpu"] // per_position)
     return number if number >= 4 else 1
 
@@ -88,8 +85,7 @@ def entering(delta, A, x, W, many, back=False):
     return torch.cat(states[::-1] if back else states)
 
 
-# Custom operators of torch, called zoo::selective and zoo::selective_backward: --compile treats
-# each as one call. `register_fake` gives the shapes of results.
+# Custom operators of torch: --compile treats each as one call; `register_fake` gives their shapes.
 @torch.library.custom_op(__name__.replace(".", "::"), mutates_args=())
 def scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
     """Compute `selective_scan` with positions first -> y (l, b, e), and the states between chunks

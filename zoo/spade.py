@@ -2,8 +2,7 @@
 2022).
 
     y <- Linear([LayerNorm(S4(x)), LayerNorm(y)]),  y: the attention's output
-This is our reading of the paper: the authors' Long Range Arena code is not public. Sizes and
-recipes are MEGA's."""
+This is our reading of the paper: its code is not public. Sizes and recipes are MEGA's."""
 
 from types import SimpleNamespace
 
