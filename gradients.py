@@ -73,8 +73,7 @@ def woodbury_gradient(grad, CP, below, ratio):
     """Return gradients of sums (d, c+1, 2, l) and of the constants above and below (d, 2) for
     `s4_kernel`: grad (d, c, l), CP (d, c, l/2+1), below and ratio (d, 1, l/2+1).
 
-    Autograd's backward passes of rfft and irfft are complex transforms, twice the work. Here each
-    serves as the adjoint of the other, up to factors that cancel."""
+    rfft and irfft each serve as the adjoint of the other, up to factors that cancel."""
     of_CB = torch.fft.rfft(grad)  # (d, c, l/2+1)
     of_PB = (of_CB * CP.conj()).sum(1, keepdim=True) / -below.conj()
     of_CB_PB = torch.cat((of_CB, of_PB), 1)

@@ -34,6 +34,7 @@ from kernels import (
     inside,
     masked_norm,
     rotary,
+    rotary_turns,
     s4_kernel,
     true_lengths,
     truncation_correction,
@@ -162,9 +163,8 @@ class S4(Kernel):
     C~ = C (I - Abar^length), which ties it to the task's `length`: kernels are always made at that
     length, and the convolution cuts them to the batch's.
 
-    A, P, B and log dt set time scales, so a step that is small for a weight changes a kernel's
-    length many times over. A, P and B have a learning rate of their own, and so has log dt unless
-    dt_lr is "main". None is decayed."""
+    A, P, B and log dt set time scales: a step that is small for a weight changes a kernel's length
+    many times over. So they have their own rates (log dt unless dt_lr is "main") and no decay."""
 
     keys = dict(state=Key(int), n_ssm=Key(int), dt_min=Key(float), dt_max=Key(float))
     keys |= dict(dt_lr=Key((float, "main")), ssm_lr=Key(float))
@@ -502,10 +502,7 @@ class Classifier(nn.Module):
 
 def sinusoids(l, d):
     """Return fixed sinusoidal positions (l, d), sin and cos interleaved (Vaswani et al. 2017)."""
-    t = torch.arange(l, dtype=torch.float64)
-    frequency = 10000.0 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
-    angle = t[:, None] * frequency
-    return torch.stack((angle.sin(), angle.cos()), -1).flatten(1)[:, :d].float()
+    return rotary_turns(l, d, torch.device("cpu")).flip(-1).flatten(1)[:, :d]
 
 
 @dataclass(frozen=True)
@@ -579,10 +576,9 @@ def param_groups(model, lr, weight_decay):
         rate, decayed = rates.get(id(parameter), (None, True))
         if callable(rate):
             rate = rate(lr)
+        key = name, rate, decayed
         decay = weight_decay if decayed else 0.0
-        group = groups.setdefault(
-            (name, rate, decayed), dict(params=[], weight_decay=decay, name=name)
-        )
+        group = groups.setdefault(key, dict(params=[], weight_decay=decay, name=name))
         group["lr"] = group["initial_lr"] = lr if rate is None else rate
         group["params"].append(parameter)
     return list(groups.values())
@@ -671,11 +667,9 @@ def make_kernels(kernels, l):
 def masked_batch_norm(norm, x, lengths):
     """Apply `BatchNorm` in training: x (b, d, l) -> (b, d, l), and move the running averages."""
     b, _, l = x.shape
-    real = inside(true_lengths(lengths, b, l, x.device), l, torch.float)  # (b, l)
+    real = inside(true_lengths(lengths, b, l, x.device), l, torch.float)[:, None]  # (b, 1, l)
     with torch.autocast(x.device.type, enabled=False):
-        y, mean, variance, count = masked_norm(
-            x.float(), real[:, None], norm.weight, norm.bias, norm.eps
-        )
+        y, mean, variance, count = masked_norm(x.float(), real, norm.weight, norm.bias, norm.eps)
     with torch.no_grad():
         norm.running_mean.lerp_(mean[:, 0], norm.momentum)
         norm.running_var.lerp_((variance * count / (count - 1).clamp(min=1))[:, 0], norm.momentum)
@@ -710,10 +704,9 @@ class Joint(Classifier):
 @contextlib.contextmanager
 def averages_kept(backbone):
     """Leave BatchNorm's running averages as they are."""
-    norms = [norm for norm in backbone.modules() if isinstance(norm, BatchNorm)]
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
+    momenta = {norm: norm.momentum for norm in backbone.modules() if isinstance(norm, BatchNorm)}
+    for norm in momenta:
         norm.momentum = 0.0
     yield
-    for norm, momentum in zip(norms, momenta):
+    for norm, momentum in momenta.items():
         norm.momentum = momentum

@@ -1,7 +1,6 @@
 """BigBird: attention to neighbouring, end and random blocks of positions (Zaheer et al. 2020).
 
-With n blocks, block i attends to {0, i-1, i, i+1, n-1} and r random ones: O(l (5 + r) block). Sizes
-and recipes are the Transformer's."""
+With n blocks, block i attends to {0, i-1, i, i+1, n-1} and r random ones: O(l (5 + r) block)."""
 
 import torch
 import torch.nn.functional as F

@@ -4,7 +4,7 @@
     y[i] = phi(q[i]) S / (phi(q[i]) z),   S = sum_j phi(k[j]) v[j]^T,   z = sum_j phi(k[j])
 Features phi are non-negative: elu(x) + 1; random features that estimate softmax; relu(x) + 0.001,
 the "generalised" Performer, which Long Range Arena's authors (Tay et al. 2020) ran on every task
-except ListOps. Sizes and recipes are the Transformer's."""
+except ListOps."""
 
 import math
 

@@ -2,8 +2,7 @@
 
 Position i attends to j with |j - i| <= window / 2, or to the own block of 64 and one on either side
 (`attention` of kernels.py). As in Long Range Arena (Tay et al. 2020), Longformer has no global
-tokens. Sizes and recipes are the Transformer's; we chose the windows and blocks for short
-sequences."""
+tokens. We chose the windows and blocks for short sequences."""
 
 from kernels import near_attention
 from models import MODELS, Attention, Key

@@ -7,36 +7,28 @@ state space models.
            h[t] = z h[t-1] + (1 - z) new
 
 The gates read h[t-1], so there is no convolution and no parallel scan. A layer is x +
-Linear(LSTM(norm(x))) with LayerNorm; the causal objective has one direction with d hidden units,
-the masked one two with d/2 each, concatenated: 7 d^2 weights, GRU 5.5 d^2 (a Transformer's: 8 d^2
-if ff = 2d). Depths, widths and recipes are the rotary Transformer's, because none are published for
-self-pretraining; the learning rates for your data were chosen for the LSTM (results/ucr.md). Leave
-out --compile: it unrolls the loop over positions and takes minutes."""
-
-import functools
+Linear(LSTM(norm(x))); the causal objective has one direction with d hidden units, the masked one
+two with d/2 each, concatenated. Depths, widths and recipes are the rotary Transformer's, because
+none are published for self-pretraining; the learning rates for your data were chosen for the LSTM
+(results/ucr.md). Leave out --compile: it unrolls the loop over positions and takes minutes."""
 
 import torch
 import torch.nn as nn
 
-from kernels import inside
 from models import MODELS, Key, Model, SizeError, SSMBlock
 
 
-@functools.lru_cache(maxsize=4)  # all layers ask for the same
-def reversal(lengths, l):
-    """Return the positions (b, l) that reverse each sequence within its true length.
+def reverse(x, lengths):
+    """Reverse each sequence of x (b, l, d) within its true length; reversing twice restores x.
 
     So the second direction meets padding last, too. nn.LSTM(bidirectional=True) would start in the
     padding; pack_padded_sequence prevents that, but a GPU would have to wait for the lengths."""
-    position = torch.arange(l, device=lengths.device)
-    return torch.where(inside(lengths, l), lengths[:, None] - 1 - position, position)
-
-
-def reverse(x, lengths):
-    """Reverse each sequence of x (b, l, d). Reversing twice restores x."""
     if lengths is None:
         return x.flip(1)
-    return x.gather(1, reversal(lengths, x.shape[1])[..., None].expand_as(x))
+    position = torch.arange(x.shape[1], device=x.device)
+    end = lengths[:, None]
+    order = torch.where(position < end, end - 1 - position, position)  # (b, l)
+    return x.gather(1, order[..., None].expand_as(x))
 
 
 def run_cell(cell, x):

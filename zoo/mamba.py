@@ -51,8 +51,7 @@ class Selective(nn.Module):
         return selective_scan(h.float(), delta, -self.A_log.float().exp(), B, C) + self.D * h
 
     def step(self, h, state):
-        """h (b, e), state -> y (b, e), state: the convolution's last inputs (b, e, conv - 1), and s
-        (b, e, n)."""
+        """h (b, e), state -> y (b, e), state: last inputs (b, e, conv - 1) and s (b, e, n)."""
         if state is None:
             state = h.new_zeros(*h.shape, self.conv.padding[0]), h.new_zeros(*h.shape, self.n)
         past, s = state

@@ -58,10 +58,9 @@ class EMA(Kernel):
 class Mega(nn.Module):
     """Moving-average gated attention. Returns the change of the block's raw input, (b, l, d).
 
-    Queries, keys and gates come from averages, values from the input itself. The single head has a
-    learned bias per distance. It attends in disjoint chunks of c.chunk or over the whole length;
-    averages carry context across chunks. c.activation: softmax, or laplace, an error function of
-    each score without normalisation."""
+    Queries, keys and gates come from averages, which also carry context across chunks of c.chunk.
+    The single head has a learned bias per distance. c.activation: softmax, or laplace, an error
+    function of each score without normalisation."""
 
     keys = dict(v=Key(int), z=Key(int), averages=Key(int, 16), chunk=Key(int, None, shown=False))
     keys |= dict(activation=Key(("softmax", "laplace")), dropout=Key(float, 0.0))
@@ -92,7 +91,7 @@ class Mega(nn.Module):
 
     def attend(self, q, k, v, lengths):
         """Attend: queries and keys (b, l, z), values (b, l, v) -> (b, l, v)."""
-        b, l = q.shape[:2]
+        l = q.shape[1]
         size = min(self.chunk or l, l)
         n = ceil_div(l, size)
         q, k, v = (split_blocks(x, size, n) for x in (q, k, v))  # (b, n, size, .)

@@ -89,13 +89,9 @@ def neox_weights(tensors, sizes, tokens):
         rows = tensors[name].float().unflatten(0, (heads, 3, e)).transpose(0, 1)  # (3, h, e, ...)
         return torch.cat((rows[:2, :, neighbours], rows[2:])).flatten(0, 2)  # (3 d, ...)
 
-    names = {
-        "norm1": "input_layernorm",
-        "norm2": "post_attention_layernorm",
-        "mixer.out": "attention.dense",
-        "ff.0": "mlp.dense_h_to_4h",
-        "ff.2": "mlp.dense_4h_to_h",
-    }
+    names = {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"}
+    names |= {"mixer.out": "attention.dense"}
+    names |= {"ff.0": "mlp.dense_h_to_4h", "ff.2": "mlp.dense_4h_to_h"}
     weights = {"encoder.weight": tensors["gpt_neox.embed_in.weight"].float()[tokens]}
     for part in ("weight", "bias"):
         weights[f"norm.{part}"] = tensors[f"gpt_neox.final_layer_norm.{part}"].float()

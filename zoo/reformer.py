@@ -1,8 +1,7 @@
 """Reformer: attention among positions with the same hash (Kitaev et al. 2020).
 
 hash(x) = argmax [x R, -x R] with a random rotation R; only positions of one hash are compared.
-Sizes and recipes are the Transformer's. Reversible layers are left out: they save memory and change
-no number."""
+Reversible layers are left out: they save memory and change no number."""
 
 import torch
 import torch.nn as nn

@@ -1,8 +1,7 @@
 """S4D: S4 without its low-rank term, with three initialisations (Gu et al. 2022, arXiv 2206.11893).
 
-    K[k] = 2 Re sum_n C_n B_n Bbar_n p_n^k,   p = e^(dt A),   Bbar = (p - 1) / A
-That is zero-order hold. The starts are `s4d` (Lin), `s4d_inv` and `s4d_legs`. Sizes and recipes are
-S4's."""
+    K[k] = 2 Re sum_n C_n B_n Bbar_n p_n^k,   p = e^(dt A),   Bbar = (p - 1) / A   (zero-order hold)
+The starts are `s4d` (Lin), `s4d_inv` and `s4d_legs`. Sizes and recipes are S4's."""
 
 import math
 from functools import partial

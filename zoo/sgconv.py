@@ -21,9 +21,8 @@ def sgconv_kernel(w, l, decay, power, stretch):
     w (S, dir, d, d0) pieces of d0 values, the first nearest to lag 0; decay, power (d,) -> float32
     (dir, d, l). Piece i is stretched s = 2^(max(0, i-1) + stretch) times by linear interpolation:
     its lag t reads the piece at (t + 1/2) / s - 1/2, clamped. So S d0 parameters reach T = d0
-    2^(S-1 + stretch) lags. Piece i is weighted by decay^(S-1-i): with decay 2, each piece weighs
-    half as much as the one before. Lag t is also weighted by (t + 1)^-power. The result is cut to l
-    lags or continued with zeros."""
+    2^(S-1 + stretch) lags. Piece i is weighted by decay^(S-1-i), lag t by (t + 1)^-power. The
+    result is cut to l lags or continued with zeros."""
     decay = decay.float()[:, None]  # (d, 1)
     pieces = []
     for i, piece in enumerate(w.float()):
@@ -38,10 +37,9 @@ def sgconv_kernel(w, l, decay, power, stretch):
 class SGConv(Kernel):
     """Kernels of SGConv, divided by their norm at initialisation, which is saved with the weights.
 
-    About log2(length / c.piece) pieces of c.piece learned values cover the whole length; distant
-    lags are coarse and weak by construction. decay rises over the channels from c.decay by
-    c.decay_spread. c.cosine: pieces start as cosines, with a random permutation of frequencies over
-    the channels. Pieces have their own learning rate and the usual weight decay."""
+    About log2(length / c.piece) pieces of c.piece learned values, with their own learning rate,
+    cover the whole length. decay rises over the channels from c.decay by c.decay_spread. c.cosine:
+    pieces start as cosines, with a random permutation of frequencies over the channels."""
 
     keys = dict(piece=Key(int, 32), decay=Key(float, 2.0), decay_spread=Key(float, 0.0))
     keys |= dict(power=Key(float, 0.0), stretch=Key(int, 0, least=0), cosine=Key((0, 1), 0))

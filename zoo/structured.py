@@ -57,9 +57,9 @@ def initial_factors(n, m, kind, share, blocks):
 class StructuredLinear(nn.Module):
     """A Linear whose matrix is a product of two cheaper ones, with c.ffn_share of its parameters.
 
-    c.ffn: the kind, see `structured_linear`. c.ffn_blocks: the number of blocks, which by itself
-    sets the share of blockshuffle. lowrank starts as the best approximation of a matrix drawn as in
-    nn.Linear; in the other kinds each block starts with singular values 1.
+    c.ffn_blocks: the number of blocks, which by itself sets the share of blockshuffle. lowrank
+    starts as the best approximation of a matrix drawn as in nn.Linear; in the other kinds each
+    block starts with singular values 1.
 
     c.guided > 0: self-guided training. During that share of the run a dense matrix W, initially the
     product of the two factors, is trained with them: y = a W x + (1 - a) (second first) x, and
@@ -100,8 +100,7 @@ class StructuredFeedForward(nn.Sequential):
 
 
 def guide(model, step, steps):
-    """Set the guides' weight a at this step of a run: half a cosine from 1 to 0 over the share
-    c.guided of the run."""
+    """Set the guides' weight a: half a cosine from 1 to 0 over the share c.guided of the run."""
     for module in model.modules():
         if isinstance(module, StructuredLinear) and module.guide is not None:
             progress = step / (module.guided * steps)
