@@ -1,9 +1,8 @@
 """Hand-written backward passes, for forward passes that stand in kernels.py. Skip this file at a
 first reading.
 
-Each computes what autograd would (tests/test_kernels.py compares them), but autograd's would take
-several times the time or memory. They get the gradient of a result, and what the forward pass kept
-for them, and return the gradients of its inputs."""
+Each returns what autograd would (tests/test_kernels.py compares them) in a fraction of its time or
+memory, from the gradient of a result and what the forward pass kept."""
 
 import torch
 import torch.distributed as dist
@@ -56,7 +55,7 @@ def geometric_gradient(grad, V, outer, right):
     p^(i m) (d, l/m, n), right (d, m, 2n).
 
     They are sums over k of conjugate powers, weighted by grad and by k grad, because d p^k / d log
-    p = k p^k. Autograd would copy and store several times as much."""
+    p = k p^k."""
     d, r, n = V.shape
     m = right.shape[1]
     grad = F.pad(grad, (0, outer.shape[1] * m - grad.shape[-1]))  # (d, r, l)
@@ -74,8 +73,7 @@ def woodbury_gradient(grad, CP, below, ratio):
     """Return gradients of sums (d, c+1, 2, l) and of the constants above and below (d, 2) for
     `s4_kernel`: grad (d, c, l), CP (d, c, l/2+1), below and ratio (d, 1, l/2+1).
 
-    Autograd's backward passes of rfft and irfft are complex transforms, twice the work. Here each
-    serves as the adjoint of the other, up to factors that cancel."""
+    rfft and irfft each serve as the adjoint of the other, up to factors that cancel."""
     of_CB = torch.fft.rfft(grad)  # (d, c, l/2+1)
     of_PB = (of_CB * CP.conj()).sum(1, keepdim=True) / -below.conj()
     of_CB_PB = torch.cat((of_CB, of_PB), 1)
@@ -106,7 +104,7 @@ def is_distributed():
 
 
 def over_processes(value):
-    """Return the sum over processes."""
+    """Return the sum over processes, in place."""
     if is_distributed():
         dist.all_reduce(value)
     return value

@@ -14,10 +14,9 @@ The story, in the order of the file
     2  If Abar is diagonal, K is a sum of n geometric sequences, a Vandermonde product:
        `diagonal_kernel` (DLR, eq. 3). Writing k = i m + j makes it a matrix product that needs
        n sqrt(l) powers, not n l: `geometric_sums`.
-    3  S4 has A = diag + rank 1 (HiPPO), discretised by the bilinear rule (eq. 2.1 to 2.3):
-       `hippo_legs`, `discretize`. Its kernel follows in the five steps at the head of part 3.
-       Steps 1 to 3 lead to four Cauchy sums, `s4_kernel_naive`. Step 4 computes each sum as in
-       part 2; step 5 makes float32 sufficient: `s4_kernel`.
+    3  S4 has A = diag + rank 1 (HiPPO: `hippo_legs`), discretised by the bilinear rule (eq. 2.1
+       to 2.3): `discretize`. Its kernel follows in five steps: 1 to 3 lead to four Cauchy sums,
+       `s4_kernel_naive`; 4 computes each as in part 2, 5 in float32: `s4_kernel`.
     4  Attention, whole or in blocks, and rotary positions.
 
 Glossary (sizes lower-case, matrices upper-case as in the paper)
@@ -51,14 +50,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from gradients import (
-    convolution_gradient,
-    geometric_gradient,
-    norm_gradient,
-    over_processes,
-    with_gradient,
-    woodbury_gradient,
-)
+import gradients
+from gradients import over_processes, with_gradient
 
 # ---- 1  Recurrence and convolution ---------------------------------------------------------------
 
@@ -108,7 +101,7 @@ def fft_conv(u, K, D=None):
         U = torch.fft.rfft(x, n=n)  # (b, d, n/2+1)
         y = torch.fft.irfft(U * spectrum, n=n)[..., :l].contiguous()  # (b, d, l)
         conjugates = U.conj_physical_(), spectrum.conj_physical_()
-    return with_gradient(y, convolution_gradient, conjugates, x, circle, D).to(u.dtype)
+    return with_gradient(y, gradients.convolution_gradient, conjugates, x, circle, D).to(u.dtype)
 
 
 # ---- 2  Diagonal recurrences: sums of geometric sequences ----------------------------------------
@@ -143,8 +136,7 @@ def geometric_sums(V, log_p, l, dtype=torch.float32):
 
     The two-level split: k = i m + j, so p^k = p^(i m) p^j. The sum over n becomes the product of an
     (r l/m x n) and an (n x m) matrix: all r rows of one set of poles share the second. With m ~
-    sqrt(2 r l) both are about equally large. The split needs n (m + l/m) powers instead of n l, and
-    the textbook's (d, n, l) tensor never exists."""
+    sqrt(2 r l) both are about equally large: n (m + l/m) powers are needed instead of n l."""
     number = torch.complex64 if dtype == torch.float32 else torch.complex128
     V = V.to(torch.complex128)
     log_p = log_p.to(torch.complex128)
@@ -159,7 +151,7 @@ def geometric_sums(V, log_p, l, dtype=torch.float32):
         left = torch.view_as_real(left).flatten(-2).flatten(1, 2)  # (d, r l/m, 2n)
         right = torch.view_as_real(powers(log_p.conj(), m, number)).flatten(-2)  # (d, m, 2n)  p^j
         y = (left @ right.mT).view(d, r, -1)[..., :l]  # (d, r, l)
-    return with_gradient(y, geometric_gradient, (V.detach(), outer, right), V, log_p)
+    return with_gradient(y, gradients.geometric_gradient, (V.detach(), outer, right), V, log_p)
 
 
 # ---- 3  S4: diagonal plus low rank, bilinear discretisation --------------------------------------
@@ -328,7 +320,7 @@ def s4_kernel(A, P, B, C, dt, l, precise=None):
         ratio = (above - PB) / below  # (d, 1, l/2+1)
         K = torch.fft.irfft(torch.addcmul(CB, CP, ratio), n=l)  # (d, dir, l)  CB' + CP ratio
     kept = CP.clone(), below, ratio  # a view of CP would keep all spectra
-    K = with_gradient(K, woodbury_gradient, kept, sums, constants)
+    K = with_gradient(K, gradients.woodbury_gradient, kept, sums, constants)
     return K.float().transpose(0, 1)  # (dir, d, l)
 
 
@@ -338,10 +330,9 @@ def s4_kernel(A, P, B, C, dt, l, precise=None):
 def rotary(x, start=0, dim=-2):
     """Rotate the pair (x[2m], x[2m+1]) at position t by t 10000^(-2m/e): rotary positions ([3]).
 
-    x (..., l, e) -> same shape and dtype. All e dimensions are rotated (paper, section 3.2).
-    Afterwards q_i . k_j depends on the positions only through i - j. A pair is a complex number,
-    and its rotation one complex product. start: position of the first element. dim: the dimension
-    that holds positions."""
+    x (..., l, e) -> same shape and dtype; start: the position of the first element; dim: holds
+    positions. Afterwards q_i . k_j depends on the positions only through i - j. A pair is a complex
+    number, and its rotation one complex product."""
     l = x.shape[dim]
     e = x.shape[-1]
     turns = rotary_turns(l if start == 0 else fft_length(start + l), e, x.device)[start : start + l]
@@ -461,8 +452,7 @@ def masked_norm(x, real, gain, bias, eps):
     """Normalise x (b, d, l) by its mean and variance over the real positions of all processes.
 
     real (b, 1, l): 1 or 0; gain, bias (d,) -> (b, d, l), and of the real positions mean (d, 1),
-    variance (d, 1) and number (1, 1). On a CPU a product and an in-place sum take a quarter of the
-    time of `addcmul` or of a product with a vector."""
+    variance (d, 1) and number (1, 1)."""
     with torch.no_grad():
         count = over_processes(real.sum((0, 2), keepdim=True)[0])  # (1, 1)
         share = real / count  # (b, 1, l)
@@ -471,8 +461,9 @@ def masked_norm(x, real, gain, bias, eps):
         variance = over_processes(centred.square().mul_(share).sum((0, 2))[:, None])  # (d, 1)
         rate = torch.rsqrt(variance + eps)  # (d, 1)
         scale = rate * gain[:, None]
-        y = (centred * scale).add_(bias[:, None])
-    y = with_gradient(y, norm_gradient, (centred, share, rate, scale), x, gain, bias)
+        y = (centred * scale).add_(bias[:, None])  # on a CPU a quarter of the time of `addcmul`
+    kept = centred, share, rate, scale
+    y = with_gradient(y, gradients.norm_gradient, kept, x, gain, bias)
     return y, mean, variance, count
 
 

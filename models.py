@@ -4,12 +4,10 @@
     Denoiser      backbone + a linear head on the positions to be predicted     stage 1, pretrain.py
     Classifier    backbone + pooling over the sequence + a head                 stage 2, finetune.py
 
-The sections follow the paper's argument: a linear recurrence is a convolution (`SSM`); diagonal
-(`DLR`) and diagonal plus low rank (`S4`); nothing set by hand (`randomise`); the other way to mix
-positions (`Attention`). The file ends with what a first reading may skip; there `MODELS` has a line
-for each --model. Sizes are in recipes.py, other architectures in zoo/; a new one is a file there,
-and `python -m zoo` lists them all. A mixer maps (b, l, d) to (b, l, d), ignores positions at or
-past `lengths`, and sees no later position if c.causal.
+The sections follow the paper's argument. The file ends with what a first reading may skip; there
+`MODELS` has a line for each --model. Sizes are in recipes.py, other architectures in zoo/; a new
+one is a file there, and `python -m zoo` lists them all. A mixer maps (b, l, d) to (b, l, d),
+ignores positions at or past `lengths`, and sees no later position if c.causal.
 
 Every class is built from one object `c`, made by `config`: sizes, the extras of the model's line,
 the task's length, vocab and channels, `causal`, and the layer's number. Sizes: b batch, l length, d
@@ -36,6 +34,7 @@ from kernels import (
     inside,
     masked_norm,
     rotary,
+    rotary_turns,
     s4_kernel,
     true_lengths,
     truncation_correction,
@@ -59,9 +58,9 @@ class SSM(nn.Module):
 
     Paper, eq. 1: x[k] = Abar x[k-1] + Bbar u[k], y[k] = C x[k], for every channel by itself.
     Unrolled, y = K * u with K[k] = C Abar^k Bbar (eq. 2.4). The layer computes just this
-    convolution, plus the skip connection D u. `DLR` and `S4` below choose the recurrence;
-    `ssm_scan` in kernels.py runs it step by step. Bidirectional layers have a second kernel for the
-    reversed direction. Channels mix only in the GLU.
+    convolution, plus the skip connection D u. `DLR` and `S4` below choose the recurrence.
+    Bidirectional layers have a second kernel for the reversed direction. Channels mix only in the
+    GLU.
 
     kernel(c) builds a module that returns kernels (dir, d, l), or longer ones, when called with l.
     Its `rates` name parameters with their own learning rate and weight decay: {name: (rate or None,
@@ -109,8 +108,7 @@ class Kernel(nn.Module):
 
 
 class Diagonal(Kernel):
-    """Base class: sums of geometric sequences; arguments W (dir, d, n), Lambda (1 or d, n),
-    complex."""
+    """Base class: arguments W (dir, d, n), Lambda (1 or d, n), complex."""
 
     make = staticmethod(diagonal_kernel)
 
@@ -151,24 +149,22 @@ class DLR(Diagonal):
 class S4(Kernel):
     """Kernels of S4 (paper, eq. 2; Gu et al. 2022).
 
-    Diagonal plus low rank: the state matrix is A_full = diag(A) - P P* (eq. 2.1), because HiPPO's
-    matrix is normal only up to such a rank-one term. Diagonalising the whole matrix would be
-    numerically hopeless.
+    The state matrix is A_full = diag(A) - P P* (eq. 2.1), because HiPPO's matrix is normal only up
+    to such a rank-one term. Diagonalising the whole matrix would be numerically hopeless.
 
-    Discretisation: x' = A_full x + B u is sampled with step size dt by the bilinear rule (eq. 2.2
-    and 2.3, `discretize` in kernels.py), which keeps a stable matrix stable. Each channel has its
-    own dt, which stretches the kernel in time.
+    x' = A_full x + B u is sampled with step size dt by the bilinear rule (eq. 2.2 and 2.3,
+    `discretize` in kernels.py), which keeps a stable matrix stable. Each channel has its own dt,
+    which stretches the kernel in time.
 
     HiPPO chooses A, P, B so that the state holds the past as Legendre coefficients (`hippo_legs` in
     kernels.py): kernels decay over about 1 / dt steps. The paper asks what this prior is worth.
 
-    Channel i uses copy i mod `n_ssm` of A, P, B. It has its own C, and a second one when
-    bidirectional. C is trained as C~ = C (I - Abar^length), which ties it to the task's `length`:
-    kernels are always made at that length, and the convolution cuts them to the batch's.
+    Channel i uses copy i mod `n_ssm` of A, P, B, and has its own C per direction. C is trained as
+    C~ = C (I - Abar^length), which ties it to the task's `length`: kernels are always made at that
+    length, and the convolution cuts them to the batch's.
 
-    A, P, B and log dt set time scales, so a step that is small for a weight changes a kernel's
-    length many times over. A, P and B have a learning rate of their own, and so has log dt unless
-    dt_lr is "main". None is decayed."""
+    A, P, B and log dt set time scales: a step that is small for a weight changes a kernel's length
+    many times over. So they have their own rates (log dt unless dt_lr is "main") and no decay."""
 
     keys = dict(state=Key(int), n_ssm=Key(int), dt_min=Key(float), dt_max=Key(float))
     keys |= dict(dt_lr=Key((float, "main")), ssm_lr=Key(float))
@@ -210,9 +206,7 @@ class S4(Kernel):
     def make(self, A, P, B, C, dt, l):
         """Return kernels (dir, d, length) for every l up to length."""
         if l > self.length:
-            raise SizeError(
-                f"S4 was made for at most {self.length} positions, got {l}; make it with length={l}"
-            )
+            raise SizeError(f"S4 was made with length={self.length}, got {l} positions")
         return s4_kernel(A, P, B, C, dt, self.length, precise=False)
 
 
@@ -221,9 +215,8 @@ class S4(Kernel):
 
 @torch.no_grad()
 def randomise(module):
-    """Draw every parameter from N(0, 0.1^2), norm gains and biases included: the paper's random
-    initialisation (appendix C.1.3 and the official code; section 3.3 mentions only the state space
-    parameters).
+    """Draw every parameter from N(0, 0.1^2), norm gains and biases included (appendix C.1.3 and the
+    official code; section 3.3 mentions only the state space parameters).
 
     S4 then has dt about 1 (at HiPPO's start: 0.001 to 0.1), Re A about -1 and Im A about 0. The
     bilinear rule puts its poles around (1 - 1/2) / (1 + 1/2) = 1/3, so a kernel is its first few
@@ -246,9 +239,8 @@ class Attention(nn.Module):
     """Multi-head self-attention, (b, l, d) -> (b, l, d).
 
     c.rotary: the share of a head's e dimensions that rotary positions rotate. c.block: block size
-    of `attention`. One Linear makes queries, keys and values. torch initialises by input width, so
-    it equals three projections. (The official code copies one projection into q, k, v and o, so
-    that at the start every position attends to itself. We do not.)"""
+    of `attention`. One Linear equals three projections. (The official code copies one projection
+    into q, k, v and o, so that at the start every position attends to itself. We do not.)"""
 
     keys = dict(heads=Key(int), block=Key(int, None), rotary=Key(float, 0.0, most=1, shown=False))
 
@@ -262,10 +254,7 @@ class Attention(nn.Module):
         self.block = c.block
         self.rotary_dims = int(c.rotary * c.d // c.heads)
         if self.rotary_dims % 2:
-            raise SizeError(
-                f"d={c.d}, heads={c.heads}: rotary positions turn pairs, not {self.rotary_dims} "
-                "dimensions"
-            )
+            raise SizeError(f"rotary positions turn pairs, not {self.rotary_dims} dimensions")
         self.qkv = nn.Linear(c.d, 3 * c.d)
         self.out = nn.Linear(c.d, c.d)
 
@@ -295,9 +284,8 @@ class Attention(nn.Module):
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """nn.BatchNorm1d on (b, l, d), over real positions only, and over all processes together. So a
-    step does not depend on how the batch is padded or divided. (nn.SyncBatchNorm counts padding and
-    wants a GPU.)"""
+    """nn.BatchNorm1d on (b, l, d), over real positions only, and over all processes together, so
+    that padding and division do not matter. (nn.SyncBatchNorm counts padding and wants a GPU.)"""
 
     def forward(self, x, lengths=None):
         x = x.movedim(-1, 1)  # (b, d, l)
@@ -457,9 +445,8 @@ class Denoiser(nn.Module):
 class Classifier(nn.Module):
     """Stage 2: predict one label per example. outputs: the number of classes, or 1 for regression.
 
-    pool: mean, max or last, over a sequence's true length; none: predict a label for every
-    position. head: linear; mlp (one hidden layer); pair (on both documents of an example, their
-    difference and product)."""
+    pool: mean, max or last, over a sequence's true length; none: a label for every position. head:
+    linear; mlp (one hidden layer); pair (of both documents, their difference and product)."""
 
     def __init__(self, backbone, outputs, pool, head="linear"):
         super().__init__()
@@ -515,10 +502,7 @@ class Classifier(nn.Module):
 
 def sinusoids(l, d):
     """Return fixed sinusoidal positions (l, d), sin and cos interleaved (Vaswani et al. 2017)."""
-    t = torch.arange(l, dtype=torch.float64)
-    frequency = 10000.0 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
-    angle = t[:, None] * frequency
-    return torch.stack((angle.sin(), angle.cos()), -1).flatten(1)[:, :d].float()
+    return rotary_turns(l, d, torch.device("cpu")).flip(-1).flatten(1)[:, :d]
 
 
 @dataclass(frozen=True)
@@ -538,7 +522,6 @@ class Model:
     sizes: str = ""  # table of sizes as in recipes.py, without the column `model`
     recipes: str = ""  # table of recipes, likewise
     changes: str = ""  # table of sizes that differ on some tasks, key=value
-    about: str = ""  # what `python -m zoo` prints; default: the first line of its file in zoo/
 
 
 RANDOM = dict(init=randomise, init_head=randomise)
@@ -577,9 +560,9 @@ HELPERS = set()
 def param_groups(model, lr, weight_decay):
     """Return AdamW's parameter groups, one for each learning rate and weight decay.
 
-    Parameters named in a module's `rates` have their own learning rate and are decayed only if it
-    says so. All others, biases and norm gains included, use the recipe's (as in the official code).
-    A rate may be a function of the main one. A schedule scales each group's `initial_lr`."""
+    Parameters named in a module's `rates` have their own, a rate perhaps as a function of the main
+    one. All others, biases and norm gains included, use the recipe's (as in the official code). A
+    schedule scales each group's `initial_lr`."""
     rates = {
         id(getattr(module, name)): rate
         for module in model.modules()
@@ -593,10 +576,9 @@ def param_groups(model, lr, weight_decay):
         rate, decayed = rates.get(id(parameter), (None, True))
         if callable(rate):
             rate = rate(lr)
+        key = name, rate, decayed
         decay = weight_decay if decayed else 0.0
-        group = groups.setdefault(
-            (name, rate, decayed), dict(params=[], weight_decay=decay, name=name)
-        )
+        group = groups.setdefault(key, dict(params=[], weight_decay=decay, name=name))
         group["lr"] = group["initial_lr"] = lr if rate is None else rate
         group["params"].append(parameter)
     return list(groups.values())
@@ -685,11 +667,9 @@ def make_kernels(kernels, l):
 def masked_batch_norm(norm, x, lengths):
     """Apply `BatchNorm` in training: x (b, d, l) -> (b, d, l), and move the running averages."""
     b, _, l = x.shape
-    real = inside(true_lengths(lengths, b, l, x.device), l, torch.float)  # (b, l)
+    real = inside(true_lengths(lengths, b, l, x.device), l, torch.float)[:, None]  # (b, 1, l)
     with torch.autocast(x.device.type, enabled=False):
-        y, mean, variance, count = masked_norm(
-            x.float(), real[:, None], norm.weight, norm.bias, norm.eps
-        )
+        y, mean, variance, count = masked_norm(x.float(), real, norm.weight, norm.bias, norm.eps)
     with torch.no_grad():
         norm.running_mean.lerp_(mean[:, 0], norm.momentum)
         norm.running_var.lerp_((variance * count / (count - 1).clamp(min=1))[:, 0], norm.momentum)
@@ -701,8 +681,8 @@ def masked_batch_norm(norm, x, lengths):
 
 
 class Joint(Classifier):
-    """Joint training, an alternative to self-pretraining: a classifier whose backbone also predicts
-    hidden positions, through a second head with `predicted` outputs."""
+    """Joint training: a classifier whose backbone also predicts hidden positions, through a second
+    head with `predicted` outputs."""
 
     def __init__(self, backbone, outputs, pool, head, predicted):
         super().__init__(backbone, outputs, pool, head)
@@ -710,8 +690,7 @@ class Joint(Classifier):
 
     def forward(self, x, lengths=None, hidden=None, corrupted=None, corrupted_lengths=None):
         """x as in Backbone -> (b, outputs). With hidden as in `at`, also predictions (m,
-        predicted): from the corrupted inputs, or, if there are none (causal), from the same
-        pass."""
+        predicted): from the corrupted inputs, or, without them (causal), from the same pass."""
         features = self.backbone(x, lengths)  # (b, l, d)
         outputs = self.classify(features, lengths)
         if hidden is None:
@@ -725,10 +704,9 @@ class Joint(Classifier):
 @contextlib.contextmanager
 def averages_kept(backbone):
     """Leave BatchNorm's running averages as they are."""
-    norms = [norm for norm in backbone.modules() if isinstance(norm, BatchNorm)]
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
+    momenta = {norm: norm.momentum for norm in backbone.modules() if isinstance(norm, BatchNorm)}
+    for norm in momenta:
         norm.momentum = 0.0
     yield
-    for norm, momentum in zip(norms, momenta):
+    for norm, momentum in momenta.items():
         norm.momentum = momentum

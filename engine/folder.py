@@ -24,7 +24,7 @@ from files import ROOT, UserError, locked
 CODE = """
     kernels.py gradients.py models.py recipes.py data.py pretrain.py finetune.py tasks/__init__.py
     engine/feed.py engine/graph.py engine/losses.py engine/processes.py engine/run.py
-    engine/targets.py zoo/ema.py zoo/scan.py zoo/selective.py zoo/shared.py zoo/structured.py
+    engine/targets.py zoo/mega.py zoo/scan.py zoo/selective.py zoo/shared.py zoo/structured.py
 """
 
 

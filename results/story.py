@@ -1,10 +1,8 @@
 """Show kernels.py in numbers: `python kernels.py` takes five seconds and no data, and draws
 kernels.png. `python -m results.story` draws README's copy, results/kernels.png.
 
-One S4 layer is computed in all forms of kernels.py, with errors and times. The picture shows
-kernels at the start of training, and what HiPPO's state remembers."""
+The picture shows kernels at the start of training, and what HiPPO's state remembers."""
 
-import math
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,19 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+import kernels
 from compare.drawing import OTHER, SPT, write
 from files import Parser, exit_code
-from kernels import (
-    discretize,
-    fft_conv,
-    fft_conv_naive,
-    hippo_legs,
-    hippo_nplr,
-    s4_kernel,
-    s4_kernel_naive,
-    ssm_scan,
-    truncation_correction,
-)
 from models import DLR, S4, config, randomise
 from recipes import arch
 from use.recurrent import s4_recover_C
@@ -34,11 +22,11 @@ COPY = Path(__file__).with_name("kernels.png")
 # ---- One output, form by form --------------------------------------------------------------------
 
 
-def report(what, compute, exact=None):
-    """Compute and print one line: what it is, its largest error over the largest value, its time ->
-    the result."""
+def report(what, exact, form, *arguments):
+    """Compute form(*arguments) and print one line: what it is, its largest error over the largest
+    value, its time -> the result."""
     start = time.perf_counter()
-    result = compute()
+    result = form(*arguments)
     seconds = time.perf_counter() - start
     error = "-"
     if exact is not None:
@@ -48,58 +36,41 @@ def report(what, compute, exact=None):
 
 
 def power_by_power(Abar, Bbar, C, l):
-    """Return K[k] = C Abar^k Bbar, (d, l), of Abar (d, N, N), Bbar and C (d, N)."""
+    """Return K[k] = C Abar^k Bbar, (1, d, l), of Abar (d, N, N), Bbar and C (d, N)."""
     x = Bbar
     K = []
     for _ in range(l):
         K.append((C * x).sum(-1).real)
         x = torch.einsum("dmn,dn->dm", Abar, x)
-    return torch.stack(K, -1)
+    return torch.stack(K, -1)[None]
 
 
 def walk(l=2048, d=4, N=16):
-    """Print the steps from the recurrence to the fast kernel for a random signal of d channels and
-    length l."""
+    """Print the steps from the recurrence to the fast kernel, for a random signal."""
     torch.manual_seed(0)
-    A, P, B = (v.repeat(d, 1) for v in hippo_nplr(N))  # (d, n)
+    A, P, B = (v.repeat(d, 1) for v in kernels.hippo_nplr(N))  # (d, n)
     C = torch.randn(1, d, N // 2, dtype=torch.complex128)
     u = torch.randn(1, d, l).double()
     dt = torch.logspace(-3, -1, d, dtype=torch.float64)  # (d,)
-    Abar, Bbar = discretize(A, P, B, dt)  # (d, N, N), (d, N)
+    Abar, Bbar = kernels.discretize(A, P, B, dt)  # (d, N, N), (d, N)
     C_all = torch.cat((C[0], C[0].conj()), -1)  # (d, N) all states
-    C_tilde = truncation_correction(A, P, C, dt, l)
+    C_tilde = kernels.truncation_correction(A, P, C, dt, l)
 
     print(f"{d} channels of S4, N = {N} states, a signal of {l:,} steps")
     print(f"{'':<72} {'error':>8} {'time':>11}")
-    y = report(
-        "the recurrence x[k] = Abar x[k-1] + Bbar u[k], y[k] = C x[k], float64",
-        lambda: ssm_scan(Abar, Bbar, C_all, u),
-    )  # (1, d, l)
-    K = report(
-        "its kernel K[k] = C Abar^k Bbar, power by power, float64",
-        lambda: power_by_power(Abar, Bbar, C_all, l)[None],
-    )  # (1, d, l)
-    report(
-        "y by convolution: y[t] = sum_j K[j] u[t-j], fft_conv_naive",
-        lambda: fft_conv_naive(u, K),
-        y,
-    )
-    report("y by FFT, in float32: fft_conv", lambda: fft_conv(u, K).double(), y)
-    report(
-        "K by four Cauchy sums at roots of unity, float64: s4_kernel_naive",
-        lambda: s4_kernel_naive(A, P, B, C_tilde, dt, l),
-        K,
-    )
-    report(
-        "K by geometric sequences, as a matrix product, float32: s4_kernel",
-        lambda: s4_kernel(A, P, B, C_tilde.to(torch.complex64), dt, l),
-        K,
-    )
-    report(
-        "C from the trained C~, needed for generation: s4_recover_C",
-        lambda: s4_recover_C(A, P, C_tilde, dt, l),
-        C,
-    )
+    what = "the recurrence x[k] = Abar x[k-1] + Bbar u[k], y[k] = C x[k], float64"
+    y = report(what, None, kernels.ssm_scan, Abar, Bbar, C_all, u)  # (1, d, l)
+    what = "its kernel K[k] = C Abar^k Bbar, power by power, float64"
+    K = report(what, None, power_by_power, Abar, Bbar, C_all, l)  # (1, d, l)
+    what = "y by convolution: y[t] = sum_j K[j] u[t-j], fft_conv_naive"
+    report(what, y, kernels.fft_conv_naive, u, K)
+    report("y by FFT, in float32: fft_conv", y, kernels.fft_conv, u, K)
+    what = "K by four Cauchy sums at roots of unity, float64: s4_kernel_naive"
+    report(what, K, kernels.s4_kernel_naive, A, P, B, C_tilde, dt, l)
+    what = "K by geometric sequences, as a matrix product, float32: s4_kernel"
+    report(what, K, kernels.s4_kernel, A, P, B, C_tilde.to(torch.complex64), dt, l)
+    what = "C from the trained C~, needed for generation: s4_recover_C"
+    report(what, C, s4_recover_C, A, P, C_tilde, dt, l)
 
 
 # ---- The picture ---------------------------------------------------------------------------------
@@ -108,17 +79,14 @@ def walk(l=2048, d=4, N=16):
 def remembered(N, u, h):
     """Return the signal (l,) that HiPPO's state of size N holds at the end of a signal u (l,) with
     step size h."""
-    A, B = hippo_legs(N)
+    A, B = kernels.hippo_legs(N)
     eye = torch.eye(N, dtype=torch.float64)
     x = torch.zeros(N, dtype=torch.float64)
     inverse = torch.linalg.inv(eye - h / 2 * A)  # the bilinear rule, as in `discretize`
     for value in u:
         x = inverse @ ((eye + h / 2 * A) @ x + h * B * value)
     clock = np.exp(-h * np.arange(len(u))[::-1])  # e^-s of the past
-    return sum(
-        x[i].item() * math.sqrt(2 * i + 1) * np.polynomial.Legendre.basis(i)(2 * clock - 1)
-        for i in range(N)
-    )
+    return np.polynomial.legendre.legval(2 * clock - 1, (x * B).numpy())  # B_n = sqrt(2n+1)
 
 
 def draw_kernels(axes):
@@ -126,14 +94,13 @@ def draw_kernels(axes):
     torch.manual_seed(0)
     task = SimpleNamespace(length=256, vocab=None, channels=1)
     s4 = config(arch("text256", "s4"), task)
-    dlr = config(arch("text256", "dlr"), task)
-    kernels = {
+    starts = {
         "S4 starts smooth (HiPPO)": S4(s4),
-        "DLR starts with all frequencies": DLR(dlr),
+        "DLR starts with all frequencies": DLR(config(arch("text256", "dlr"), task)),
         "random S4: a kernel of a few lags": randomise(S4(s4)),
     }
     channels = (SPT, "kernel of one channel"), (OTHER, "of another")
-    for axis, (title, kernel) in zip(axes, kernels.items()):
+    for axis, (title, kernel) in zip(axes, starts.items()):
         for K, (colour, label) in zip(kernel(256)[0, ::32], channels):
             axis.plot(K / K.abs().max(), color=colour, label=label)  # (l,)
         axis.set(title=title, xlabel="lag k", ylabel="K[k] / max |K|", ylim=(-1.1, 1.1))

@@ -364,7 +364,7 @@ def test_kernels_ignore_autocast():
             K,
             fft_conv(u, K),
             diagonal_kernel(arguments[3], arguments[0], 64),
-            sgconv_kernel(w, 64, torch.ones(4)),
+            sgconv_kernel(w, 64, torch.ones(4), torch.zeros(4), 0),
         )
 
     outside = made()
@@ -386,7 +386,7 @@ def stretched_pieces(w, l, multiplier, power, init_scale):
             stretch = 2 ** (max(0, i - 1) + init_scale)
             for t in range(d0 * stretch):
                 value = np.interp((t + 0.5) / stretch - 0.5, range(d0), piece)  # holds the ends
-                decay = (len(lags) + 1) ** -power[channel].item() if power is not None else 1
+                decay = (len(lags) + 1) ** -power[channel].item()
                 lags.append(multiplier[channel].item() ** (S - 1 - i) * value * decay)
         K[direction, channel, : len(lags)] = torch.tensor(lags)[:l]
     return K
@@ -400,10 +400,7 @@ def stretched_pieces(w, l, multiplier, power, init_scale):
 def test_sgconv_kernel_is_stretched_pieces(l, S, d0, init_scale, powered):
     generator = torch.Generator().manual_seed(S)
     w, direction = torch.randn(2, S, 2, 3, d0, generator=generator)
-    multiplier, power = (
-        torch.tensor([1.0, 2.0, 3.0]),
-        torch.tensor([0.0, 1.0, 0.5]) if powered else None,
-    )
+    multiplier, power = torch.tensor([1.0, 2.0, 3.0]), powered * torch.tensor([0.0, 1.0, 0.5])
     ours = sgconv_kernel(w.requires_grad_(), l, multiplier, power, init_scale)
     assert ours.dtype == torch.float32 and ours.shape == (2, 3, l)
     assert relative(ours.double(), stretched_pieces(w, l, multiplier, power, init_scale)) < 1e-6

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from kernels import (
     attention,
+    diagonal_kernel,
     fft_conv,
     hippo_nplr,
     s4_kernel,
@@ -18,12 +19,11 @@ from models import MODELS, Attention, Backbone, SizeError, config, keys_of
 from recipes import arch
 from use.recurrent import backbone_step, can_step, s4_recover_C, s4_step
 from zoo.bigbird import bigbird_attention
-from zoo.ema import ema_kernel
-from zoo.linear import elu_features, favor_features, linear_attention, relu_features
-from zoo.longformer import longformer_attention
-from zoo.mega import Mega
+from zoo.linear import favor_features, linear_attention
+from zoo.longformer import Longformer
+from zoo.mega import Mega, ema_kernel
 from zoo.reformer import lsh_attention
-from zoo.s4d import s4d_kernel
+from zoo.s4d import s4d_poles
 from zoo.scan import diagonal_scan
 from zoo.selective import AT_ONCE, segments, selective_scan
 from zoo.structured import StructuredLinear, guide, structured_linear
@@ -65,6 +65,11 @@ def same(ours, exact, lengths, tolerance=1e-10):
         torch.testing.assert_close(a[..., :end, :], b[..., :end, :], rtol=0, atol=tolerance)
 
 
+def banded(q, k, v, window, causal=False, lengths=None):
+    """Longformer's attention, without its projections."""
+    return Longformer.attend(SimpleNamespace(window=window, causal=causal), q, k, v, lengths)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shares", LENGTHS)
 @pytest.mark.parametrize("l", [1, 5, 23, 64])
@@ -75,7 +80,7 @@ def test_banded_block_sparse_and_linear_attention_are_their_dense_forms(l, share
     for window in (1, 2, 7, 200):
         band = (i[:, None] - i).abs() <= window // 2
         exact = weighted(scores, allowed(band, lengths, causal), v)
-        same(longformer_attention(q, k, v, window, causal, lengths), exact, lengths)
+        same(banded(q, k, v, window, causal, lengths), exact, lengths)
     for block in (2, 4):
         n = -(-l // block)
         random = torch.randint(
@@ -94,7 +99,9 @@ def test_banded_block_sparse_and_linear_attention_are_their_dense_forms(l, share
         dense = pattern.repeat_interleave(block, 1).repeat_interleave(block, 2)[:, :l, :l]
         exact = weighted(scores, allowed(dense, lengths, causal), v)
         same(bigbird_attention(q, k, v, block, random, causal, lengths), exact, lengths)
-    for features in (elu_features, relu_features):
+    assert MODELS["linear"].extras["phi"](q).equal(F.elu(q) + 1)
+    assert MODELS["performer_relu"].extras["phi"](q).equal(F.relu(q) + 1e-3)
+    for features in (MODELS[name].extras["phi"] for name in ("linear", "performer_relu")):
         q_, k_ = features(q), features(k)
         weights = (
             q_ @ k_.transpose(-1, -2) * allowed(torch.ones(l, l, dtype=torch.bool), lengths, causal)
@@ -149,7 +156,7 @@ def test_each_becomes_full_attention_at_its_limit():
     every = torch.arange(8).expand(3, 6, 8)
     for ours in (
         attention(q, k, v, block=l, lengths=lengths),
-        longformer_attention(q, k, v, 2 * l, lengths=lengths),
+        banded(q, k, v, 2 * l, lengths=lengths),
         bigbird_attention(q, k, v, 4, every, lengths=lengths),
         attention(q, torch.eye(l, dtype=DOUBLE).T @ k, v, lengths=lengths),
     ):
@@ -198,21 +205,14 @@ def test_ema_and_s4d_kernels_are_their_recurrences():
     )
     dense = torch.diag_embed(A.to(torch.complex128))  # (d, n, n)
     step, eye = dt.double()[:, None, None] * dense, torch.eye(n, dtype=torch.complex128)
-    rules = {
-        "zoh": (torch.matrix_exp(step), torch.linalg.solve(dense, torch.matrix_exp(step) - eye)),
-        "bilinear": (
-            torch.linalg.solve(eye - step / 2, eye + step / 2),
-            dt.double()[:, None, None] * torch.linalg.inv(eye - step / 2),
-        ),
-    }
-    for rule, (Abar, into) in rules.items():
-        x, K = (into @ B.to(torch.complex128)[..., None])[..., 0], []
-        for _ in range(l):
-            K.append(2 * (C * x).sum(-1).real)
-            x = (Abar @ x[..., None])[..., 0]
-        exact = torch.stack(K, -1)
-        ours = s4d_kernel(A, B, C, dt, l, rule).double()
-        assert (ours - exact).abs().max() < 1e-5 * exact.abs().max()
+    Abar = torch.matrix_exp(step)
+    x, K = (torch.linalg.solve(dense, Abar - eye) @ B.to(torch.complex128)[..., None])[..., 0], []
+    for _ in range(l):
+        K.append(2 * (C * x).sum(-1).real)
+        x = (Abar @ x[..., None])[..., 0]
+    exact = torch.stack(K, -1)
+    ours = diagonal_kernel(*s4d_poles(A, B, C, dt), l).double()
+    assert (ours - exact).abs().max() < 1e-5 * exact.abs().max()
 
 
 def test_scan_by_doubling_is_the_loop():

@@ -5,19 +5,18 @@ import sys
 from models import MODELS
 from zoo import homes
 
-RANDOM = "with every parameter drawn from N(0, 0.1^2) (Amos et al. 2024)."
-PAPER = {  # those of models.py; a file of zoo/ begins with its line, or its models have `about`
+PAPER = {  # those of models.py; a file of zoo/ begins with its line
     "transformer": "Attention, sinusoidal positions (Vaswani et al. 2017; Tay et al. 2020).",
     "rotary": "Attention, rotary positions (Su et al. 2021).",
     "s4": "S4: diagonal plus low rank, from HiPPO (Gu et al. 2022).",
-    "s4_rand": f"S4 {RANDOM}",
+    "s4_rand": "S4 with every parameter drawn from N(0, 0.1^2) (Amos et al. 2024).",
     "dlr": "DLR: the diagonal linear RNN (Gupta et al. 2022).",
-    "dlr_rand": f"DLR {RANDOM}",
+    "dlr_rand": "DLR with every parameter drawn from N(0, 0.1^2) (Amos et al. 2024).",
 }
 
 if __name__ == "__main__":
-    for name, model in MODELS.items():
-        text = PAPER.get(name) or model.about or sys.modules[f"zoo.{homes[name].stem}"].__doc__
+    for name in MODELS:
+        text = PAPER.get(name) or sys.modules[f"zoo.{homes[name].stem}"].__doc__
         first = " ".join(text.split("\n\n")[0].split())
         print(f"{name:15} {first}")
     print("\nSizes and recipe on a task: python pretrain.py --task listops --model s4 --help")

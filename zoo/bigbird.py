@@ -1,22 +1,20 @@
 """BigBird: attention to neighbouring, end and random blocks of positions (Zaheer et al. 2020).
 
-With n blocks, block i attends to {0, i-1, i, i+1, n-1} and r random ones: O(l (5 + r) block). Sizes
-and recipes are the Transformer's."""
+With n blocks, block i attends to {0, i-1, i, i+1, n-1} and r random ones: O(l (5 + r) block)."""
 
 import torch
 import torch.nn.functional as F
 
 from kernels import attention, ceil_div, real_keys, split_blocks
-from models import MODELS, Attention, Key, Model, TransformerBlock, sinusoids
-from zoo.shared import fill_up
+from models import MODELS, Attention, Key
+from zoo.shared import fill_up, transformer
 
 
 def bigbird_attention(q, k, v, block, random, causal=False, lengths=None):
     """Compute block-sparse attention: queries, keys, values (b, h, l, e) -> (b, h, l, e).
 
-    The first and the last of n blocks attend to everything. A block between them attends to itself,
-    its neighbours, the two end blocks, and the blocks named in `random` (h, n-2, r) int64. A block
-    that is named twice counts once. lengths as in `attention`."""
+    The two end blocks attend to everything. random (h, n-2, r) int64: the random blocks of those
+    between them; a block that is named twice counts once. lengths as in `attention`."""
     b, h, l, e = q.shape
     n = ceil_div(l, block)
     if n < 3:  # end blocks only
@@ -31,8 +29,7 @@ def bigbird_attention(q, k, v, block, random, causal=False, lengths=None):
     near_k, near_v = (x[:, head, read].flatten(3, 4) for x in (k, v))  # (b, h, n-2, (5+r) block, e)
 
     def attend(q, k, v, i, j, allowed):
-        """Attend from positions i (..., m) to keys at j (..., s): (b, x, h, m, e) -> the same, in
-        one call."""
+        """Attend from positions i (..., m) to keys at j (..., s): (b, x, h, m, e) -> the same."""
         seen = real_keys(j, l, lengths)[..., None, :] & allowed[..., None, :]
         if causal:
             seen = seen & (j[..., None, :] <= i[..., None])
@@ -58,8 +55,8 @@ def bigbird_attention(q, k, v, block, random, causal=False, lengths=None):
 class BigBird(Attention):
     """Attention to the own block of c.block positions, its neighbours, both ends, c.random others.
 
-    Those are drawn once for each layer, head and block, and saved with the weights; tasks with few
-    blocks have fewer. Batches are padded to the task's length, so blocks are always the same."""
+    Those, fewer if there are few blocks, are drawn once for each layer, head and block, and saved
+    with the weights. Batches are padded to the task's length, so blocks are always the same."""
 
     keys = dict(random=Key(int, 3, least=0))
 
@@ -79,12 +76,4 @@ class BigBird(Attention):
         return bigbird_attention(q, k, v, self.block, self.random, self.causal, lengths)[:, :, :l]
 
 
-CHANGES = """
-task                  sizes
-*_demo|*_mini|text256 block=8,random=2
-"""
-MODELS |= {
-    "bigbird": Model(
-        TransformerBlock, BigBird, "transformer", dict(block=64), sinusoids, changes=CHANGES
-    )
-}
+MODELS |= {"bigbird": transformer(BigBird, short="block=8,random=2", extras=dict(block=64))}

@@ -1,10 +1,10 @@
-"""Attention without softmax, in O(l): linear (Katharopoulos et al. 2020), Performer (Choromanski et
-al. 2021).
+"""Attention without softmax, in O(l): `linear` (Katharopoulos et al. 2020), `performer` and
+`performer_relu` (Choromanski et al. 2021).
 
     y[i] = phi(q[i]) S / (phi(q[i]) z),   S = sum_j phi(k[j]) v[j]^T,   z = sum_j phi(k[j])
-Features phi are non-negative. `performer` uses random features that estimate softmax.
-`performer_relu` is the "generalised" Performer, which Long Range Arena's authors (Tay et al. 2020)
-ran on every task except ListOps. Sizes and recipes are the Transformer's."""
+Features phi are non-negative: elu(x) + 1; random features that estimate softmax; relu(x) + 0.001,
+the "generalised" Performer, which Long Range Arena's authors (Tay et al. 2020) ran on every task
+except ListOps."""
 
 import math
 
@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from kernels import ceil_div, real_keys, split_blocks
-from models import MODELS, Attention, Key, Model, SizeError, TransformerBlock, sinusoids
+from models import MODELS, Attention, Key, SizeError
+from zoo.shared import transformer
 
 
 def linear_attention(q, k, v, causal=False, lengths=None, eps=1e-6):
@@ -22,13 +23,11 @@ def linear_attention(q, k, v, causal=False, lengths=None, eps=1e-6):
     over j <= i exactly: earlier chunks enter as a running sum of k^T v, the query's own chunk as a
     masked matrix."""
     l = q.shape[-2]
-    size = 64
     if lengths is not None and not causal:
         k = k * real_keys(torch.arange(l, device=k.device), l, lengths)[:, None, :, None]
     v = F.pad(v, (0, 1), value=1.0)  # one more column of values: the denominator
     if causal:
-        n = ceil_div(l, size)
-        q, k, v = (split_blocks(x, size, n) for x in (q, k, v))  # (b, h, n, size, .)
+        q, k, v = (split_blocks(x, 64, ceil_div(l, 64)) for x in (q, k, v))  # (b, h, n, 64, .)
         state = (k.transpose(-1, -2) @ v).cumsum(2)  # (b, h, n, m, e + 1)
         before = F.pad(state, (0, 0, 0, 0, 1, 0))[:, :, :-1]
         y = (q @ before + (q @ k.transpose(-1, -2)).tril() @ v).flatten(2, 3)[:, :, :l]
@@ -37,24 +36,13 @@ def linear_attention(q, k, v, causal=False, lengths=None, eps=1e-6):
     return y[..., :-1] / (y[..., -1:] + eps)
 
 
-def elu_features(x):
-    """Return the features of the Linear Transformer: elu(x) + 1, same shape."""
-    return F.elu(x) + 1
-
-
-def relu_features(x):
-    """Return the features of the generalised Performer: relu(x) + 0.001, same shape."""
-    return F.relu(x) + 1e-3
-
-
 def favor_features(x, W, query, eps=1e-6, causal=False, lengths=None):
     """Return Performer's positive random features: x (b, h, l, e), W (m, e) -> (b, h, l, m).
 
-    Their dot products estimate exp(q.k / sqrt(e)). W: random directions. To keep exp from
-    overflowing, every query's largest exponent is subtracted, and for keys the largest of all keys.
-    Both cancel in the quotient of `linear_attention`, except for eps. If causal, nothing is
-    subtracted for keys, since that would leak the future; the exponent is at most |w|^2 / 2, which
-    float32 holds for e up to 64."""
+    Their dot products estimate exp(q.k / sqrt(e)). So that exp does not overflow, every query's
+    largest exponent is subtracted, and for keys the largest of all keys; both cancel in
+    `linear_attention`, except for eps. If causal, that would leak the future, so nothing is
+    subtracted for keys; the exponent is at most |w|^2 / 2, which float32 holds for e up to 64."""
     m, e = W.shape
     x = x * e**-0.25
     exponent = x @ W.to(x.dtype).T  # (b, h, l, m)
@@ -86,20 +74,16 @@ class LinearAttention(Attention):
 
 
 class Performer(Attention):
-    """Linear attention with c.features random features that estimate softmax.
-
-    Directions are orthogonal in groups of e and as long as Gaussian vectors. They are drawn once
-    and saved with the weights."""
+    """Linear attention with c.features random features that estimate softmax. Directions, drawn
+    once and saved with the weights, are orthogonal in groups of e, as long as Gaussian vectors."""
 
     keys = dict(features=Key(int, 256))
 
     def __init__(self, c):
         super().__init__(c)
         e = c.d // c.heads
-        if c.causal and e > 64:
-            raise SizeError(
-                f"performer: causal features may overflow in heads of {e} dimensions; at most 64"
-            )
+        if c.causal and e > 64:  # features may overflow
+            raise SizeError(f"performer: causal heads have at most 64 dimensions, not {e}")
         groups = [torch.linalg.qr(torch.randn(e, e)).Q.T for _ in range(ceil_div(c.features, e))]
         W = torch.cat(groups)[: c.features] * torch.randn(c.features, e).norm(dim=-1, keepdim=True)
         self.register_buffer("W", W)  # (m, e)
@@ -112,28 +96,8 @@ class Performer(Attention):
             return linear_attention(q, k, v.float(), self.causal, lengths, eps)
 
 
-CHANGES = """
-task                  sizes
-*_demo|*_mini|text256 features=16
-"""
-TRANSFORMER = dict(block=TransformerBlock, like="transformer", positions=sinusoids)
 MODELS |= {
-    "linear": Model(
-        **TRANSFORMER,
-        mixer=LinearAttention,
-        extras=dict(phi=elu_features),
-        about="Linear attention, features elu + 1 (Katharopoulos et al. 2020).",
-    ),
-    "performer": Model(
-        **TRANSFORMER,
-        mixer=Performer,
-        changes=CHANGES,
-        about="Performer: random features (Choromanski et al. 2021).",
-    ),
-    "performer_relu": Model(
-        **TRANSFORMER,
-        mixer=LinearAttention,
-        extras=dict(phi=relu_features),
-        about="Performer with ReLU features (Choromanski et al. 2021).",
-    ),
+    "linear": transformer(LinearAttention, extras=dict(phi=lambda x: F.elu(x) + 1)),
+    "performer": transformer(Performer, short="features=16"),
+    "performer_relu": transformer(LinearAttention, extras=dict(phi=lambda x: F.relu(x) + 1e-3)),
 }

@@ -4,10 +4,7 @@ With E (l, r), the output is softmax(q (E^T k)^T / sqrt(e)) E^T v: O(l r). Heads
 share one E, as in Long Range Arena (Tay et al. 2020), so the code mixes x:
     E^T (x W + b) = (E^T x) W + (E^T 1) b
 Keys and values are then projected at r mixtures instead of l positions, which excludes rotary
-positions. Padding adds nothing, because E is zero there. Sizes and recipes are the Transformer's.
-"""
-
-import math
+positions. Padding adds nothing, because E is zero there."""
 
 import torch
 import torch.nn as nn
@@ -18,21 +15,15 @@ from models import MODELS, Attention, Key, Model, SizeError, TransformerBlock, s
 
 
 class Linformer(Attention):
-    """Attention to c.rank learned mixtures of all positions instead of the positions themselves:
-    O(l rank)."""
+    """Attention to c.rank learned mixtures of all positions: O(l rank)."""
 
     keys = dict(rank=Key(int, 16), rotary=Key(float, 0.0, most=0, shown=False))
 
     def __init__(self, c):
         super().__init__(c)
-        if c.causal:
-            raise SizeError(
-                "linformer mixes all positions first, so it has no causal form; use --objective "
-                "masked"
-            )
-        bound = math.sqrt(6 / (c.length + c.rank))
-        mix = torch.empty(c.length, c.rank).uniform_(-bound, bound)
-        self.mix = nn.Parameter(mix)  # (length, r)
+        if c.causal:  # positions are mixed first
+            raise SizeError("linformer has no causal form; use --objective masked")
+        self.mix = nn.Parameter(nn.init.xavier_uniform_(torch.empty(c.length, c.rank)))
 
     def forward(self, x, lengths=None):
         mix = self.mix[: x.shape[1]].T  # (r, l)

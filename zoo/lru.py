@@ -18,14 +18,8 @@ class LRU(SharedState):
     """A recurrence in discrete time. Its c.state poles are drawn uniformly from a ring, c.r_min <
     |lambda| < c.r_max, with angles up to c.angle. gamma is at the start sqrt(1 - |lambda|^2)."""
 
-    keys = dict(
-        state=Key(int),
-        ssm_lr=Key(float),
-        r_min=Key(float, 0.0),
-        r_max=Key(float, 1.0),
-        angle=Key(float, 2 * math.pi),
-        C_scale=Key(float, 1.0),
-    )
+    keys = dict(state=Key(int), ssm_lr=Key(float), r_min=Key(float, 0.0), r_max=Key(float, 1.0))
+    keys |= dict(angle=Key(float, 2 * math.pi), C_scale=Key(float, 1.0))
 
     def __init__(self, c):
         super().__init__(c, c.state)
@@ -41,7 +35,6 @@ class LRU(SharedState):
         self.rates = dict.fromkeys(("nu", "theta", "gamma", "B"), rate)
 
     def recurrence(self):
-        """Return log lambda (n,) and Bbar (n, d), complex64."""
         log_lambda = torch.complex(-self.nu.float().exp(), self.theta.float().exp())
         B = torch.view_as_complex(self.B.float())
         return log_lambda, self.gamma.float().exp()[:, None] * B

@@ -6,47 +6,34 @@ state space models.
     GRU    r, z = sigmoid(of the same form);   new = tanh(W x[t] + bias + r (U h[t-1] + bias))
            h[t] = z h[t-1] + (1 - z) new
 
-The gates read h[t-1], so the recurrence is not linear as that of a state space model: there is no
-convolution and no parallel scan. A layer is x + Linear(LSTM(norm(x))), a pre-norm residual block
-with LayerNorm. The causal objective has one direction with d hidden units; the masked one has two
-with d/2 each, concatenated. A layer with two directions then has 7 d^2 weights, GRU 5.5 d^2; a
-Transformer's has 8 d^2 if ff = 2d. Depths, widths and recipes are the rotary Transformer's, because
-none are published for self-pretraining. Only the learning rates for your data were chosen for the
-LSTM (results/ucr.md has the trial); the GRU takes them over. Leave out --compile: it unrolls the
-loop over positions and takes minutes to compile a hundred of them."""
-
-import functools
+The gates read h[t-1], so there is no convolution and no parallel scan. A layer is x +
+Linear(LSTM(norm(x))); the causal objective has one direction with d hidden units, the masked one
+two with d/2 each, concatenated. Depths, widths and recipes are the rotary Transformer's, because
+none are published for self-pretraining; the learning rates for your data were chosen for the LSTM
+(results/ucr.md). Leave out --compile: it unrolls the loop over positions and takes minutes."""
 
 import torch
 import torch.nn as nn
 
-from kernels import inside
 from models import MODELS, Key, Model, SizeError, SSMBlock
 
 
-@functools.lru_cache(maxsize=4)  # all layers ask for the same
-def reversal(lengths, l):
-    """Return the positions (b, l) that reverse each sequence within its true length.
-
-    The second direction reads this reversed copy, so it meets padding last, as the first one does.
-    With nn.LSTM(bidirectional=True) it would start in the padding; pack_padded_sequence prevents
-    that, but needs the lengths on the CPU, and a GPU would have to wait for them in every step."""
-    position = torch.arange(l, device=lengths.device)
-    return torch.where(inside(lengths, l), lengths[:, None] - 1 - position, position)
-
-
 def reverse(x, lengths):
-    """Reverse each sequence of x (b, l, d). Reversing twice restores x."""
+    """Reverse each sequence of x (b, l, d) within its true length; reversing twice restores x.
+
+    So the second direction meets padding last, too. nn.LSTM(bidirectional=True) would start in the
+    padding; pack_padded_sequence prevents that, but a GPU would have to wait for the lengths."""
     if lengths is None:
         return x.flip(1)
-    return x.gather(1, reversal(lengths, x.shape[1])[..., None].expand_as(x))
+    position = torch.arange(x.shape[1], device=x.device)
+    end = lengths[:, None]
+    order = torch.where(position < end, end - 1 - position, position)  # (b, l)
+    return x.gather(1, order[..., None].expand_as(x))
 
 
 def run_cell(cell, x):
-    """Run an LSTM or GRU cell over x (b, l, d) and return its hidden states (b, l, n).
-
-    nn.LSTM and nn.GRU call the same functions (cuDNN on a GPU); torch.compile takes the calls, but
-    not the modules."""
+    """Run an LSTM or GRU cell over x (b, l, d) and return its hidden states (b, l, n), as nn.LSTM
+    and nn.GRU do; torch.compile takes these calls (cuDNN on a GPU), but not those modules."""
     h = x.new_zeros(1, x.shape[0], cell.hidden_size)
     # with biases, one layer, no dropout, training (else cuDNN has no backward pass), one direction,
     # batch first
@@ -110,15 +97,6 @@ task         objective     loss pool head lr                  wd batch length   
 file:*|ucr:* masked|causal -    mean -    3e-3/3e-3/3e-3/9e-3 0  16    10e/10e/20e 50     cos
 """
 MODELS |= {
-    "lstm": Model(
-        SSMBlock,
-        LSTM,
-        "rotary",
-        sizes=SIZES,
-        recipes=RECIPES,
-        about="LSTM (Hochreiter and Schmidhuber 1997).",
-    ),
-    "gru": Model(
-        SSMBlock, Recurrent, "rotary", sizes=SIZES, recipes=RECIPES, about="GRU (Cho et al. 2014)."
-    ),
+    name: Model(SSMBlock, mixer, "rotary", sizes=SIZES, recipes=RECIPES)
+    for name, mixer in (("lstm", LSTM), ("gru", Recurrent))
 }

@@ -2,10 +2,10 @@
 Dao 2023).
 
     s[t] = exp(delta[t] A) s[t-1] + delta[t] B[t] u[t],   y[t] = C[t] s[t]
-Its poles change from position to position, so it is no convolution: the scan in zoo/selective.py
-steps through them. The authors' model is causal. For the masked objective a layer here has a scan
-per direction, with shared projections. No sizes or recipes are published for these tasks: widths,
-depths and recipes are S4's, the rest the authors' defaults."""
+Its poles change from position to position, so it is no convolution but the scan in
+zoo/selective.py. The authors' model is causal; for the masked objective a layer here has a scan per
+direction, with shared projections. None are published for these tasks, so widths, depths and
+recipes are S4's, the rest the authors' defaults."""
 
 import math
 
@@ -22,8 +22,8 @@ class Selective(nn.Module):
     """One direction: h (b, l, e) -> (b, l, e).
 
     After a short convolution each position determines its own step size delta, what it writes into
-    the states (B), and what it reads from them (C). A long step makes the states forget their past
-    and take in the position; a short step skips the position."""
+    the states (B), and what it reads from them (C). A long step forgets the past and takes in the
+    position; a short step skips the position."""
 
     def __init__(self, c, e):
         super().__init__()
@@ -51,8 +51,7 @@ class Selective(nn.Module):
         return selective_scan(h.float(), delta, -self.A_log.float().exp(), B, C) + self.D * h
 
     def step(self, h, state):
-        """Take one step: h (b, e), state -> y (b, e), state. The state holds the convolution's last
-        inputs (b, e, conv - 1) and s (b, e, n)."""
+        """h (b, e), state -> y (b, e), state: last inputs (b, e, conv - 1) and s (b, e, n)."""
         if state is None:
             state = h.new_zeros(*h.shape, self.conv.padding[0]), h.new_zeros(*h.shape, self.n)
         past, s = state
@@ -65,14 +64,11 @@ class Selective(nn.Module):
 
 
 class Mamba(nn.Module):
-    """A layer of Mamba, (b, l, d) -> (b, l, d), without a separate feed-forward part.
+    """A layer of Mamba, (b, l, d) -> (b, l, d): of twice c.expand d channels one half passes the
+    scans, and the other half gates their sum. c.conv: width of the convolution."""
 
-    It makes twice c.expand d channels: one half passes the scans, and the other half gates their
-    sum. c.conv: width of the convolution."""
-
-    keys = dict(
-        state=Key(int), conv=Key(int, 4), expand=Key(int, 2), dt_min=Key(float), dt_max=Key(float)
-    )
+    keys = dict(state=Key(int), conv=Key(int, 4), expand=Key(int, 2))
+    keys |= dict(dt_min=Key(float), dt_max=Key(float))
 
     def __init__(self, c):
         super().__init__()
@@ -91,7 +87,7 @@ class Mamba(nn.Module):
         return self.out(y.to(gate.dtype) * F.silu(gate))
 
     def step(self, x, state):
-        """Compute one position: x (b, d), the state before it or None -> y (b, d), state."""
+        """x (b, d), state after the previous position or None -> y (b, d), state."""
         h, gate = self.enter(x).chunk(2, -1)
         y, state = self.scans[0].step(h, state)
         return self.out(y * F.silu(gate)), state

@@ -1,10 +1,12 @@
 """MEGA: moving averages, then one gated head of attention (Ma et al. 2023).
 
-With averages a of x, v = silu(W x), and u, z, r, h the parts of one Linear of a:
+    s[t] = q s[t-1] + p beta x[t],  a = sum_h gamma s / sqrt(h),  p = sigmoid(delta),
+    q = 1 - p sigmoid(alpha)
+With these averages a, v = silu(W x), and u, z, r, h the parts of one Linear of silu(a):
     y = softmax(q k^T / sqrt(z) + bias) v,   q, k = silu(z) scale + shift, each with its own
     x <- x + sigmoid(u) (silu(h + W_out (silu(r) y)) - x)
 `mega` attends over the whole length, `mega_chunk` in chunks of 128. Sizes and recipes from scratch
-are the authors'; our schedules approximate theirs. The averages are in zoo/ema.py."""
+are the authors'; our schedules approximate theirs."""
 
 import math
 
@@ -12,42 +14,56 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from kernels import ceil_div, fft_conv, inside, split_blocks, true_lengths
-from models import MODELS, NORMS, Key, Model
-from zoo.ema import EMA
+from kernels import ceil_div, fft_conv, geometric_sums, inside, split_blocks, true_lengths
+from models import MODELS, NORMS, Kernel, Key, Model
 
 
-class ScaleNorm(nn.Module):
-    """x divided by its root mean square over d, times one learned scalar: the text tasks' norm."""
+def ema_kernel(delta, alpha, beta, gamma, l):
+    """Return the kernel of h damped averages, a sum of geometric sequences with real poles q, at
+    all lags (the official code cuts it after 1,024): four (dir, d, h) -> float32 (dir, d, l)."""
+    directions, d, h = delta.shape
+    p = delta.double().sigmoid()  # (dir, d, h)
+    log_q = torch.log1p(-p * alpha.double().sigmoid())
+    W = gamma * p * beta / math.sqrt(h)
+    K = geometric_sums(W.flatten(0, 1)[:, None], log_q.flatten(0, 1), l)
+    return K.view(directions, d, l)
 
-    def __init__(self, d):
+
+class EMA(Kernel):
+    """Kernels of c.averages damped exponential averages per channel and direction.
+
+    At the start they all fade within about 60 positions; longer memory must be learned."""
+
+    def __init__(self, c):
         super().__init__()
-        self.gain = nn.Parameter(torch.ones(1))
+        self.d = c.d
+        shape = (c.directions, c.d, c.averages)
+        self.delta = nn.Parameter(torch.randn(shape) * 0.2)
+        self.alpha = nn.Parameter(torch.randn(shape) * 0.2)
+        self.beta = nn.Parameter(torch.randn(shape) * 0.02 + (-1.0) ** torch.arange(c.averages))
+        self.gamma = nn.Parameter(torch.randn(shape))
 
-    def forward(self, x, lengths=None):
-        y = x.float()
-        return (self.gain * y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+    def arguments(self, p):
+        return p.delta, p.alpha, p.beta, p.gamma
 
-
-NORMS |= {"scale": ScaleNorm}
+    def make(self, delta, alpha, beta, gamma, l):
+        K = ema_kernel(delta, alpha, beta, gamma, l)
+        if len(K) == 1:
+            return K
+        # The backward kernel of `fft_conv` starts at lag 1, MEGA's at lag 0: its first value joins
+        # the forward kernel.
+        return torch.stack((K[0] + F.pad(K[1, :, :1], (0, l - 1)), F.pad(K[1, :, 1:], (0, 1))))
 
 
 class Mega(nn.Module):
     """Moving-average gated attention. Returns the change of the block's raw input, (b, l, d).
 
-    Queries, keys and gates come from averages over the past (and future), values from the input
-    itself. The single head has a learned bias per distance. It attends in disjoint chunks of
-    c.chunk or over the whole length; averages carry context across chunks. c.activation: softmax,
-    or laplace, an error function of each score without normalisation."""
+    Queries, keys and gates come from averages, which also carry context across chunks of c.chunk.
+    The single head has a learned bias per distance. c.activation: softmax, or laplace, an error
+    function of each score without normalisation."""
 
-    keys = dict(
-        v=Key(int),
-        z=Key(int),
-        averages=Key(int, 16),
-        chunk=Key(int, None, shown=False),
-        activation=Key(("softmax", "laplace")),
-        dropout=Key(float, 0.0),
-    )
+    keys = dict(v=Key(int), z=Key(int), averages=Key(int, 16), chunk=Key(int, None, shown=False))
+    keys |= dict(activation=Key(("softmax", "laplace")), dropout=Key(float, 0.0))
 
     def __init__(self, c):
         super().__init__()
@@ -75,7 +91,7 @@ class Mega(nn.Module):
 
     def attend(self, q, k, v, lengths):
         """Attend: queries and keys (b, l, z), values (b, l, v) -> (b, l, v)."""
-        b, l = q.shape[:2]
+        l = q.shape[1]
         size = min(self.chunk or l, l)
         n = ceil_div(l, size)
         q, k, v = (split_blocks(x, size, n) for x in (q, k, v))  # (b, n, size, .)
@@ -98,19 +114,32 @@ class Mega(nn.Module):
     def forward(self, x, lengths, raw, K=None):
         K = self.kernel(x.shape[1]) if K is None else K
         averages = F.silu(self.convolve(x, K, lengths, self.omega))  # (b, l, d)
-        gates = self.gates(self.dropout(averages)).split((self.d, self.z, self.v, self.d), -1)
-        update = gates[0].sigmoid()  # (b, l, d)
-        shared = F.silu(gates[1])  # (b, l, z)
-        reset = F.silu(gates[2])  # (b, l, v)
-        carried = gates[3]  # (b, l, d)
-        q, k = (shared * self.scale[i] + self.shift[i] for i in range(2))  # (b, l, z)
+        gates = self.gates(self.dropout(averages))
+        u, z, r, h = gates.split((self.d, self.z, self.v, self.d), -1)
+        z = F.silu(z)  # (b, l, z)
+        q, k = (z * self.scale[i] + self.shift[i] for i in range(2))  # (b, l, z)
         y = self.attend(q, k, F.silu(self.values(x)), lengths)  # (b, l, v)
-        y = self.dropout(F.silu(carried + self.out(reset * y)))  # (b, l, d)
-        return update * (self.joined(y, x, lengths) - raw)
+        y = self.dropout(F.silu(h + self.out(F.silu(r) * y)))  # (b, l, d)
+        return u.sigmoid() * (self.joined(y, x, lengths) - raw)
 
     def joined(self, y, x, lengths):
         """Return the attention's output y (b, l, d); zoo/spade.py joins it with S4's."""
         return y
+
+
+class ScaleNorm(nn.Module):
+    """x divided by its root mean square over d, times one learned scalar: the text tasks' norm."""
+
+    def __init__(self, d):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(1))
+
+    def forward(self, x, lengths=None):
+        y = x.float()
+        return (self.gain * y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+
+NORMS |= {"scale": ScaleNorm}
 
 
 class MegaBlock(nn.Module):
@@ -140,7 +169,7 @@ class MegaBlock(nn.Module):
 
 @torch.no_grad()
 def init_mega(backbone):
-    """Draw the embedding of symbols from N(0, 1/d), as the authors do."""
+    """Draw the embedding of symbols from N(0, 1/d)."""
     if backbone.reads_symbols:
         backbone.encoder.weight.normal_(0, backbone.d**-0.5)
 
@@ -174,13 +203,5 @@ pathx|pathx256        chunk=4096
 """
 MODELS |= {
     "mega": Model(MegaBlock, Mega, "rotary", init=init_mega, sizes=SIZES, recipes=RECIPES),
-    "mega_chunk": Model(
-        MegaBlock,
-        Mega,
-        "mega",
-        dict(chunk=128),
-        init=init_mega,
-        changes=CHUNKS,
-        about="MEGA with attention in chunks of 128 (Ma et al. 2023).",
-    ),
+    "mega_chunk": Model(MegaBlock, Mega, "mega", dict(chunk=128), init=init_mega, changes=CHUNKS),
 }

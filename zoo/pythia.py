@@ -5,8 +5,7 @@ symbols.
     python finetune.py --task text --model pythia_rand   the same architecture from a random start
 
 Each symbol becomes one of the model's tokens, so no position is added or lost. The architecture is
-GPT-NeoX (Biderman et al. 2023), x + mixer(norm1(x)) + ff(norm2(x)). It is only finetuned, not
-self-pretrained. Below: the download, the tokens, the order of the weights."""
+GPT-NeoX (Biderman et al. 2023), x + mixer(norm1(x)) + ff(norm2(x)), only finetuned here."""
 
 import json
 from pathlib import Path
@@ -30,36 +29,26 @@ def load_pythia(model, task, args, say):
         tokens, without = pythia_tokens(task.symbols, tokenizer)
         weights = neox_weights(safetensors.torch.load_file(path), args.arch, tokens)
         model.backbone.load_state_dict(weights)
-    text = (
-        f"from {path}: {len(weights)} tensors loaded, of the embedding only the {len(tokens)} rows "
-    )
-    text += "of this task's symbols"
+    say(f"from {path}: {len(weights)} tensors loaded; {len(tokens)} rows of the embedding")
     if without:
-        text += f"; symbols without their own token: {' '.join(map(repr, without))}"
-    say(text)
+        say(f"symbols without their own token: {' '.join(map(repr, without))}")
 
 
 def fetch_pythia(data_dir="data"):
     """Download Pythia-70M if it is missing -> paths of model.safetensors and tokenizer.json."""
     folder = Path(data_dir) / "pythia-70m-deduped"
-    by_hand = (
-        f"put it into {folder} and run the same command again; or use --model pythia_rand, which "
-        "needs no file"
-    )
+    by_hand = f"put it into {folder} and run the same command again; or use --model pythia_rand"
+    names = "model.safetensors", "tokenizer.json"
     with reading(folder, "make room, or choose another --data-dir"):
-        return tuple(
-            fetch(f"{PYTHIA}/{name}", folder, by_hand)
-            for name in ("model.safetensors", "tokenizer.json")
-        )
+        return [fetch(f"{PYTHIA}/{name}", folder, by_hand) for name in names]
 
 
 def pythia_tokens(symbols, tokenizer):
     """Return the tokens of a task's symbols, int64 (vocab,), and a list of those that have none.
 
-    symbols: as in `task.symbols`; tokenizer: path of tokenizer.json. A gray level becomes the token
-    of its decimal digits, a character its own token, an operator of ListOps the token of its name
-    ("MAX"). <eos>, <unk> and symbols without a token become <|endoftext|>, as in the official code;
-    <mask> never occurs in finetuning."""
+    tokenizer: path of tokenizer.json. A gray level becomes the token of its decimal digits, a
+    character its own, an operator of ListOps that of its name ("MAX"). <eos>, <unk> and symbols
+    without a token become <|endoftext|>, as in the official code; <mask> never occurs here."""
     names = {"<pad>": "<|padding|>"}
     if "[MIN" in symbols:  # elsewhere X is a letter
         names |= {"[MIN": "MIN", "[MAX": "MAX", "[MED": "MED", "[SM": "SM", "X": "]"}
@@ -84,13 +73,13 @@ def pythia_tokens(symbols, tokenizer):
 def neox_weights(tensors, sizes, tokens):
     """Convert the tensors of a GPT-NeoX checkpoint to a state dict of `Backbone`.
 
-    tokens (vocab,): the checkpoint's token for every symbol of the task. Embeddings of other tokens
-    could never be used and are left out. KeyError or RuntimeError if names or shapes do not fit.
+    tokens (vocab,): the checkpoint's token for every symbol of the task; embeddings of other tokens
+    are left out. KeyError or RuntimeError if names or shapes do not fit.
 
-    Two conventions differ. In GPT-NeoX the rows of query_key_value are (h, 3, e), head by head;
-    here all queries come first, then keys, then values. Its rotary positions pair dimension m with
-    m + e/8, half a rotated part away; `rotary` pairs neighbours. Reordering queries and keys in the
-    same way does not change their products."""
+    In GPT-NeoX the rows of query_key_value are (h, 3, e), head by head; here all queries come
+    first, then keys, then values. Its rotary positions pair dimension m with m + e/8, half a
+    rotated part away; `rotary` pairs neighbours. Reordering both in the same way does not change
+    their products."""
     heads = sizes["heads"]
     e = sizes["d"] // heads
     r = int(sizes["rotary"] * e)
@@ -100,13 +89,9 @@ def neox_weights(tensors, sizes, tokens):
         rows = tensors[name].float().unflatten(0, (heads, 3, e)).transpose(0, 1)  # (3, h, e, ...)
         return torch.cat((rows[:2, :, neighbours], rows[2:])).flatten(0, 2)  # (3 d, ...)
 
-    names = {
-        "norm1": "input_layernorm",
-        "norm2": "post_attention_layernorm",
-        "mixer.out": "attention.dense",
-        "ff.0": "mlp.dense_h_to_4h",
-        "ff.2": "mlp.dense_4h_to_h",
-    }
+    names = {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"}
+    names |= {"mixer.out": "attention.dense"}
+    names |= {"ff.0": "mlp.dense_h_to_4h", "ff.2": "mlp.dense_4h_to_h"}
     weights = {"encoder.weight": tensors["gpt_neox.embed_in.weight"].float()[tokens]}
     for part in ("weight", "bias"):
         weights[f"norm.{part}"] = tensors[f"gpt_neox.final_layer_norm.{part}"].float()
@@ -121,7 +106,7 @@ def neox_weights(tensors, sizes, tokens):
 
 
 class NeoXBlock(TransformerBlock):
-    """x + mixer(norm1(x)) + ff(norm2(x)): both parts read the block's input."""
+    """A block whose parts both read its input."""
 
     def forward(self, x, lengths=None, *K):
         return x + self.mixer(self.norm1(x, lengths), lengths, *K) + self.ff(self.norm2(x, lengths))
@@ -133,8 +118,7 @@ class NeoXBlock(TransformerBlock):
 
 @torch.no_grad()
 def init_neox(backbone):
-    """Draw weights from N(0, 0.02^2) and set biases to 0, as the official code's library
-    initialises a GPT-NeoX (the paper's "Pythia 70M (Rand Init)")."""
+    """Draw weights from N(0, 0.02^2) and set biases to 0, as the official code's library does."""
     for module in backbone.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             module.weight.normal_(0, 0.02)
@@ -158,16 +142,8 @@ listops_mini    causal    -    last linear -/1e-3 0  16    2000   50     cos    
 pathfinder_mini causal    -    last linear -/1e-3 0  16    1000   50     cos      200
 *_mini          causal    -    last linear -/1e-3 0  16    700    50     cos      200
 """
-NEOX = dict(extras=dict(rotary=0.25), symbols=True, init=init_neox)
+GPT = dict(block=NeoXBlock, mixer=Attention, extras=dict(rotary=0.25), symbols=True, init=init_neox)
 MODELS |= {
-    "pythia": Model(
-        NeoXBlock, Attention, weights=load_pythia, sizes=SIZES, recipes=RECIPES, **NEOX
-    ),
-    "pythia_rand": Model(
-        NeoXBlock,
-        Attention,
-        "pythia",
-        **NEOX,
-        about="Pythia's architecture with random weights (paper, section 3.5).",
-    ),
+    "pythia": Model(**GPT, weights=load_pythia, sizes=SIZES, recipes=RECIPES),
+    "pythia_rand": Model(**GPT, like="pythia"),
 }

@@ -1,27 +1,25 @@
 """Reformer: attention among positions with the same hash (Kitaev et al. 2020).
 
 hash(x) = argmax [x R, -x R] with a random rotation R; only positions of one hash are compared.
-Sizes and recipes are the Transformer's. Reversible layers are left out: they save memory and change
-no number."""
+Reversible layers are left out: they save memory and change no number."""
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
 from kernels import ceil_div, true_lengths
-from models import MODELS, Attention, Key, Model, SizeError, TransformerBlock, sinusoids
-from zoo.shared import fill_up
+from models import MODELS, Attention, Key, SizeError
+from zoo.shared import fill_up, transformer
 
 
 def lsh_attention(q, v, rotations, chunk, lengths=None):
     """Compute Reformer's attention: q (queries and keys), v (b, h, l, e) -> (b, h, l, e).
 
-    In each round, vectors in the same bucket are likely neighbours. A bucket is a hash with that
-    round's rotation: `rotations` (h or 1, e, rounds, buckets / 2). Positions are sorted by bucket
-    and cut into chunks. They attend to their chunk and the previous one (the first chunk: to the
-    last). Keys have length 1, there is no scale, and a position attends to itself only if no other
-    key is left. Rounds are averaged with their shares of the softmax's denominator as weights.
-    O(rounds l chunk). There is no causal form, because the future decides where a chunk ends."""
+    In each round, positions are sorted by bucket, a hash with that round's rotation: `rotations` (h
+    or 1, e, rounds, buckets / 2). They are cut into chunks, and attend to their chunk and the
+    previous one (the first chunk: to the last). Keys have length 1, there is no scale, and a
+    position attends to itself only if no other key is left. Rounds are averaged with their shares
+    of the softmax's denominator as weights. O(rounds l chunk)."""
     b, h, l, e = q.shape
     size = ceil_div(l, chunk) * chunk
     ends = true_lengths(lengths, b, l, q.device)
@@ -66,21 +64,17 @@ def lsh_attention(q, v, rotations, chunk, lengths=None):
 
 
 class Reformer(Attention):
-    """Attention among positions whose queries point the same way; queries are also the keys.
+    """Attention among positions whose queries, which are also the keys, point the same way.
 
-    c.rounds hashes, chunks of c.chunk. Rotations are drawn once for each layer and head and saved
-    with the weights. (The authors draw new ones at every step: a prediction is then not a function
-    of its input.)"""
+    Rotations are drawn once for each layer and head and saved with the weights. (The authors draw
+    new ones at every step: a prediction is then not a function of its input.)"""
 
     keys = dict(chunk=Key(int, 64), rounds=Key(int, 2))
 
     def __init__(self, c):
         super().__init__(c)
-        if c.causal:
-            raise SizeError(
-                "reformer sorts all positions first, so it has no causal form; use --objective "
-                "masked"
-            )
+        if c.causal:  # the future decides where a chunk ends
+            raise SizeError("reformer has no causal form; use --objective masked")
         self.length = c.length
         self.chunk = min(c.chunk, c.length)
         self.qkv = nn.Linear(c.d, 2 * c.d)  # queries and values
@@ -95,12 +89,4 @@ class Reformer(Attention):
             return lsh_attention(q, v, self.rotations, self.chunk, lengths)[:, :, :l]
 
 
-CHANGES = """
-task                  sizes
-*_demo|*_mini|text256 chunk=8
-"""
-MODELS |= {
-    "reformer": Model(
-        TransformerBlock, Reformer, "transformer", positions=sinusoids, changes=CHANGES
-    )
-}
+MODELS |= {"reformer": transformer(Reformer, short="chunk=8")}

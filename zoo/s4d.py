@@ -1,6 +1,6 @@
 """S4D: S4 without its low-rank term, with three initialisations (Gu et al. 2022, arXiv 2206.11893).
 
-    K[k] = 2 Re sum_n C_n B_n Bbar_n p_n^k,   p = e^(dt A),   Bbar = (p - 1) / A
+    K[k] = 2 Re sum_n C_n B_n Bbar_n p_n^k,   p = e^(dt A),   Bbar = (p - 1) / A   (zero-order hold)
 The starts are `s4d` (Lin), `s4d_inv` and `s4d_legs`. Sizes and recipes are S4's."""
 
 import math
@@ -9,33 +9,22 @@ from functools import partial
 import torch
 import torch.nn as nn
 
-from kernels import diagonal_kernel, hippo_nplr
+from kernels import hippo_nplr
 from models import MODELS, S4, SSM, Diagonal, Model, SizeError, SSMBlock, log_uniform
 
 
-def s4d_kernel(A, B, C, dt, l, rule="zoh"):
-    """Return the kernel of S4D: A, B complex (d, n) or (1, n), one of each pair; C complex (dir, d,
-    n); dt (d,) -> float32 (dir, d, l).
-
-    Zero-order hold, "zoh", is the rule above. Bilinear rule, with x = dt A: p = (1 + x/2) / (1 -
-    x/2) and Bbar = dt / (1 - x/2)."""
-    return diagonal_kernel(*s4d_poles(A, B, C, dt, rule), l)
-
-
-def s4d_poles(A, B, C, dt, rule="zoh"):
+def s4d_poles(A, B, C, dt):
     """Return W (dir, d, n) and Lambda (d, n), complex128, for which `diagonal_kernel` gives the
-    kernel of S4D. Layers may come first in all shapes."""
+    kernel of S4D: A, B complex (d, n) or (1, n), one of each pair; C complex (dir, d, n); dt (d,).
+    Layers may come first in all shapes."""
     A, B, C = (v.to(torch.complex128) for v in (A, B, C))
-    C = C.movedim(-3, 0)  # (dir, ..., d, n)
-    dt = dt.double()[..., None]  # (..., d, 1)
-    x = dt * A  # (..., d, n)
-    if rule == "zoh":
-        return (2 * C * B * torch.expm1(x) / A).movedim(0, -3), x
-    return (2 * C * B * dt / (1 - x / 2)).movedim(0, -3), torch.log((1 + x / 2) / (1 - x / 2))
+    Lambda = dt.double()[..., None] * A  # (..., d, n)
+    W = 2 * C.movedim(-3, 0) * B * torch.expm1(Lambda) / A  # (dir, ..., d, n)
+    return W.movedim(0, -3), Lambda
 
 
 class S4D(Diagonal):
-    """Kernels of S4D, with zero-order hold. c.start chooses the initial poles.
+    """Kernels of S4D. c.start chooses the initial poles.
 
     lin    Im A = pi n, the frequencies of a Fourier basis
     inv    Im A = N/pi (N / (2n + 1) - 1), dense at 0, with few high frequencies
@@ -72,12 +61,6 @@ class S4D(Diagonal):
 
 
 MODELS |= {
-    f"s4d{name}": Model(
-        SSMBlock,
-        partial(SSM, S4D),
-        "s4",
-        dict(start=start),
-        about=f"S4D, start {start}: S4 without its low-rank term (Gu et al. 2022).",
-    )
-    for name, start in (("", "lin"), ("_inv", "inv"), ("_legs", "legs"))
+    name: Model(SSMBlock, partial(SSM, S4D), "s4", dict(start=start))
+    for name, start in (("s4d", "lin"), ("s4d_inv", "inv"), ("s4d_legs", "legs"))
 }

@@ -19,9 +19,8 @@ class S5(SharedState):
     """The recurrence of S5: HiPPO's diagonal in c.n_ssm blocks of c.state / n_ssm states, one of
     each conjugate pair stored; zero-order hold with one step size per state.
 
-    The authors draw B and C in HiPPO's basis and rotate them by its unitary V. A rotated Gaussian
-    is a Gaussian, so B and C are drawn here without the rotation. c.C_scale: factor of C; c.fast_B:
-    B has the main learning rate and weight decay. Both differ between tasks."""
+    The authors rotate B and C by HiPPO's unitary V; a rotated Gaussian is a Gaussian. c.C_scale:
+    factor of C; c.fast_B: B has the main learning rate and weight decay."""
 
     keys = S4.keys | dict(fast_B=Key((0, 1), 0), C_scale=Key(float, 1.0))
     factor = 2  # y = 2 Re C x: adds each pair's other half
@@ -37,14 +36,11 @@ class S5(SharedState):
         self.log_dt = nn.Parameter(log_uniform(c, len(A)))
         self.out = nn.Linear(c.d, c.d)
         names = ["A_log_re", "A_im"]
-        if not c.fast_B:
-            names.append("B")
-        if c.dt_lr != "main":
-            names.append("log_dt")
+        names += [] if c.fast_B else ["B"]
+        names += [] if c.dt_lr == "main" else ["log_dt"]
         self.rates = dict.fromkeys(names, (c.ssm_lr, False))
 
     def recurrence(self):
-        """Return log lambda (n,) and Bbar (n, d), complex64."""
         A = torch.complex(-self.A_log_re.float().exp().clamp(min=1e-4), self.A_im.float())  # (n,)
         log_lambda = A * self.log_dt.float().exp()
         B = torch.view_as_complex(self.B.float())

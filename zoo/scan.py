@@ -1,5 +1,5 @@
-"""A diagonal recurrence whose state all channels share, computed by a scan. Not a --model: S5 and
-LRU use it.
+"""A diagonal recurrence whose states read all channels, so there is a scan over time instead of a
+kernel per channel. Not a --model: S5 and LRU use it.
 
     x[t] = lambda x[t-1] + v[t], by doubling: x[t] <- x[t] + lambda^s x[t-s] for s = 1, 2, 4, ..."""
 
@@ -12,17 +12,12 @@ import torch.nn.functional as F
 from kernels import inside
 
 
-def diagonal_scan(log_lambda, v):
+class DiagonalScan(torch.autograd.Function):
     """Run x[t] = lambda x[t-1] + v[t]: complex (n,), complex (b, l, n) -> complex (b, l, n).
 
     After log2(l) passes, each position holds the sum over all positions before it. Powers of lambda
-    are taken from its logarithm in float64; repeated squaring in float32 would lose two digits."""
-    return DiagonalScan.apply(log_lambda, v)
-
-
-class DiagonalScan(torch.autograd.Function):
-    """`diagonal_scan` with its backward pass, which needs only x. Autograd would keep all log2(l)
-    passes."""
+    are taken from its logarithm in float64; repeated squaring in float32 would lose two digits. The
+    backward pass needs only x; autograd would keep all passes."""
 
     @staticmethod
     def forward(ctx, log_lambda, v):
@@ -44,13 +39,15 @@ class DiagonalScan(torch.autograd.Function):
         return (grad[:, 1:] * before.conj()).sum((0, 1)), grad
 
 
+diagonal_scan = DiagonalScan.apply
+
+
 class SharedState(nn.Module):
     """Base class of S5 and LRU: a linear recurrence of n states, (b, l, d) -> (b, l, d).
 
     x[t] = lambda x[t-1] + Bbar u[t] with lambda (n,), Bbar (n, d); y = factor Re C x + D u with C
-    (d, n). Each state reads all channels, so there is a scan over time instead of a kernel per
-    channel. When bidirectional, a second C reads the scan of the reversed sequence; both scans
-    include u[t]. A subclass defines `recurrence` and `gate`."""
+    (d, n). When bidirectional, a second C reads the scan of the reversed sequence; both scans
+    include u[t]. A subclass defines `gate`, and `recurrence`, which returns log lambda and Bbar."""
 
     factor = 1
 
@@ -60,23 +57,20 @@ class SharedState(nn.Module):
         self.C = nn.Parameter(C)  # (dir, d, n, 2)
         self.D = nn.Parameter(torch.randn(c.d))
 
-    def scan(self, u):
-        """Compute y of u (b, l, d), float32 -> the same shape."""
-        log_lambda, B = self.recurrence()
-        v = torch.complex(u @ B.real.T, u @ B.imag.T)  # (b, l, n)
-        y = 0
-        for direction, C in enumerate(self.C.float()):
-            if direction == 0:
-                x = diagonal_scan(log_lambda, v)
-            else:
-                x = diagonal_scan(log_lambda, v.flip(1)).flip(1)
-            y = y + x.real @ C[..., 0].T - x.imag @ C[..., 1].T  # (b, l, d) Re C x
-        return self.factor * y + self.D * u
-
-    def forward(self, x, lengths=None):
-        u = x if lengths is None else x * inside(lengths, x.shape[1])[..., None]
-        with torch.autocast(x.device.type, enabled=False):
-            y = self.scan(u.float())  # (b, l, d)
+    def forward(self, u, lengths=None):
+        if lengths is not None:
+            u = u * inside(lengths, u.shape[1])[..., None]
+        with torch.autocast(u.device.type, enabled=False):
+            log_lambda, B = self.recurrence()
+            u = u.float()
+            v = torch.complex(u @ B.real.T, u @ B.imag.T)  # (b, l, n)
+            states = [diagonal_scan(log_lambda, v)]
+            if len(self.C) == 2:
+                states.append(diagonal_scan(log_lambda, v.flip(1)).flip(1))
+            y = 0
+            for x, C in zip(states, self.C.float()):
+                y = y + x.real @ C[..., 0].T - x.imag @ C[..., 1].T  # (b, l, d) Re C x
+            y = self.factor * y + self.D * u
         return self.gate(F.gelu(y, approximate="tanh"))
 
     def step(self, x, state):

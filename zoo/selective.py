@@ -2,10 +2,9 @@
 Mamba uses it.
 
     s[t] = exp(delta[t] A) s[t-1] + delta[t] u[t] B[t],   y[t] = C[t] s[t]
-The states of all positions, (b, l, e, n), would take n times the memory of the input. The scan
-therefore works in chunks and keeps only the states between them. Positions come first in memory;
-each takes one call per direction. A small batch is cut into segments of its length, which advance
-together (`entering`)."""
+All states, (b, l, e, n), would take n times the memory of the input, so the scan keeps only those
+between chunks. Positions come first in memory; each takes one call per direction. A small batch is
+cut into segments of its length, which advance together (`entering`)."""
 
 import torch
 import torch.nn.functional as F
@@ -26,8 +25,7 @@ def selective_scan(u, delta, A, B, C):
 
 
 def states_of(delta, A, B, v, s):
-    """Return decay (k, b, e, n) of k positions, and the states before and after (k + 1, b, e, n)
-    if s (b, e, n) is the first."""
+    """Return decay (k, b, e, n), and states (k + 1, b, e, n) of which s (b, e, n) is the first."""
     decay = (delta[..., None] * A).exp_()
     states = s.new_empty(len(v) + 1, *s.shape)
     states[0] = s
@@ -38,11 +36,9 @@ def states_of(delta, A, B, v, s):
 
 
 def segments(u, A):
-    """Return the number of segments of at least 16 positions for u (l, b, e): at least 4, or 1.
-
-    It depends on the batch, and so do the last bits of the result. (The compiler takes shapes as
-    variable, but not `len`.)"""
-    per_position = u.shape[1] * A.numel()
+    """Return the number of segments of at least 16 positions for u (l, b, e): at least 4, or 1. It
+    depends on the batch, and so do the last bits of the result."""
+    per_position = u.shape[1] * A.numel()  # the compiler takes shapes as variable, but not `len`
     number = min(u.shape[0] // 16, AT_ONCE["cuda" if u.is_cuda else "cpu"] // per_position)
     return number if number >= 4 else 1
 
@@ -63,9 +59,9 @@ def entering(delta, A, x, W, many, back=False):
     """Return the state that enters each segment, (many b, e, n), if position t adds x[t] W[t].
 
     delta, x (l, many b, e), W (l, many b, n). All segments first run from 0, side by side. A
-    segment's last state (`ends`), and the share that it leaves of the state that enters it
-    (`kept`), then give the state that enters the next segment. back: run from the last position to
-    the first, as the gradient of the states does: s[t] = decay[t] (s[t+1] + x[t] W[t])."""
+    segment's last state (`ends`), and the share that it keeps of the state that enters it (`kept`),
+    then give the state that enters the next one. back: run from the last position to the first, as
+    the gradient of the states does: s[t] = decay[t] (s[t+1] + x[t] W[t])."""
     ends = x.new_zeros(*x.shape[1:], A.shape[1])
     if many == 1:
         return ends
@@ -81,17 +77,15 @@ def entering(delta, A, x, W, many, back=False):
         for decay, value in zip(decays, inputs):
             ends.mul_(decay).add_(value)
     ends, kept = (part.unflatten(0, (many, -1)) for part in (ends, kept))
-    order = [*reversed(range(many))] if back else [*range(many)]
-    states = [None] * many
-    s = torch.zeros_like(ends[0])
-    for i in order:
-        states[i] = s
-        s = ends[i] + kept[i] * s
-    return torch.cat(states)
+    if back:
+        ends, kept = ends.flip(0), kept.flip(0)
+    states = [torch.zeros_like(ends[0])]
+    for end, share in zip(ends[:-1], kept[:-1]):
+        states.append(end + share * states[-1])
+    return torch.cat(states[::-1] if back else states)
 
 
-# Custom operators of torch, called zoo::selective and zoo::selective_backward: --compile treats
-# each as one call. `register_fake` gives the shapes of results.
+# Custom operators of torch: --compile treats each as one call; `register_fake` gives their shapes.
 @torch.library.custom_op(__name__.replace(".", "::"), mutates_args=())
 def scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
     """Compute `selective_scan` with positions first -> y (l, b, e), and the states between chunks

@@ -15,49 +15,35 @@ import torch.nn.functional as F
 from models import MODELS, SSM, Kernel, Key, Model, SSMBlock
 
 
-def sgconv_kernel(w, l, multiplier, power=None, init_scale=0):
+def sgconv_kernel(w, l, decay, power, stretch):
     """Return the kernel of SGConv: S short learned pieces; later pieces are longer and weigh less.
 
-    w (S, dir, d, d0) pieces of d0 values, the first nearest to lag 0; multiplier (d,); power (d,)
-    or None -> float32 (dir, d, l). Piece i is stretched s = 2^(max(0, i-1) + init_scale) times by
-    linear interpolation: its lag t reads the piece at (t + 1/2) / s - 1/2, clamped. So pieces are
-    d0, d0, 2 d0, 4 d0, ... lags long, times 2^init_scale, and S d0 parameters reach T = d0 2^(S-1 +
-    init_scale) lags. Piece i is weighted by multiplier^(S-1-i): with multiplier 2, each piece
-    weighs half as much as the one before. With power, lag t is also weighted by (t + 1)^-power. The
-    result is cut to l lags or continued with zeros. The layer, not this function, divides by the
-    norm that the kernel has over all T lags at initialisation."""
-    multiplier = multiplier.float()[:, None]  # (d, 1)
+    w (S, dir, d, d0) pieces of d0 values, the first nearest to lag 0; decay, power (d,) -> float32
+    (dir, d, l). Piece i is stretched s = 2^(max(0, i-1) + stretch) times by linear interpolation:
+    its lag t reads the piece at (t + 1/2) / s - 1/2, clamped. So S d0 parameters reach T = d0
+    2^(S-1 + stretch) lags. Piece i is weighted by decay^(S-1-i), lag t by (t + 1)^-power. The
+    result is cut to l lags or continued with zeros."""
+    decay = decay.float()[:, None]  # (d, 1)
     pieces = []
     for i, piece in enumerate(w.float()):
-        stretch = 2 ** (max(0, i - 1) + init_scale)
-        piece = piece * multiplier ** (len(w) - 1 - i)  # (dir, d, d0)
-        pieces.append(F.interpolate(piece, scale_factor=stretch, mode="linear"))
+        piece = piece * decay ** (len(w) - 1 - i)  # (dir, d, d0)
+        s = 2 ** (max(0, i - 1) + stretch)
+        pieces.append(F.interpolate(piece, scale_factor=s, mode="linear"))
     K = torch.cat(pieces, -1)  # (dir, d, T)
-    if power is not None:
-        lag = torch.arange(K.shape[-1], device=K.device)
-        K = K * (lag + 1) ** -power.float()[:, None]
+    K = K * torch.arange(1, K.shape[-1] + 1, device=K.device) ** -power.float()[:, None]
     return F.pad(K, (0, l - K.shape[-1]))  # (dir, d, l)  a negative pad cuts
 
 
 class SGConv(Kernel):
     """Kernels of SGConv, divided by their norm at initialisation, which is saved with the weights.
 
-    A kernel consists of pieces of c.piece learned values. About log2(length / piece) pieces cover
-    the whole length; distant lags are coarse and weak by construction. Each piece weighs 1 / decay
-    of the one before, where decay rises over the channels from c.decay by c.decay_spread. Lag t
-    also weighs (t + 1)^-c.power. Pieces have their own learning rate and the usual weight decay.
-    c.stretch: all pieces are 2^stretch times as long. c.cosine: pieces start as cosines, with a
-    random permutation of frequencies over the channels."""
+    About log2(length / c.piece) pieces of c.piece learned values, with their own learning rate,
+    cover the whole length. decay rises over the channels from c.decay by c.decay_spread. c.cosine:
+    pieces start as cosines, with a random permutation of frequencies over the channels."""
 
-    keys = dict(
-        piece=Key(int, 32),
-        decay=Key(float, 2.0),
-        decay_spread=Key(float, 0.0),
-        power=Key(float, 0.0),
-        stretch=Key(int, 0, least=0),
-        cosine=Key((0, 1), 0),
-        piece_lr=Key(float, 1e-3),
-    )
+    keys = dict(piece=Key(int, 32), decay=Key(float, 2.0), decay_spread=Key(float, 0.0))
+    keys |= dict(power=Key(float, 0.0), stretch=Key(int, 0, least=0), cosine=Key((0, 1), 0))
+    keys |= dict(piece_lr=Key(float, 1e-3))
 
     def __init__(self, c):
         super().__init__()

@@ -2,8 +2,7 @@
 2022).
 
     y <- Linear([LayerNorm(S4(x)), LayerNorm(y)]),  y: the attention's output
-This is our reading of the paper: the authors' Long Range Arena code is not public. Sizes and
-recipes are MEGA's."""
+This is our reading of the paper: its code is not public. Sizes and recipes are MEGA's."""
 
 from types import SimpleNamespace
 
@@ -17,14 +16,9 @@ from zoo.mega import CHUNKS, Mega, MegaBlock, init_mega
 class Spade(Mega):
     """MEGA whose bottom layer also applies S4 to its input."""
 
-    keys = dict(
-        chunk=Key(int, 128),
-        state=Key(int, 64),
-        dt_min=Key(float, 0.001),
-        dt_max=Key(float, 0.1),
-        ssm_lr=Key(float, 0.001),
-        dt_lr=Key((float, "main"), "main", shown=False),
-    )
+    keys = dict(chunk=Key(int, 128), state=Key(int, 64), dt_min=Key(float, 0.001))
+    keys |= dict(dt_max=Key(float, 0.1), ssm_lr=Key(float, 0.001))
+    keys |= dict(dt_lr=Key((float, "main"), "main", shown=False))
 
     def __init__(self, c):
         super().__init__(c)

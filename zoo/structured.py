@@ -1,9 +1,8 @@
 """Structured feed-forward parts, and self-guided training (Wei et al. 2024). Not a --model.
 
     python pretrain.py ... --arch ffn=lowrank,ffn_share=0.3
-A matrix W (M, N) becomes a product of two cheaper ones, second (M, R) times first (R, N) say. Every
-Transformer can have these feed-forward parts. The first layer's stays dense, as in the authors'
-models."""
+In every Transformer's feed-forward part, a matrix W (M, N) becomes a product of two cheaper ones,
+second (M, R) times first (R, N) say. The first layer's stays dense, as in the authors' models."""
 
 import math
 from functools import partial
@@ -36,7 +35,6 @@ def structured_linear(x, first, second, bias, kind):
 
 def initial_factors(n, m, kind, share, blocks):
     """Draw the factors of a matrix (m, n), shaped as in `structured_linear`."""
-    q = min(n, m) // blocks
     if kind == "lowrank":
         rank = max(1, min(n, m, round(share * n * m / (n + m))))
         dense = nn.Linear(n, m, bias=False).weight.detach()
@@ -48,11 +46,9 @@ def initial_factors(n, m, kind, share, blocks):
         rank = max(1, round(share * n * m / (m + n / blocks) / blocks)) * blocks
         shapes = (blocks, rank // blocks, n // blocks), (m, rank)
     else:
+        q = min(n, m) // blocks
         if q < blocks:  # some inputs would never reach some outputs
-            raise SizeError(
-                f"ffn_blocks={blocks}: blockshuffle of {n} and {m} takes {math.isqrt(min(n, m))} "
-                "at most"
-            )
+            raise SizeError(f"ffn_blocks={blocks}: must be at most {math.isqrt(min(n, m))}")
         shapes = (blocks, q, n // blocks), (blocks, m // blocks, q)
     draws = (torch.linalg.svd(torch.randn(shape), full_matrices=False) for shape in shapes)
     return [P @ Qh for P, _, Qh in draws]
@@ -61,14 +57,14 @@ def initial_factors(n, m, kind, share, blocks):
 class StructuredLinear(nn.Module):
     """A Linear whose matrix is a product of two cheaper ones, with c.ffn_share of its parameters.
 
-    c.ffn: the kind, see `structured_linear`. c.ffn_blocks: the number of blocks, which by itself
-    sets the share of blockshuffle. lowrank starts as the best approximation of a matrix drawn as in
-    nn.Linear; in the other kinds each block starts with singular values 1.
+    c.ffn_blocks: the number of blocks, which by itself sets the share of blockshuffle. lowrank
+    starts as the best approximation of a matrix drawn as in nn.Linear; in the other kinds each
+    block starts with singular values 1.
 
     c.guided > 0: self-guided training. During that share of the run a dense matrix W, initially the
     product of the two factors, is trained with them: y = a W x + (1 - a) (second first) x, and
-    `guide` lowers a from 1 to 0. Evaluation does not use W. It is not part of the model: stage 2
-    starts without it. (The authors mix at a step with probability a, which halves the cost.)"""
+    `guide` lowers a from 1 to 0. Evaluation and stage 2 do not use W. (The authors mix at a step
+    with probability a, which halves the cost.)"""
 
     def __init__(self, n, m, c):
         super().__init__()
@@ -94,12 +90,9 @@ class StructuredLinear(nn.Module):
 class StructuredFeedForward(nn.Sequential):
     """Linear, GELU, Linear with structured matrices; in the first layer with dense ones."""
 
-    keys = dict(
-        ffn_share=Key(float, 0.5, most=1, shown=False),
-        ffn_blocks=Key(int, 4, shown=False),
-        # stage 2 has no guides
-        guided=Key(float, 0.0, most=1, shown=False, inherited=False),
-    )
+    keys = dict(ffn_share=Key(float, 0.5, most=1, shown=False), ffn_blocks=Key(int, 4, shown=False))
+    # stage 2 has no guides
+    keys |= dict(guided=Key(float, 0.0, most=1, shown=False, inherited=False))
 
     def __init__(self, c):
         linear = nn.Linear if c.layer == 0 else partial(StructuredLinear, c=c)
@@ -107,8 +100,7 @@ class StructuredFeedForward(nn.Sequential):
 
 
 def guide(model, step, steps):
-    """Set the guides' weight a at this step of a run: half a cosine from 1 to 0 over the share
-    c.guided of the run."""
+    """Set the guides' weight a: half a cosine from 1 to 0 over the share c.guided of the run."""
     for module in model.modules():
         if isinstance(module, StructuredLinear) and module.guide is not None:
             progress = step / (module.guided * steps)
