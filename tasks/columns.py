@@ -282,7 +282,7 @@ def numbers_of(table, columns):
     unreadable = {}
     for i, j in np.argwhere(np.equal(values, None))[::-1]:  # the first of a row is named
         problem = f"{table.place(i)}, column {columns[j]}: {str(cells[i, j])[:40]!r} is no number"
-        advice = "correct it, or leave it empty, or leave out the column"
+        advice = "correct it, or leave it empty if it is missing, or leave out the column"
         unreadable[i] = UserError(f"{problem}; {advice} (if it is the text: --text)")
     return values.astype(float), unreadable  # None becomes NaN
 
