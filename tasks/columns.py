@@ -99,7 +99,8 @@ def refuse_unclear(table, layout):
     position without the flags that say so."""
     path, frame, header = table
     if (layout.id is None) != (layout.time is None):
-        raise UserError(f"{path}: a table with a row per position needs both --id and --time")
+        problem = "a table with a row per position needs both"
+        raise UserError(f"{path}: {problem} --id COLUMN and --time COLUMN")
     first, second = [*frame.columns, None][:2]
     if layout.id is None and layout.label not in ("0", str(first)) and looks_long(frame):
         problem = f"{path} looks like a long table, a row per position"
@@ -263,8 +264,9 @@ def oriented(path, series, layout):
     """Return series (l, channels), of which --channels-first says that they are (channels, l)."""
     shape = next((array.shape for array in series if len(array)), (1, 1))
     if shape[1] > shape[0] and layout.channels_first is None:
-        question = "is the last axis the positions (--channels-first), or the channels"
-        raise UserError(f"{path}: a sequence has the shape {shape}; {question} (--channels-last)?")
+        question = "is the last axis the positions (--channels-first), or are there"
+        problem = f"{path}: a sequence has the shape {shape}; {question}"
+        raise UserError(f"{problem} {shape[1]} channels (--channels-last)?")
     return [array.T for array in series] if layout.channels_first else series
 
 
@@ -280,8 +282,8 @@ def numbers_of(table, columns):
     unreadable = {}
     for i, j in np.argwhere(np.equal(values, None))[::-1]:  # the first of a row is named
         problem = f"{table.place(i)}, column {columns[j]}: {str(cells[i, j])[:40]!r} is no number"
-        advice = "correct it, leave it empty or leave out the column (if it is the text: --text)"
-        unreadable[i] = UserError(f"{problem}; {advice}")
+        advice = "correct it, or leave it empty if it is missing, or leave out the column"
+        unreadable[i] = UserError(f"{problem}; {advice} (if it is the text: --text)")
     return values.astype(float), unreadable  # None becomes NaN
 
 

@@ -62,7 +62,7 @@ def read_halves(place, name, regression):
     best = min((match[2] for match, _ in files), default="ts")  # the first of .ts, .tsv, .txt
     halves = {match[1]: (match[0], raw) for match, raw in files if match[2] == best}
     if halves.keys() != {"TEST", "TRAIN"}:
-        names = f"{name}_TRAIN and {name}_TEST"
+        names = f"one {name}_TRAIN and one {name}_TEST"
         raise UserError(f"{place} must hold {names}, as .ts, .tsv or .txt")
     layout = Layout(label="0", no_header=True)
     with reading(place, "get it again"):

@@ -91,7 +91,8 @@ def class_targets(place, labels, has_label, column):
 
     hint = "if labels are numbers to predict, use --regression of data.py or run_all.sh own"
     if column != "none":
-        hint = f"labels are those of column {column}; --label COLUMN names another; {hint}"
+        flags = "--label COLUMN names another, --label -1 the last, --label none: there is none"
+        hint = f"labels are those of column {column}; {flags}; {hint}"
     if not 1 < len(names) <= 256:
         problem = f"{place}: {len(names)} different labels"
         raise UserError(f"{problem}, but there must be 2 to 256 classes ({hint})")
@@ -243,6 +244,8 @@ def refuse_empty(place, parts, y, group):
     sizes = " / ".join(str(len(part)) for part in parts)
     groups = "" if group is None else f", of {len(np.unique(group))} groups"
     advice = "every split needs an example with a label, and training two different labels"
+    if len(parts[0]) and not len(parts[1]):
+        advice += "; no class has an example to spare for validation"
     raise UserError(f"{place}: {sizes} examples to train, validate and test{groups}; {advice}")
 
 

@@ -206,7 +206,7 @@ def test_forms_that_were_misread(name, text, flags, series, labels):
             "a.txt",
             "label\tt0\tt1\n" + "a\t1.5\t2.5\n" * 5,
             {},
-            "holds numbers separated by tabs, but a .txt holds texts",
+            "holds numbers, but a .txt holds one text per line",
         ),
     ],
 )
@@ -534,7 +534,7 @@ REFUSED = {
     "csv_nolabel.csv": "--label none: there is none",
     "csv_pandas_index.csv": "say which is the label with --label NAME, or --label none",
     "csv_ragged_nolabel.csv": "--label none: there is none",
-    "csv_spaces.txt": "holds numbers separated by spaces",
+    "csv_spaces.txt": "holds numbers, but a .txt holds",
     "npz_complex.npz": "x is complex128",
     "npz_few.npz": "every split needs an example",
     "npz_group_one.npz": "of 1 groups",
