@@ -52,7 +52,7 @@ class Run:
         self.steps = args.steps
         world = self.processes.world
         if args.micro_batch == 1 and args.batch % world:
-            raise UserError(f"--micro-batch 1: give 2, or a --batch that divides by {world}")
+            raise UserError(f"--micro-batch 1: give 2, or a --batch divisible by {world} processes")
         self.config = defining(args) | {"code": code_of_run(args)}
         finished = self.folder.look(self.config, args.resume)
         self.config |= self.folder.began

@@ -352,7 +352,7 @@ fi""",
     assert {call.split()[0] for call in calls} == {"3", "5"}
     assert len(calls) == 4 * 3 * 3 - 1  # the failed chain's second stage is not tried
     done = here("table7", "--tasks", "image")
-    assert done.returncode == 1 and done.stderr.endswith("error: nothing is left to run\n")
+    assert done.returncode == 2 and done.stderr.endswith("its runs are left out\n")
 
 
 def test_raw_is_for_what_official_files_hold(here, tmp_path, monkeypatch):

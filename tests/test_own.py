@@ -813,7 +813,10 @@ def test_own_stops_at_data_without_labels(tmp_path):
     done = call(
         "run_all.sh", "own", "--tasks", "file:a, b.npz", cwd=tmp_path, RUNS=tmp_path / "runs"
     )
-    assert done.returncode == 2 and "a, b.npz has no labels; pretrain.py can use it" in done.stderr
+    assert (
+        done.returncode == 2
+        and "a, b.npz has no labels, and own compares classifiers" in done.stderr
+    )
     assert not (tmp_path / "runs").exists()
 
 

@@ -594,7 +594,7 @@ def test_rows_that_processes_cannot_share_singly_are_one_line(mistake, monkeypat
 
     monkeypatch.setattr(run_py, "Processes", two)
     line = mistake("pretrain", flags("run", batch=9, micro_batch=1))
-    assert "--micro-batch 1: give 2, or a --batch that divides by 2 processes" in line
+    assert "--micro-batch 1: give 2, or a --batch divisible by 2 processes" in line
 
 
 def test_an_s4_layer_makes_no_longer_kernel_than_it_was_made_for():
