@@ -135,7 +135,8 @@ def find_labels(table, layout, documents, regression):
     asked = layout.label or layout.label_column
     names = [asked] if asked in columns else asked.split(",")
     if len(names) > 1 and (len({*names}) < len(names) or layout.id is not None):
-        raise UserError(f"{path}: --label {asked}: name each column once; with --id only one")
+        problem = f"{path}: --label {asked}: name each column once"
+        raise UserError(f"{problem}; only one if a row is a position (--id)")
     if layout.label == "none":
         return []
     if layout.label is not None:

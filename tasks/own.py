@@ -319,12 +319,14 @@ def describe(request, examples, fields):
     if examples.layout and examples.layout.label_column != "none":
         kind += f", labels in column {examples.layout.label_column}"
     if task.classes:
-        names = ", ".join(task.names[:9]) + (", ..." if task.classes > 9 else "")
-        kind += f", {task.classes} classes ({names})"
+        nouns = dict(labels="labels", positions="classes per position")
+        kind += f", {task.classes} {nouns.get(task.target, 'classes')}"
     how = "as given" if examples.split is not None else f"drawn at random, seed {request.seed}"
     sizes = " / ".join(map(str, fields["sizes"]))
-    print(f"{request.folder}: {n:,} examples, at most {task.length:,} positions of {kind}")
-    print(f"splits {how}: {sizes}")
+    read = f"{request.folder}: {n:,} examples, at most {task.length:,} positions of {kind}"
+    print(f"{read}; splits {how}: {sizes}")
+    if task.names:
+        print(f"classes: {', '.join(task.names[:9])}{', ...' if task.classes > 9 else ''}")
     if task.labelled is not None:
         unlabelled = fields["sizes"][0] - task.labelled
         print(f"{unlabelled:,} training examples have no label: only pretraining uses them")
