@@ -281,7 +281,7 @@ def test_labels_that_cannot_be_used_are_one_line(tmp_path, monkeypatch):
     small = ["--model", "s4", "--arch", "d=8,layers=1", "--steps", 2, "--batch", 8]
     for words, said in (
         (["--class-weights"], "--class-weights needs one class per example"),
-        (["--fresh"], "these have one: recall"),
+        (["--fresh"], "these can: recall"),
         (["--pool", "mean"], "`--pool none` is for"),
     ):
         done = call("finetune.py", "--task", "file:places.npz", *small, *words)
