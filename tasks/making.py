@@ -13,6 +13,7 @@ import signal
 import sys
 import tarfile
 import threading
+import time
 import zipfile
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -91,7 +92,9 @@ def run_chunks(draw, counts, request):
     (request.folder / "parts").mkdir(exist_ok=True)
     chunks = list(enumerate(counts))
     missing = [chunk for chunk in chunks if not request.part(*chunk).exists()]
-    workers = min(request.workers or os.cpu_count(), len(missing))
+    workers = max(min(request.workers or os.cpu_count(), len(missing)), 1)
+    if missing:
+        announce(draw, request, sum(count for _, count in missing), workers)
     done = len(chunks) - len(missing)
     with tqdm(desc=str(request.folder), total=len(chunks), initial=done, unit="chunk") as progress:
         if workers > 1:
@@ -101,6 +104,19 @@ def run_chunks(draw, counts, request):
                 make_chunk(draw, request, index, count)
                 progress.update()
     return [request.part(*chunk) for chunk in chunks]
+
+
+def announce(draw, request, examples, workers):
+    """Say the size of these examples and how long they take, if it is more than a minute."""
+    draw(request.task, np.random.default_rng(0), 1)  # the first call takes longer
+    start = time.perf_counter()
+    arrays = draw(request.task, np.random.default_rng(0), 100)
+    minutes = (time.perf_counter() - start) / 100 * examples / workers / 60
+    gigabytes = sum(array.nbytes for array in arrays.values()) / 100 * examples / 1e9
+    if minutes > 1:
+        size = f"{examples:,} examples, {gigabytes:.2f} GB"
+        time_left = f"about {minutes:.0f} minutes on {workers} CPU cores"
+        print(f"{request.folder}: generating {size}, {time_left}", file=sys.stderr, flush=True)
 
 
 def make_chunk(draw, request, index, count):

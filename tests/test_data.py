@@ -416,6 +416,24 @@ def test_ctrl_c_and_a_killed_worker(tmp_path, sign, seconds, code, words):
     wait_for(lambda: not group(running), 5)
 
 
+def test_size_and_time_are_said_before_chunks_are_made(tmp_path, capsys):
+    """4 kB and 5 ms per example after a slow first call; what is there costs nothing."""
+
+    def draw(task, rng, count):
+        time.sleep(0.005 * count if count == 100 else count == 1)
+        return dict(x=np.zeros((count, 4_000), np.uint8))
+
+    request = making.Request(
+        "mine", tmp_path, tasks.TASKS["listops_demo"], 1, [24_030, 1, 1], 0, None, 1
+    )
+    for line in "generating 24,032 examples, 0.10 GB, about 2 minutes on 1 CPU cores\n", "":
+        making.run_chunks(draw, [24_000, 30, 2], request)
+        said = capsys.readouterr().err
+        assert said.startswith(f"{tmp_path}: {line}" if line else "\r") and said.count(
+            "generating"
+        ) == bool(line)
+
+
 def test_a_script_without_a_guard_prepares_a_set_and_runs_once(tmp_path):
     """Workers do not import a user's script, whose own lines would run again in each, and hang."""
     (tmp_path / "mine.py").write_text("""
