@@ -411,7 +411,8 @@ def test_one_pair_given_flat_is_an_error(pairs):
         [(1, 2)],
     ):
         with pytest.raises(
-            UserError, match=r"give a list of (pairs, \[\(first, second\)\]|such sequences)"
+            UserError,
+            match=r"give a list of pairs, \[\(first, second\)\]|neither a text nor an array",
         ):
             model(x)
     with pytest.raises(UserError, match="flat.txt, example 0 .*: it is no pair"):

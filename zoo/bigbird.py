@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from kernels import attention, ceil_div, real_keys, split_blocks
 from models import MODELS, Attention, Key
-from zoo.shared import fill_up, transformer
+from zoo.shared import fill_up, transformer_with
 
 
 def bigbird_attention(q, k, v, block, random, causal=False, lengths=None):
@@ -76,4 +76,4 @@ class BigBird(Attention):
         return bigbird_attention(q, k, v, self.block, self.random, self.causal, lengths)[:, :, :l]
 
 
-MODELS |= {"bigbird": transformer(BigBird, short="block=8,random=2", extras=dict(block=64))}
+MODELS |= {"bigbird": transformer_with(BigBird, short="block=8,random=2", extras=dict(block=64))}

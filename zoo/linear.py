@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from kernels import ceil_div, real_keys, split_blocks
 from models import MODELS, Attention, Key, SizeError
-from zoo.shared import transformer
+from zoo.shared import transformer_with
 
 
 def linear_attention(q, k, v, causal=False, lengths=None, eps=1e-6):
@@ -97,7 +97,9 @@ class Performer(Attention):
 
 
 MODELS |= {
-    "linear": transformer(LinearAttention, extras=dict(phi=lambda x: F.elu(x) + 1)),
-    "performer": transformer(Performer, short="features=16"),
-    "performer_relu": transformer(LinearAttention, extras=dict(phi=lambda x: F.relu(x) + 1e-3)),
+    "linear": transformer_with(LinearAttention, extras=dict(phi=lambda x: F.elu(x) + 1)),
+    "performer": transformer_with(Performer, short="features=16"),
+    "performer_relu": transformer_with(
+        LinearAttention, extras=dict(phi=lambda x: F.relu(x) + 1e-3)
+    ),
 }

@@ -6,7 +6,7 @@ tokens. We chose the windows and blocks for short sequences."""
 
 from kernels import near_attention
 from models import MODELS, Attention, Key
-from zoo.shared import transformer
+from zoo.shared import transformer_with
 
 
 class Longformer(Attention):
@@ -24,6 +24,6 @@ class Longformer(Attention):
 
 
 MODELS |= {
-    "local": transformer(Attention, short="block=8", extras=dict(block=64)),
-    "longformer": transformer(Longformer, short="window=32"),
+    "local": transformer_with(Attention, short="block=8", extras=dict(block=64)),
+    "longformer": transformer_with(Longformer, short="window=32"),
 }

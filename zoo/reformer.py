@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from kernels import ceil_div, true_lengths
 from models import MODELS, Attention, Key, SizeError
-from zoo.shared import fill_up, transformer
+from zoo.shared import fill_up, transformer_with
 
 
 def lsh_attention(q, v, rotations, chunk, lengths=None):
@@ -89,4 +89,4 @@ class Reformer(Attention):
             return lsh_attention(q, v, self.rotations, self.chunk, lengths)[:, :, :l]
 
 
-MODELS |= {"reformer": transformer(Reformer, short="chunk=8")}
+MODELS |= {"reformer": transformer_with(Reformer, short="chunk=8")}

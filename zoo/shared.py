@@ -6,7 +6,7 @@ from kernels import true_lengths
 from models import Model, TransformerBlock, sinusoids
 
 
-def transformer(attention, short="", **more):
+def transformer_with(attention, short="", **more):
     """Return a line of `MODELS`: the Transformer, its sizes and recipes, with another attention.
     short: sizes that differ on short sequences, the demos' and stand-ins'."""
     changes = f"task sizes\n*_demo|*_mini|text256 {short}" if short else ""
