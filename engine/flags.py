@@ -89,7 +89,7 @@ def flags(stage, objectives):
     add(ANY, "--epochs", positive, "length of the run, in epochs")
     add(ANY, "--steps", positive, "length of the run, in optimiser steps; overrides --epochs")
     add(ANY, "--warmup", natural, "steps of linear warm-up")
-    add(ANY, "--schedule", SCHEDULES, "after warm-up: cosine reaches 0, step halves each fifth")
+    add(ANY, "--schedule", SCHEDULES, "after warm-up; step: halved after each fifth of the run")
     add(ANY, "--eval-every", positive, "steps between evaluations (default: an epoch)")
     add(FINETUNING, "--pool", WORDS["pool"], "how to pool the sequence into one vector")
     add(FINETUNING, "--head", WORDS["head"], "mlp: one hidden layer; pair: for two documents")
@@ -106,7 +106,7 @@ def flags(stage, objectives):
     add(ANY, "--device", ("auto", "cpu", "cuda"), device, default="auto")
     dtype = "auto: bfloat16 autocast on a GPU that supports it, else float32"
     add(ANY, "--dtype", ("auto", "float32", "bfloat16"), dtype, default="auto")
-    graph = "torch.compile the backbone; for equal lengths on one GPU also CUDA graphs (gpu.md)"
+    graph = "torch.compile the backbone; for equal lengths on one GPU, CUDA graphs, too"
     add(ANY, "--compile", bool, graph)
     add(ANY, "--log-every", positive, "steps between log lines", default=100)
     return parser

@@ -92,6 +92,7 @@ class Run:
         self.clock = self.saved_at = time.perf_counter()
         self.seconds_before = self.state["seconds"]
         self.times = []  # seconds of each step since the last log line
+        self.evaluation = 0.0  # seconds of the last one
         self.stepping = False  # whether there is a step that a signal should save
         Processes.current = self  # from now on `guarded` logs what ends this run
         self.folder.begin_log(self.state, total=self.steps, argv=sys.argv, **self.environment())
@@ -121,6 +122,7 @@ class Run:
         due = step == self.steps or (step > 0 and step % self.args.eval_every == 0)
         if due:
             self.read_losses()
+        self.asked = time.perf_counter()
         return due and step > self.state["evaluated"]
 
     def evaluated(self, step, score, remark="", **values):
@@ -128,6 +130,7 @@ class Run:
         equal ones the last counts, as in the official code."""
         if not all(math.isfinite(value) for value in values.values()):
             raise UserError(f"validation at step {step} gave {values}; {self.folder.last_good()}")
+        self.evaluation = time.perf_counter() - self.asked
         self.folder.log(kind="eval", step=step, seconds=self.seconds(), **values)
         self.say(f"step {step:>6}/{self.steps}  {scores(values)}{remark}")
         self.state["evaluated"] = step
@@ -225,7 +228,9 @@ class Run:
         rate = max(group["lr"] for group in self.optimizer.param_groups)
         steps = self.state["loss_steps"]
         losses = {name: total / steps for name, total in self.state["losses"].items()}
-        left = datetime.timedelta(seconds=int(pace * (self.steps - step)))  # without evaluations
+        evaluations = (self.steps - step) // self.args.eval_every + 1
+        seconds = pace * (self.steps - step) + self.evaluation * evaluations
+        left = datetime.timedelta(seconds=int(seconds))
         self.say(
             f"step {step:>6}/{self.steps}  {scores(losses)}  lr {rate:.2e}  "
             f"{1000 * pace:7.1f} ms/step  time left {left}"

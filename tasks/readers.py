@@ -18,7 +18,7 @@ from files import UserError, reading
 from tasks import SPLITS
 from tasks.columns import NOT_READ, from_frame, oriented, side_by_side
 from tasks.split import SPLIT_NAMES
-from tasks.table import MISSING, TABLES, Examples, Layout, decoded, is_number, read_table
+from tasks.table import MISSING, TABLES, Examples, Layout, decoded, is_number, read_frame
 
 OWN_FILES = ".npz", *TABLES[:2], ".ts", ".txt", *TABLES[2:]
 NO_LAYOUT = Layout()
@@ -59,7 +59,7 @@ def read_own(path, raw, layout=NO_LAYOUT, documents=1, regression=False, target=
         series, labels, unreadable = read_ts(path, lines, regression=regression)
         examples = Examples(series, labels, unreadable=unreadable)
     else:
-        frame, header = read_table(path, kind, raw, layout)
+        frame, header = read_frame(path, kind, raw, layout)
         examples = from_frame(path, frame, header, layout, documents, regression)
     return mark_known(examples, missing, regression)
 

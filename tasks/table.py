@@ -181,7 +181,7 @@ def all_rows(path, text, delimiter):
 # ---- a file as a DataFrame -----------------------------------------------------------------------
 
 
-def read_table(path, kind, raw, layout):
+def read_frame(path, kind, raw, layout):
     """Read a file of a kind of TABLES -> DataFrame, and whether it has a header. Columns are its
     names, or numbers; the index is the line, counted from 0 below the header."""
     skipped = 0

@@ -441,18 +441,24 @@ def forecasts(text):
 
 
 def test_a_run_says_early_how_long_it_takes(monkeypatch, capsys, tmp_path):
-    """On a clock of our own: a step takes 100 s. Evaluations are not counted."""
+    """On a clock of our own: a step takes 100 s, an evaluation 1,000 s, known after the first. A
+    run of 8 steps has two."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    backward = Run.backward
+    backward, evaluated = Run.backward, Run.evaluated
 
     def slow(run, loss):
         backward(run, loss)
         now[0] += 100
 
+    def slow_evaluation(run, *arguments, **values):
+        now[0] += 1000
+        evaluated(run, *arguments, **values)
+
     monkeypatch.setattr(Run, "backward", slow)
+    monkeypatch.setattr(Run, "evaluated", slow_evaluation)
     pretrain.main(flags("first", steps=8, log_every=4))  # 24 sequences, 9 and 7: 8 in a batch
-    assert forecasts(capsys.readouterr().out) == {1: 700, 2: 600, 4: 400, 5: 300, 8: 0}
+    assert forecasts(capsys.readouterr().out) == {1: 700, 2: 600, 4: 400, 5: 1300, 8: 1000}
     stop_in(5, monkeypatch, "finetune", flags("second", steps=8, log_every=100))
     capsys.readouterr()
     finetune.main(flags("second", steps=8, log_every=100, resume=True))  # from 4, counted anew
