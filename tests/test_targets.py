@@ -282,7 +282,7 @@ def test_labels_that_cannot_be_used_are_one_line(tmp_path, monkeypatch):
     for words, said in (
         (["--class-weights"], "--class-weights needs one class per example"),
         (["--fresh"], "these can: recall"),
-        (["--pool", "mean"], "`--pool none` is for"),
+        (["--pool", "mean"], "--pool none is for a label per position"),
     ):
         done = call("finetune.py", "--task", "file:places.npz", *small, *words)
         assert done.returncode == 2 and said in done.stderr, done.stderr
