@@ -1,6 +1,8 @@
-"""Print a line per model: what it is, with its paper. Called as `python -m zoo`."""
+"""Print a line per file of models: their names, what they are, with the paper. Called as `python -m
+zoo`."""
 
 import sys
+from collections import defaultdict
 
 from models import MODELS
 from zoo import homes
@@ -15,9 +17,11 @@ PAPER = {  # those of models.py; a file of zoo/ begins with its line
 }
 
 if __name__ == "__main__":
+    names = defaultdict(list)  # {what models are: their names}
     for name in MODELS:
         text = PAPER.get(name) or sys.modules[f"zoo.{homes[name].stem}"].__doc__
-        first = " ".join(text.split("\n\n")[0].split())
-        print(f"{name:15} {first}")
+        names[" ".join(text.split("\n\n")[0].split())].append(name)
+    for text, models in names.items():
+        print(f"{', '.join(models)}: {text}")
     print("\nSizes and recipe on a task: python pretrain.py --task listops --model s4 --help")
     print("Costs: results/costs.md")
