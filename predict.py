@@ -71,7 +71,7 @@ def main(argv=None):
         else:
             _, _, split, _ = open_task(task, args.data_dir)
         show(trained, split, args.show)
-    elif args.prompt is not None or trained.pretrained and not (args.features or args.input):
+    elif args.prompt is not None or trained.is_pretraining and not (args.features or args.input):
         generate(trained, args)
     else:
         label(trained, args)

@@ -28,7 +28,8 @@ DIFFERENCES = {
 
 
 def report(args):
-    """Print tables and verdicts on your data or of a demo, and draw a figure."""
+    """Print tables and verdicts on your data or of a demo, and draw a figure. args: of analyze.py;
+    linked: the page of --readme shows the figure."""
     runs = load(args.runs)
     if args.seeds is not None:
         runs = runs[runs.seed.isin(args.seeds) | (runs.start == "baseline")]
@@ -37,6 +38,7 @@ def report(args):
     entry = ()
     if args.command == "demo":
         name = words = name_of_demo(args)
+        # the usual ones first, then others that were run
         models = dict.fromkeys([*entries.DEMOS[name][1].split(), *runs.model])
         entry = entries.demo(name, " ".join(model for model in models if model in MODELS))
     arranged = comparisons(runs, entry)
@@ -90,7 +92,8 @@ def table(comparison):
     row = {"model": f"*linear: {linear.model}*", first: score_cell(comparison, comparison.linear)}
     row["minutes per run"] = f"{linear.record['seconds']:.0f} s"
     baselines = {"model": f"*{trivial(comparison)}*", first: constant}, row
-    return markdown([dict.fromkeys(rows[0]) | row for row in (*baselines, *rows)])
+    titles = dict.fromkeys(rows[0])
+    return markdown([titles | row for row in (*baselines, *rows)])
 
 
 def row_of_line(comparison, line):
@@ -131,8 +134,9 @@ def caption(key, comparison):
     if unlabelled:
         notes.append(f"only SPT used the {unlabelled:,} sequences without a label")
     linear = [] if comparison.linear is None else [comparison.linear]
-    notes = "; ".join([*notes, equal_passes(comparison), provenance(comparison.runs, *linear)])
-    sentences = [how_sure([*comparison.variants.values()]), f"{notes[0].upper()}{notes[1:]}."]
+    source = provenance(comparison.runs, *linear)
+    text = "; ".join([*notes, passes_in_words(comparison), source])
+    sentences = [how_sure([*comparison.variants.values()]), f"{text[0].upper()}{text[1:]}."]
     if not declared(key.task).own:
         sentences.append("Small models on a small or shortened set: not the paper's task.")
     return f"{' '.join(notes_on_scores(comparison))}\n\n{' '.join(sentences)}"
@@ -161,8 +165,8 @@ def notes_on_scores(comparison):
     return sentences
 
 
-def equal_passes(comparison):
-    """Return whether all runs, or those of each row, had equally many passes."""
+def passes_in_words(comparison):
+    """Return in words whether all runs, or those of each row, had equally many passes."""
     by_line = defaultdict(set)
     for (line, _), runs in comparison.variants.items():
         by_line[line] |= {*runs.passes}
@@ -210,7 +214,7 @@ def draw_scores(axis, comparison):
 
 
 def draw_gains(axis, comparison):
-    """Draw the gains over scratch with their intervals."""
+    """Draw the gains of SPT and joint training over scratch, with their intervals."""
     for y, line in enumerate(comparison.lines):
         for height, start in ((y - 0.1, "spt"), (y + 0.1, "joint")):
             gained = gain(comparison.of(line, start), comparison.of(line, "scratch"))

@@ -113,8 +113,8 @@ def flags(stage, objectives):
 
 
 # These do not define a run.
-MACHINE_FLAGS = {"help", "resume", "device", "dtype", "compile", "log_every", "out", "data_dir"}
-# Recorded separately, not in `changed`.
+NOT_DEFINING = {"help", "resume", "device", "dtype", "compile", "log_every", "out", "data_dir"}
+# `changes` does not compare these: sizes come from `sizes_of`, the others are recorded apart.
 RECORDED = {"task", "model", "objective", "arch", "seed", "init", "joint"}
 
 # ---- What a run is asked for ---------------------------------------------------------------------
@@ -129,7 +129,8 @@ def arguments(stage, argv, objectives, pretraining=None, planned=False):
     that differs from the recipe; with --init pretraining, the settings of that run.
 
     planned: parse a command of a list before its data and its --init exist. pretraining is then
-    what --init would name. Your data are not fitted: every size and length counts as changed."""
+    what --init would name. Your data are not fitted: every size and length that is given counts as
+    changed."""
     parser = flags(stage, objectives)
     args = parser.parse_args(argv)
     if args.help and None in (args.task, args.model) and not getattr(args, "init", None):
@@ -147,8 +148,8 @@ def arguments(stage, argv, objectives, pretraining=None, planned=False):
             raise UserError(f"--{flag} is missing; one of: {' '.join(choices)}")
 
     task = declared(args.task) if planned else look_up(args.task, args.data_dir)
-    recipe, fitted, args.fitted = recipe_of(args, task, objectives, parser.starts)
-    sizes = sizes_of(args, task, fitted)
+    recipe, fitted_sizes, args.fitted = recipe_of(args, task, objectives, parser.starts)
+    sizes = sizes_of(args, task, fitted_sizes)
     if args.help:
         print_recipe(parser, args, recipe)
     args.changed = changes(args, recipe, sizes, vars(parser.parse_args([])))
@@ -235,7 +236,7 @@ def recipe_of(args, task, objectives, starts):
     recipe = {flag: value for flag, value in recipe.items() if args.start in starts.get(flag, ())}
     if not task.own:
         return recipe, {}, None
-    if not task.length:  # a plan: unknown are the length that `fit` chooses ...
+    if not task.length:  # a plan: the run's length, which `fit` chooses, is unknown
         recipe["epochs"] = recipe["eval_every"] = None
         return recipe, {}, None
     first = args.pretraining if args.start == "spt" else vars(args)
@@ -243,17 +244,17 @@ def recipe_of(args, task, objectives, starts):
     return fit(task, examples, recipe, arch(args.task, args.model))
 
 
-def sizes_of(args, task, fitted):
+def sizes_of(args, task, fitted_sizes):
     """Set args.arch, all sizes of the model. Return those that differ from the usual ones."""
-    usual = arch(args.task, args.model, **fitted)
+    usual = arch(args.task, args.model, **fitted_sizes)
     if usual is None:
         raise UserError(f"--model {args.model} has no sizes for {args.task}")
     asked = args.arch or {}
     if args.start == "spt":
         asked = args.pretraining["changed"].get("arch", {})
     else:
-        args.arch = arch(args.task, args.model, **fitted | asked)
-    if task.own and not task.length:  # ... and its sizes
+        args.arch = arch(args.task, args.model, **fitted_sizes | asked)
+    if task.own and not task.length:  # a plan: the sizes that `fit` chooses are unknown
         usual = {name: size for name, size in usual.items() if name not in asked}
     return {name: size for name, size in args.arch.items() if usual.get(name) != size}
 
@@ -262,12 +263,12 @@ def changes(args, recipe, sizes, defaults):
     """Return `changed` of result.json, {flag: value} of everything that differs from the recipe.
     sizes: of the model, those that differ; defaults: {flag: that of the parser}."""
     changed = {"arch": sizes} if sizes else {}
-    for flag in sorted(defaults.keys() - MACHINE_FLAGS - RECORDED):  # also those of a fork
+    for flag in sorted(defaults.keys() - NOT_DEFINING - RECORDED):  # also those of a fork
         value = getattr(args, flag)
         if value not in (None, recipe.get(flag), defaults[flag]):
             changed[flag] = value
-    cut = args.micro_batch and args.micro_batch < (args.batch or recipe["batch"])
-    if not cut or args.arch.get("norm") != "batch":  # the gradient is that of the whole batch
+    in_parts = args.micro_batch and args.micro_batch < (args.batch or recipe["batch"])
+    if not in_parts or args.arch.get("norm") != "batch":  # else the gradient is the whole batch's
         changed.pop("micro_batch", None)
     if args.start == "spt":  # changes in pretraining are changes of this run
         before = dict(args.pretraining["changed"])
@@ -335,6 +336,7 @@ def run_name(args, seed):
         if name.startswith("arch."):
             sizes += f"-{name.removeprefix('arch.')}={text}"
             continue
+        # pretraining.mask -> pre-mask
         parts = [SHORT.get(part, part.replace("_", "-")) for part in name.split(".")]
         words += "-" + "-".join(filter(None, parts)) + ("" if value is True else text)
     task = folder_name(args.task)
@@ -344,7 +346,7 @@ def run_name(args, seed):
 
 def defining(args):
     """Return everything that defines a run; saved in config.json and in each checkpoint."""
-    apart = MACHINE_FLAGS | {"fitted"}
+    apart = NOT_DEFINING | {"fitted"}
     settings = {name: value for name, value in vars(args).items() if name not in apart}
     return json.loads(json.dumps(settings, default=str))
 

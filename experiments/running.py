@@ -59,12 +59,13 @@ from tasks import TASKS, declared, folder_name, full_name
 
 
 def numbers(text):
+    """Split '0,1' into ['0', '1']."""
     if not re.fullmatch(r"\d{1,18}(,\d{1,18})*", text, re.ASCII):  # a seed has 63 bits
         raise argparse.ArgumentTypeError(f"must be numbers of at most 18 digits, got {text!r}")
     return text.split(",")
 
 
-def paths(text):
+def task_names(text):
     """Split names of tasks at commas; of your data before file: and ucr:, as paths have commas."""
     return re.split(",(?=file:|ucr:)", text) if re.match("file:|ucr:", text) else words(text)
 
@@ -89,7 +90,7 @@ def parse_args(argv):
 
     add("target", (*entries.DEMOS, "own", "sweep", *entries.paper()))
     add("--seeds", numbers, default=["0", "1", "2"])
-    add("--tasks", paths, default=[])
+    add("--tasks", task_names, default=[])
     add("--models", words, default=[])
     add("--preset", ("paper", "mini"), default="paper")
     add("--list", bool)
@@ -167,7 +168,8 @@ def plan_of(args, lacking=()):
         usual = args.preset
     folder = Path(os.environ.get("RUNS") or Path("runs", usual))
     flags = {"micro_batch": args.micro_batch, "dtype": args.dtype}
-    machine = sweep.written(flags | {"compile": "" if args.compile else None})
+    flags["compile"] = "" if args.compile else None  # "": a switch; None: left out
+    machine = sweep.written(flags)
     by_seed = {seed: chains(entry, seed, folder.as_posix(), machine) for seed in args.seeds}
     return Plan(args, entry, folder, by_seed)
 
@@ -217,7 +219,7 @@ def prepare_all(plan):
 def train(plan):
     """Prepare data, run all chains and show the table. Return the exit code."""
     args, folder, started = plan.args, plan.folder, time.time()
-    often = args.target in (*entries.DEMOS, "own", "sweep")
+    after_each_seed = args.target in (*entries.DEMOS, "own", "sweep")
     gpus = visible(args.gpus)
     jobs = jobs_of(gpus)
     lacking = prepare_all(plan)  # before the folder of the runs is made
@@ -233,12 +235,12 @@ def train(plan):
             print("warning: the linear model failed; the table lacks it", file=sys.stderr)
     pool = Pool(jobs, gpus, folder)
     stop_on_signals(pool)
-    if not often:
-        print(f"{pool.jobs} chains run side by side; their output: {folder}/output/", flush=True)
+    if not after_each_seed:
+        print(f"{pool.jobs} chains at a time; their output: {folder}/output/", flush=True)
     failed = False
     for seeds in pool.run(plan.chains):
         last = len(seeds) == len(plan.chains)
-        if often or last:
+        if after_each_seed or last:
             failed = show(plan, seeds, last)
     del lock
     print(f"{args.target} took {(time.time() - started) / 60:.1f} minutes")
@@ -277,12 +279,14 @@ def finished(plan, seeds):
     """Return the finished finetunings of a sweep. If there is none, return its folder."""
     chains = [chain for seed in seeds for chain in plan.chains[seed]]
     commands = [shlex.split(command) for chain in chains for command in chain]
-    outs = [words[-1] for words in commands if words[1] == "finetune.py"]
+    # a command ends with its --out
+    outs = [command[-1] for command in commands if command[1] == "finetune.py"]
     return [out for out in outs if Path(out, "result.json").exists()] or [str(plan.folder)]
 
 
 def print_commands(plan):
-    """Print all commands, one chain per line, with those that prepare your data elsewhere."""
+    """Print all commands, one chain per line, after those that prepare your data. So any machine
+    can run a line."""
     own = {row.task for row in plan.entry if declared(row.task).own}
     linear = [[shlex.join(command)] for command in linear_commands(plan)]
     for chain in [*linear, *itertools.chain(*plan.chains.values())]:
@@ -294,6 +298,7 @@ def main(argv=None):
     args = parse_args(argv)
     if args.target in ("own", "sweep"):
         args.tasks = [*map(full_name, args.tasks)]
+    # absolute, because the commands run in the repository
     args.raw = args.raw and args.raw.resolve()
     args.group = args.group and args.group.resolve()
     calls = [args]

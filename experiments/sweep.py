@@ -5,7 +5,7 @@ import argparse
 import itertools
 from collections import namedtuple
 
-from engine.flags import MACHINE_FLAGS, flags
+from engine.flags import NOT_DEFINING, flags
 from experiments.entries import Row, Variant
 from files import UserError
 from pretrain import OBJECTIVES
@@ -31,7 +31,7 @@ def words(text):
     return parts
 
 
-APART = MACHINE_FLAGS | {"task", "model", "seed", "init"}  # a sweep does not vary these
+APART = NOT_DEFINING | {"task", "model", "seed", "init"}  # a sweep does not vary these
 
 
 def parsers():

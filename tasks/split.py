@@ -18,6 +18,12 @@ SPLIT_NAMES |= dict.fromkeys(("val", "validation", "valid", "dev"), "val")
 SPLIT_NAMES |= dict.fromkeys(("test", "testing"), "test")
 
 
+def split_names(split):
+    """Return the splits of examples (n,) as SPLITS calls them."""
+    names = [str(name).lower() for name in np.asarray(split).tolist()]
+    return np.array([SPLIT_NAMES.get(name, name) for name in names])
+
+
 def check_each(place, right, problem):
     """Raise UserError with `problem` for the first example that is not `right` (n,)."""
     if not np.all(right):
@@ -173,8 +179,7 @@ def split_examples(request, place, examples):
     group = None if examples.group is None else np.asarray(examples.group)
     split = examples.split
     if split is not None:
-        names = [str(name).lower() for name in np.asarray(split).tolist()]
-        split = np.array([SPLIT_NAMES.get(name, name) for name in names])
+        split = split_names(split)
         check_each(place, np.isin(split, SPLITS), "its split is none of train, val and test")
     y = np.zeros(n)
     names = ()

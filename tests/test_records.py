@@ -35,7 +35,7 @@ from engine import flags as flags_py
 from engine import folder as folder_py
 from engine import run as run_py
 from engine.feed import Feed
-from engine.flags import MACHINE_FLAGS, defining
+from engine.flags import NOT_DEFINING, defining
 from engine.folder import Folder
 from engine.processes import Processes, guarded
 from engine.setup import setup
@@ -312,7 +312,7 @@ def test_any_other_flag_is_another_run(stage, words, monkeypatch, tmp_path):
         else {"init"}
     )
     flags_here = (
-        vars(flags_py.flags(stage, pretrain.OBJECTIVES).parse_args([])).keys() - MACHINE_FLAGS
+        vars(flags_py.flags(stage, pretrain.OBJECTIVES).parse_args([])).keys() - NOT_DEFINING
     )
     for flag in flags_here - without:
         word = [f"--{flag.replace('_', '-')}", others[flag]][: 1 + (others[flag] != "")]

@@ -60,7 +60,7 @@ def export(trained, path):
     the model before writing it."""
     if path.suffix not in FORMATS:
         raise UserError(f"--export {path}: give a name that ends in .pt2 or .onnx")
-    if trained.pretrained:
+    if trained.is_pretraining:
         raise UserError(f"--export needs a finetuned run, but {trained.run} is a pretraining run")
     task, exported = trained.task, ExportedModel(trained).eval()
     inputs = random_inputs(task, exported)

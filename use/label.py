@@ -35,26 +35,29 @@ def held_out_examples(trained):
             f"{trained.data_dir} holds {task.data}"
         )
     test.rows = np.arange(len(test)) if test.rows is None else test.rows
-    return test, None if trained.pretrained else named(task, test.y)
+    return test, None if trained.is_pretraining else named(task, test.y)
 
 
 def new_examples(trained, path, flags=None, bad=None):
     """Return the examples of a file as a Split, whose rows are their places in the file, and their
-    labels: names (n,), "" if there is none; numbers, NaN if there is none; names (n, longest), if
-    each position has a label; or None, if there are none, or the run predicts none.
+    labels: names (n,), "" if there is none; numbers, NaN if there is none; several labels as one
+    text each, UNKNOWN if none is known; names (n, longest), if each position has a label; or None,
+    if there are none, or the run predicts none.
 
     A table is read as that of the training data, or as flags (`given`) say. bad: {example:
     UserError}, to which those that cannot be read are added; None: they are errors."""
     task = trained.task
-    layout = Layout(**(task.layout or {}) | (flags or {}))
-    layout = layout._replace(channels_first=bool(layout.channels_first))
-    contents = read_file(str(path), layout, task.documents, not task.classes, task.target)
+    fields = (task.layout or {}) | (flags or {})
+    layout = Layout(**fields)
+    layout = layout._replace(channels_first=bool(layout.channels_first))  # None would be a question
+    regression = not task.classes
+    contents = read_file(str(path), layout, task.documents, regression, task.target)
     split = trained.split_of(contents.all_series(bad), path, bad)
     n = len(contents.series)
     if bad and len(bad) == n:
         raise bad[0]
     split.rows = np.arange(n) if contents.rows is None else contents.rows
-    if trained.pretrained or contents.labels is None or not contents.known.any():
+    if trained.is_pretraining or contents.labels is None or not contents.known.any():
         return split, None
     if contents.layout and contents.layout.label_column != "none":
         print(
@@ -65,7 +68,7 @@ def new_examples(trained, path, flags=None, bad=None):
     return split, as_names(trained, path, contents)
 
 
-# ---- The labels in a file, as the model names its predictions: (trained, path, contents) -> (n,) -
+# ---- The labels in a file, as the model names its predictions: (trained, path, contents) -> them -
 
 
 def class_labels(trained, path, contents):
@@ -73,14 +76,15 @@ def class_labels(trained, path, contents):
     same number. So 1, "1" and 1.0 are the same class, but "01" and "1" are two. Labels of no class
     stay as they are."""
     names = trained.names
+    # {number: the only class whose name is that number}
     of_number = pd.Series(names, pd.to_numeric(names.tolist(), errors="coerce"))
     of_number = of_number[of_number.index.notna() & ~of_number.index.duplicated(keep=False)]
     numbers = pd.to_numeric(pd.Series(contents.labels.tolist()), errors="coerce")
     texts = pd.Series(contents.labels.astype(str))
     labels = texts.where(texts.isin(names), numbers.map(of_number).fillna(texts))
     layout, task = contents.layout, trained.task
-    sure = task.channels and layout and layout.width  # the number of columns tells of a label
-    if layout and task.own and not sure and not {*labels} & {*names}:
+    width_tells = task.channels and layout and layout.width  # whether a column is the label
+    if layout and task.own and not width_tells and not {*labels} & {*names}:
         raise UserError(
             f"{path}: column {layout.label_column} holds no class of {trained.run}, e.g. "
             f"{names[0]}; --label COLUMN names the label; if there is none, give "
@@ -107,9 +111,11 @@ def array_labels(trained, path, contents):
         return labels
     if task.kind == "labels" and not are_names and labels.shape[1:] == (task.classes,):
         return np.where(contents.known, named(task, np.nan_to_num(labels)), UNKNOWN)
-    where = " at each position" if task.kind == "positions" else ""
+    wanted = f"{task.classes} labels"
+    if task.kind == "positions":
+        wanted = f"one of {wanted} at each position"
     problem = f"{path}: labels have the shape {labels.shape}"
-    raise UserError(f"{problem}; {trained.run} predicts {task.classes} labels{where}")
+    raise UserError(f"{problem}; {trained.run} predicts {wanted}")
 
 
 # ---- Predictions and what they are worth ---------------------------------------------------------
@@ -132,7 +138,7 @@ def prediction_table(trained, split, labels):
             lengths = lengths - 1  # <eos> is no position of the user's
         example, position = np.nonzero(np.arange(task.length) < lengths[:, None])  # (m,) both
         if labels is not None:
-            columns["label"] = np.pad(labels, ((0, 0), (0, task.length)))
+            columns["label"] = labels
         columns = {name: column[example, position] for name, column in columns.items()}
         places = {"row": split.rows[example], "position": position}
     return pd.DataFrame(places | columns, dtype=object)
@@ -196,7 +202,7 @@ def quality_of_classes(y, predictions, names):
 
 def label(trained, args):
     """Write features to --features, or else predictions to --out, and print what they are worth.
-    Examples that cannot be read have empty lines, and are an error at the end."""
+    Examples that cannot be read have NaN or empty predictions, and are an error at the end."""
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda, but torch sees no CUDA device; leave it out")
     trained.device = args.device

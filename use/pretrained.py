@@ -68,7 +68,7 @@ def filled_in(trained, batch):
 def show(trained, split, path):
     """Write a picture of four sequences: the original, the model's input, and as the model fills it
     in."""
-    if not trained.pretrained:
+    if not trained.is_pretraining:
         raise UserError(
             f"--show needs a run of pretrain.py, but {trained.run} is one of finetune.py"
         )

@@ -23,10 +23,10 @@ from tasks.table import Layout
 class TrainedModel:
     """A run's best weights. Call it with raw sequences: arrays or texts.
 
-    task: the run's task, as saved in training. saved: all flags that define the run. names: of the
-    classes. model, in eval mode: Classifier or Joint, or the Denoiser of a pretraining run. dtype:
-    the number format of the run. data_dir: folder of prepared data; only the run's own splits are
-    read from it."""
+    task: the run's task, as saved in training. saved: all flags that define the run; args: with
+    defaults for those that they lack. names: of the classes. model, in eval mode: Classifier or
+    Joint, or the Denoiser of a pretraining run. dtype: the number format of the run. data_dir:
+    folder of prepared data; only the run's own splits are read from it."""
 
     device = "cpu"
     dtype = "float32"
@@ -39,8 +39,8 @@ class TrainedModel:
             raise UserError(f"{run} has no best.pt; predict.py needs the directory of a run")
         checkpoint = read_checkpoint(self.run / "best.pt")
         self.saved = checkpoint["config"]
-        self.pretrained = self.saved["start"] == "pretrain"
-        stage = "pretrain" if self.pretrained else "finetune"
+        self.is_pretraining = self.saved["start"] == "pretrain"
+        stage = "pretrain" if self.is_pretraining else "finetune"
         self.args = completed(stage, OBJECTIVES, **self.saved)
         result = self.run / "result.json"
         record = read_json(result) if result.exists() else newest(self.run)  # of an unfinished run
@@ -120,23 +120,24 @@ class TrainedModel:
     def outputs(self, split):
         """Return the outputs for every example of a split: (n, classes or 1) float64; with a label
         per position (n, length, classes)."""
-        if self.pretrained:
+        if self.is_pretraining:
             raise UserError(
                 f"{self.run} is a pretraining run and predicts no labels; train a classifier from "
                 f"it: python finetune.py --init {self.run}"
             )
 
-        def outputs(batch):
+        def of_batch(batch):
             return self.model(self.model.backbone.inputs(batch), batch.lengths).double()
 
-        return self.over_batches(split, outputs)
+        return self.over_batches(split, of_batch)
 
     def features(self, split):
-        """Return the inputs of the head for every example of a split: (n, d) float32; with a label
-        per position (n, length, d). A pretraining run has none: means over positions, documents
-        side by side."""
+        """Return what the head reads of every example of a split: (n, d) float32; (n, 4 d) for the
+        head `pair`; with a label per position (n, length, d). Of a pretraining run: means over
+        positions, (n, documents * d)."""
         model = self.model
-        if self.pretrained:
+        if self.is_pretraining:
+            # only for its pooling
             model = Classifier(model.backbone, 1, "mean").to(self.device).eval()
         seen = []
         hook = model.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -151,8 +152,8 @@ class TrainedModel:
 
     @torch.no_grad()
     def over_batches(self, split, compute):
-        """Return compute(batch) of a whole split, in the order of its examples, 0 past the end of a
-        sequence. Batches and number format are those of an evaluation."""
+        """Return compute(batch) of a whole split, in the order of its examples, 0 past the longest
+        sequence of a batch. Number format and, on a CPU, batches are those of an evaluation."""
         size = self.saved.get("micro_batch") or self.saved["batch"]
         lengths = split.lengths()
         order = np.arange(len(split)) if lengths is None else np.argsort(lengths, kind="stable")
@@ -176,10 +177,10 @@ def untrained(args, task):
     predicted = OBJECTIVES[args.objective].outputs(args, task)  # per hidden position
     if args.start == "pretrain":
         return Denoiser(backbone, predicted)
-    head = task.classes or 1, args.pool, args.head
+    shape = task.classes or 1, args.pool, args.head  # of the head
     if args.start == "joint":
-        return Joint(backbone, *head, predicted)
-    return Classifier(backbone, *head)
+        return Joint(backbone, *shape, predicted)
+    return Classifier(backbone, *shape)
 
 
 def is_series(task, x):
