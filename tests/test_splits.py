@@ -15,7 +15,7 @@ import finetune
 import predict
 from compare.comparisons import macro_f1
 from engine.targets import class_loss
-from experiments.running import paths
+from experiments.running import task_names
 from files import UserError, read_json
 from tasks import SPLITS
 from tasks.split import draw_parts, overlap
@@ -405,9 +405,9 @@ def test_arrays_of_splits_have_the_usual_names(names, tmp_path, capsys):
 
 
 def test_a_path_may_have_commas():
-    assert paths("file:a, b/c,d.npz,ucr:FordA,file:e.csv") == [
+    assert task_names("file:a, b/c,d.npz,ucr:FordA,file:e.csv") == [
         "file:a, b/c,d.npz",
         "ucr:FordA",
         "file:e.csv",
     ]
-    assert paths("text,image") == ["text", "image"]
+    assert task_names("text,image") == ["text", "image"]
