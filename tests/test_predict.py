@@ -619,7 +619,7 @@ def test_every_model_exports(name, tmp_path):
     vars(trained).update(
         run=tmp_path,
         task=task,
-        pretrained=False,
+        is_pretraining=False,
         names=np.array(task.names),
         saved=dict(batch=4),
         model=Classifier(backbone, 3, "mean").eval(),
@@ -631,7 +631,7 @@ def test_every_model_exports(name, tmp_path):
         with torch.no_grad():
             ours = trained.model(x, lengths).softmax(-1)
         assert torch.allclose(program(x, lengths), ours, atol=1e-5)
-        x = x.where(inside(lengths, 12), 0)
+        x = x.where(inside(lengths, 12), 99)  # no symbol
         assert torch.allclose(program(x, lengths), ours, atol=1e-5)
 
 
