@@ -235,7 +235,7 @@ MUTANTS = {
         ("if args.start not in starts and", "if False and", "experiments"),
         ('recipe["epochs"] = recipe["eval_every"] = None', "pass", "experiments"),
         ("if name not in asked}", "}", "experiments"),
-        ('if not cut or args.arch.get("norm") != "batch":', "if True:", "experiments"),
+        ('if not in_parts or args.arch.get("norm") != "batch":', "if True:", "experiments"),
     ],
     "experiments/running.py": [
         (

@@ -127,6 +127,8 @@ def test_each_command_is_one(tmp_path, monkeypatch):
             analyze.command(words[2:])
         elif words[1] in ("pretrain.py", "finetune.py"):
             flags(words[1].removesuffix(".py"), OBJECTIVES).parse_args(words[2:])
+        elif words[1] == "micro.py":
+            assert words[2:] == []
         elif words[1] == "predict.py":
             assert (ROOT / words[2]).is_dir() or words[2] == "RUN", line
         else:

@@ -33,6 +33,7 @@ TOP = {
     "baseline",
     "analyze",
     "files",
+    "micro",
 }
 FILES = sorted(
     path.relative_to(ROOT).with_suffix("").as_posix()
@@ -54,6 +55,7 @@ def and_below(*rooms):
 
 # What each room may import of the others.
 MAY = {
+    "micro": set(),
     "files": set(),
     "gradients": set(),
     "kernels": {"gradients"},
@@ -165,7 +167,7 @@ def test_each_file_does_nothing_at_import_and_is_short(name):
 
 
 def test_the_four_files_stay_short_and_begin_with_the_method():
-    assert sum(len((ROOT / f"{name}.py").read_text().splitlines()) for name in FOUR) < 1950
+    assert sum(len((ROOT / f"{name}.py").read_text().splitlines()) for name in FOUR) <= 1850
     run = next(node for node in definitions(parsed("engine/run")) if node.name == "Run")
     assert run.end_lineno - run.lineno < 420
     first = {name: {node.name: node.lineno for node in definitions(parsed(name))} for name in FOUR}
