@@ -98,9 +98,10 @@ def kernel(a, P, B, C, dt, l):
     h = dt[:, None] / 2  # (d, 1)
     g = h * (1 + w)  # (d, l/2+1)
     D = (1 - w) - g[:, None] * a[:, None]  # (d, N, l/2+1)
-    CB, CP, PB, PP = (
-        (v[..., None] / D).sum(-2) for v in (C * B, C * P, P.conj() * B, P.conj() * P)
-    )  # (..., d, l/2+1)
+    inverse = 1 / D
+    CB, CP, PB, PP = (  # (..., d, l/2+1)
+        (v[..., None] * inverse).sum(-2) for v in (C * B, C * P, P.conj() * B, P.conj() * P)
+    )
     return torch.fft.irfft(2 * h * (CB - g * CP * PB / (1 + g * PP)), l)
 
 

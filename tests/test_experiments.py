@@ -502,6 +502,14 @@ def test_a_probe_is_always_frozen():
     assert [one.flags for one in found] == ["", "--freeze"]
 
 
+@pytest.mark.parametrize("varied", [["lr=2", "finetune.lr=1"], ["finetune.lr=1", "lr=2"]])
+def test_a_value_of_one_stage_wins_over_that_of_both(varied):
+    (variant,) = sweep.sweep(["listops_demo"], ["s4"], sweep.combinations(varied), ["spt"])[
+        0
+    ].variants
+    assert (variant.first, variant.flags) == ("--lr 2", "--lr 1")
+
+
 def test_a_flag_without_a_value_is_left_out_and_given():
     both = sweep.sweep(
         ["listops_demo"], ["s4"], sweep.combinations(["freeze"]), ["scratch", "spt", "joint"]
