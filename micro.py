@@ -1,6 +1,6 @@
 """Self-pretraining (SPT) in one file: the whole algorithm. The other files do it at full size.
 
-    python micro.py      about two minutes on one CPU core; needs only torch; shows seed 0
+    python micro.py      two to three minutes on one CPU core; needs only torch; shows seed 0
 
 The paper (Amos et al. 2024, "Never Train from Scratch"): trained from scratch, S4 looks far better
 than a Transformer. Let both first fill in hidden parts of their own training inputs, without labels
