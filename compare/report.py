@@ -136,10 +136,10 @@ def caption(key, comparison):
     linear = [] if comparison.linear is None else [comparison.linear]
     source = provenance(comparison.runs, *linear)
     text = "; ".join([*notes, passes_in_words(comparison), source])
-    sentences = [how_sure([*comparison.variants.values()]), f"{text[0].upper()}{text[1:]}."]
+    remarks = [how_sure([*comparison.variants.values()]), f"{text[0].upper()}{text[1:]}."]
     if not declared(key.task).own:
-        sentences.append("Small models on a small or shortened set: not the paper's task.")
-    return f"{' '.join(notes_on_scores(comparison))}\n\n{' '.join(sentences)}"
+        remarks.append("Small models on a small or shortened set: not the paper's task.")
+    return f"{' '.join(notes_on_scores(comparison))}\n\n{' '.join(remarks)}"
 
 
 def notes_on_scores(comparison):
@@ -148,21 +148,21 @@ def notes_on_scores(comparison):
     score = "Test R2" if comparison.r2 else f"Test {comparison.score} in percent"
     score += f" on {comparison.test_examples:,} examples, mean ± standard deviation over seeds"
     words = " and ".join(further(comparison))
-    sentences = [f"{score}; {words} in parentheses." if words else f"{score}."]
+    notes = [f"{score}; {words} in parentheses." if words else f"{score}."]
     if untested := comparison.runs.record.iloc[0].get("untested"):
         names = ", ".join(untested)
-        sentences.append(f"Nothing is known of classes without a test example: {names}.")
+        notes.append(f"Nothing is known of classes without a test example: {names}.")
     if comparison.ratio > UNEQUAL:
         classes = f"Classes are unequal, {comparison.ratio:.0f}:1"
         if comparison.score != "balanced accuracy":
             classes += "; older runs did not store per-class counts"
-        sentences.append(f"{classes}, so the score is {comparison.score}.")
+        notes.append(f"{classes}, so the score is {comparison.score}.")
     halves = [half for runs in comparison.variants.values() for half in noises(runs).values()]
     halves = [half for half in halves if half]
     if halves:
         half = f"{sum(halves) / len(halves):.{digits}f} {'R2' if comparison.r2 else 'points'}"
-        sentences.append(f"The choice of test examples moves a score by up to {half} (95 %).")
-    return sentences
+        notes.append(f"The choice of test examples moves a score by up to {half} (95 %).")
+    return notes
 
 
 def passes_in_words(comparison):

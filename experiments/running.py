@@ -262,17 +262,17 @@ def show(plan, seeds, last):
         print(f"\nSo far, seeds {', '.join(seeds)}:", flush=True)
         runs += ["--seeds", ",".join(seeds)]
     if target in entries.DEMOS:
-        words = ["demo", target, *runs, *figure]
+        command = ["demo", target, *runs, *figure]
     elif target == "own":
-        words = ["own", *runs, *figure]
+        command = ["own", *runs, *figure]
     elif target == "sweep":
-        words = ["compare", *finished(plan, seeds), *figure]
-        words += ["--any-code"] if args.any_code else []
-        words += ["--select", args.select] if args.select else []
+        command = ["compare", *finished(plan, seeds), *figure]
+        command += ["--any-code"] if args.any_code else []
+        command += ["--select", args.select] if args.select else []
     else:
         kind, number = re.fullmatch(r"([a-z]+)(\d*)", target).groups()
-        words = [kind, *filter(None, [number]), "--preset", args.preset, *runs]
-    return subprocess.run(["python", "analyze.py", *words]).returncode != 0
+        command = [kind, *filter(None, [number]), "--preset", args.preset, *runs]
+    return subprocess.run(["python", "analyze.py", *command]).returncode != 0
 
 
 def finished(plan, seeds):

@@ -279,7 +279,7 @@ def save_own(request, place, examples):
         save_part(request, place, split, [series[i] for i in part], y[part])
         rows = part if examples.rows is None else examples.rows[part]
         save_array(request, f"{split}_rows", rows)
-    describe(request, examples, fields)
+    describe(request, examples)
     return fields
 
 
@@ -312,7 +312,7 @@ def save_part(request, place, split, series, y):
     save_split(request, split, arrays, y, place)
 
 
-def describe(request, examples, fields):
+def describe(request, examples):
     """Print what was read and how it was split."""
     task = request.task
     n = len(examples.series)
@@ -328,13 +328,13 @@ def describe(request, examples, fields):
     if examples.split is not None:
         drawn = "val" not in split_names(examples.split)
         how = f"as given, val drawn from train, seed {request.seed}" if drawn else "as given"
-    sizes = " / ".join(map(str, fields["sizes"]))
+    sizes = " / ".join(map(str, task.sizes))
     read = f"{request.folder}: {n:,} examples, at most {task.length:,} positions of {kind}"
     print(f"{read}; splits {how}: {sizes}")
     if task.names:
         print(f"classes: {', '.join(task.names[:9])}{', ...' if task.classes > 9 else ''}")
     if task.labelled is not None:
-        unlabelled = fields["sizes"][0] - task.labelled
+        unlabelled = task.sizes[0] - task.labelled
         print(f"{unlabelled:,} training examples have no label: only pretraining uses them")
 
 
