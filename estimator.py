@@ -11,6 +11,7 @@ X holds samples (n, l) or (n, l, channels), NaN where missing, or is a list of s
 of the examples are trained on, 15 % choose the weights, 15 % test them; no group is in two parts.
 It calls the stages of pretrain.py and finetune.py, which print their progress."""
 
+import functools
 import shlex
 import tempfile
 from pathlib import Path
@@ -25,15 +26,18 @@ import pretrain
 from data import prepare
 from engine.processes import logged
 from experiments import entries
-from experiments.commands import trained
+from experiments.commands import chains
 from files import read_json
+from tasks.split import class_name
 from use.trained import TrainedModel
+
+STAGES = {"pretrain.py": pretrain.main, "finetune.py": finetune.main}
 
 
 class SelfPretrained(BaseEstimator):
     """Base class. model: a --model; start: spt, scratch, joint or linear_probe; passes: of a batch
-    forward and backward, in both stages together, None: those of the recipe; out: a new folder for
-    the runs, None: they are not kept."""
+    forward and backward, in both stages together, None: those of the recipe; out: a folder for the
+    runs, in which the same fit goes on where it was stopped, None: they are not kept."""
 
     def __init__(self, model="s4", start="spt", passes=None, seed=0, out=None):
         self.model = model
@@ -58,20 +62,16 @@ class SelfPretrained(BaseEstimator):
         data_dir = str(folder / "data")
         layout = {"channels_first": False} if arrays["x"].ndim == 3 else {}
         prepare(task, data_dir, regression=self.regression, layout=layout)
-        (row,) = entries.own(task, self.model, starts=[self.start], passes=self.passes)
-        (run,) = trained(row)
-        what = ["--task", task, "--model", self.model]
-        shared = ["--seed", str(self.seed), "--data-dir", data_dir]
-        if run.first:
-            first = str(folder / "pretraining")
-            words = [*what, *shared, *shlex.split(run.first.flags), "--out", first]
-            logged(lambda: pretrain.main(words))
-            what = ["--init", first]
-        last = folder / "finetuning"
-        more = [*what, *shared, *shlex.split(run.flags), "--out", str(last)]
-        logged(lambda: finetune.main(more))
-        self.result_ = read_json(last / "result.json")
-        self.trained_ = TrainedModel(last, data_dir)
+        entry = entries.own(task, self.model, starts=[self.start], passes=self.passes)
+        flags = f"--data-dir {shlex.quote(data_dir)}"
+        (chain,) = chains(entry, self.seed, folder.as_posix(), flags)
+        for command in chain:
+            _, script, *words = shlex.split(command)
+            if not Path(words[-1], "result.json").exists():  # its --out
+                logged(functools.partial(STAGES[script], words))
+        run = Path(words[-1])
+        self.result_ = read_json(run / "result.json")
+        self.trained_ = TrainedModel(run, data_dir)
         return self
 
     def predicted(self, X):
@@ -88,16 +88,17 @@ class SelfPretrainedClassifier(ClassifierMixin, SelfPretrained):
     def labels(self, y):
         unknown = pandas.isna(np.asarray(y, object))
         self.classes_ = np.unique([label for label, lacks in zip(y, unknown) if not lacks])
-        return np.array(["" if lacks else name_of(label) for label, lacks in zip(y, unknown)])
+        return np.array(["" if lacks else class_name(label) for label, lacks in zip(y, unknown)])
 
     def predict(self, X):
-        value_of = {name_of(label): label for label in self.classes_.tolist()}
-        return np.array([value_of[name] for name in self.predicted(X)[0]])
+        labels = {class_name(label): label for label in self.classes_.tolist()}
+        return np.array([labels[name] for name in self.predicted(X)[0]])
 
     def predict_proba(self, X):
+        probabilities = self.predicted(X)[1]
         names = self.trained_.names.tolist()
-        order = [names.index(name_of(label)) for label in self.classes_.tolist()]
-        return self.predicted(X)[1][:, order]
+        order = [names.index(class_name(label)) for label in self.classes_.tolist()]
+        return probabilities[:, order]
 
 
 class SelfPretrainedRegressor(RegressorMixin, SelfPretrained):
@@ -110,12 +111,6 @@ class SelfPretrainedRegressor(RegressorMixin, SelfPretrained):
 
     def predict(self, X):
         return self.predicted(X)[0]
-
-
-def name_of(label):
-    """Return the name of a class: 1.0 is that of 1."""
-    whole = isinstance(label, float) and label.is_integer()
-    return str(int(label) if whole else label)
 
 
 def as_array(X):

@@ -84,13 +84,18 @@ def position_targets(place, labels):
     return np.where(labels == "", IGNORE, np.searchsorted(names, labels)), names.tolist()
 
 
+def class_name(label):
+    """Return the name of the class of a label: 1.0 is 1."""
+    return re.sub(r"^([+-]?\d+)\.0+$", r"\1", str(label).strip())
+
+
 def class_targets(place, labels, has_label, column):
     """Convert labels (n,) -> classes (n,), 0 for an example without a label, and names. UserError
     if there are not 2 to 256 classes of at least two examples."""
     if labels.dtype.kind == "f" and not (labels[has_label] % 1).any():
         labels = np.where(has_label, labels, 0).astype(int)  # 1.0 is class 1
     if labels.dtype.kind == "U":  # likewise
-        labels = np.array([re.sub(r"^([+-]?\d+)\.0+$", r"\1", name) for name in labels.tolist()])
+        labels = np.array([class_name(label) for label in labels.tolist()])
     names, classes, sizes = np.unique(labels[has_label], return_inverse=True, return_counts=True)
     y = np.zeros(len(labels), int)
     y[has_label] = classes

@@ -14,6 +14,7 @@ from sklearn.preprocessing import StandardScaler
 
 from engine.folder import read_checkpoint
 from estimator import SelfPretrainedClassifier, SelfPretrainedRegressor
+from files import UserError
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(60, 12))
@@ -24,7 +25,12 @@ LABELS = np.where(X.mean(1) > 0, "up", "down")
 def test_fit_is_the_run_of_own_to_the_bit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     y = np.where(np.arange(60) % 6, LABELS, None)  # some have no label
-    SelfPretrainedClassifier(passes=6, seed=1, out=tmp_path / "fit").fit(X, y, PEOPLE)
+    model = SelfPretrainedClassifier(passes=6, seed=1, out=tmp_path / "fit").fit(X, y, PEOPLE)
+    again = clone(model).fit(X, y, PEOPLE)  # finished: it is only loaded
+    assert (again.predict_proba(X) == model.predict_proba(X)).all()
+    with pytest.raises(UserError, match="was made by another version or with other"):
+        clone(model).fit(X + 1, y, PEOPLE)
+    model.fit_in(tmp_path / "fit", dict(x=X, y=model.labels(y), group=PEOPLE.astype(str)))
     words = ["--models", "s4", "--starts", "spt", "--passes", "6", "--seeds", "1", "--list"]
     listed = call("run_all.sh", "own", "--tasks", f"file:{tmp_path}/fit/data.npz", *words).stdout
     chain = listed.strip().splitlines()[-1].split(" && ")
@@ -33,9 +39,13 @@ def test_fit_is_the_run_of_own_to_the_bit(tmp_path, monkeypatch):
     for command in commands:
         done = call(*command)
         assert done.returncode == 0, done.stderr
-    theirs = read_checkpoint(tmp_path / commands[-1][-1] / "best.pt")["model"]
-    ours = read_checkpoint(tmp_path / "fit" / "finetuning" / "best.pt")["model"]
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
+    run = tmp_path / commands[-1][-1]
+    weights, weights_of_own = (
+        read_checkpoint(folder / run.name / "best.pt")["model"]
+        for folder in (tmp_path / "fit", run.parent)
+    )
+    assert weights.keys() == weights_of_own.keys()
+    assert all(torch.equal(weights[name], weights_of_own[name]) for name in weights)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +55,9 @@ def test_fit_is_the_run_of_own_to_the_bit(tmp_path, monkeypatch):
         ((LABELS == "up").astype(int) * 9 + 1, [1, 10]),  # "10" comes before "2" among texts
         (np.where(np.arange(60) % 6, LABELS == "up", np.nan), [0.0, 1.0]),
         ([bool(label == "up") for label in LABELS], [False, True]),
+        (np.where(LABELS == "up", "2.0", " 1"), [" 1", "2.0"]),
     ],
-    ids=["texts", "numbers", "unlabelled", "bools"],
+    ids=["texts", "numbers", "unlabelled", "bools", "texts of numbers"],
 )
 def test_classes_keep_their_type(y, classes):
     model = SelfPretrainedClassifier(start="scratch", passes=4).fit(X, y)

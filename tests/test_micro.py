@@ -52,7 +52,7 @@ def backbone_of(network, block):
 
 
 NAMES = dict(log_decay="A_log_re", frequency="A_im", P="P", B="B", C="C", log_dt="log_dt")
-NAMES = {name: f"mixer.kernel.{theirs}" for name, theirs in NAMES.items()} | {"skip": "mixer.D"}
+NAMES = {name: f"mixer.kernel.{place}" for name, place in NAMES.items()} | {"skip": "mixer.D"}
 
 
 @pytest.mark.parametrize("block", OF_BLOCK, ids=lambda block: block.__name__)
