@@ -31,11 +31,12 @@ from pathlib import Path
 import numpy as np
 
 import files
+import own.task  # noqa: F401
 from files import UserError
+from own.columns import add_layout, given
 from tasks import PAD, SPLITS, TASKS, Task, declared, folder_name, full_name, identifying, named
 from tasks.making import Request, as_wide, stratified
 from tasks.picture import height, picture, sheet
-from tasks.table import add_layout, given
 
 # torch and matplotlib are imported where they are used: preparing data starts faster without them.
 
@@ -212,6 +213,8 @@ def identity(task, folder, meta):
         record["inputs"] = meta["inputs"]
     if task.labelled is not None:
         record["labelled"] = task.labelled
+    if task.read:
+        record["read"] = list(task.read)
     return record
 
 
@@ -225,7 +228,7 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
     sizes: of (train, val, test); None: the task's. seed: of the generator, or of the split of your
     data; None: 0. raw: folder of the official files, read instead of downloading or generating.
     workers: processes of a generator; None: one per core; the result does not depend on it.
-    own_data: regression, kind, group and layout, as in `Request`.
+    own_data: regression, kind and layout, as in `Request`.
 
     Nothing is overwritten. UserError if the folder was made with other flags (None: any), by other
     code or from other files of yours."""
@@ -244,7 +247,7 @@ def prepare(name, data_dir="data", sizes=None, seed=None, raw=None, workers=None
         for flag, value in flags.items()
         if value is not None and recorded.get(flag) != value
     ]
-    checksum = made_of(name, task, recorded.get("group"))
+    checksum = made_of(name, task)
     if checksum is not None and checksum != meta.get("made_of"):
         differences.append("code or files")
     if differences:
@@ -261,19 +264,17 @@ def refuse_meaningless(name, task, seed, raw, own_data):
     if seed is not None and not generated and not task.own:
         raise UserError(f"--seed {seed}: the official splits of {name} are fixed; leave it out")
     if not task.own and any(value is not None for value in own_data.values()):
-        flags = "--regression, --symbols, --samples, --group and flags of columns"
+        flags = "--regression, --symbols, --samples and flags of columns"
         raise UserError(f"{flags} are for your data, and {name} is fixed; leave them out")
 
 
-def made_of(name, task, group=None):
+def made_of(name, task):
     """Return a checksum of what makes a set: the task's parameters, the code of its file and of the
-    files of tasks/ that it imports, without comments, and your files. group: path of a file of
-    groups. None if a file of yours is gone: its set can still be used.
+    files of own/ and tasks/ that it imports, without comments, and your file. None if a file of
+    yours is gone: its set can still be used.
 
     Official files do not count: they are not read again once their set is ready."""
-    yours = [group] if group else []
-    if task.family == "file":
-        yours.append(name.removeprefix("file:"))
+    yours = [name.removeprefix("file:")] if task.family == "file" else []
     if not all(map(os.path.isfile, yours)):
         return None
     function = getattr(task.prepare, "func", task.prepare)  # of a partial
@@ -282,8 +283,8 @@ def made_of(name, task, group=None):
     codes = []
     for path in paths:  # grows
         codes.append(files.without_comments(path.read_text()))
-        for imported in re.findall(r"^ *from tasks\.(\w+) import", codes[-1], re.M):
-            if (path := files.ROOT / "tasks" / f"{imported}.py") not in paths:
+        for room, name in re.findall(r"^ *from (own|tasks)\.(\w+) import", codes[-1], re.M):
+            if (path := files.ROOT / room / f"{name}.py") not in paths:
                 paths.append(path)
     text = "\n".join([identifying(task), *codes, *map(files.sha256_of, yours)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -294,8 +295,8 @@ def make_set(name, task, folder, flags, raw, workers):
     sizes = flags["sizes"]
     if sizes is None and (task.subset or task.make and raw is None):
         sizes = list(task.sizes)
-    own_data = {flag: flags.get(flag) for flag in ("regression", "kind", "group", "layout")}
-    checksum = made_of(name, task, own_data["group"])
+    own_data = {flag: flags.get(flag) for flag in ("regression", "kind", "layout")}
+    checksum = made_of(name, task)
     seed = flags["seed"] or 0
     request = Request(name, folder, task, checksum, sizes, seed, raw, workers, **own_data)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -399,8 +400,6 @@ def parser():
     for kind in ("symbols", "samples"):
         help = f"read the numbers of your data as {kind} (default: symbols if an .npz has integers)"
         add(f"--{kind}", dest="kind", action="store_const", const=kind, help=help)
-    help = "your data: a file with the group (e.g. a person) of each example, one a line"
-    add("--group", type=os.path.abspath, metavar="FILE", help=f"{help}; no group is in two splits")
     help = "your data: labels are numbers to predict, not classes"
     add("--regression", action="store_true", default=None, help=help)
     add_layout(parser)
@@ -428,8 +427,7 @@ def command(args):
         sizes = [size or default for size, default in zip(sizes, TASKS[args.task].sizes)]
     else:
         raise UserError("--train, --val and --test have no meaning for your data; leave them out")
-    own_data = {flag: getattr(args, flag) for flag in ("regression", "kind", "group")}
-    own_data["layout"] = given(args)
+    own_data = dict(regression=args.regression, kind=args.kind, layout=given(args))
     folder = prepare(args.task, args.data_dir, sizes, args.seed, args.raw, args.workers, **own_data)
     task, *splits = open_task(args.task, args.data_dir)
     counts = []

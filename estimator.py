@@ -28,7 +28,7 @@ from engine.processes import logged
 from experiments import entries
 from experiments.commands import chains
 from files import read_json
-from tasks.split import class_name
+from own.cells import class_name
 from use.trained import TrainedModel
 
 STAGES = {"pretrain.py": pretrain.main, "finetune.py": finetune.main}

@@ -24,6 +24,27 @@ class UserError(Exception):
     """A user's mistake in one line: what is wrong, the value, and the command that fixes it."""
 
 
+class BadRows(UserError):
+    """Some rows cannot be read. rows: which of the file, counted from 0."""
+
+    def __init__(self, text, rows):
+        super().__init__(text)
+        self.rows = [*rows]
+
+
+def refuse_rows(path, problems, advice):
+    """Raise BadRows if there are problems, {row: (its place, what is wrong)}. Up to five rows are
+    named."""
+    if problems:
+        (first, problem), *others = problems.values()
+        text = f"{path}, {first}: {problem}{advice and '; '}{advice}"
+        if others:
+            more = ", ..." if others[4:] else ""
+            places = ", ".join(place for place, _ in others[:4])
+            text += f". The same: {places}{more} ({len(problems):,} in all)"
+        raise BadRows(text, problems)
+
+
 class Parser(argparse.ArgumentParser):
     """argparse's parser with one-line errors. With `examples`, a command without arguments prints
     the examples of its script's docstring."""

@@ -24,9 +24,9 @@ from data import open_task
 from engine.flags import between
 from engine.processes import guarded
 from files import Parser
+from own.columns import add_layout, given
 from tasks import folder_name
 from tasks.picture import picture
-from tasks.table import add_layout, given
 from use.export import export
 from use.label import examples_beside, label, new_examples
 from use.pretrained import generate, show
@@ -46,6 +46,8 @@ def parse_args(argv):
     add("--export", **file, help="write the model for other programs (.pt2, .onnx)")
     add("--show", **file, help="draw what a pretrained run fills in (.png, .pdf)")
     add("--prompt", help="beginning of the sequence (default: taken from the validation split)")
+    skip = "leave out rows of --input that cannot be read; else they are an error"
+    add("--skip-bad", action="store_true", help=skip)
     add("--seed", type=between(int, 0, 2**63 - 1), default=0, help="seed of the drawn symbols")
     add("--device", default="cpu", choices=("cpu", "cuda"), help="for predictions and features")
     add("--data-dir", default="data", help="where prepared data sets live")
@@ -67,7 +69,7 @@ def main(argv=None):
         export(trained, args.export)
     elif args.show:
         if args.input:
-            split, _ = new_examples(trained, args.input, given(args))
+            split, *_ = new_examples(trained, args.input, given(args))
         else:
             _, _, split, _ = open_task(task, args.data_dir)
         show(trained, split, args.show)

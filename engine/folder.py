@@ -30,7 +30,7 @@ CODE = """
 
 def code_of_run(args):
     """Return a checksum of a run's code without comments: CODE, its model's and task's files."""
-    homes = zoo.homes.get(args.model), tasks.homes.get(args.task, ROOT / "tasks" / "own.py")
+    homes = zoo.homes.get(args.model), tasks.homes.get(args.task, ROOT / "own" / "task.py")
     paths = [ROOT / name for name in CODE.split()] + [home for home in homes if home is not None]
     sources = [files.without_comments(path.read_text(encoding="utf-8")) for path in paths]
     return hashlib.sha256("\n".join(sources).encode()).hexdigest()[:8]

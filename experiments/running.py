@@ -73,7 +73,7 @@ def task_names(text):
 # Flags of data.py that say how to read your data, without and with a value.
 OWN_FLAGS = ["regression", "symbols", "samples", "no-header", "channels-first", "channels-last"]
 OWN_FLAGS += ["label-per-position"]
-OWN_VALUES = "group", "label", "text", "id", "time"
+OWN_VALUES = "label", "text", "id", "time", "group", "split", "drop"
 
 
 def parse_args(argv):
@@ -102,7 +102,7 @@ def parse_args(argv):
     for name in OWN_FLAGS:
         add(f"--{name}", bool, "own", "sweep")
     for name in OWN_VALUES:
-        add(f"--{name}", Path if name == "group" else str, "own", "sweep")
+        add(f"--{name}", str, "own", "sweep")
     add("--starts", words, "own", "sweep", default=[])
     add("--passes", between(int, 2), "own")
     add("--label-fraction", between(float, 1e-9, 1), "own")
@@ -300,7 +300,6 @@ def main(argv=None):
         args.tasks = [*map(full_name, args.tasks)]
     # absolute, because the commands run in the repository
     args.raw = args.raw and args.raw.resolve()
-    args.group = args.group and args.group.resolve()
     calls = [args]
     if args.target == "own" and args.tasks:  # one data set after another, with its own table
         calls = [argparse.Namespace(**vars(args) | {"tasks": [task]}) for task in args.tasks]

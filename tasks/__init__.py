@@ -5,8 +5,8 @@ every script. For a first reading this file and listops.py are enough.
 
 A file opens with one worked example; its `prepare(task, request)` saves the splits; its last lines
 add rows to TASKS. `making.py` holds functions that several tasks use, `picture.py` draws examples,
-`snakes.py` is Pathfinder's generator; `readers.py`, `table.py`, `columns.py` and `split.py` serve
-own.py. This file defines what a task is and how tasks are named."""
+`snakes.py` is Pathfinder's generator. This file defines what a task is and how tasks are named.
+Your data are in own/."""
 
 import hashlib
 import os
@@ -74,8 +74,10 @@ class Task:
     labelled: int | None = field(default=None, repr=False)
     ragged: bool = field(default=False, repr=False)  # filled in: samples have unequal lengths
     gaps: bool = field(default=False, repr=False)  # filled in: samples are missing within sequences
-    # filled in: a table.Layout, by which new files are read
+    # filled in: an own.columns.Layout, by which new files are read
     layout: dict | None = field(default=None, repr=False)
+    # filled in: what was read of your data, in two lines
+    read: tuple = field(default=(), repr=False)
     # function(task, request): read or generate, save all splits
     prepare: object = field(default=None, repr=False)
     # function(task, rng) -> x, y of one example, for --fresh
@@ -102,7 +104,7 @@ class Task:
 
 
 TASKS = {}  # {name: Task}, filled by the files of this folder
-OWN = {}  # {prefix: function(what follows the colon) -> Task}: your data, file:PATH and ucr:NAME
+OWN = {}  # {prefix: function(what follows the colon) -> Task}: your data, filled by own/task.py
 
 
 # ---- names ---------------------------------------------------------------------------------------

@@ -4,11 +4,13 @@ et al. 2017).
 4,000 positions of PPG and ECG, 125 Hz    ->    72.5 beats per minute, mapped to [-1, 1]
 """
 
+import re
+
 import numpy as np
 
+from files import UserError, refuse_rows
 from tasks import SPLITS, TASKS, Source, Task
 from tasks.making import find, save_split
-from tasks.readers import read_ts
 
 
 def official_windows(n):
@@ -27,7 +29,7 @@ def prepare(task, request):
     halves = []
     for path in paths:
         with open(path, encoding="latin-1") as file:
-            series, targets, _ = read_ts(path, file, (task.length, task.channels), float)
+            series, targets = read_ts(path, file, (task.length, task.channels), float)
         halves.append((series, targets))
     series, targets = map(np.concatenate, zip(*halves))  # (n, l, channels), (n,)
     train, *others = official_windows(len(targets))
@@ -56,6 +58,60 @@ def windows(target, record, sizes):
         source=Source(urls, " and ".join(names), "ODC-By (PhysioNet BIDMC)"),
         prepare=prepare,
     )
+
+
+# ---- .ts -----------------------------------------------------------------------------------------
+
+
+def read_ts(path, lines, shape=None, kind=str, regression=True, skip=()):
+    """Read the lines of a .ts file, of the TSER archive (Tan et al. 2021) or UEA's -> series,
+    targets of type `kind` or None. Series are float64 (l, channels), or float32 of `shape` if that
+    is given. skip: examples that are left out.
+
+    After a header of lines with #, % and @, there is one line per example: its channels, numbers
+    separated by commas, and the target, separated by colons; no target if the header says
+    "@classLabel false". A value may be (time,value), or a question mark if it is missing."""
+    series, targets = [], []
+    problems = {}
+    labelled = True
+    row = -1
+    for number, line in enumerate(lines, 1):
+        if line.strip()[:1] in ("", "#", "@", "%"):
+            words = line.lower().split()[:2]
+            if words in (["@classlabel", "false"], ["@targetlabel", "false"]):
+                labelled = False
+            if words == ["@targetlabel", "true"] and not regression:
+                problem = f"{path}, line {number}: @targetLabel says that targets are numbers"
+                raise UserError(f"{problem}; give --regression of data.py or run_all.sh own")
+            continue
+        row += 1
+        if row in skip:
+            continue
+        try:
+            values, target = ts_example(line, labelled, shape)
+            targets.append(kind(target))
+            series.append(values)
+        except ValueError as error:
+            problem = "not the numbers of each channel and a target, between colons"
+            problems[row] = f"line {number}", f"{problem} ({str(error).splitlines()[0]})"
+    refuse_rows(path, problems, "restore the file" if shape else "a missing value is a ?")
+    return series, targets if labelled else None
+
+
+def ts_example(line, labelled, shape):
+    """Return the values (l, channels) and the target of a line of a .ts file."""
+    without_colons = re.sub(r"\([^()]*:[^()]*,", "(,", line)  # of times of day
+    channels = without_colons.split(":")
+    target = channels.pop().strip() if labelled else ""
+    channels = [re.sub(r"\([^()]*,([^(),]*)\)", r"\1", channel) for channel in channels]
+    if not shape:
+        channels = [channel.replace("?", "nan") for channel in channels]
+    rows = [channel.split(",") for channel in channels]
+    lengths = {*map(len, rows)}
+    if len(lengths) > 1:
+        raise ValueError("channels have different numbers of positions, or the label has a colon")
+    values = np.array(rows, np.float32 if shape else np.float64).reshape(len(rows), -1).T
+    return values.reshape(shape or values.shape), target
 
 
 TASKS |= {

@@ -49,8 +49,7 @@ class Request:
     # For your data:
     regression: bool | None = None  # labels are numbers to predict
     kind: str | None = None  # "symbols" or "samples", if numbers could be either
-    group: str | None = None  # path of a file with one line per example, its group
-    layout: dict | None = None  # given fields of a table.Layout
+    layout: dict | None = None  # given fields of an own.columns.Layout
 
     def take(self, split, available, place):
         """Return how many of the available examples to take for a split."""

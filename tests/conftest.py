@@ -51,7 +51,7 @@ def alike(line, other):
     return words[0] == words[1] and np.allclose(*values, rtol=1e-5, atol=1e-5)
 
 
-ROOMS = "tasks", "zoo", "engine", "experiments", "compare", "use"
+ROOMS = "tasks", "own", "zoo", "engine", "experiments", "compare", "use"
 
 
 def scripts(folder, *more):

@@ -22,28 +22,21 @@ ROOT = Path(__file__).resolve().parents[1]
 # changed.
 MUTANTS = {
     "analyze.py": [('if run.start != "pretrain"}', "if False}", "compare")],
-    "tasks/split.py": [
-        ("if (counts[part_of_group[g]] > has)[has > 0].all():", "if True:", "splits"),
+    "own/split.py": [
+        ("if len(examples) > 2 and len(spare):", "if False:", "splits"),
+        ("if lacking < fewest:", "if draw == 0:", "splits"),
         ("if len(where[keys[i]]) > 1", "if len(where[keys[i]]) > 2", "splits"),
         ("len(np.unique(end)) > 4", "len(np.unique(end)) > 0", "splits"),
         ("y[parts[0]].max()]", "y.max()]", "own"),
     ],
     "tasks/recall.py": [("SPLITS.index(split)]", "0]", "data")],
-    "tasks/table.py": [
+    "own/table.py": [
         ("if names == [*map(str, range(len(names)))]:", "if False:", "table"),
     ],
-    "tasks/columns.py": [
+    "own/columns.py": [
         ("same = names[1:] == names[:-1]", "same = names[1:] != names[:-1]", "table"),
-        (
-            "np.all(column % 1 == 0) and len({*column}) == len(column)",
-            "np.all(column % 1 == 0)",
-            "table",
-        ),
-        (
-            "np.all(column % 1 == 0) and len({*column}) == len(column)",
-            "len({*column}) == len(column)",
-            "table",
-        ),
+        ("if np.nanmedian(ratio) < 0.5:", "if False:", "table"),
+        ("few = 1 < len(np.unique", "few = False and 1 < len(np.unique", "table"),
         ('times[places], kind="stable"', 'places, kind="stable"', "table"),
     ],
     "pretrain.py": [
@@ -92,7 +85,7 @@ MUTANTS = {
         ),
         ("yours = [group] if group else []", "yours = []", "own records"),
         ("longest if self.chosen is None else longest[self.chosen]", "longest", "own data"),
-        ('if (path := files.ROOT / "tasks"', 'if False and (path := files.ROOT / "tasks"', "data"),
+        ("if (path := files.ROOT / room", "if False and (path := files.ROOT / room", "data"),
         ("8181, self.fresh, i", "8181, 0, i", "targets"),
         ("np.random.RandomState(42).permutation(len(train))", "np.arange(len(train))", "data"),
         ('if meta["inputs"]:', "if False:", "own"),

@@ -23,6 +23,10 @@ import pretrain
 import tasks
 from engine.folder import summary
 from models import MODELS, Backbone, Classifier, config
+from own import task as own_task
+from own.columns import Layout
+from own.read import read_file
+from own.task import encode
 from tasks import making
 
 LENGTHS, N = np.tile([9, 7, 4], 20), 60
@@ -305,14 +309,15 @@ def test_numbers_are_what_a_flag_says(tmp_path):
         ("n.csv", None),
         ("n.npz", "samples"),
     ):
-        task, train, *_ = opened(tmp_path / name, tmp_path / f"{name}{kind}", kind=kind)
+        first = dict(layout=dict(label="0")) if name == "n.csv" else {}
+        task, train, *_ = opened(tmp_path / name, tmp_path / f"{name}{kind}", kind=kind, **first)
         symbols = kind == "symbols" or (name, kind) == ("n.npz", None)
         assert (task.vocab, task.channels) == (
             (len(tasks.SPECIAL) + 5, None) if symbols else (None, 1)
         )
         for other in ("n.csv", "n.npz"):
-            arrays, unknown, _ = tasks.own.encode(
-                task, other, tasks.own.read_file(str(tmp_path / other)).series
+            arrays, unknown, _ = encode(
+                task, other, read_file(str(tmp_path / other), Layout(label="0")).series
             )
             stored = train.x.reshape(len(train), -1) if symbols else train.x
             assert not unknown and np.array_equal(
@@ -320,17 +325,33 @@ def test_numbers_are_what_a_flag_says(tmp_path):
             )
 
 
-def test_a_file_names_groups(tmp_path):
-    """In any encoding: a byte order mark is no part of the first name."""
+@pytest.mark.parametrize("kind", ["npz", "csv"])
+def test_a_column_or_an_array_names_groups_and_folds(kind, tmp_path):
+    """A fold's number: the lowest tests, the next validates."""
     x, y = series()
-    np.savez(tmp_path / "g.npz", x=x, y=y)
-    names, found = [f"person {i % 12}" for i in range(N)], []
-    for code in "utf-8", "utf-8-sig", "utf-16":
-        (tmp_path / "names.txt").write_text("\n".join(names) + "\n", code)
-        _, *splits = opened(tmp_path / "g.npz", tmp_path / code, group=str(tmp_path / "names.txt"))
-        found.append(rows_of(splits, N))
-        assert len({(names[row], name) for row, name in found[-1].items()}) == 12
-    assert found[0] == found[1] == found[2]
+    person = [f"person {i % 12}" for i in range(N)]
+    fold = np.arange(N) // 4 % 5
+    if kind == "npz":
+        np.savez(tmp_path / "g.npz", x=x, y=y, person=person, fold=fold)
+    else:
+        table = [[label, who, f, *row[:, 0]] for label, who, f, row in zip(y, person, fold, x)]
+        names = ["label", "person", "fold", *(f"t{t}" for t in range(x.shape[1]))]
+        rows = [names, *table]
+        (tmp_path / "g.csv").write_text("\n".join(",".join(map(str, row)) for row in rows))
+    path = tmp_path / f"g.{kind}"
+    for folder, layout in (
+        ("a", dict(group="person", drop="fold")),
+        ("b", dict(split="fold", drop="person")),
+    ):
+        _, *splits = opened(path, tmp_path / folder, layout=layout)
+        where = rows_of(splits, N)
+        if folder == "a":
+            assert len({(person[row], name) for row, name in where.items()}) == 12
+        else:
+            expected = {0: "test", 1: "val"}
+            assert all(name == expected.get(fold[row], "train") for row, name in where.items())
+    with pytest.raises(files.UserError, match="person.*--group person"):
+        opened(path, tmp_path / "c")
 
 
 def test_float64_is_kept_where_float32_would_lose_it(tmp_path):
@@ -384,31 +405,24 @@ def test_a_changed_file_is_another_set_and_a_lost_one_is_not_needed(tmp_path):
     assert opened(path, tmp_path / "other")[0].data != first.data
 
 
-@pytest.mark.parametrize("kind", ["file", "group"])
-def test_every_file_of_a_set_is_known_by_its_content(kind, tmp_path):
+def test_a_set_is_known_by_the_content_of_its_file(tmp_path):
     """By the same command, and by training, which passes no flags; a new time of the same content
     is no change."""
-    path, group = written(tmp_path, "npz"), tmp_path / "g.txt"
-    names = [f"person {i % 12}" for i in range(N)]
-    group.write_text("\n".join(names))
-    flags = [dict(group=str(group)), {}]
+    path = written(tmp_path, "npz")
+    flags = [dict(layout=dict(label="y")), {}]
     folder = [data.prepare(f"file:{path}", tmp_path, **some) for some in flags][0]
-    changed = group if kind == "group" else path
-    content = changed.read_bytes()
-    changed.write_bytes(content)
+    content = path.read_bytes()
+    path.write_bytes(content)
     assert [data.prepare(f"file:{path}", tmp_path, **some) for some in flags] == [folder] * 2
-    if kind == "group":
-        group.write_text("\n".join(sorted(names)))
-    else:
-        x, y = series()
-        np.savez(path, x=x, y=np.roll(y, 1))
+    x, y = series()
+    np.savez(path, x=x, y=np.roll(y, 1))
     for some in flags:
         with pytest.raises(files.UserError, match="with other code or files; "):
             data.prepare(f"file:{path}", tmp_path, **some)
-    changed.write_bytes(content)
+    path.write_bytes(content)
     assert [data.prepare(f"file:{path}", tmp_path, **some) for some in flags] == [folder] * 2
-    with pytest.raises(files.UserError, match="with other group"):
-        data.prepare(f"file:{path}", tmp_path, group=str(path))
+    with pytest.raises(files.UserError, match="with other layout"):
+        data.prepare(f"file:{path}", tmp_path, layout=dict(label="z"))
 
 
 @pytest.mark.parametrize("unit", ["D", "ns"])
@@ -494,7 +508,7 @@ def test_real_sets():
     with pytest.MonkeyPatch.context() as patch:
         saved = {}
         patch.setattr(
-            tasks.own,
+            own_task,
             "save_own",
             lambda request, place, own: saved.update(
                 {
@@ -510,7 +524,7 @@ def test_real_sets():
             request = making.Request(
                 f"ucr:{name}", ROOT, tasks.declared(f"ucr:{name}"), 0, None, 0, None, None, None
             )
-            tasks.own.prepare_ucr(request.task, request)
+            own_task.prepare_ucr(request.task, request)
     assert saved["ucr:FordA"] == (Counter(train=3601, test=1320), {500}, 2)
     assert saved["ucr:ElectricDevices"] == (Counter(train=8926, test=7711), {96}, 7)
 

@@ -23,10 +23,10 @@ from engine.targets import KINDS as TARGETS
 from files import UserError
 from kernels import inside
 from models import MODELS, Backbone, Classifier, config
+from own.task import FILE, encode, ended, read_own
 from recipes import arch
 from tasks import SPECIAL, TASKS
 from tasks.cifar import GREY
-from tasks.own import FILE, encode, ended, read_own
 from tasks.picture import draw_example
 from use.export import ExportedModel, export
 from use.label import held_out_examples, new_examples, quality

@@ -17,9 +17,9 @@ from compare import runs, settings
 from engine import flags
 from files import UserError
 from models import MODELS
+from own.task import FILE
 from recipes import OWN_RECIPES, RECIPES, SMALL_RECIPES, arch, learning_rate, read_table, rows
 from tasks import TASKS
-from tasks.own import FILE
 
 # ---- the paper's numbers, typed from its tables 4, 5 and 6 and not from the code -----------------
 

@@ -61,8 +61,9 @@ MAY = {
     "gradients": set(),
     "kernels": {"gradients"},
     "tasks": {"files"},
+    "own": {"files", "tasks"},
     "models": {"gradients", "kernels"},
-    "data": {"files", "tasks"},
+    "data": {"files", "own", "tasks"},
     "recipes": {"files", "models", "tasks"},
     "zoo": {"files", "kernels", "models", "recipes", "tasks"},
 }

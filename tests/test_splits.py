@@ -17,8 +17,8 @@ from compare.comparisons import macro_f1
 from engine.targets import class_loss
 from experiments.running import task_names
 from files import UserError, read_json
+from own.split import draw_parts, overlap
 from tasks import SPLITS
-from tasks.split import draw_parts, overlap
 
 
 def prepared(folder, x, y=None, **more):
@@ -49,6 +49,7 @@ def test_three_examples_of_a_class_are_in_every_part(seed, shares):
     group = np.repeat(np.arange(60), 4)  # of one class each, so none is lost
     classes = np.repeat(rng.permutation(np.repeat(np.arange(4), [3, 4, 13, 40])), 4)
     parts = draw_parts(classes, group, seed, shares)
+    assert sorted(np.concatenate(parts)) == [*range(len(classes))]
     assert all(
         not np.intersect1d(group[one], group[two]).size
         for one in parts
@@ -273,55 +274,52 @@ def test_macro_f1_is_that_of_scikit_learn():
 # ---- rows that cannot be read --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["csv", "ts", "npz", "txt"])
-def test_one_bad_row_has_an_empty_prediction_and_the_rest_is_written(
-    kind, tmp_path, monkeypatch, capsys
-):
-    """The same numbers as without that row; its place is named, the exit code is 2, blank lines
-    count."""
+@pytest.mark.parametrize("kind", ["csv", "ts", "npz", "long"])
+def test_bad_rows_refuse_the_file_unless_they_are_skipped(kind, tmp_path, monkeypatch, capsys):
+    """All others have the same numbers as without those rows. Blank lines count."""
     monkeypatch.chdir(tmp_path)
     x = np.random.default_rng(0).normal(size=(40, 6)).round(3)
-    series = np.array(["".join(map(str, abs(row))) for row in x]) if kind == "txt" else x
-    prepared(tmp_path, series, np.arange(40) % 2)
+    prepared(tmp_path, x, np.arange(40) % 2)
     finetune.main(["--task", "file:set.npz", *WORDS, "--out", "run"])
     rows = [",".join(map(str, row)) for row in x[:5]]
+    flags = []
+    kept = [0, 1, 4]
     if kind == "csv":
-        lines = [*rows[:2], "", rows[2].replace(",", ",oops,", 1).rsplit(",", 1)[0], *rows[3:]]
-        bad, words = (
-            3,
-            "new.csv, line 4, column 1: 'oops' is no number; correct it, or leave it empty",
-        )
+        lines = [*rows[:2], "", rows[2].replace(",", ",oops,", 1).rsplit(",", 1)[0], "a" + rows[3]]
+        words = "new.csv, line 4: column 1: 'oops' is no number; .*The same: line 5 "
+        lines += rows[4:]
+        kept = [0, 1, 5]
+        flags = ["--label", "none"]
     elif kind == "ts":
-        lines = ["@classLabel false", "@data", *rows[:2], rows[2] + ",x", *rows[3:]]
-        bad, words = 2, "new.ts, line 5: it must hold the numbers of each channel"
-    elif kind == "txt":
-        lines, bad, words = [*series[:2], "", *series[2:5]], None, ""
+        lines = ["@classLabel false", "@data", *rows[:2], rows[2] + ",x", "x", *rows[4:]]
+        words = "new.ts, line 5: not the numbers of each channel.*The same: line 6"
+    elif kind == "long":
+        table = [(i, t, x[i, t]) for i in range(5) for t in range(6)]
+        table[2 * 6 + 1] = 2, 1, "oops"
+        table[3 * 6 + 5] = 3, 5, "1_0"
+        lines = [",".join(map(str, row)) for row in table]
+        words = "new.csv, line 14: .*oops.*The same: line 24"
+        kept = [0, 6, 24]
+        flags = ["--id", "0", "--time", "1", "--label", "none"]
     else:
         broken = x[:5].copy()
-        broken[2, 3], bad = np.inf, 2
+        broken[2:4, 3] = np.inf
         np.savez("new.npz", x=broken)
-        words = "new.npz, example 2 (counted from 0): a value is infinite"
+        words = "new.npz, example 2: a value is infinite.*The same: example 3"
+    name = f"new.{'csv' if kind == 'long' else kind}"
     if kind != "npz":
-        (tmp_path / f"new.{kind}").write_text("\n".join(lines) + "\n")
-    try:
-        predict.main(["run", "--input", f"new.{kind}", *["--label", "none"] * (kind == "csv")])
-        assert bad is None
-    except UserError as error:
-        assert (
-            f"1 of 5 examples could not be read; their lines are empty. Row {bad}: {words}"
-            in str(error)
-        )
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    with pytest.raises(UserError, match=words):
+        predict.main(["run", "--input", name, *flags])
+    predict.main(["run", "--input", name, *flags, "--skip-bad"])
     with open("predictions.csv", newline="") as file:
         table = list(csv.DictReader(file))
-    names, probabilities = predict.load("run")(series[:5] if kind == "txt" else x[:5])
-    blank = {"csv": [0, 1, 3, 4, 5], "txt": [0, 1, 3, 4, 5]}.get(kind, [*range(5)])
-    for line, row, name, p in zip(table, blank, names, probabilities, strict=True):
-        empty = row == bad
-        assert alike(
-            line,
-            dict(row=str(row), prediction="" if empty else str(name))
-            | {f"p({c})": "" if empty else f"{p[c]:.6f}" for c in (0, 1)},
-        )
+    names, probabilities = predict.load("run")(x[[0, 1, 4]])
+    for line, row, i, name, p in zip(table, kept, (0, 1, 4), names, probabilities, strict=True):
+        wanted = dict(row=str(row), prediction=str(name)) | {
+            f"p({c})": f"{p[c]:.6f}" for c in (0, 1)
+        }
+        assert alike(line, {"id": str(i)} | wanted if kind == "long" else wanted)
 
 
 # ---- the archives --------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ import torch.nn as nn
 
 from files import UserError, reading, write_atomically
 from kernels import inside
+from own.task import as_stored
 from tasks import EOS, PAD, UNK
-from tasks.own import as_stored
 from use.trained import without_targets
 
 

@@ -2,6 +2,7 @@
 predictions are worth, where there are labels."""
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -9,11 +10,11 @@ import torch
 
 from data import named, open_task
 from engine.targets import KINDS, balanced_scores, metrics
-from files import UserError, reading, write_atomically
-from tasks import full_name
-from tasks.readers import OWN_FILES, read_file
-from tasks.split import as_numbers
-from tasks.table import Layout, given
+from files import BadRows, UserError, reading, write_atomically
+from own.columns import Layout, given
+from own.read import OWN_FILES, read_file
+from own.split import as_numbers
+from tasks import folder_name, full_name
 
 UNKNOWN = "?"  # instead of several labels, where none is known: "" means none applies
 
@@ -26,7 +27,7 @@ def examples_beside(trained):
 
 
 def held_out_examples(trained):
-    """Return the test split of the run's data and its labels, as `new_examples` does."""
+    """Return the test split of the run's data, its labels and names, as `new_examples` does."""
     name = trained.saved["task"]
     task, _, _, test = open_task(name, trained.data_dir)
     if task.data != trained.saved["data"]:
@@ -35,37 +36,49 @@ def held_out_examples(trained):
             f"{trained.data_dir} holds {task.data}"
         )
     test.rows = np.arange(len(test)) if test.rows is None else test.rows
-    return test, None if trained.is_pretraining else named(task, test.y)
+    ids = Path(trained.data_dir, folder_name(name), "test_ids.npy")
+    ids = np.load(ids) if ids.exists() else None
+    return test, None if trained.is_pretraining else named(task, test.y), ids
 
 
-def new_examples(trained, path, flags=None, bad=None):
-    """Return the examples of a file as a Split, whose rows are their places in the file, and their
+def new_examples(trained, path, flags=None, skip_bad=False):
+    """Return the examples of a file as a Split, whose rows are their places in the file; their
     labels: names (n,), "" if there is none; numbers, NaN if there is none; several labels as one
     text each, UNKNOWN if none is known; names (n, longest), if each position has a label; or None,
-    if there are none, or the run predicts none.
+    if there are none, or the run predicts none; and, of a table with a row per position, the names
+    of the sequences (n,), or None.
 
-    A table is read as that of the training data, or as flags (`given`) say. bad: {example:
-    UserError}, to which those that cannot be read are added; None: they are errors."""
+    A table is read as that of the training data, or as flags (`given`) say. skip_bad: leave out
+    rows that cannot be read, which are errors otherwise."""
     task = trained.task
     fields = (task.layout or {}) | (flags or {})
+    fields.setdefault("label_per_position", {"positions": True, "labels": False}.get(task.target))
     layout = Layout(**fields)
     layout = layout._replace(channels_first=bool(layout.channels_first))  # None would be a question
-    regression = not task.classes
-    contents = read_file(str(path), layout, task.documents, regression, task.target)
-    split = trained.split_of(contents.all_series(bad), path, bad)
-    n = len(contents.series)
-    if bad and len(bad) == n:
-        raise bad[0]
-    split.rows = np.arange(n) if contents.rows is None else contents.rows
-    if trained.is_pretraining or contents.labels is None or not contents.known.any():
-        return split, None
+    more = dict(documents=task.documents, regression=not task.classes)
+    more["kind"] = "samples" if task.channels else "symbols"
+    skip = []
+    while True:
+        try:
+            contents = read_file(str(path), layout, skip=skip, **more)
+            split = trained.split_of(contents.series, path, contents.rows)
+            break
+        except BadRows as error:
+            if not skip_bad:
+                advice = "--skip-bad leaves such rows out"
+                raise BadRows(f"{error}. {advice}", error.rows) from None
+            print(f"left out {len(error.rows):,} rows: {error}")
+            skip += error.rows
+    split.rows = np.arange(len(split)) if contents.rows is None else contents.rows
+    if trained.is_pretraining or contents.labels is None or not contents.has_label.any():
+        return split, None, contents.ids
     if contents.layout and contents.layout.label_column != "none":
         print(
             f"labels are read from column {contents.layout.label_column}; --label COLUMN names "
             "another; none: there is no label"
         )
     as_names = {"class": class_labels, "number": number_labels}.get(task.kind, array_labels)
-    return split, as_names(trained, path, contents)
+    return split, as_names(trained, path, contents), contents.ids
 
 
 # ---- The labels in a file, as the model names its predictions: (trained, path, contents) -> them -
@@ -81,7 +94,7 @@ def class_labels(trained, path, contents):
     of_number = of_number[of_number.index.notna() & ~of_number.index.duplicated(keep=False)]
     numbers = pd.to_numeric(pd.Series(contents.labels.tolist()), errors="coerce")
     texts = pd.Series(contents.labels.astype(str))
-    labels = texts.where(texts.isin(names), numbers.map(of_number).fillna(texts))
+    labels = texts.where(texts.isin(names), numbers.map(of_number).astype(object).fillna(texts))
     layout, task = contents.layout, trained.task
     width_tells = task.channels and layout and layout.width  # whether a column is the label
     if layout and task.own and not width_tells and not {*labels} & {*names}:
@@ -90,11 +103,11 @@ def class_labels(trained, path, contents):
             f"{names[0]}; --label COLUMN names the label; if there is none, give "
             "--label none --text COLUMN"
         )
-    return np.where(contents.known, labels, "")
+    return np.where(contents.has_label, labels, "")
 
 
 def number_labels(trained, path, contents):
-    labelled = contents.known
+    labelled = contents.has_label
     numbers = np.full(len(labelled), np.nan)
     with reading(f"{path}: not every label is a number", f"{trained.run} predicts numbers"):
         numbers[labelled] = as_numbers(contents.labels[labelled])
@@ -110,7 +123,7 @@ def array_labels(trained, path, contents):
     if task.kind == "positions" and are_names and labels.ndim == 2:
         return labels
     if task.kind == "labels" and not are_names and labels.shape[1:] == (task.classes,):
-        return np.where(contents.known, named(task, np.nan_to_num(labels)), UNKNOWN)
+        return np.where(contents.has_label, named(task, np.nan_to_num(labels)), UNKNOWN)
     wanted = f"{task.classes} labels"
     if task.kind == "positions":
         wanted = f"one of {wanted} at each position"
@@ -201,40 +214,31 @@ def quality_of_classes(y, predictions, names):
 
 
 def label(trained, args):
-    """Write features to --features, or else predictions to --out, and print what they are worth.
-    Examples that cannot be read have NaN or empty predictions, and are an error at the end."""
+    """Write features to --features, or else predictions to --out, and print what they are worth."""
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda, but torch sees no CUDA device; leave it out")
     trained.device = args.device
     trained.model.to(args.device)
-    bad = {}  # {example: UserError}
     if args.input:
-        split, labels = new_examples(trained, args.input, given(args), bad)
+        split, labels, ids = new_examples(trained, args.input, given(args), args.skip_bad)
     else:
-        split, labels = held_out_examples(trained)
+        split, labels, ids = held_out_examples(trained)
     if args.features:
         features = trained.features(split)
-        features[[*bad]] = np.nan
         write_atomically(args.features, lambda file: np.save(file, features))
         print(f"wrote {args.features}: {features.shape}, {features.dtype}, one line per example")
     else:
-        write_predictions(trained, split, labels, bad, args)
+        write_predictions(trained, split, labels, ids, args)
     if args.input and trained.saved["task"] == full_name(f"file:{args.input}"):
         print("note: the run was trained on this file; without --input only its test split is used")
-    if bad:
-        first = min(bad)
-        raise UserError(
-            f"{len(bad):,} of {len(split):,} examples could not be read; their lines are empty. "
-            f"Row {split.rows[first]}: {bad[first]}"
-        )
 
 
-def write_predictions(trained, split, labels, bad, args):
+def write_predictions(trained, split, labels, ids, args):
     """Write predictions to --out. Print how often each class is predicted, and scores."""
     kind, names = trained.task.kind, trained.names
     table = prediction_table(trained, split, labels)
-    lacking = table["row"].isin(split.rows[[*bad]])
-    table.loc[lacking, "prediction":] = ""
+    if ids is not None:
+        table.insert(0, "id", table["row"].map(dict(zip(split.rows, ids))))
     text = table.to_csv(index=False, na_rep="nan", lineterminator="\r\n")
     write_atomically(args.out, lambda file: file.write(text.encode(errors="replace")))
     number_format = ""
@@ -244,7 +248,6 @@ def write_predictions(trained, split, labels, bad, args):
         f"wrote {args.out}: {len(split):,} examples of {args.input or 'the test split'}; "
         f"rows are counted from 0{number_format}"
     )
-    table = table[~lacking]
     if trained.task.classes:
         predicted = table["prediction"]
         counts = Counter(predicted.str.split(";").explode() if kind == "labels" else predicted)

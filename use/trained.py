@@ -12,12 +12,11 @@ from engine.folder import newest, read_checkpoint
 from engine.targets import KINDS
 from files import UserError, read_json, reading
 from models import Classifier, Denoiser, Joint
+from own.cells import check_each
+from own.columns import Layout, from_frame
+from own.task import encode
 from pretrain import OBJECTIVES, make_backbone
 from tasks import restored
-from tasks.columns import from_frame
-from tasks.own import encode
-from tasks.split import check_each
-from tasks.table import Layout
 
 
 class TrainedModel:
@@ -75,9 +74,9 @@ class TrainedModel:
             examples = [np.transpose(array) if np.ndim(array) == 2 else array for array in examples]
         return self.split_of(examples, "x")
 
-    def split_of(self, examples, place, bad=None):
+    def split_of(self, examples, place, rows=None):
         """Turn a list of n examples, as a file's reader returns them, into a Split without targets.
-        place: what errors call them. bad: see `encode`."""
+        place: what errors call them. rows: of the file (n,); None: those of the examples."""
         task = self.task
         if not examples:
             raise UserError(f"{place} holds no sequence")
@@ -90,7 +89,7 @@ class TrainedModel:
             documents = [document for pair in examples for document in pair]
         with reading(f"{place} cannot be read", "give a list of texts or of arrays of numbers"):
             documents = [as_array(document) for document in documents]
-        arrays, unknown, longer = encode(task, place, documents, bad)
+        arrays, unknown, longer = encode(task, place, documents, rows)
         if unknown:
             positions = sum(len(ids) - 1 for ids in arrays)  # without <eos>
             most = ", ".join(f"{name!r} ({n:,})" for name, n in unknown.most_common(5))
@@ -197,7 +196,7 @@ def rows_of_frame(task, frame, layout):
         return frame.to_numpy()
     header = bool(layout.columns) or not all(str(name).isdigit() for name in frame.columns)
     frame = frame.rename(columns=str).reset_index(drop=True)
-    return from_frame("x", frame, header, layout, task.documents).all_series()
+    return from_frame("x", frame, header, layout, task.documents).series
 
 
 def as_array(document):

@@ -4,30 +4,34 @@
 
 Classes keep their shares; no group lies in two splits; notes say what a split lacks or shares."""
 
-import re
+import warnings
+from itertools import permutations
 
 import numpy as np
 
 from files import UserError
+from own.cells import MISSING, PAGE, as_number, check_each, class_name, is_number, refuse_thousands
+from own.table import SPLIT_NAMES
 from tasks import IGNORE, SPLITS
 from tasks.making import stratified
-from tasks.table import as_number
-
-SPLIT_NAMES = dict.fromkeys(("train", "training"), "train")  # {what a file may call it: split}
-SPLIT_NAMES |= dict.fromkeys(("val", "validation", "valid", "dev"), "val")
-SPLIT_NAMES |= dict.fromkeys(("test", "testing"), "test")
 
 
-def split_names(split):
-    """Return the splits of examples (n,) as SPLITS calls them."""
-    names = [str(name).lower() for name in np.asarray(split).tolist()]
-    return np.array([SPLIT_NAMES.get(name, name) for name in names])
-
-
-def check_each(place, right, problem):
-    """Raise UserError with `problem` for the first example that is not `right` (n,)."""
-    if not np.all(right):
-        raise UserError(f"{place}, example {np.argmin(right)} (counted from 0): {problem}")
+def split_names(place, split):
+    """Return the splits of examples (n,) as SPLITS calls them. Of folds, which are whole numbers,
+    the lowest tests, the next validates, and all others train."""
+    names = [str(name).strip().lower() for name in np.asarray(split).tolist()]
+    if all(is_number(name) for name in names):
+        folds = sorted({*names}, key=as_number)
+        if len(folds) < 3:
+            raise UserError(
+                f"{place}: {len(folds)} folds; three are needed, to train, val and test"
+            )
+        print(f"fold {folds[0]} tests, fold {folds[1]} validates, all others train")
+        names = [{folds[0]: "test", folds[1]: "val"}.get(name, "train") for name in names]
+    split = np.array([SPLIT_NAMES.get(name, name) for name in names])
+    problem = f"its split is none of train, val and test, nor a fold; {PAGE}: Splits"
+    check_each(place, np.isin(split, SPLITS), problem)
+    return split
 
 
 # ---- targets -------------------------------------------------------------------------------------
@@ -43,6 +47,8 @@ def make_targets(request, place, labels, has_label, column):
         raise UserError(f"{place}: labels are {labels.dtype}; they must be numbers or names")
     if labels.ndim == 1 and labels.dtype.kind == "f":
         check_each(place, ~has_label | np.isfinite(labels), "its label is infinite")
+    if labels.ndim == 1 and labels.dtype.kind == "U":
+        ask_about_labels(place, labels[has_label].tolist())
     if request.regression:
         return number_targets(place, labels, has_label), ()
     if labels.ndim == 2 and labels.dtype.kind == "U":
@@ -51,6 +57,22 @@ def make_targets(request, place, labels, has_label, column):
         names = [*map(str, range(labels.shape[1]))] if column == "none" else column.split(",")
         return np.nan_to_num(labels).astype(int), names
     return class_targets(place, labels, has_label, column)
+
+
+def ask_about_labels(place, labels):
+    """Raise UserError if labels, texts, may be numbers with commas between thousands, say that a
+    label is missing, or hold several each."""
+    refuse_thousands(place, labels)
+    missing = [label for label in labels if label.lower() in MISSING]
+    if missing:
+        problem = f"{len(missing):,} of {len(labels):,} labels are {missing[0]!r}: is it a class?"
+        raise UserError(f"{place}: {problem} Rename it; where there is no label, leave it empty")
+    for sign in ";|":
+        several = {label for label in labels if sign in label}
+        names = [name.strip() for label in several for name in label.split(sign)]
+        if len(names) > len({*names}) or {*names} & {*labels}:
+            problem = f"are labels such as {min(several)!r} several? {PAGE}: Several labels"
+            raise UserError(f"{place}: {problem}; if they are one, write it without {sign!r}")
 
 
 def number_targets(place, labels, has_label):
@@ -84,11 +106,6 @@ def position_targets(place, labels):
     return np.where(labels == "", IGNORE, np.searchsorted(names, labels)), names.tolist()
 
 
-def class_name(label):
-    """Return the name of the class of a label: 1.0 is 1."""
-    return re.sub(r"^([+-]?\d+)\.0+$", r"\1", str(label).strip())
-
-
 def class_targets(place, labels, has_label, column):
     """Convert labels (n,) -> classes (n,), 0 for an example without a label, and names. UserError
     if there are not 2 to 256 classes of at least two examples."""
@@ -110,7 +127,13 @@ def class_targets(place, labels, has_label, column):
     rarest = names[np.argmin(sizes)]
     problem = f"class {rarest} has only one example ({hint})"
     check_each(place, ~has_label | (labels != rarest) | (sizes.min() > 1), problem)
-    return y, names.astype(str).tolist()
+    names = names.astype(str).tolist()
+    usual = {*map(str, range(len(names) + 1))}
+    if len(names) > 7 and all(name.isdigit() for name in names) and not {*names} <= usual:
+        print(f"note: {len(names)} classes, all whole numbers; numbers to predict: --regression")
+    if names[0] == "-1" and len(names) > 2:
+        print("note: the label -1 is a class; no label: an empty field, or missing=-1 in the .npz")
+    return y, names
 
 
 # ---- parts ---------------------------------------------------------------------------------------
@@ -118,60 +141,53 @@ def class_targets(place, labels, has_label, column):
 
 def draw_parts(classes, group, seed, shares):
     """Split examples into disjoint parts with about these shares of all examples and of every class
-    (n,). No two parts have examples of one group (n,); None: every example is a group."""
+    (n,). A class with three examples is in every part. No two parts have examples of one group
+    (n,), if it is not None."""
+    if group is not None:
+        return draw_groups(classes, group, seed, len(shares))
     order = stratified(classes, seed)
-    if group is None:
-        group = np.arange(len(classes))
-        part_of_group = np.empty(len(classes), int)
-        ends = [round(share * len(classes)) for share in np.cumsum(shares[:-1])]
-        for part, examples in enumerate(np.split(order, ends)):
-            part_of_group[examples] = part
-    else:
-        _, group = np.unique(group, return_inverse=True)
-        part_of_group = place_groups(classes, group, seed, shares)
-    fill(part_of_group, group, classes, len(shares))
-    part_of_example = part_of_group[group[order]]
-    return [order[part_of_example == part] for part in range(len(shares))]
+    part_of = np.empty(len(classes), int)
+    ends = [round(share * len(classes)) for share in np.cumsum(shares[:-1])]
+    for part, examples in enumerate(np.split(order, ends)):
+        part_of[examples] = part
+    for label in np.unique(classes):
+        examples = np.flatnonzero(classes == label)
+        for part in np.setdiff1d(range(len(shares)), part_of[examples]):
+            same = np.bincount(part_of[examples], minlength=len(shares))
+            spare = examples[same[part_of[examples]] > 1]
+            if len(examples) > 2 and len(spare):
+                part_of[spare[-1]] = part
+    return [order[part_of[order] == part] for part in range(len(shares))]
 
 
-def place_groups(classes, group, seed, shares):
-    """Assign groups to parts, the largest first: each to the part that lacks most of what it has.
-    group (n,): of each example, from 0. Return the part of each group (groups,)."""
-    groups = group.max() + 1
-    sizes = np.stack(
-        [np.bincount(classes[group == g], minlength=classes.max() + 1) for g in range(groups)]
-    )  # (groups, classes)
-    lacking = np.outer(shares, sizes.sum(0))  # (parts, classes)
-    part_of_group = np.full(groups, -1)
-    shuffled = np.random.default_rng([4242, seed]).permutation(groups)
-    largest_first = shuffled[np.argsort(-sizes[shuffled].sum(1), kind="stable")]
-    for i, g in enumerate(largest_first):
-        empty = np.array([part not in part_of_group for part in range(len(shares))])
-        gain = lacking @ sizes[g]  # (parts,)
-        if groups - i <= empty.sum():  # the last groups go to empty parts
-            gain = np.where(empty, gain, -np.inf)
-        part_of_group[g] = np.argmax(gain)
-        lacking[part_of_group[g]] -= sizes[g]
-    return part_of_group
+def draw_groups(classes, group, seed, parts):
+    """Split groups into two or three parts by scikit-learn's folds. The last parts are a fold each,
+    a seventh of all examples; a sixth or fifth, if then the parts lack fewer classes."""
+    from sklearn.model_selection import StratifiedGroupKFold
 
-
-def fill(part_of_group, group, classes, parts):
-    """Move groups until every part has an example of each class that three groups have, if no part
-    loses a class by it. part_of_group (groups,) is changed; group, classes (n,): of examples."""
-    counts = np.zeros((parts, classes.max() + 1), int)
-    np.add.at(counts, (part_of_group[group], classes), 1)
-    for label in np.flatnonzero((counts == 0).any(0)):
-        groups = np.unique(group[classes == label])
-        if len(groups) < 3:
-            continue
-        for part in np.flatnonzero(counts[:, label] == 0):
-            for g in groups[::-1]:
-                has = np.bincount(classes[group == g], minlength=counts.shape[1])
-                if (counts[part_of_group[g]] > has)[has > 0].all():
-                    counts[part_of_group[g]] -= has
-                    counts[part] += has
-                    part_of_group[g] = part
-                    break
+    groups = len(np.unique(group))
+    if groups < parts:  # refused by `refuse_empty`
+        return [np.arange(len(classes)), *[np.arange(0)] * (parts - 1)]
+    fewest = np.inf
+    for draw in range(15):
+        folds = min((7, 6, 5)[draw // 5], groups)
+        splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=15 * seed + draw)
+        fold_of = np.empty(len(classes), int)
+        with warnings.catch_warnings(action="ignore"):  # of rare classes
+            for fold, (_, examples) in enumerate(splitter.split(classes, classes, group)):
+                fold_of[examples] = fold
+        has = np.zeros((folds, classes.max() + 1), bool)
+        has[fold_of, classes] = True
+        for held_out in permutations(range(folds), parts - 1):
+            rest = np.delete(has, held_out, 0).any(0)
+            lacking = np.count_nonzero(~rest) + np.count_nonzero(~has[[*held_out]])
+            if lacking < fewest:
+                fewest = lacking
+                drawn = [~np.isin(fold_of, held_out), *(fold_of == fold for fold in held_out)]
+        if not fewest:
+            break
+    order = stratified(classes, seed)
+    return [order[part[order]] for part in drawn]
 
 
 def split_examples(request, place, examples):
@@ -180,12 +196,11 @@ def split_examples(request, place, examples):
     become val. Classes keep their shares. Unlabelled training examples come after the labelled
     ones; val and test leave unlabelled ones out."""
     n = len(examples.series)
-    has_label = examples.known
+    has_label = examples.has_label
     group = None if examples.group is None else np.asarray(examples.group)
     split = examples.split
     if split is not None:
-        split = split_names(split)
-        check_each(place, np.isin(split, SPLITS), "its split is none of train, val and test")
+        split = split_names(place, split)
     y = np.zeros(n)
     names = ()
     target = ""  # as Task.target

@@ -1,11 +1,9 @@
-"""Your data: file:PATH (a table, .npz, .ts, .txt) and ucr:NAME, a data set of the UCR and UEA
-archives.
+"""The tasks file:PATH and ucr:NAME, a data set of the UCR and UEA archives: fit the vocabulary or
+the normalisation to the training examples, encode, save.
 
     b,0.1,0.7,-0.2    a line of my.csv    ->    3 positions of 1 channel, normalised; label 1, "b"
 
-readers.py returns the contents of a file, as `Examples`. `save_own` splits them (split.py), fits
-the vocabulary or the normalisation to the training examples, encodes and saves. A trained model
-reads new files with the same `read_file` and `encode`."""
+A trained model reads new files with the same `read_file` and `encode`."""
 
 import importlib.util
 import warnings
@@ -15,19 +13,21 @@ from pathlib import Path
 
 import numpy as np
 
-from files import UserError, reading
+from files import UserError, reading, refuse_rows
+from own.cells import PAGE, check_each, class_name
+from own.columns import Examples, Layout
+from own.read import read_file, read_own
+from own.split import point_out_leaks, split_examples
 from tasks import EOS, OWN, SPECIAL, SPLITS, UNK, Source, Task
 from tasks.making import find, members, save_array, save_split
-from tasks.readers import read_file, read_own
-from tasks.split import check_each, point_out_leaks, split_examples, split_names
-from tasks.table import Examples, Layout, decoded
 
 
 def prepare_file(task, request):
     """Prepare file:PATH."""
     path = request.name.removeprefix("file:")
     layout = Layout(**request.layout or {})
-    return save_own(request, path, read_file(path, layout, regression=request.regression))
+    examples = read_file(path, layout, regression=request.regression, kind=request.kind)
+    return save_own(request, path, examples)
 
 
 def prepare_ucr(task, request):
@@ -41,7 +41,6 @@ def prepare_ucr(task, request):
             request = replace(request, raw=packaged)  # read in place, not copied
     place = find(request, f"{name}.zip", ".")
     train, test = read_halves(place, name, request.regression)
-    offset = len(train.series)
     labels = [
         np.full(len(half.series), "") if half.labels is None else half.labels
         for half in (train, test)
@@ -49,9 +48,9 @@ def prepare_ucr(task, request):
     examples = Examples(
         [*train.series, *test.series],
         np.concatenate(labels),
-        np.append(train.known, test.known),
-        np.repeat(["train", "test"], [offset, len(test.series)]),
-        unreadable=train.unreadable | {offset + i: error for i, error in test.unreadable.items()},
+        np.append(train.has_label, test.has_label),
+        np.repeat(["train", "test"], [len(train.series), len(test.series)]),
+        how=train.how,
     )
     return save_own(request, f"{name}_TRAIN, then _TEST, in {place}", examples)
 
@@ -117,7 +116,7 @@ def symbol_fields(place, series, train, kind):
     """Return the vocabulary and length of texts or symbols. train: indices of training examples."""
     text = isinstance(series[0], str)
     right = [text or array.min() >= 0 for array in series]
-    check_each(place, right, "a negative or missing symbol; save measurements as floats")
+    check_each(place, right, "a negative or missing symbol; measurements: --samples")
     names = {name for i in train for name in symbols_of(series[i])}
     if len(names) > (65_000 if text or kind else 1_024):
         problem = f"{place}: {len(names):,} different integers; are they symbols or samples?"
@@ -142,6 +141,7 @@ def sample_fields(place, series, train):
     if len(constant):
         numbers = ", ".join(map(str, constant))
         print(f"note: channels {numbers} (from 0) do not change in the training examples")
+    point_out_sentinels(values)
     missing = [int(np.isnan(array).sum()) for array in series]
     if any(missing):
         lacking = f"{sum(missing):,} values in {np.count_nonzero(missing):,} of {len(series):,}"
@@ -159,6 +159,19 @@ def sample_fields(place, series, train):
     return fields | mean_and_std(stored, constant, any(missing))
 
 
+def point_out_sentinels(values):
+    """Print which value stands in many cells, and farther from all others than these lie apart."""
+    for channel in values.T:
+        numbers, counts = np.unique(channel[np.isfinite(channel)], return_counts=True)
+        for edge, others in ((0, numbers[1:]), (-1, numbers[:-1])):
+            if len(others) > 1 and counts[edge] > 2:
+                gap = min(abs(numbers[edge] - others[[0, -1]]))
+                if gap > others[-1] - others[0]:
+                    stands = f"{numbers[edge]:g} stands in {counts[edge]:,} training samples"
+                    print(f"note: {stands}, far from all others; is it missing? {PAGE}: Sentinels")
+                    return
+
+
 def mean_and_std(values, constant, gaps):
     """Return mean and std of each channel of values (positions, channels); std 1 if constant."""
     mean, std = (np.nanmean, np.nanstd) if gaps else (np.mean, np.std)
@@ -172,49 +185,43 @@ def mean_and_std(values, constant, gaps):
 # ---- encoding ------------------------------------------------------------------------------------
 
 
-def encode(task, place, series, bad=None):
+def encode(task, place, series, rows=None):
     """Encode series as a task stores them. Return arrays, samples (l, channels) or ids that end in
     EOS (l,); {unknown symbol: number of occurrences}; and how many series were cut to the task's
-    length. A series that does not fit is a UserError or, if `bad` is given, bad[example] is that
-    error and its array a stand-in."""
+    length. BadRows if some do not fit. rows: of the file (n,); None: those of the examples."""
     ids = {name: i for i, name in enumerate(task.symbols[len(SPECIAL) :], len(SPECIAL))}
     arrays = []
     unknown = Counter()
+    problems = {}
     cut = 0
     for i, item in enumerate(series):
-        example = i // task.documents
-        where = f"{place}, example {example} (counted from 0)"
+        row = i // task.documents if rows is None else int(rows[i // task.documents])
         try:
             if not isinstance(item, str) and (item.ndim == 0 or item.dtype.kind not in "biuf"):
-                problem = f"{where}: {item.tolist()!r:.60}"
-                raise UserError(f"{problem} is neither a text nor an array of numbers")
+                raise ValueError(f"{item.tolist()!r:.60} is neither a text nor an array of numbers")
             if task.channels:
-                array, length = encode_samples(task, where, item)
+                array, length = encode_samples(task, item)
                 cut += length > len(array)
             else:
-                array, length, strange = encode_symbols(task, where, item, ids)
+                array, length, strange = encode_symbols(task, item, ids)
                 unknown.update(strange)
                 cut += length > len(array) - 1
-        except UserError as error:
-            if bad is None:
-                raise
-            bad.setdefault(example, error)
-            array = np.array([EOS])
-            if task.channels:
-                array = np.zeros((1 if task.ragged else task.length, task.channels))
-        arrays.append(array)
+            arrays.append(array)
+        except ValueError as error:
+            problems[row] = f"example {row}", str(error)
+    refuse_rows(place, problems, "rows count from 0")
     return arrays, unknown, cut
 
 
-def encode_samples(task, where, samples):
+def encode_samples(task, samples):
     """Encode samples, (l, channels) or of another shape, e.g. an image -> array as stored, (l,
-    channels), and its length before it was cut. where: words for messages."""
+    channels), and its length before it was cut. ValueError if they do not fit."""
     if isinstance(samples, str):
-        raise UserError(f"{where}: a text, but the model reads samples")
+        raise ValueError("a text, but the model reads samples")
     flat = samples.shape[-1] == task.channels or task.channels == 1 and samples.size == task.length
     if samples.ndim > 1 and not flat or samples.ndim == 1 and task.channels > 1:
-        problem = f"{where}: its shape is {samples.shape}"
-        raise UserError(f"{problem}, but a position has {task.channels} channel(s)")
+        problem = f"its shape is {samples.shape}"
+        raise ValueError(f"{problem}, but a position has {task.channels} channel(s)")
     array = as_stored(task, samples.reshape(-1, task.channels))
     if task.ragged:
         array = ended(array)
@@ -222,31 +229,31 @@ def encode_samples(task, where, samples):
     if task.ragged:
         array = array[: task.length]
     if np.isinf(array).any():
-        raise UserError(f"{where}: a value is infinite")
+        raise ValueError("a value is infinite")
     if np.isnan(array).any() and not task.gaps:
-        raise UserError(f"{where}: a value is missing, which training never saw; fill it in")
+        raise ValueError("a value is missing, which training never saw; fill it in")
     if not task.ragged and length != task.length:
-        raise UserError(f"{where}: {length:,} positions, but training had {task.length:,}")
+        raise ValueError(f"{length:,} positions, but training had {task.length:,}")
     if not length:
-        raise UserError(f"{where}: it is empty")
+        raise ValueError("it is empty")
     return array, length
 
 
-def encode_symbols(task, where, item, ids):
+def encode_symbols(task, item, ids):
     """Encode a text or symbols (l,) -> ids (l,), EOS last; the length before it was cut; {unknown
     symbol: number}. ids: {symbol: id}. A .csv has symbols as samples (l, 1) of whole numbers."""
     if isinstance(item, str):
         words = item.split() if task.between else symbols_of(item)
     else:
         if item.ndim == 2 and item.shape[1] == 1 and not (item % 1 > 0).any():
-            (item,) = as_kind(where, [item], "symbols")
+            (item,) = as_kind("", [item], "symbols")
         if item.ndim > 1 or item.dtype.kind not in "iu":
-            raise UserError(f"{where}: samples, but the model reads symbols")
+            raise ValueError("samples, but the model reads symbols")
         words = symbols_of(ended(item))
     length = len(words)
     words = words[: task.length - 1]  # room for EOS
     if not words:
-        raise UserError(f"{where}: it is empty")
+        raise ValueError("it is empty")
     unknown = Counter(word for word in words if word not in ids)
     dtype = np.uint8 if task.vocab <= 254 else np.uint16
     return np.array([*(ids.get(word, UNK) for word in words), EOS], dtype), length, unknown
@@ -259,13 +266,10 @@ def save_own(request, place, examples):
     """Split, check and save the contents of a file. Return the fields that `open_task` fills in."""
     if not examples.series:
         raise UserError(f"{place} holds no series")
-    series = as_kind(place, examples.all_series(), request.kind)
+    series = as_kind(place, examples.series, request.kind)
     series = [item if isinstance(item, str) else ended(item) for item in series]
-    examples = examples._replace(series=series)
-    if request.group:
-        examples = examples._replace(group=read_groups(request.group, place, examples))
-    y, parts, fields = split_examples(request, place, examples)
-    check_each(place, [len(item) for item in series], "it is empty")
+    y, parts, fields = split_examples(request, place, examples._replace(series=series))
+    check_each(place, [len(item) > 0 for item in series], "it is empty", examples.rows)
     if isinstance(series[0], str) or series[0].ndim == 1:
         fields |= symbol_fields(place, series, parts[0], request.kind)
     else:
@@ -273,25 +277,45 @@ def save_own(request, place, examples):
     fields["sizes"] = [len(part) for part in parts]
     if examples.layout:
         fields["layout"] = examples.layout._asdict()
+    fields["read"] = what_was_read(request, examples._replace(series=series), fields)
     request = replace(request, task=replace(request.task, **fields))
     point_out_leaks(series, parts)
+    print(*fields["read"], sep="\n")
     for split, part in zip(SPLITS, parts):
         save_part(request, place, split, [series[i] for i in part], y[part])
         rows = part if examples.rows is None else examples.rows[part]
         save_array(request, f"{split}_rows", rows)
-    describe(request, examples)
+    if examples.ids is not None:
+        save_array(request, "test_ids", examples.ids[parts[2]])
     return fields
 
 
-def read_groups(path, place, examples):
-    """Return the lines of a file of groups, one per example."""
-    groups = decoded(path, Path(path).read_bytes()).splitlines()
-    if examples.group is not None:
-        raise UserError(f"--group {path}: {place} has groups already; leave --group out")
-    if len(groups) != len(examples.series):
-        problem = f"--group {path} has {len(groups):,} lines"
-        raise UserError(f"{problem}, but {place} has {len(examples.series):,} examples")
-    return groups
+def what_was_read(request, examples, fields):
+    """Return two lines: what the file holds, and what its labels are and how it was split."""
+    lengths = [len(item) for item in examples.series]
+    shape = " to ".join(dict.fromkeys(f"{length:,}" for length in (min(lengths), max(lengths))))
+    kind = f"{fields.get('channels')} channels".replace("1 channels", "1 channel")
+    if "channels" not in fields:
+        kind = f"{fields['vocab'] - len(SPECIAL)} different symbols (measurements: --samples)"
+    sequences = f"{len(examples.series):,} sequences of {shape} positions, {kind}"
+    first = "; ".join([f"read {Path(request.name).name}: {sequences}", *examples.how])
+    second = "no labels"
+    if fields["names"]:
+        labels = examples.labels[examples.has_label]
+        counts = Counter(class_name(label) for label in labels.tolist()) if labels.ndim == 1 else {}
+        names = [f"{name} {counts.get(name, '')}".strip() for name in fields["names"][:10]]
+        more = f", ... ({len(fields['names'])} classes)" if fields["names"][10:] else ""
+        nouns = dict(labels="labels", positions="classes per position")
+        second = f"{nouns.get(fields.get('target'), 'classes')}: {', '.join(names)}{more}"
+    elif "ends" in fields:
+        low, high = fields["ends"]
+        second = f"numbers to predict: {low:.4g} to {high:.4g} in training"
+    unlabelled = np.count_nonzero(~examples.has_label)
+    if unlabelled:
+        second += f"; {unlabelled:,} without a label, only for pretraining"
+    given = "given" if examples.split is not None else f"drawn, seed {request.seed}"
+    sizes = " / ".join(map(str, fields["sizes"]))
+    return [first, f"{second}; train / val / test: {sizes} ({given})"]
 
 
 def save_part(request, place, split, series, y):
@@ -304,38 +328,12 @@ def save_part(request, place, split, series, y):
         positions = f"{split}: {unknown.total():,} positions ({share:.1%})"
         problem = f"{positions} hold symbols that training never saw, {shown}"
         if share > 0.1:
-            raise UserError(f"{place}: {problem}; if these are measurements, save them as floats")
+            raise UserError(f"{place}: {problem}; if these are measurements: --samples")
         print(f"{problem}; the model reads them as unknown")
     if task.target == "positions":  # <eos> has no label
         lengths = [len(array) - (not task.channels) for array in arrays]
         y = [labels[:length] for labels, length in zip(y, lengths)]
     save_split(request, split, arrays, y, place)
-
-
-def describe(request, examples):
-    """Print what was read and how it was split."""
-    task = request.task
-    n = len(examples.series)
-    kind = f"numbers in {task.channels} channel(s)"
-    if not task.channels:
-        kind = f"{task.vocab - len(SPECIAL)} symbols (measurements must be saved as floats)"
-    if examples.layout and examples.layout.label_column != "none":
-        kind += f", labels in column {examples.layout.label_column}"
-    if task.classes:
-        nouns = dict(labels="labels", positions="classes per position")
-        kind += f", {task.classes} {nouns.get(task.target, 'classes')}"
-    how = f"drawn at random, seed {request.seed}"
-    if examples.split is not None:
-        drawn = "val" not in split_names(examples.split)
-        how = f"as given, val drawn from train, seed {request.seed}" if drawn else "as given"
-    sizes = " / ".join(map(str, task.sizes))
-    read = f"{request.folder}: {n:,} examples, at most {task.length:,} positions of {kind}"
-    print(f"{read}; splits {how}: {sizes}")
-    if task.names:
-        print(f"classes: {', '.join(task.names[:9])}{', ...' if task.classes > 9 else ''}")
-    if task.labelled is not None:
-        unlabelled = task.sizes[0] - task.labelled
-        print(f"{unlabelled:,} training examples have no label: only pretraining uses them")
 
 
 # `save_own` fills in the fields that are 0 or empty here.
