@@ -12,7 +12,7 @@ from compare.comparisons import comparisons, constant_of, further, trivial
 from compare.drawing import LOOKS, dots, draw, markdown, replace_block, wrapped
 from compare.runs import load, provenance, rows_of
 from compare.statistics import gain, how_sure, mean_of, mean_std, signed
-from compare.verdict import noises, sentences
+from compare.verdict import noises, sentences, too_few
 from engine.targets import UNEQUAL
 from experiments import entries
 from files import UserError
@@ -48,7 +48,8 @@ def report(args):
     blocks = []
     for key, comparison in arranged.items():
         verdict = "\n".join(f"- {sentence}" for sentence in sentences(comparison))
-        blocks += [f"**{key.title}**", table(comparison), caption(key, comparison), verdict]
+        opening = [f"**{key.title}**", *what_was_read(comparison)]
+        blocks += [*opening, table(comparison), caption(key, comparison), verdict]
     print("\n" + "\n\n".join(blocks) + "\n")
     for comparison in arranged.values():
         print_best(comparison)
@@ -58,6 +59,13 @@ def report(args):
             picture = os.path.relpath(args.figure, args.readme.parent)
             blocks.append(f"![gains of all seeds]({picture})")
         replace_block(args.readme, name, wrapped("\n\n".join(blocks)))
+
+
+def what_was_read(comparison):
+    """Return paragraphs: that nothing can be decided, if test examples are few; what was read of
+    your data."""
+    data = comparison.runs.record.iloc[0].get("data") or {}
+    return [*too_few(comparison), *data.get("read", ())]
 
 
 def name_of_demo(args):
@@ -131,7 +139,7 @@ def caption(key, comparison):
     notes = []
     if "joint" in comparison.starts and (key.share < 1 or unlabelled):
         notes.append("joint training uses only the labelled inputs")
-    if unlabelled:
+    if unlabelled and "spt" in comparison.starts:
         notes.append(f"only SPT used the {unlabelled:,} sequences without a label")
     linear = [] if comparison.linear is None else [comparison.linear]
     source = provenance(comparison.runs, *linear)
@@ -155,13 +163,13 @@ def notes_on_scores(comparison):
     if comparison.ratio > UNEQUAL:
         classes = f"Classes are unequal, {comparison.ratio:.0f}:1"
         if comparison.score != "balanced accuracy":
-            classes += "; older runs did not store per-class counts"
+            classes += "; counts per class were not kept"
         notes.append(f"{classes}, so the score is {comparison.score}.")
     halves = [half for runs in comparison.variants.values() for half in noises(runs).values()]
     halves = [half for half in halves if half]
-    if halves:
+    if halves and not too_few(comparison):
         half = f"{sum(halves) / len(halves):.{digits}f} {'R2' if comparison.r2 else 'points'}"
-        notes.append(f"The choice of test examples moves a score by up to {half} (95 %).")
+        notes.append(f"The choice of test examples moves a score by about ±{half} (95 %).")
     return notes
 
 

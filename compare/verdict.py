@@ -37,6 +37,7 @@ WORDS = {
         f"**The linear model is ahead of every network**: it scores {LINEAR}, and {{network}} "
         f"{SCORE}."
     ),
+    "only": f"{{network}} scores {SCORE} on test,",
     "chosen": f"Validation chooses {{network}}. It scores {SCORE} on test,",
     "tied": (f"Validation cannot choose between {{networks}}. The first scores {SCORE} on test,"),
     "beside linear": f"**{{relation}}** the linear model ({LINEAR}).",
@@ -62,8 +63,24 @@ class Verdict(NamedTuple):
     facts: dict  # the numbers and names of their words
 
 
+def too_few(comparison):
+    """Return the sentence that test examples are too few to decide anything, in a list; [] if they
+    are not."""
+    n = comparison.test_examples
+    if n >= 30:
+        return []
+    # half of the 95 % interval, in points of an accuracy of 50 %, or of R2 = 0.5
+    half, least, unit = 98 / n**0.5, "400 would leave ±5", " points"
+    if comparison.r2:
+        half, least, unit = 1.39 / n**0.5, "200 would leave ±0.1", " of R2"
+    moves = f"which they are moves a score by ±{half:.{comparison.digits}f}{unit} (95 %)"
+    return [f"**{n} test examples decide nothing**: {moves}. About {least}."]
+
+
 def sentences(comparison):
-    """Return the sentences of all verdicts on a comparison."""
+    """Return the sentences of all verdicts on a comparison; none if test examples are too few."""
+    if too_few(comparison):
+        return []
     verdicts = [verdict for line in comparison.lines for verdict in of_line(comparison, line)]
     for respect in (beside_linear, nothing_learned, denoised, unfinished):
         verdicts += respect(comparison)
@@ -155,7 +172,7 @@ def beside_linear(comparison):
     best = max(networks, key=val.get)
     tied = [in_words(name) for name in networks if val[name] == val[best]]
     behind = [in_words(name) for name in networks if name != best and relations[name] == "behind"]
-    kinds = ["tied" if len(tied) > 1 else "chosen"]
+    kinds = ["tied" if len(tied) > 1 else "chosen" if len(networks) > 1 else "only"]
     kinds.append("beside linear" if relations[best] else "beside linear, unknown")
     if behind:
         kinds.append("behind linear")

@@ -52,7 +52,9 @@ def fit_to_data(args, task, examples):
     data, and sizes of its splits that differ from the task's."""
     few = getattr(args, "label_fraction", None) is not None or task.labelled is not None
     if few and examples < args.batch:
-        args.batch = args.changed["batch"] = examples
+        args.batch = examples
+        if not task.own:  # whose recipe has no batch of its own
+            args.changed["batch"] = examples
     if examples < args.batch:
         raise UserError(f"--batch {args.batch} is more than the {examples} training examples")
     # The last, incomplete batch of an epoch is left out. Each epoch has a new order, so no example

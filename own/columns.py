@@ -449,13 +449,9 @@ def labels_of(table, columns):
     cells = table.frame[columns]
     if len(columns) == 1:
         return table.texts(columns[0])
-    words = {"true": 1.0, "false": 0.0} | dict.fromkeys(MISSING, np.nan)
-
-    def as_label(cell):
-        text = str(cell).strip().lower()
-        return words[text] if text in words else as_number(text) if is_number(text) else np.inf
-
-    labels = cells.map(as_label).to_numpy(np.float64)
+    words = {"true": 1, "1": 1, "1.0": 1, "false": 0, "0": 0, "0.0": 0}
+    words |= dict.fromkeys(MISSING, np.nan)
+    labels = cells.map(lambda cell: words.get(str(cell).strip().lower(), 9)).to_numpy(np.float64)
     fit = np.isin(labels, (0, 1)) | np.isnan(labels).all(1, keepdims=True)
     problems = {
         table.frame.index[i]: (table.place(i), f"column {columns[j]} holds {cells.iloc[i, j]!r}")

@@ -143,7 +143,7 @@ def read_npz(path, raw, layout, documents, skip):
         )
         series = series_of_array(path, x, layout)
         if y is not None:
-            y = labels_of_array(y, [*map(len, series)], layout)
+            y = labels_of_array(path, y, [*map(len, series)], layout)
         how = f"x {x.dtype}", f"label: {'none' if y is None else 'y'}"
         how += (f"group: {'none' if group is None else layout.group or 'group'}",)
         layout = (
@@ -242,14 +242,16 @@ def series_of_array(path, x, layout):
     return [*oriented(path, samples, layout)]
 
 
-def labels_of_array(y, lengths, layout):
+def labels_of_array(path, y, lengths, layout):
     """Return labels y of an .npz: (n,); several of 0 and 1, (n, k), NaN in a row without any; or
     texts (n, longest), a label per position. lengths: of the series (n,)."""
     if y.ndim == 2 and y.shape[1] == 1:
         return y[:, 0]
     per_position = isinstance(y[0], np.ndarray) and [*map(len, y)] == lengths
     if per_position and y.ndim == 2 and layout.label_per_position is None:
-        problem = f"y has as many columns as x has positions, {y.shape[1]}: a label per position"
+        problem = (
+            f"{path}: y has as many columns as x has positions, {y.shape[1]}: a label per position"
+        )
         raise UserError(f"{problem} (--label-per-position), or one-hot (save y.argmax(1))?")
     if per_position and (y.ndim == 1 or layout.label_per_position):
         return side_by_side(y)

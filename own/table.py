@@ -178,7 +178,7 @@ def read_binary(path, kind, raw):
         if kind == ".parquet":
             frame = pd.read_parquet(file)
         else:
-            frame = pd.read_json(file, lines=True, dtype=False)
+            frame = pd.read_json(file, lines=True, dtype=False, precise_float=True)
         several = frame.index.nlevels > 1  # an index of several columns says which row is which
         return frame.reset_index(drop=not several).rename(columns=str)
 
@@ -197,7 +197,7 @@ def read_workbook(path, raw):
             raise UserError(f"{path} has the sheets {names}; save one as .csv, or {PAGE}: Sheets")
         options = dict(header=None, dtype=str, keep_default_na=False)
         frame = pd.read_excel(io.BytesIO(raw), sheets[0], **options)
-    filled = frame.ne("").sum(1)
+    filled = frame.ne("").sum(axis=1)
     title = filled[filled > 0].index[:1]
     if len(title) and filled[title[0]] == 1 and filled.median() > 2:
         first = next(cell for cell in frame.loc[title[0]] if cell)

@@ -1,13 +1,17 @@
 """own/table.py, columns.py: tables as people have them; what a file does not say is asked for."""
 
+import glob
 import gzip
 import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+import scipy.io
 from conftest import ROOT, alike
 from test_predict import table
 
@@ -352,7 +356,6 @@ def test_what_is_not_said_is_asked_for(text, flags, words):
 def test_new_data_are_read_as_the_training_data_were(tmp_path, monkeypatch, capsys):
     """By name: other columns, another order, no label; a DataFrame as well. Without a header by
     their number."""
-    pd = pytest.importorskip("pandas")
     import finetune
 
     monkeypatch.chdir(tmp_path)
@@ -561,33 +564,97 @@ def test_new_files_after_a_bug_report(cases, tmp_path, capsys):
         assert words in said, name
 
 
-def test_the_reshapes_of_the_page_run(cases, tmp_path, capsys):
-    page = (ROOT / "results" / "own.md").read_text()
-    code = next(
-        block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "# 10 " in block
+def write_inputs(folder):
+    """The files that the programs of results/own.md read."""
+    bare, rowwise = dict(index=False), dict(orient="records", lines=True)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(24, 12)).round(3)
+    y = np.array(["run", "walk", "sit"] * 8)
+    names = [f"t{t}" for t in range(12)]
+    wide = pd.DataFrame(x, columns=names)
+    wide.insert(0, "label", y)
+    walk = pd.DataFrame(rng.normal(size=(2_400, 3)).cumsum(0), columns=["x", "y", "z"])
+    walk["activity"] = np.array(["run", "walk"])[np.arange(2_400) // 100 % 2]
+    walk.rename_axis("timestamp").to_csv("recording.csv")
+    rows = [(i // 4, i % 4, t, x[i, t], y[i]) for i in range(24) for t in range(12)]
+    names = ["subject", "trial", "t", "up", "label"]
+    pd.DataFrame(rows, columns=names).to_csv("trials.csv", index=False)
+    columns = {f"{label}_{i}": row for i, (label, row) in enumerate(zip(y, x))}
+    pd.DataFrame(columns).rename_axis("time").to_csv("columns.csv")
+    with pd.ExcelWriter("book.xlsx") as book:
+        wide[:15].to_excel(book, sheet_name="train", **bare)
+        wide[15:].to_excel(book, sheet_name="test", **bare)
+    merged = wide.sort_values("label")
+    merged.assign(label=merged["label"].where(~merged["label"].duplicated())).to_excel(
+        "merged.xlsx", index=False
     )
-    exec(code, {"labels": np.arange(40) % 2})
-    flags = {3: dict(id="id", time="time"), 4: dict(label="-1"), 9: dict(label="-1")}
-    shapes = {
-        1: (30, 3),
-        2: (30, 3),
-        3: (30, 3),
-        4: (30, 1),
-        5: (61, None),
-        6: (64, 3),
-        8: (60, 3),
-        9: (30, 1),
-        10: (15, 2),
-    }
-    columns = (tmp_path / "7.csv").read_text().split("\n")[0].split(",")
-    flags[7] = dict(label=",".join(name for name in columns if name.startswith("is_")))
-    shapes[7] = (30, 1)
-    for i, shape in shapes.items():
-        path = next(tmp_path.glob(f"{i}.*"))
-        data.prepare(f"file:{path}", "data", layout=flags.get(i))
-        task, *splits = data.open_task(f"file:{path}", "data")
-        assert (task.length, task.channels) == shape and task.classes == 2, i
-    capsys.readouterr()
+    wide.replace(x[0, 0], -9999).to_csv("sentinels.csv", **bare)
+    usage = ["Training"] * 12 + ["PublicTest"] * 6 + ["PrivateTest"] * 6
+    wide.assign(Usage=usage).to_csv("usage.csv", **bare)
+    tags = ["joy", "fear", "joy;fear"] * 8
+    pd.DataFrame(dict(text=[f"a day {i}" for i in range(24)], label=tags)).to_csv(
+        "tags.csv", index=False
+    )
+    wide.drop(columns="label").rename_axis("id").to_csv("series.csv")
+    wide["label"].rename_axis("id").to_csv("labels.csv")
+    lists = pd.DataFrame(dict(label=y, signal=[str(row.tolist()) for row in x]))
+    lists.to_csv("lists.csv", **bare)
+    words = [[f"E{k}" for k in rng.integers(5, size=9)] for _ in y]
+    pd.DataFrame(dict(tokens=words, label=y)).to_json("words.jsonl", **rowwise)
+    pairs = pd.DataFrame(dict(ax=[*x], ay=[*-x], label=y))
+    pairs.to_json("channels.jsonl", **rowwise)
+    log = [(i, t, "ABC"[rng.integers(3)], y[i]) for i in range(24) for t in range(8)]
+    pd.DataFrame(log, columns=["case_id", "timestamp", "activity", "outcome"]).to_csv("events.csv")
+    wide.to_json("rows.json", orient="records")
+    wide.to_csv("table.csv.zip", **bare)
+    lines = "\n".join(",".join(map(str, [*row, label])) for row, label in zip(x, y))
+    Path("table.arff").write_text(f"@relation a\n@data\n{lines}\n")
+    pd.to_pickle(dict(x=x, y=y), "held.pkl")
+    scipy.io.savemat("held.mat", dict(X=np.stack([x, -x], 1), y=np.arange(24) % 2))
+    np.save("X.npy", np.stack([x, -x], 1))
+    np.save("y.npy", np.arange(24) % 2)
+    dna = ["".join("ACGT"[k] for k in rng.integers(4, size=20)) for _ in y]
+    Path("dna.fasta").write_text("".join(f">s{i}|{y[i]}\n{dna[i]}\n" for i in range(24)))
+    np.save("images.npy", rng.normal(size=(24, 3, 4, 4)))
+    for i, (label, row) in enumerate(zip(y, x)):
+        for kind in "wavs", "nested":
+            Path(kind, label).mkdir(parents=True, exist_ok=True)
+        sound = np.round(row[: 10 + i % 3] * 1_000).astype("<i2")
+        scipy.io.wavfile.write(f"wavs/{label}/{i}.wav", 8_000, sound)
+        pd.DataFrame(dict(up=row, down=-row)).rename_axis("t").to_csv(f"nested/{label}/{i}.csv")
+
+
+# Of a file that a program of the page writes: length, channels, classes.
+WRITTEN = dict(windows=(40, 3, 2), cases=(12, 1, 3), several=(9, None, 2), codes=(10, None, 3))
+WRITTEN |= dict(channels=(12, 2, 3), events=(9, None, 3), mat=(12, 2, 2), monster=(12, 2, 2))
+WRITTEN |= dict(dna=(21, None, 3), images=(16, 3, 2), nested=(12, 2, 3))
+
+
+def test_the_answers_of_the_page_are_read(tmp_path, monkeypatch, capsys):
+    """In its order: each program, then data.py with the flags of its last line."""
+    monkeypatch.chdir(tmp_path)
+    write_inputs(tmp_path)
+    page = (ROOT / "results" / "own.md").read_text()
+    page = page[page.index("### Answers") : page.index("## Predictions for new")]
+    names = dict(np=np, pd=pd, json=json, glob=glob)
+    written = []
+    for block in re.findall(r"```python\n(.*?)```", page, re.S):
+        for program, flags in re.findall(r"(.*?)\n# (--task file:[^\n]*)\n", block, re.S):
+            exec(program, names)
+            assert data.main(flags.split()) == 0, capsys.readouterr()
+            stem = re.search(r"file:(\w+)", flags)[1]
+            task, *splits = data.open_task(flags.split()[1])
+            assert (task.length, task.channels, task.classes) == WRITTEN.get(stem, (12, 1, 3)), stem
+            written.append(stem)
+    assert {*WRITTEN} < {*written} and len(written) > 20
+    windows = np.load("windows.npz")
+    _, *splits = data.open_task("file:windows.npz")
+    groups = [{*windows["group"][split.rows]} for split in splits]
+    assert not groups[0] & groups[1] and not groups[0] & groups[2] and not groups[1] & groups[2]
+    sections = {match[0] for match in re.findall(r"own\.md: ((\w+ ?)+)", capsys.readouterr().out)}
+    code = "".join(path.read_text() for path in (ROOT / "own").glob("*.py"))
+    sections |= {match[0] for match in re.findall(r"\{PAGE\}: ((\w+ ?)+)", code)}
+    assert len(sections) > 5 and all(f"**{section}" in page for section in sections), sections
 
 
 def test_nothing_heavy_is_imported_by_what_reads_no_table():
