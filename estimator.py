@@ -1,19 +1,18 @@
 """Self-pretraining with scikit-learn's interface, for arrays.
 
-    from estimator import SelfPretrainedClassifier
     model = SelfPretrainedClassifier(model="s4", start="spt", passes=2_000)
-    model.fit(X, y, groups=people)     # y: None or NaN where there is no label
-    model.predict(X_new)               # also predict_proba, score
-    model.result_["test_accuracy"]     # on 15 % of the examples, which nothing was fitted to
+    model.fit(X, y, groups=people)   # y: None or NaN where there is no label
+    model.result_["test_accuracy"]   # on 15 % of the examples, which nothing was fitted to
 
 X holds samples (n, l) or (n, l, channels), NaN where missing, or is a list of sequences, (l,) or
-(l, channels) each, of any lengths, or a list of texts. `fit` is one run of `run_all.sh own`: 70 %
-of the examples are trained on, 15 % choose the weights, 15 % test them; no group is in two parts.
-It calls the stages of pretrain.py and finetune.py, which print their progress."""
+(l, channels) each, or of texts. `fit` is a run of `run_all.sh own`: 70 % of the examples train,
+15 % choose the weights, 15 % test them; no group is in two parts."""
 
+import contextlib
 import functools
 import shlex
 import tempfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -35,9 +34,8 @@ STAGES = {"pretrain.py": pretrain.main, "finetune.py": finetune.main}
 
 
 class SelfPretrained(BaseEstimator):
-    """Base class. model: a --model; start: spt, scratch, joint or linear_probe; passes: of a batch
-    forward and backward, in both stages together, None: those of the recipe; out: a folder for the
-    runs, in which the same fit goes on where it was stopped, None: they are not kept."""
+    """model: a --model; start: spt, scratch, joint, linear_probe; passes: of both stages (None: the
+    recipe's); out: a folder for runs, in which the same fit goes on (None: they are not kept)."""
 
     def __init__(self, model="s4", start="spt", passes=None, seed=0, out=None):
         self.model = model
@@ -47,24 +45,25 @@ class SelfPretrained(BaseEstimator):
         self.out = out
 
     def fit(self, X, y, groups=None):
-        arrays = dict(x=as_array(X), y=self.labels(y))
-        if groups is not None:
-            arrays["group"] = np.asarray(groups).astype(str)
-        if self.out is not None:
-            return self.fit_in(Path(self.out), arrays)
-        with tempfile.TemporaryDirectory() as folder:
-            return self.fit_in(Path(folder), arrays)
+        group = {} if groups is None else {"group": np.asarray(groups).astype(str)}
+        arrays = dict(x=as_array(X), y=self.labels(y)) | group
+        place = contextlib.nullcontext(self.out) if self.out else tempfile.TemporaryDirectory()
+        with place as folder:
+            self.fit_in(Path(folder), arrays)
+        return self
 
     def fit_in(self, folder, arrays):
         folder.mkdir(parents=True, exist_ok=True)
-        np.savez(folder / "data.npz", **arrays)
-        task = f"file:{folder / 'data.npz'}"
+        checksum = zlib.crc32(b"".join(array.tobytes() for array in arrays.values()))
+        path = folder / f"data-{checksum:08x}.npz"  # of cross-validation: one a fold
+        np.savez(path, **arrays)
         data_dir = str(folder / "data")
+        task = f"file:{path}"
         layout = {"channels_first": False} if arrays["x"].ndim == 3 else {}
         prepare(task, data_dir, regression=self.regression, layout=layout)
         entry = entries.own(task, self.model, starts=[self.start], passes=self.passes)
-        flags = f"--data-dir {shlex.quote(data_dir)}"
-        (chain,) = chains(entry, self.seed, folder.as_posix(), flags)
+        where = folder.as_posix(), f"--data-dir {shlex.quote(data_dir)}"
+        (chain,) = chains(entry, self.seed, *where)
         for command in chain:
             _, script, *words = shlex.split(command)
             if not Path(words[-1], "result.json").exists():  # its --out
@@ -72,10 +71,8 @@ class SelfPretrained(BaseEstimator):
         run = Path(words[-1])
         self.result_ = read_json(run / "result.json")
         self.trained_ = TrainedModel(run, data_dir)
-        return self
 
     def predicted(self, X):
-        """Return the predictions, names or numbers, and the probabilities of new sequences."""
         check_is_fitted(self)
         return self.trained_([*as_array(X)])
 
@@ -116,11 +113,10 @@ class SelfPretrainedRegressor(RegressorMixin, SelfPretrained):
 def as_array(X):
     """Return X as a file has it: texts (n,), or samples float64 (n, l[, channels]), where a shorter
     sequence ends in NaN."""
+    X = [*(X.to_numpy() if hasattr(X, "to_numpy") else X)]
     if isinstance(X[0], str):
         return np.asarray(X, str)
     series = [np.asarray(item, np.float64) for item in X]
     longest = max(map(len, series))
-    x = np.full((len(series), longest, *series[0].shape[1:]), np.nan)
-    for row, item in zip(x, series):
-        row[: len(item)] = item
-    return x
+    pad = [[(0, longest - len(item))] + [(0, 0)] * (item.ndim - 1) for item in series]
+    return np.array([np.pad(*pair, constant_values=np.nan) for pair in zip(series, pad)])

@@ -9,7 +9,6 @@ target, class or y; without one, the first. With --id and --time a row is a posi
 be no sample, and what may be no sequence, is asked about."""
 
 import contextlib
-import re
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -24,9 +23,14 @@ from own.cells import (
     number_or_none,
     refuse_thousands,
 )
-from own.table import COUNTS, FOLDS, GROUPS, LABELS, SPLIT_NAMES, TIMES, words_of
-
-FEW = 12  # a sequence in a row usually has more positions than a recording has channels
+from own.questions import (
+    ask_about_label,
+    ask_about_names,
+    ask_about_texts,
+    ask_about_values,
+    ask_if_long,
+)
+from own.table import LABELS, Table
 
 
 class Layout(NamedTuple):
@@ -97,39 +101,6 @@ def given(args):
     return {name: value for name, value in flags.items() if value is not None} or None
 
 
-class Table(NamedTuple):
-    """A DataFrame and where it comes from."""
-
-    path: str
-    frame: object  # its index is the row of the file, counted from 0 below the header
-    header: bool
-
-    def place(self, i):
-        """Return the words for row i of the frame: its line in the file."""
-        above = self.header and not self.path.lower().endswith(".jsonl")
-        return f"line {self.frame.index[i] + 1 + above}"
-
-    def column(self, flag, name):
-        """Return the column that a flag names, by its name or number."""
-        columns = self.frame.columns
-        if name in columns:
-            return name
-        if re.fullmatch(r"-?\d+", name) and -len(columns) <= int(name) < len(columns):
-            return columns[int(name)]
-        raise UserError(f"{self.path} has no column {name!r} for --{flag}; {self.names()}")
-
-    def names(self):
-        """Return the words for all columns."""
-        names = [repr(name) if name == "" else str(name) for name in self.frame.columns]
-        shown = names if len(names) < 12 else [*names[:8], "...", *names[-2:]]
-        return f"its columns are: {', '.join(shown)}"
-
-    def texts(self, column):
-        """Return a column as texts (n,), "" where a field is missing."""
-        cells = self.frame[column]
-        return np.array([*cells.astype(object).where(cells.notna(), "").map(str)], object)
-
-
 def from_frame(path, frame, header, layout, documents=1, regression=False, kind=None, skip=()):
     """Turn a DataFrame into Examples without `has_label`. Their Layout is that for new data.
     documents: texts per example. regression: labels are numbers. kind: "samples" or "symbols", if
@@ -143,12 +114,12 @@ def from_frame(path, frame, header, layout, documents=1, regression=False, kind=
         return Examples([], rows=np.arange(0), layout=layout)
     training = layout.width is None
     if training:
-        refuse_long(table, layout)
+        ask_if_long(table, layout)
     label_columns = find_labels(table, layout, documents, regression)
     roles = find_roles(table, layout)
     columns = find_values(table, layout, label_columns, roles)
     if training:
-        refuse_telling(table, layout, columns, kind)
+        ask_about_names(table, layout, columns, kind)
     labels = labels_of(table, label_columns)
     rows = table.frame.index.to_numpy()
     ids = None
@@ -165,7 +136,7 @@ def from_frame(path, frame, header, layout, documents=1, regression=False, kind=
     else:
         values = numbers_of(table, columns)
         if training and kind != "samples":
-            refuse_no_samples(table, label_columns, columns, values)
+            ask_about_values(table, label_columns, columns, values)
         series = [*values[:, :, None]]
         how = f"columns {listed(columns)}"
         if np.isnan(values[:, -1]).any():  # lengths differ
@@ -234,7 +205,7 @@ def find_labels(table, layout, documents, regression):
         return labels_by_name(table, trained)
     if len(columns) <= documents:
         return []
-    refuse_unclear_label(table, documents, regression)
+    ask_about_label(table, documents, regression)
     return columns[:1]
 
 
@@ -251,40 +222,6 @@ def labels_by_name(table, trained):
         problem = f"is y the label, or a value beside {min(value)}?"
     advice = "say which is the label with --label NAME, or --label none"
     raise UserError(f"{table.path}: {problem}; {table.names()}; {advice}")
-
-
-def refuse_unclear_label(table, documents, regression):
-    """Raise UserError unless the first column of a table without a header looks like the label, and
-    the last does not."""
-    columns = table.frame.columns
-    first, last = table.texts(columns[0]), table.texts(columns[-1])
-    advice = "give --label 0, --label -1 or --label none"
-    shown = f"({first[0][:40]!r}) or the last ({last[0][:40]!r})"
-    if regression:
-        problem = f"is the number to predict in the first column {shown}?"
-        raise UserError(f"{table.path}: {problem} {advice}")
-    if documents > 1:
-        return
-    first_fits, last_fits = looks_like_classes(first), looks_like_classes(last)
-    texts = len(columns) == 2 and not all(map(is_number, last))
-    if not first_fits and (all(map(is_number, first)) or last_fits):
-        problem = "the first column does not look like the label"
-        if last_fits:
-            problem = f"the last column looks like the label ({last[0]!r}), the first does not"
-        advice += "; if labels are numbers to predict: --regression"
-        raise UserError(f"{table.path}: {problem} ({first[0][:40]!r}); {advice}")
-    names = not any(map(is_number, first))
-    usual = names and looks_like_classes(table.texts(columns[-2]))  # small whole numbers
-    if first_fits and last_fits and not texts and not usual:
-        raise UserError(f"{table.path}: is the label in the first column {shown}? {advice}")
-
-
-def looks_like_classes(texts):
-    """Return whether texts (n,) are names or whole numbers, most of them more than once."""
-    texts = [text.strip() for text in texts if text.strip().lower() not in MISSING]
-    numbers = [number for number in map(number_or_none, texts) if number is not None]
-    whole = not numbers or len(numbers) == len(texts) and not any(x % 1 for x in numbers)
-    return whole and 1 < len({*texts}) <= max(2, len(texts) / 3)
 
 
 def find_roles(table, layout):
@@ -319,123 +256,6 @@ def find_values(table, layout, label_columns, roles):
         names = ", ".join(map(str, apart))
         raise UserError(f"{path} has no column besides {names}; give --label and --text")
     return columns
-
-
-# ---- what is asked about -------------------------------------------------------------------------
-
-
-def refuse_long(table, layout):
-    """Raise UserError for a table that looks like a row per position: the first column has runs of
-    equal names, within which the second rises."""
-    path, frame, _ = table
-    first, second = [*frame.columns, None][:2]
-    asked = layout.id is not None or layout.label in ("0", str(first))
-    if asked or not 2 < frame.shape[1] <= 9 or not frame[second].map(is_number).all():
-        return
-    names = table.texts(first)
-    order = frame[second].map(as_number).to_numpy()
-    same = names[1:] == names[:-1]
-    runs = len({*names})
-    if 1 < runs < len(names) / 2 and (~same).sum() == runs - 1 and (np.diff(order)[same] > 0).all():
-        problem = f"{path} looks like a long table, a row per position"
-        flags = f"--id {first} --time {second} and --label COLUMN, or --label none"
-        raise UserError(f"{problem}; give {flags}; if {first} is the label: --label {first}")
-
-
-def refuse_telling(table, layout, columns, kind):
-    """Raise UserError for a column whose name, or content, says that it is no sample."""
-    if layout.text is not None:
-        return
-    for name in columns:
-        texts = table.texts(name)
-        words = words_of(name) if table.header else set()
-        drop = f"--drop {name} leaves it out"
-        advice = f"--group {name} keeps its rows in one split"
-        asked = f"is column {name} a sample?"
-        if layout.id is None and (words & TIMES or kind != "samples" and look_like_times(texts)):
-            asked = f"column {name} holds times: is a row a time of a recording?"
-            advice = f"Windows of recordings: {PAGE}; if a column names the sequence of a row: "
-            advice += f"--id COLUMN --time {name}"
-        elif words & FOLDS or {text.lower() for text in texts} <= SPLIT_NAMES.keys():
-            advice = f"--split {name}: train, val, test or the number of a fold"
-        elif words & COUNTS and not words & GROUPS and not any(map(is_fraction, texts)):
-            advice += f"; if a row is a position: --id {name} --time COLUMN"
-        elif not words & GROUPS:
-            continue
-        rename = "; rename it if it is a sample" if words else ""
-        raise UserError(f"{table.path}: {asked} {drop}; {advice}{rename}")
-
-
-def is_fraction(text):
-    """Return whether a text is a number, and not a whole one, as those of a heat_index."""
-    number = number_or_none(text)
-    return number is not None and number % 1 > 0
-
-
-def look_like_times(texts):
-    """Return whether texts are dates, or whole numbers that rise as the seconds since 1970 do."""
-    if re.match(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}\b", texts[0].strip()):
-        return True
-    if len(texts) < 10 or not re.fullmatch(r"\s*\d{9,}\s*", texts[0]):
-        return False
-    numbers = [number_or_none(text) for text in texts]
-    return None not in numbers and bool((np.diff(numbers) > 0).mean() > 0.9)
-
-
-def refuse_no_samples(table, label_columns, columns, values):
-    """Raise UserError for a column of values (n, columns) that counts the rows, or that holds one
-    whole number for many rows beside other columns; and for rows as those of a recording."""
-    n = len(values)
-    whole = (np.nan_to_num(values) % 1 == 0).all(0)
-    steps = np.diff(values, axis=0)
-    for j, name in enumerate(columns if n > 9 else ()):
-        if (steps[:, j] == 1).all():
-            problem = f"column {name} counts the rows"
-        else:
-            runs = 1 + np.count_nonzero(steps[:, j])
-            few = 1 < len(np.unique(values[:, j])) <= n / 3 and runs <= n / 3
-            if not few or not whole[j] or whole.mean() > 0.5:
-                continue
-            problem = f"column {name} holds one whole number for many rows"
-        advice = f"--drop {name} leaves it out; --group {name}: its rows belong together"
-        raise UserError(f"{table.path}: {problem}; {advice}; if it is a sample: --samples")
-    if len(columns) > FEW or n < 10 * len(columns) or n < 50:
-        return
-    labels = table.texts(label_columns[0]) if label_columns else np.zeros(n)
-    same = labels[1:] == labels[:-1]
-    if same.mean() <= 0.5:
-        return
-    # von Neumann's ratio: 1 if rows are independent, near 0 if each is much like the one above it
-    within = [
-        np.nanvar(values[labels == label], 0) * (labels == label).mean() for label in {*labels}
-    ]
-    ratio = np.nanmean(steps[same] ** 2, 0) / np.maximum(2 * np.sum(within, 0), 1e-300)
-    if np.nanmedian(ratio) < 0.5:
-        problem = "each row is much like the one above it, as in a recording with a row per time"
-        advice = (
-            f"Windows of recordings: {PAGE}; if a row is a sequence of {len(columns)} positions"
-        )
-        raise UserError(f"{table.path}: {problem}; {advice}: --samples")
-
-
-def refuse_numbers_as_texts(table, name):
-    """Raise UserError for a column of texts that are numbers, or lists of numbers or names."""
-    texts = [text.strip() for text in table.texts(name)]
-    several = r"\s*".join((r"[\[(].*[\])]", ""))
-    if all(map(is_number, texts)):
-        problem = "holds one number a row"
-        advice = f"rows of a recording: {PAGE}: Windows of recordings"
-    elif all(re.fullmatch(several, text, re.DOTALL) for text in texts):
-        problem = "holds lists"
-        advice = f"{PAGE}: Lists in cells"
-    elif all(len(text.split()) > 4 and all(map(is_number, text.split())) for text in texts):
-        problem = "holds several numbers a row"
-        advice = f"{PAGE}: Lists in cells"
-    else:
-        return
-    raise UserError(
-        f"{table.path}: column {name} {problem}; {advice}; if it is a text: --text {name}"
-    )
 
 
 # ---- what is in the columns ----------------------------------------------------------------------
@@ -474,7 +294,7 @@ def column_of(table, column, rows):
 def texts_of(table, columns, ask):
     """Return the texts of a column, or tuples of several. ask: whether texts may be numbers."""
     if ask:
-        refuse_numbers_as_texts(table, columns[0])
+        ask_about_texts(table, columns[0])
     texts = [table.texts(name) for name in columns]
     empty = np.flatnonzero(np.any([column == "" for column in texts], axis=0))
     problems = {table.frame.index[i]: (table.place(i), "the text is empty") for i in empty}

@@ -16,6 +16,7 @@ import numpy as np
 from files import UserError, reading
 from own.cells import MISSING, PAGE, is_number
 from own.columns import Examples, Layout, from_frame, oriented, side_by_side
+from own.questions import ask_about_merged
 from own.table import FOLDS, GROUPS, SPLIT_NAMES, TABLES, decoded, read_frame, words_of
 from tasks import SPLITS
 from tasks.bidmc import read_ts
@@ -66,21 +67,13 @@ def read_own(path, raw, layout=NO_LAYOUT, documents=1, regression=False, kind=No
         more = dict(documents=documents, regression=regression, kind=kind, skip=skip)
         examples = from_frame(path, frame, header, layout, **more)
         examples = examples._replace(how=(*examples.how, *lines))
-        refuse_merged(path, ending, examples)
+        ask_about_merged(path, ending, examples)
     return mark_labels(examples, missing, regression)
 
 
 def left(n, skip):
     """Return the numbers below n that are not skipped."""
     return np.setdiff1d(np.arange(n), np.array([*skip], int))
-
-
-def refuse_merged(path, ending, examples):
-    """Raise UserError for a label of a workbook that is empty below a filled one."""
-    labels = examples.labels
-    if ending == ".xlsx" and labels is not None and np.ndim(labels) == 1 and "" in [*labels[1:]]:
-        problem = f"{path}: {[*labels].count('')} labels are empty; are their cells merged?"
-        raise UserError(f"{problem} {PAGE}: Merged cells; if there is no label, save it as .csv")
 
 
 def mark_labels(examples, missing, regression):

@@ -10,7 +10,8 @@ from itertools import permutations
 import numpy as np
 
 from files import UserError
-from own.cells import MISSING, PAGE, as_number, check_each, class_name, is_number, refuse_thousands
+from own.cells import PAGE, as_number, check_each, class_name, is_number
+from own.questions import ask_about_labels
 from own.table import SPLIT_NAMES
 from tasks import IGNORE, SPLITS
 from tasks.making import stratified
@@ -57,22 +58,6 @@ def make_targets(request, place, labels, has_label, column):
         names = [*map(str, range(labels.shape[1]))] if column == "none" else column.split(",")
         return np.nan_to_num(labels).astype(int), names
     return class_targets(place, labels, has_label, column)
-
-
-def ask_about_labels(place, labels):
-    """Raise UserError if labels, texts, may be numbers with commas between thousands, say that a
-    label is missing, or hold several each."""
-    refuse_thousands(place, labels)
-    missing = [label for label in labels if label.lower() in MISSING]
-    if missing:
-        problem = f"{len(missing):,} of {len(labels):,} labels are {missing[0]!r}: is it a class?"
-        raise UserError(f"{place}: {problem} Rename it; where there is no label, leave it empty")
-    for sign in ";|":
-        several = {label for label in labels if sign in label}
-        names = [name.strip() for label in several for name in label.split(sign)]
-        if len(names) > len({*names}) or {*names} & {*labels}:
-            problem = f"are labels such as {min(several)!r} several? {PAGE}: Several labels"
-            raise UserError(f"{place}: {problem}; if they are one, write it without {sign!r}")
 
 
 def number_targets(place, labels, has_label):

@@ -11,6 +11,7 @@ import csv
 import io
 import re
 from itertools import islice, zip_longest
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,6 +51,39 @@ def decoded(path, raw):
         raise UserError(f"{path} is no text file; save it as UTF-8")
     print(f"{path}: not UTF-8, read as Windows-1252")
     return raw.decode("cp1252", "replace")
+
+
+class Table(NamedTuple):
+    """A DataFrame and where it comes from."""
+
+    path: str
+    frame: object  # its index is the row of the file, counted from 0 below the header
+    header: bool
+
+    def place(self, i):
+        """Return the words for row i of the frame: its line in the file."""
+        above = self.header and not self.path.lower().endswith(".jsonl")
+        return f"line {self.frame.index[i] + 1 + above}"
+
+    def column(self, flag, name):
+        """Return the column that a flag names, by its name or number."""
+        columns = self.frame.columns
+        if name in columns:
+            return name
+        if re.fullmatch(r"-?\d+", name) and -len(columns) <= int(name) < len(columns):
+            return columns[int(name)]
+        raise UserError(f"{self.path} has no column {name!r} for --{flag}; {self.names()}")
+
+    def names(self):
+        """Return the words for all columns."""
+        names = [repr(name) if name == "" else str(name) for name in self.frame.columns]
+        shown = names if len(names) < 12 else [*names[:8], "...", *names[-2:]]
+        return f"its columns are: {', '.join(shown)}"
+
+    def texts(self, column):
+        """Return a column as texts (n,), "" where a field is missing."""
+        cells = self.frame[column]
+        return np.array([*cells.astype(object).where(cells.notna(), "").map(str)], object)
 
 
 # ---- lines ---------------------------------------------------------------------------------------

@@ -33,10 +33,12 @@ MUTANTS = {
     "own/table.py": [
         ("if names == [*map(str, range(len(names)))]:", "if False:", "table"),
     ],
-    "own/columns.py": [
+    "own/questions.py": [
         ("same = names[1:] == names[:-1]", "same = names[1:] != names[:-1]", "table"),
         ("if np.nanmedian(ratio) < 0.5:", "if False:", "table"),
         ("few = 1 < len(np.unique", "few = False and 1 < len(np.unique", "table"),
+    ],
+    "own/columns.py": [
         ('times[places], kind="stable"', 'places, kind="stable"', "table"),
     ],
     "pretrain.py": [

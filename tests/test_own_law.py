@@ -221,7 +221,7 @@ def test_a_mishap_is_named(mishap):
 
 
 def refused(name, raw, words, **flags):
-    from own.split import ask_about_labels
+    from own.questions import ask_about_labels
 
     with pytest.raises(UserError, match=words) as error:
         contents = read_own(name, raw, Layout(**flags))
