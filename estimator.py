@@ -30,8 +30,6 @@ from files import read_json
 from own.cells import class_name
 from use.trained import TrainedModel
 
-STAGES = {"pretrain.py": pretrain.main, "finetune.py": finetune.main}
-
 
 class SelfPretrained(BaseEstimator):
     """model: a --model; start: spt, scratch, joint, linear_probe; passes: of both stages (None: the
@@ -66,8 +64,9 @@ class SelfPretrained(BaseEstimator):
         (chain,) = chains(entry, self.seed, *where)
         for command in chain:
             _, script, *words = shlex.split(command)
+            stage = pretrain if script == "pretrain.py" else finetune
             if not Path(words[-1], "result.json").exists():  # its --out
-                logged(functools.partial(STAGES[script], words))
+                logged(functools.partial(stage.main, words))
         run = Path(words[-1])
         self.result_ = read_json(run / "result.json")
         self.trained_ = TrainedModel(run, data_dir)
@@ -111,8 +110,7 @@ class SelfPretrainedRegressor(RegressorMixin, SelfPretrained):
 
 
 def as_array(X):
-    """Return X as a file has it: texts (n,), or samples float64 (n, l[, channels]), where a shorter
-    sequence ends in NaN."""
+    """Return X as texts (n,), or as samples float64 (n, l[, channels]); a shorter one ends in NaN."""
     X = [*(X.to_numpy() if hasattr(X, "to_numpy") else X)]
     if isinstance(X[0], str):
         return np.asarray(X, str)

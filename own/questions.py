@@ -15,8 +15,8 @@ FEW = 12  # a sequence in a row usually has more positions than a recording has 
 
 
 def ask_if_long(table, layout):
-    """Ask about a table that looks like a row per position: the first column has runs of
-    equal names, within which the second rises."""
+    """Ask about a table that looks like a row per position: the first column has runs of equal
+    names, within which the second rises."""
     path, frame, _ = table
     first, second = [*frame.columns, None][:2]
     asked = layout.id is not None or layout.label in ("0", str(first))
@@ -73,8 +73,8 @@ def look_like_times(texts):
 
 
 def ask_about_values(table, label_columns, columns, values):
-    """Ask about a column of values (n, columns) that counts the rows, or that holds one
-    whole number for many rows beside other columns; and for rows as those of a recording."""
+    """Ask about a column of values (n, columns) that counts the rows, or that holds one whole
+    number for many rows beside other columns; and about rows as those of a recording."""
     n = len(values)
     whole = (np.nan_to_num(values) % 1 == 0).all(0)
     steps = np.diff(values, axis=0)
@@ -111,11 +111,10 @@ def ask_about_values(table, label_columns, columns, values):
 def ask_about_texts(table, name):
     """Ask about a column of texts that are numbers, or lists of numbers or names."""
     texts = [text.strip() for text in table.texts(name)]
-    several = r"\s*".join((r"[\[(].*[\])]", ""))
     if all(map(is_number, texts)):
         problem = "holds one number a row"
         advice = f"rows of a recording: {PAGE}: Windows of recordings"
-    elif all(re.fullmatch(several, text, re.DOTALL) for text in texts):
+    elif all(re.fullmatch(r"[\[(].*[\])]", text, re.DOTALL) for text in texts):
         problem = "holds lists"
         advice = f"{PAGE}: Lists in cells"
     elif all(len(text.split()) > 4 and all(map(is_number, text.split())) for text in texts):
@@ -129,8 +128,8 @@ def ask_about_texts(table, name):
 
 
 def ask_about_label(table, documents, regression):
-    """Ask unless the first column of a table without a header looks like the label, and
-    the last does not."""
+    """Ask unless the first column of a table without a header looks like the label, and the last
+    does not."""
     columns = table.frame.columns
     first, last = table.texts(columns[0]), table.texts(columns[-1])
     advice = "give --label 0, --label -1 or --label none"
@@ -163,8 +162,8 @@ def looks_like_classes(texts):
 
 
 def ask_about_labels(place, labels):
-    """Ask if labels, texts, may be numbers with commas between thousands, say that a
-    label is missing, or hold several each."""
+    """Ask if labels, texts, may have commas between thousands, say that a label is missing, or hold
+    several each."""
     refuse_thousands(place, labels)
     missing = [label for label in labels if label.lower() in MISSING]
     if missing:

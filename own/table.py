@@ -301,8 +301,8 @@ def looks_like_header(frame):
     index = not first and all(others) and named
     if len(names) > 2 and (names == counts or index):
         return True
-    numbers = body.map(is_number).mean() > 0.8  # is a column of numbers?
-    numeric = [name for name, fits in zip(names, numbers) if fits and len(body)]
+    numbers = body.map(is_number).sum() > 0.8 * len(body)  # is a column of numbers?
+    numeric = [name for name, fits in zip(names, numbers) if fits]
     return bool(numeric) and not any(map(is_number, numeric))
 
 

@@ -117,7 +117,7 @@ MISTAKES = [  # words before the flags: environment, or damage done to a file of
         "pt is a pretraining run and predicts no labels; train a classifier from it: python",
     ),
     ("predict ft --input none.csv", "none.csv is not a file, or not there"),
-    ("predict ft --input own", "is not a file"),
+    ("predict ft --input own", "own is a folder"),
     (
         "predict ft --input own/text.pdf",
         "text.pdf must end in one of .npz .csv .tsv .ts .txt .jsonl .parquet .xlsx",
@@ -171,7 +171,7 @@ MISTAKES = [  # words before the flags: environment, or damage done to a file of
     ("finetune --task file:none.npz --model s4", "none.npz is not a file, or not there"),
     (
         "pretrain --task file:own/once.npz --model s4",
-        "example 3 (counted from 0): class c has only one example",
+        "example 3: class c has only one example",
     ),
     ("pretrain --task ucr:A/B --model s4", "no task 'ucr:A/B'; the tasks are"),
     ("data --task patx", "pathx256"),
@@ -195,7 +195,7 @@ MISTAKES = [  # words before the flags: environment, or damage done to a file of
     ("data --task file:own/whole.npz --raw own", "--raw own has no meaning for file:"),
     (
         "data --task file:own/whole.npz --regression",
-        "not every label is a number (could not convert",
+        "not every label is a number ('a' is no number)",
     ),
     ("data --task file:own/damaged.npz", "damaged.npz: "),
     (
@@ -206,26 +206,26 @@ MISTAKES = [  # words before the flags: environment, or damage done to a file of
     ("data --task file:own/rows.npz", "shapes [(40, 6), (39,)] do not fit"),
     (
         "data --task file:own/splits.npz",
-        "example 5 (counted from 0): its split is none of train, val and test",
+        "example 5: its split is none of train, val and test",
     ),
     (
         "data --task file:own/untrained.npz",
-        "example 38 (counted from 0): no training example has its label",
+        "example 38: no training example has its label",
     ),
     (
         "data --task file:own/spanned.npz --regression",
-        "example 0 (counted from 0): its label is infinite",
+        "example 0: its label is infinite",
     ),
-    ("data --task file:own/endless.npz", "example 3 (counted from 0): its label is infinite"),
-    ("data --task file:own/infinite.npz", "example 9 (counted from 0): a value is infinite"),
+    ("data --task file:own/endless.npz", "example 3: its label is infinite"),
+    ("data --task file:own/infinite.npz", "example 9: a value is infinite"),
     (
         "data --task file:own/constant.npz",
         "constant.npz: no channel changes in the training examples",
     ),
-    ("data --task file:own/empty.npz", "example 1 (counted from 0): it is empty"),
+    ("data --task file:own/empty.npz", "example 1: it is empty"),
     (
         "data --task file:own/negative.npz",
-        "example 4 (counted from 0): a negative or missing symbol",
+        "example 4: a negative or missing symbol",
     ),
     ("data --task file:own/oneclass.npz", "1 different labels, but there must be 2 to 256 classes"),
     ("data --task file:own/many.npz", "300 different labels, but there must be 2 to 256 classes"),
@@ -244,7 +244,7 @@ MISTAKES = [  # words before the flags: environment, or damage done to a file of
     ),
     (
         "data --task file:own/last.csv",
-        "looks like the label ('yes'), the first does not ('0.5'); give --label -1, or --label 0",
+        "looks like the label ('yes'), the first does not ('0.5'); give --label 0, --label -1",
     ),
     (
         "data --task file:own/counts.npz",
@@ -252,10 +252,9 @@ MISTAKES = [  # words before the flags: environment, or damage done to a file of
     ),
     (
         "data --task file:own/whole.npz --symbols",
-        "example 0 (counted from 0): not whole numbers in one channel",
+        "example 0: not whole numbers in one channel",
     ),
-    ("data --task file:own/whole.npz --group own/nothing.csv", "has 1 lines, but "),
-    ("data --task file:own/whole.npz --group none", "No such file or directory: '/"),
+    ("data --task file:own/whole.npz --group nothing", "its arrays are x, y; none is 'nothing'"),
     ("data --task text --group none", "text is fixed"),
     ("data --task file:own/nothing.csv", "nothing.csv holds no series"),
     (
@@ -266,12 +265,12 @@ MISTAKES = [  # words before the flags: environment, or damage done to a file of
     ("predict flip:best.pt pt --features f.npy", "wrong checksum"),
     (
         "data --task file:own/mixed.csv",
-        "mixed.csv, line 2, column 1: 'some text' is no number; correct it, or leave it empty if "
+        "mixed.csv, line 2: column 1: 'some text' is no number; correct it, leave it empty if "
         "it is missing",
     ),
     (
         "data --task file:own/colons.ts",
-        "colons.ts, line 3: it must hold the numbers of each channel and a target",
+        "colons.ts, line 3: not the numbers of each channel and a target",
     ),
     (
         "data --task ucr:Mine --raw own",
@@ -298,7 +297,7 @@ MISTAKES = [  # words before the flags: environment, or damage done to a file of
     ("run_all own --tasks file:none.npz", "none.npz is not a file, or not there"),
     (
         "run_all own --tasks file:own/infinite.npz",
-        "example 9 (counted from 0): a value is infinite",
+        "example 9: a value is infinite",
     ),
     ("run_all own --tasks file:own/whole.npz --models s4,s5x", "--models s5x: choose from"),
     ("run_all own --task file:own/whole.npz", "unrecognized arguments: --task file:own/whole.npz"),
