@@ -110,7 +110,7 @@ class SelfPretrainedRegressor(RegressorMixin, SelfPretrained):
 
 
 def as_array(X):
-    """Return X as texts (n,), or as samples float64 (n, l[, channels]); a shorter one ends in NaN."""
+    """Return X as texts (n,) or samples float64 (n, l[, channels]); a shorter one ends in NaN."""
     X = [*(X.to_numpy() if hasattr(X, "to_numpy") else X)]
     if isinstance(X[0], str):
         return np.asarray(X, str)

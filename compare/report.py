@@ -139,8 +139,9 @@ def caption(key, comparison):
     notes = []
     if "joint" in comparison.starts and (key.share < 1 or unlabelled):
         notes.append("joint training uses only the labelled inputs")
-    if unlabelled and "spt" in comparison.starts:
-        notes.append(f"only SPT used the {unlabelled:,} sequences without a label")
+    if unlabelled:
+        users = "only SPT" if "spt" in comparison.starts else "no run"
+        notes.append(f"{users} used the {unlabelled:,} sequences without a label")
     linear = [] if comparison.linear is None else [comparison.linear]
     source = provenance(comparison.runs, *linear)
     text = "; ".join([*notes, passes_in_words(comparison), source])

@@ -19,18 +19,20 @@ from own.cells import (
     MISSING,
     PAGE,
     as_number,
+    class_name,
     is_number,
     number_or_none,
     refuse_thousands,
 )
 from own.questions import (
+    ask_about_channels,
     ask_about_label,
     ask_about_names,
     ask_about_texts,
     ask_about_values,
     ask_if_long,
 )
-from own.table import LABELS, Table
+from own.table import LABELS, Table, listed
 
 
 class Layout(NamedTuple):
@@ -127,8 +129,8 @@ def from_frame(path, frame, header, layout, documents=1, regression=False, kind=
     if layout.id is not None:
         series, rows, ids, labels = series_of_positions(table, roles, columns, labels, layout)
         how = f"channels {listed(columns)}; id: {roles['id']}; time: {roles['time']}"
-    elif isinstance(table.frame[columns[0]].iloc[0], (list, np.ndarray)):
-        series = series_of_lists(table, columns, kind, layout)
+    elif lists := [name for name in columns if holds_lists(table, name)]:
+        series = series_of_lists(table, columns, lists, kind, layout)
         how = f"lists in column {columns[0]}"
     elif width == documents:
         series = texts_of(table, columns, training and layout.text is None)
@@ -166,14 +168,6 @@ def without(table, layout, skip):
         names = frame[table.column("id", layout.id)]
         left_out = names.isin(names[left_out])
     return table._replace(frame=frame[~left_out])
-
-
-def listed(columns):
-    """Return columns in words: a, b, or t0 .. t23."""
-    names = [str(name) for name in columns]
-    if len(names) > 4:
-        return f"{names[0]} .. {names[-1]}"
-    return ", ".join(names) or "none"
 
 
 # ---- which column is what ------------------------------------------------------------------------
@@ -267,6 +261,9 @@ def labels_of(table, columns):
     if not columns:
         return None
     cells = table.frame[columns]
+    if any(holds_lists(table, name) for name in columns):
+        problem = f"{table.path}: labels in column {columns[0]} are lists"
+        raise UserError(f"{problem}; another: --label NAME; {PAGE}: Several labels")
     if len(columns) == 1:
         return table.texts(columns[0])
     words = {"true": 1, "1": 1, "1.0": 1, "false": 0, "0": 0, "0.0": 0}
@@ -284,7 +281,7 @@ def labels_of(table, columns):
 def column_of(table, column, rows):
     """Return a column as texts, at these rows of the file. UserError if one is empty."""
     at_rows = np.searchsorted(table.frame.index, rows)
-    texts = np.array([text.strip() for text in table.texts(column)[at_rows]])
+    texts = np.array([class_name(text) for text in table.texts(column)[at_rows]])
     problem = f"column {column} is empty"
     problems = {table.frame.index[i]: (table.place(i), problem) for i in at_rows[texts == ""]}
     refuse_rows(table.path, problems, "fill it in, or remove the row")
@@ -302,9 +299,18 @@ def texts_of(table, columns, ask):
     return [*texts[0]] if len(columns) == 1 else [*zip(*texts)]
 
 
-def series_of_lists(table, columns, kind, layout):
+def holds_lists(table, column):
+    return table.frame[column].map(lambda cell: isinstance(cell, (list, np.ndarray))).any()
+
+
+def series_of_lists(table, columns, lists, kind, layout):
     """Return the lists of a column of a .jsonl or .parquet file, of numbers or of lists of numbers,
-    as float64 (l, channels) each."""
+    as float64 (l, channels) each. lists: the columns that hold lists."""
+    if len(columns) > 1 and lists != columns:
+        others = ",".join(str(name) for name in columns if name not in lists)
+        raise UserError(
+            f"{table.path}: column {lists[0]} holds lists, others do not: --drop {others}"
+        )
     if len(columns) > 1:
         names = listed(columns)
         raise UserError(
@@ -358,8 +364,8 @@ def refuse_cells(table, columns, cells, wrong):
         name = columns[j]
         shown = str(cells[wrong[:, j], j][0])[:40]
         roles = f"--drop, --label or --group {name}; --text {name}, if only this text is read"
-        problem = f"column {name} holds no numbers ({shown!r})"
-        raise UserError(f"{table.path}: {problem}; {roles}; lists, events, gaps: {PAGE}")
+        problem = f"column {name} holds no numbers as 1234.5 ({shown!r})"
+        raise UserError(f"{table.path}: {problem}; {roles}; {PAGE}: Lists in cells, Event logs")
     problems = {}
     for i in np.flatnonzero(wrong.any(1)):
         j = np.argmax(wrong[i])
@@ -380,7 +386,10 @@ def series_of_positions(table, roles, value_columns, labels, layout):
     name = roles["id"]
     values = numbers_of(table, value_columns)
     series, rows, ids, targets = [], [], [], []
-    for key, places in sequences_of(table, name, roles["time"]):
+    sequences = [*sequences_of(table, name, roles["time"])]
+    if layout.width is None:
+        ask_about_channels(table, roles, value_columns, values, [places for _, places in sequences])
+    for key, places in sequences:
         series.append(values[places])
         rows.append(table.frame.index[places.min()])
         ids.append(str(key))
@@ -403,6 +412,7 @@ def series_of_positions(table, roles, value_columns, labels, layout):
 def sequences_of(table, name, time):
     """Yield the name of each sequence and the indices of its rows (l,), in the order of time."""
     times = times_of(table, time)
+    column_of(table, name, table.frame.index)  # no name is empty
     steps = []
     for key, places in table.frame.groupby(name, sort=False).indices.items():
         places = places[np.argsort(times[places], kind="stable")]
@@ -422,8 +432,9 @@ def times_of(table, column):
     import pandas as pd
 
     cells = table.frame[column]
-    if cells.map(is_number).all():
-        times = cells.map(as_number).to_numpy()
+    numbers = cells.map(number_or_none)
+    if numbers.map(lambda number: number is not None).mean() > 0.5:
+        times = numbers.astype(float).to_numpy()
     else:
         dates = pd.to_datetime(cells, format="ISO8601", errors="coerce", utc=True)
         # a number is no date

@@ -4,51 +4,77 @@ answers, or returns because nothing is uncertain.
     subject,label,t0, ...    ->    is column subject a sample? --group subject ..."""
 
 import re
+from collections import Counter
+from itertools import permutations
 
 import numpy as np
 
 from files import UserError
 from own.cells import MISSING, PAGE, as_number, is_number, number_or_none, refuse_thousands
-from own.table import COUNTS, FOLDS, GROUPS, SPLIT_NAMES, TIMES, words_of
+from own.table import COUNTS, FOLDS, GROUPS, SPLIT_NAMES, TIMES, listed, stem_of, words_of
 
-FEW = 12  # a sequence in a row usually has more positions than a recording has channels
+FEW = 64  # a recording has fewer channels
+# A text that is a date or a time of the day begins so.
+TIME = r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?!\d)|\d{1,2}-[A-Za-z]{3}-\d{2,4}|\d{1,2}:\d\d"
 
 
 def ask_if_long(table, layout):
     """Ask about a table that looks like a row per position: the first column has runs of equal
-    names, within which the second rises."""
+    names, within which the second rises, in a wide table by one; or no two rows agree in two
+    columns that each have few values."""
     path, frame, _ = table
-    first, second = [*frame.columns, None][:2]
-    asked = layout.id is not None or layout.label in ("0", str(first))
-    if asked or not 2 < frame.shape[1] <= 9 or not frame[second].map(is_number).all():
+    names = [*frame.columns]
+    if layout.id is not None or layout.label in ("0", str(names[0])) or len(names) < 3:
         return
-    names = table.texts(first)
-    order = frame[second].map(as_number).to_numpy()
-    same = names[1:] == names[:-1]
-    runs = len({*names})
-    if 1 < runs < len(names) / 2 and (~same).sum() == runs - 1 and (np.diff(order)[same] > 0).all():
-        problem = f"{path} looks like a long table, a row per position"
+    pair = names[:2] if rises_in_runs(table, len(names) <= 9) else None
+    few = [name for name in names[:9] if frame[name].astype(str).nunique() <= len(frame) / 2]
+    for first, second in permutations(few if len(names) <= 9 else (), 2):
+        counts = frame[[first, second]].astype(str).nunique()
+        grid = len(frame) > 20 and counts.prod() <= 2 * len(frame)
+        times = look_like_times(table.texts(second)) or frame[second].map(is_number).all()
+        names_it = not look_like_times(table.texts(first)) and not words_of(first) & TIMES
+        if grid and times and names_it and not pair:
+            pair = (first, second) if not frame[[first, second]].duplicated().any() else None
+    if pair:
+        first, second = pair
         flags = f"--id {first} --time {second} and --label COLUMN, or --label none"
-        raise UserError(f"{problem}; give {flags}; if {first} is the label: --label {first}")
+        advice = f"give {flags}; if {first} is the label: --label {first}"
+        raise UserError(f"{path} looks like a long table, a row per position; {advice}")
+
+
+def rises_in_runs(table, by_any_step):
+    """Return whether the first column has runs of equal names, within which the second rises."""
+    first, second = table.frame.columns[:2]
+    if not table.frame[second].map(is_number).all():
+        return False
+    names = table.texts(first)
+    same = names[1:] == names[:-1]
+    steps = np.diff(table.frame[second].map(as_number).to_numpy())[same]
+    runs = len({*names})
+    if not 1 < runs < len(names) / 2 or (~same).sum() != runs - 1:
+        return False
+    return bool((steps > 0).all() if by_any_step else (steps == 1).all())
 
 
 def ask_about_names(table, layout, columns, kind):
-    """Ask about a column whose name, or content, says that it is no sample."""
-    if layout.text is not None:
-        return
-    for name in columns:
+    """Ask about a column whose name, or content, says that it is no sample. Not about one of many
+    that differ by a number, as time_0, time_1, nor about fractions, as of a set_temp."""
+    stems = Counter(stem_of(name) for name in columns)
+    for name in columns if layout.text is None else ():
         texts = table.texts(name)
-        words = words_of(name) if table.header else set()
+        words = words_of(name) if table.header and stems[stem_of(name)] < 4 else set()
+        if any(map(is_fraction, texts)):
+            words = words if words <= TIMES else set()
         drop = f"--drop {name} leaves it out"
         advice = f"--group {name} keeps its rows in one split"
         asked = f"is column {name} a sample?"
-        if layout.id is None and (words & TIMES or kind != "samples" and look_like_times(texts)):
+        if words & TIMES or kind != "samples" and look_like_times(texts):
             asked = f"column {name} holds times: is a row a time of a recording?"
             advice = f"Windows of recordings: {PAGE}; if a column names the sequence of a row: "
             advice += f"--id COLUMN --time {name}"
         elif words & FOLDS or {text.lower() for text in texts} <= SPLIT_NAMES.keys():
             advice = f"--split {name}: train, val, test or the number of a fold"
-        elif words & COUNTS and not words & GROUPS and not any(map(is_fraction, texts)):
+        elif words & COUNTS and not words & GROUPS:
             advice += f"; if a row is a position: --id {name} --time COLUMN"
         elif not words & GROUPS:
             continue
@@ -57,55 +83,76 @@ def ask_about_names(table, layout, columns, kind):
 
 
 def is_fraction(text):
-    """Return whether a text is a number, and not a whole one, as those of a heat_index."""
+    """Return whether a text is a number, and not a whole one."""
     number = number_or_none(text)
     return number is not None and number % 1 > 0
 
 
 def look_like_times(texts):
-    """Return whether texts are dates, or whole numbers that rise as the seconds since 1970 do."""
-    if re.match(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}\b", texts[0].strip()):
-        return True
-    if len(texts) < 10 or not re.fullmatch(r"\s*\d{9,}\s*", texts[0]):
-        return False
-    numbers = [number_or_none(text) for text in texts]
-    return None not in numbers and bool((np.diff(numbers) > 0).mean() > 0.9)
+    """Return whether texts are dates, or times of a day."""
+    return bool(texts[0].strip() and all(re.match(TIME, text.strip()) for text in texts if text))
 
 
 def ask_about_values(table, label_columns, columns, values):
-    """Ask about a column of values (n, columns) that counts the rows, or that holds one whole
-    number for many rows beside other columns; and about rows as those of a recording."""
+    """Ask about a column of values (n, columns) that is empty, rises or falls with the rows, or
+    holds whole numbers or repetitions beside columns that do not; and about rows as those of a
+    recording."""
     n = len(values)
-    whole = (np.nan_to_num(values) % 1 == 0).all(0)
-    steps = np.diff(values, axis=0)
-    for j, name in enumerate(columns if n > 9 else ()):
-        if (steps[:, j] == 1).all():
-            problem = f"column {name} counts the rows"
-        else:
-            runs = 1 + np.count_nonzero(steps[:, j])
-            few = 1 < len(np.unique(values[:, j])) <= n / 3 and runs <= n / 3
-            if not few or not whole[j] or whole.mean() > 0.5:
-                continue
-            problem = f"column {name} holds one whole number for many rows"
-        advice = f"--drop {name} leaves it out; --group {name}: its rows belong together"
-        raise UserError(f"{table.path}: {problem}; {advice}; if it is a sample: --samples")
-    if len(columns) > FEW or n < 10 * len(columns) or n < 50:
+    if n < 10:
         return
+    steps = np.diff(values, axis=0)
+    whole = (np.nan_to_num(values) % 1 == 0).all(0)
+    runs = 1 + np.count_nonzero(steps, 0)
+    different = np.array([len(np.unique(column)) for column in values.T])
+    repeats = (runs <= n / 3) & (different > 1) & (np.median(runs) > n / 2)
+    recording = f"; if a row is a time: {PAGE}: Windows of recordings"
+    problems = (
+        (np.isnan(values).all(0), "is empty", ""),
+        ((steps > 0).all(0) | (steps < 0).all(0), "rises or falls with the rows", recording),
+        (whole & (different > 1) & (whole.mean() <= 0.5), "holds whole numbers, others not", ""),
+        (repeats, "repeats its values over many rows", ""),
+    )
+    for suspects, problem, more in problems:
+        for name in np.array(columns, object)[suspects]:
+            advice = f"--drop {name} leaves it out; --group {name}: its rows belong together"
+            asked = f"{table.path}: column {name} {problem}: is it a sample? {advice}{more}"
+            raise UserError(f"{asked}; --label {name}; if all columns are samples: --samples")
+    stems = Counter(map(stem_of, columns))
+    if len(stems) > 1 and len({*stems.values()}) == 1 and min(stems.values()) > 3:
+        problem = f"are {listed(columns)} channels side by side? {PAGE}: Channels side by side"
+        raise UserError(f"{table.path}: {problem}; if a row is one series: --samples")
     labels = table.texts(label_columns[0]) if label_columns else np.zeros(n)
     same = labels[1:] == labels[:-1]
-    if same.mean() <= 0.5:
+    if len(columns) > FEW or n < max(50, 10 * len(columns)) or same.mean() <= 0.5:
         return
     # von Neumann's ratio: 1 if rows are independent, near 0 if each is much like the one above it
-    within = [
-        np.nanvar(values[labels == label], 0) * (labels == label).mean() for label in {*labels}
-    ]
+    kinds = {*labels}
+    within = [np.nanvar(values[labels == kind], 0) * (labels == kind).mean() for kind in kinds]
     ratio = np.nanmean(steps[same] ** 2, 0) / np.maximum(2 * np.sum(within, 0), 1e-300)
     if np.nanmedian(ratio) < 0.5:
         problem = "each row is much like the one above it, as in a recording with a row per time"
-        advice = (
-            f"Windows of recordings: {PAGE}; if a row is a sequence of {len(columns)} positions"
-        )
-        raise UserError(f"{table.path}: {problem}; {advice}: --samples")
+        advice = f"Windows of recordings: {PAGE}; if a row is a sequence"
+        raise UserError(f"{table.path}: {problem}; {advice} of {len(columns)} positions: --samples")
+
+
+def ask_about_channels(table, roles, columns, values, places):
+    """Ask about a column of a long table that is the same at all positions of each sequence: it is
+    no channel; and about a group or split that differs within one. places: indices of the rows of
+    each sequence."""
+    for role in {"group", "split"} & roles.keys():
+        texts = table.texts(roles[role])
+        if any(len({*texts[rows]}) > 1 for rows in places):
+            problem = f"{roles['id']} has several values of {roles[role]}"
+            raise UserError(
+                f"{table.path}: {problem}; if both name a sequence: {PAGE}: Wide to long"
+            )
+    constant = np.all([np.ptp(values[rows], 0) == 0 for rows in places], 0)
+    different = np.array([len(np.unique(column)) > 1 for column in values.T])
+    if len(places) < len(values):
+        for name in np.array(columns, object)[constant & different]:
+            problem = f"column {name} is the same at all positions of a sequence"
+            advice = f"--group {name} keeps its sequences in one split; --drop {name} leaves it out"
+            raise UserError(f"{table.path}: {problem}: is it a channel? {advice}")
 
 
 def ask_about_texts(table, name):
@@ -169,17 +216,16 @@ def ask_about_labels(place, labels):
     if missing:
         problem = f"{len(missing):,} of {len(labels):,} labels are {missing[0]!r}: is it a class?"
         raise UserError(f"{place}: {problem} Rename it; where there is no label, leave it empty")
-    for sign in ";|":
+    for sign in ";|,/":
         several = {label for label in labels if sign in label}
         names = [name.strip() for label in several for name in label.split(sign)]
-        if len(names) > len({*names}) or {*names} & {*labels}:
+        if {*names} & {*labels} or sign in ";|" and len(names) > len({*names}):
             problem = f"are labels such as {min(several)!r} several? {PAGE}: Several labels"
             raise UserError(f"{place}: {problem}; if they are one, write it without {sign!r}")
 
 
-def ask_about_merged(path, ending, examples):
+def ask_about_merged(path, labels):
     """Ask about a label of a workbook that is empty below a filled one."""
-    labels = examples.labels
-    if ending == ".xlsx" and labels is not None and np.ndim(labels) == 1 and "" in [*labels[1:]]:
+    if labels is not None and np.ndim(labels) == 1 and "" in [*labels[1:]]:
         problem = f"{path}: {[*labels].count('')} labels are empty; are their cells merged?"
         raise UserError(f"{problem} {PAGE}: Merged cells; if there is no label, save it as .csv")

@@ -67,7 +67,8 @@ def read_own(path, raw, layout=NO_LAYOUT, documents=1, regression=False, kind=No
         more = dict(documents=documents, regression=regression, kind=kind, skip=skip)
         examples = from_frame(path, frame, header, layout, **more)
         examples = examples._replace(how=(*examples.how, *lines))
-        ask_about_merged(path, ending, examples)
+        if ending == ".xlsx" and layout.width is None:
+            ask_about_merged(path, examples.labels)
     return mark_labels(examples, missing, regression)
 
 
@@ -98,6 +99,9 @@ def read_txt(path, raw, skip):
     """Read the bytes of a .txt file -> Examples, a text per line. UserError if they are numbers."""
     lines = [line.strip() for line in io.StringIO(decoded(path, raw), newline=None)]
     rows = [row for row, line in enumerate(lines) if line and row not in skip]
+    halves = [lines[row].split("\t") for row in rows]
+    if {*map(len, halves)} == {2} and len({label for label, _ in halves}) < len(rows) / 2:
+        raise UserError(f"{path} has a label and a tab in each line; call it .tsv")
     cells = [cell for row in rows[1:50] for cell in re.split(r"[\s,;|]+", lines[row]) if cell]
     if sum(map(is_number, cells)) > len(cells) / 2:
         raise UserError(f"{path} holds numbers, but a .txt holds one text per line; call it .csv")
@@ -152,8 +156,8 @@ def named_arrays(path, file, layout):
     names = {name.lower(): name for name in file.files}  # those that are not read yet
     called = dict(CALLED)
     for role in "group", "split":
-        if name := getattr(layout, role):
-            if name not in file.files:
+        if layout.width is None and (name := getattr(layout, role)):
+            if not any(array.startswith(name) for array in file.files):
                 raise ValueError(f"its arrays are {', '.join(file.files)}; none is {name!r}")
             called[role] = (name.lower(),)
     for name in (layout.drop or "").split(","):
@@ -167,6 +171,7 @@ def named_arrays(path, file, layout):
     if "x" not in arrays and not {"x_train", "x_test"} <= arrays.keys():
         raise ValueError(f"its arrays are {', '.join(file.files)}; call one x")
     for name in names.values():
+        name = re.sub(r"_(train|val|test)$", "", name)
         role = "group" if words_of(name) & GROUPS else "split" if words_of(name) & FOLDS else None
         if role and layout.width is None and role not in arrays:
             problem = f"{path}: what is the array {name}? --{role} {name}"
@@ -201,7 +206,10 @@ def joined_splits(arrays):
     parts = [part for part in SPLITS if f"x_{part}" in arrays]
     joined = {"split": np.repeat(parts, [len(arrays[f"x_{part}"]) for part in parts])}
     for key in "x", "y", "group":
-        if any(f"{key}_{part}" in arrays for part in parts):
+        lacking = [f"{key}_{part}" for part in parts if f"{key}_{part}" not in arrays]
+        if lacking and len(lacking) < len(parts):
+            raise ValueError(f"it has no {lacking[0]}")
+        if not lacking:
             joined[key] = np.concatenate([arrays[f"{key}_{part}"] for part in parts])
     return joined
 

@@ -20,7 +20,7 @@ from tasks.making import stratified
 def split_names(place, split):
     """Return the splits of examples (n,) as SPLITS calls them. Of folds, which are whole numbers,
     the lowest tests, the next validates, and all others train."""
-    names = [str(name).strip().lower() for name in np.asarray(split).tolist()]
+    names = [class_name(name).lower() for name in np.asarray(split).tolist()]
     if all(is_number(name) for name in names):
         folds = sorted({*names}, key=as_number)
         if len(folds) < 3:
@@ -110,9 +110,11 @@ def class_targets(place, labels, has_label, column):
         problem = f"{place}: {len(names)} different labels"
         raise UserError(f"{problem}, but there must be 2 to 256 classes ({hint})")
     rarest = names[np.argmin(sizes)]
+    if str(rarest) == str(labels[0]):
+        hint = f"if line 1 is a header: --label {rarest}; {hint}"
     problem = f"class {rarest} has only one example ({hint})"
     check_each(place, ~has_label | (labels != rarest) | (sizes.min() > 1), problem)
-    names = names.astype(str).tolist()
+    names = [class_name(name) for name in names.astype(str).tolist()]
     usual = {*map(str, range(len(names) + 1))}
     if len(names) > 7 and all(name.isdigit() for name in names) and not {*names} <= usual:
         print(f"note: {len(names)} classes, all whole numbers; numbers to predict: --regression")
@@ -182,7 +184,12 @@ def split_examples(request, place, examples):
     ones; val and test leave unlabelled ones out."""
     n = len(examples.series)
     has_label = examples.has_label
-    group = None if examples.group is None else np.asarray(examples.group)
+    group = None
+    if examples.group is not None:
+        group = np.array([class_name(name) for name in np.asarray(examples.group).tolist()])
+        check_each(
+            place, ~np.isin(np.char.lower(group), ["", "nan", "none"]), "its group is missing"
+        )
     split = examples.split
     if split is not None:
         split = split_names(place, split)

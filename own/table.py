@@ -10,13 +10,13 @@ import contextlib
 import csv
 import io
 import re
-from itertools import islice, zip_longest
+from itertools import groupby, islice, pairwise, zip_longest
 from typing import NamedTuple
 
 import numpy as np
 
 from files import UserError, reading
-from own.cells import PAGE, is_number
+from own.cells import PAGE, is_number, number_or_none
 
 TABLES = ".csv", ".tsv", ".jsonl", ".parquet", ".xlsx"
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar", " ": "blanks"}
@@ -36,6 +36,18 @@ def words_of(name):
     """Return the words of a column's name: of subjectId, subject and id."""
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", str(name))
     return {*re.findall(r"[a-z]+", spaced.lower())}
+
+
+def stem_of(name):
+    """Return a column's name without its numbers: of ax_12, ax_."""
+    return re.sub(r"\d+", "", str(name))
+
+
+def listed(columns):
+    """Return columns in words: a, b, or t0 .. t23 where names differ by their numbers."""
+    groups = [[*map(str, names)] for _, names in groupby(columns, stem_of)]
+    words = [f"{names[0]} .. {names[-1]}" if names[3:] else ", ".join(names) for names in groups]
+    return ", ".join([*words[:6], *(["..."] if words[6:] else [])]) or "none"
 
 
 def decoded(path, raw):
@@ -160,7 +172,10 @@ def fields_of(path, text, usual):
         return all_rows(path, text, "\x1f"), None  # a delimiter that no text has
     delimiter = max(candidates, key=lambda sign: candidates[sign][0])  # the first of equal ones
     share, rows = candidates[delimiter]
-    if uneven is candidates and not (share and any(map(is_number, rows[0][1:]))):
+    widths = widths_of(rows)
+    _, counts = np.unique(widths[widths > 0], return_counts=True)
+    numbers = share and any(map(is_number, rows[0][1:]))  # whose lines may have any length
+    if candidates is uneven and (not numbers or counts.max() > 0.8 * counts.sum()):
         refuse_widths(path, rows, delimiter)
     return rows, delimiter
 
@@ -191,7 +206,7 @@ def read_frame(path, kind, raw, layout):
     else:
         frame, how = read_lines(path, kind, raw)
     frame = without_margins(path, frame, layout)
-    if frame.empty or not has_header(frame, layout):
+    if frame.empty or not has_header(path, frame, layout):
         return frame, False, [*how, "no header"]
     names = column_names(frame)
     if names == [*map(str, range(len(names)))]:  # an array's, which says nothing
@@ -206,15 +221,14 @@ def read_binary(path, kind, raw):
 
     file = io.BytesIO(raw)
     if kind == ".jsonl" and raw.lstrip()[:1] == b"[":
-        raise UserError(f"{path} is one JSON array, not an object per line; {PAGE}: .json")
+        raise UserError(f"{path} begins with an array, not an object per line; {PAGE}: .json")
     advice = "save it as .csv, or as .jsonl with a JSON object per line"
     with reading(f"{path} cannot be read", advice):
         if kind == ".parquet":
             frame = pd.read_parquet(file)
         else:
             frame = pd.read_json(file, lines=True, dtype=False, precise_float=True)
-        several = frame.index.nlevels > 1  # an index of several columns says which row is which
-        return frame.reset_index(drop=not several).rename(columns=str)
+        return frame.reset_index(drop=not any(frame.index.names)).rename(columns=str)
 
 
 def read_workbook(path, raw):
@@ -232,6 +246,7 @@ def read_workbook(path, raw):
         options = dict(header=None, dtype=str, keep_default_na=False)
         frame = pd.read_excel(io.BytesIO(raw), sheets[0], **options)
     filled = frame.ne("").sum(axis=1)
+    frame = frame.loc[:, frame.ne("").any().cummax()]  # columns on the left may be empty
     title = filled[filled > 0].index[:1]
     if len(title) and filled[title[0]] == 1 and filled.median() > 2:
         first = next(cell for cell in frame.loc[title[0]] if cell)
@@ -244,7 +259,7 @@ def read_lines(path, kind, raw):
     """Read the bytes of a .csv or .tsv file -> DataFrame of texts, and words."""
     import pandas as pd
 
-    text = re.sub(r"^sep=.\r?\n", "\n", decoded(path, raw))  # Excel's
+    text = re.sub(r"^sep=.\r?\n", "", decoded(path, raw)).lstrip("\r\n")  # Excel's
     usual = "\t" if kind == ".tsv" else ","
     rows, delimiter = fields_of(path, text, usual)
     columns = [*zip_longest(*rows, fillvalue="")]
@@ -272,10 +287,27 @@ def column_names(frame):
     return [str(name).strip() for name in frame.iloc[0].fillna("")]
 
 
-def has_header(frame, layout):
+def ask_about_numbers(path, frame):
+    """Raise UserError if the first row, and only it, has numbers in equal steps. Those that count
+    the columns from 0 are an array's."""
+    fields = frame.iloc[:9, 1:].fillna("").to_numpy().tolist()
+    numbers = [[number_or_none(field) for field in row] for row in fields]
+    steps = [
+        {round(b - a, 9) for a, b in pairwise(row)} if None not in row else {0, 1}
+        for row in numbers
+    ]
+    equal = [len(row) == 1 and row != {0} for row in steps]
+    if len(fields[0]) > 3 and equal[0] and not any(equal[1:]) and numbers[0][0] not in (0, 1):
+        problem = f"the first line rises in equal steps ({fields[0][0]}, {fields[0][1]}, ...)"
+        advice = "--no-header: it is data; else name its columns t0, t1, ..."
+        raise UserError(f"{path}: {problem}: is it a header? {advice}")
+
+
+def has_header(path, frame, layout):
     """Return whether the first row names the columns, as it looks or as a Layout says."""
     if layout.no_header:
         return False
+    ask_about_numbers(path, frame)
     names = {*column_names(frame)}
     asked = {name for name in layout.names() if not re.fullmatch(r"-?\d+", name)}
     trained = layout.columns and {*layout.columns} <= names
@@ -291,7 +323,7 @@ def looks_like_header(frame):
     body = body[(body != frame.iloc[0].fillna("")).any(axis=1)]  # a repeated header is refused
     telling = GROUPS | FOLDS | TIMES | COUNTS
     for column, name in zip(frame.columns, names):
-        words = words_of(name) if re.fullmatch(r"\w+", name) else set()
+        words = words_of(name) if re.fullmatch(r"[\w:./-]+", name) else set()
         named = name.lower() in LABELS + TEXTS or words & telling
         if named and name not in set(body[column]):
             return True
@@ -301,7 +333,9 @@ def looks_like_header(frame):
     index = not first and all(others) and named
     if len(names) > 2 and (names == counts or index):
         return True
-    numbers = body.map(is_number).sum() > 0.8 * len(body)  # is a column of numbers?
+    if body.empty:
+        return False
+    numbers = [np.mean([*map(is_number, body[column])]) > 0.8 for column in frame.columns]
     numeric = [name for name, fits in zip(names, numbers) if fits]
     return bool(numeric) and not any(map(is_number, numeric))
 
@@ -315,7 +349,7 @@ def under_header(path, frame, names):
         raise UserError(f"{path}: line {repeats[0] + 1} repeats the header; remove it")
     if twice := [name for name in names if name and names.count(name) > 1]:
         problem = f"{path}: {len(twice)} columns are called {twice[0]!r}"
-        raise UserError(f"{problem}; rename them, or give --no-header")
+        raise UserError(f"{problem}; rename them")
     if "" in names[1:]:
         problem = f"{path}: column {names.index('', 1)} (counted from 0) has no name in the header"
         raise UserError(f"{problem}; name it, or remove it")

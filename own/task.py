@@ -131,7 +131,7 @@ def sample_fields(place, series, train):
     same = [array.shape[1:] == series[0].shape[1:] for array in series]
     check_each(place, same, "not as many channels as example 0")
     finite = [not (np.abs(array) >= 1e38).any() for array in series]
-    check_each(place, finite, "a value is infinite, or above 1e38")
+    check_each(place, finite, "a value is infinite or above 1e38; if it is missing, leave it empty")
     values = np.concatenate([series[i] for i in train])  # (positions, channels)
     # NaN < NaN is False: a channel that is never there is constant, too
     varies = np.fmin.reduce(values) < np.fmax.reduce(values)
@@ -141,7 +141,7 @@ def sample_fields(place, series, train):
     if len(constant):
         numbers = ", ".join(map(str, constant))
         print(f"note: channels {numbers} (from 0) do not change in the training examples")
-    point_out_sentinels(values)
+    point_out_sentinels(values, "training samples")
     missing = [int(np.isnan(array).sum()) for array in series]
     if any(missing):
         lacking = f"{sum(missing):,} values in {np.count_nonzero(missing):,} of {len(series):,}"
@@ -159,15 +159,16 @@ def sample_fields(place, series, train):
     return fields | mean_and_std(stored, constant, any(missing))
 
 
-def point_out_sentinels(values):
-    """Print which value stands in many cells, and farther from all others than these lie apart."""
+def point_out_sentinels(values, of):
+    """Print which of some values (n, channels) stands in many cells, and farther from all others
+    than these lie apart. of: their noun."""
     for channel in values.T:
         numbers, counts = np.unique(channel[np.isfinite(channel)], return_counts=True)
         for edge, others in ((0, numbers[1:]), (-1, numbers[:-1])):
             if len(others) > 1 and counts[edge] > 2:
                 gap = min(abs(numbers[edge] - others[[0, -1]]))
                 if gap > others[-1] - others[0]:
-                    stands = f"{numbers[edge]:g} stands in {counts[edge]:,} training samples"
+                    stands = f"{numbers[edge]:g} stands in {counts[edge]:,} {of}"
                     print(f"note: {stands}, far from all others; is it missing? {PAGE}: Sentinels")
                     return
 
@@ -270,6 +271,8 @@ def save_own(request, place, examples):
     series = [item if isinstance(item, str) else ended(item) for item in series]
     y, parts, fields = split_examples(request, place, examples._replace(series=series))
     check_each(place, [len(item) > 0 for item in series], "it is empty", examples.rows)
+    if "ends" in fields:
+        point_out_sentinels(y[examples.has_label, None], "labels")
     if isinstance(series[0], str) or series[0].ndim == 1:
         fields |= symbol_fields(place, series, parts[0], request.kind)
     else:

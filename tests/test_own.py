@@ -780,10 +780,10 @@ def test_a_probe_has_a_column_where_there_is_one(tmp_path):
 
 def test_sequences_without_a_label_are_named(tmp_path):
     finished(tmp_path, "scratch", "s4", 0, 0.5, 250, 90, data=dict(sizes=[50, 9, 9], labelled=30))
-    assert "Joint training" not in shown(tmp_path)
+    assert "No run used the 20 sequences without a label" in shown(tmp_path)
     finished(tmp_path, "joint", "s4", 0, 0.5, 125, 90, data=dict(sizes=[50, 9, 9], labelled=30))
     assert (
-        "Joint training uses only the labelled inputs; only SPT used the 20 sequences without a "
+        "Joint training uses only the labelled inputs; no run used the 20 sequences without a "
         "label; " in shown(tmp_path)
     )
 

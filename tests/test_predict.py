@@ -229,10 +229,10 @@ def test_class_names_of_one_number_are_two_classes(tmp_path, monkeypatch, capsys
         data.prepare("file:own.npz", folder)
         finetune.main(["--task", "file:own.npz", *SHORT, "--data-dir", folder, "--out", run])
         model = predict.load(run)
-        _, labels = new_examples(model, "own.npz")
+        _, labels, _ = new_examples(model, "own.npz")
         assert [*labels] == ["" if "NaT" in name else name for name in y.astype(str).tolist()]
     np.savez("floats.npz", x=x[:3], y=[1.0, 2.0, 7.0])
-    _, labels = new_examples(predict.load("runU"), "floats.npz")
+    _, labels, _ = new_examples(predict.load("runU"), "floats.npz")
     assert [*labels] == ["1.0", "2", "7.0"]
 
 

@@ -249,18 +249,22 @@ def test_a_row_per_position():
 @pytest.mark.parametrize(
     "name, values, words",
     [
-        ("sample", range(12), "column sample counts the rows; --drop sample"),
-        ("sample", np.random.default_rng(0).permutation(12), None),
-        ("heat_index", np.arange(12) / 7, None),
-        ("grid", np.random.default_rng(0).permutation(12), None),
+        ("sample", range(12), "column sample rises or falls with the rows.*--drop sample"),
+        ("sample", np.random.default_rng(0).permutation(12), "holds whole numbers, others not"),
+        ("heat_index", np.random.default_rng(0).normal(size=12), None),
+        ("set_temp", np.random.default_rng(1).normal(size=12), None),
         ("subjectId", [f"P{i // 3}" for i in range(12)], "subjectId a sample.*--group subjectId"),
         ("site", np.arange(12) % 3, "--group site"),
         ("window_index", [f"0_{i}" for i in range(12)], "--drop window_index"),
         ("Fold", np.arange(12) % 3, "--split Fold: train, val, test or the number of a fold"),
         ("used for", ["train", "test"] * 6, "--split used for"),
-        ("trial", np.arange(12) // 4, "one whole number for many rows; --drop trial"),
+        ("trial", np.arange(12) // 4, "holds whole numbers, others not.*--drop trial"),
         ("logged", [f"2024-03-{i + 1:02d}" for i in range(12)], "holds times.*--time logged"),
-        ("at", [1_700_000_000 + 20 * i for i in range(12)], "holds times.*Windows of recordings"),
+        (
+            "at",
+            [1_700_000_000 + 20 * i for i in range(12)],
+            "rises or falls.*Windows of",
+        ),
     ],
     ids=str,
 )
@@ -438,7 +442,7 @@ PLAIN = """csv_header.csv csv_pandas_label_numbers.csv csv_plain.csv.gz csv_quot
     ts_timestamps.ts ts_timestamps_int.ts ts_uppercase.ts"""
 # Those of the second round that are read; all others are asked about.
 SECOND = """b7_dna_kmers b7_dna_masked c4_nan_words c4_nulls c5_hidden_first c6_errors c7_nested
-    d2_twelve c7_categorical_index d_rul d_sentinel d_sentinel_cleaned e4_new g_wide"""
+    d2_twelve d_rul d_sentinel d_sentinel_cleaned e4_new g_wide"""
 ASKED = """csv_300_classes csv_comment_lines csv_counts_label_last csv_datetime_first csv_label_NA
     csv_label_last csv_label_last_int csv_long csv_long_multi csv_long_noheader csv_nolabel
     csv_pandas_index csv_ragged_nolabel csv_spaces npz_complex npz_few npz_group_one npz_images
@@ -515,7 +519,7 @@ NEW = {
     ),
     "new_one_short.csv": (
         "csv_plain.csv",
-        "example 3: ",
+        "line 4 has 30 fields",
     ),
     "new_short.csv": ("csv_plain.csv", "20 positions, but training had 30"),
     "new_text_label.csv": ("text_plain.csv", "column 0 holds no class of"),
@@ -581,6 +585,8 @@ def write_inputs(folder):
     pd.DataFrame(rows, columns=names).to_csv("trials.csv", index=False)
     columns = {f"{label}_{i}": row for i, (label, row) in enumerate(zip(y, x))}
     pd.DataFrame(columns).rename_axis("time").to_csv("columns.csv")
+    axes = [pd.DataFrame(axis).add_prefix(name) for axis, name in ((x, "ax_"), (-x, "ay_"))]
+    pd.concat([wide["label"], *axes], axis=1).to_csv("beside.csv", **bare)
     with pd.ExcelWriter("book.xlsx") as book:
         wide[:15].to_excel(book, sheet_name="train", **bare)
         wide[15:].to_excel(book, sheet_name="test", **bare)
@@ -626,7 +632,9 @@ def write_inputs(folder):
 
 # Of a file that a program of the page writes: length, channels, classes.
 WRITTEN = dict(windows=(40, 3, 2), cases=(12, 1, 3), several=(9, None, 2), codes=(10, None, 3))
-WRITTEN |= dict(channels=(12, 2, 3), events=(9, None, 3), mat=(12, 2, 2), monster=(12, 2, 2))
+WRITTEN |= dict(
+    beside=(12, 2, 3), channels=(12, 2, 3), events=(9, None, 3), mat=(12, 2, 2), monster=(12, 2, 2)
+)
 WRITTEN |= dict(dna=(21, None, 3), images=(16, 3, 2), nested=(12, 2, 3))
 
 
