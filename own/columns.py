@@ -116,7 +116,7 @@ def from_frame(path, frame, header, layout, documents=1, regression=False, kind=
         return Examples([], rows=np.arange(0), layout=layout)
     training = layout.width is None
     if training:
-        ask_if_long(table, layout)
+        ask_if_long(table, layout, kind)
     label_columns = find_labels(table, layout, documents, regression)
     roles = find_roles(table, layout)
     columns = find_values(table, layout, label_columns, roles)
@@ -300,7 +300,7 @@ def texts_of(table, columns, ask):
 
 
 def holds_lists(table, column):
-    return table.frame[column].map(lambda cell: isinstance(cell, (list, np.ndarray))).any()
+    return table.frame[column].dropna().iloc[:1].map(type).isin([list, np.ndarray]).any()
 
 
 def series_of_lists(table, columns, lists, kind, layout):

@@ -1,5 +1,5 @@
-"""What a table does not say is asked: each function raises UserError with a question and its
-answers, or returns because nothing is uncertain.
+"""What your data do not say is asked: each function raises UserError with a question and its
+answers, or returns because nothing is uncertain. The last one only prints.
 
     subject,label,t0, ...    ->    is column subject a sample? --group subject ..."""
 
@@ -18,13 +18,15 @@ FEW = 64  # a recording has fewer channels
 TIME = r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?!\d)|\d{1,2}-[A-Za-z]{3}-\d{2,4}|\d{1,2}:\d\d"
 
 
-def ask_if_long(table, layout):
+def ask_if_long(table, layout, kind):
     """Ask about a table that looks like a row per position: the first column has runs of equal
     names, within which the second rises, in a wide table by one; or no two rows agree in two
     columns that each have few values."""
     path, frame, _ = table
     names = [*frame.columns]
     if layout.id is not None or layout.label in ("0", str(names[0])) or len(names) < 3:
+        return
+    if kind == "samples":
         return
     pair = names[:2] if rises_in_runs(table, len(names) <= 9) else None
     few = [name for name in names[:9] if frame[name].astype(str).nunique() <= len(frame) / 2]
@@ -38,8 +40,8 @@ def ask_if_long(table, layout):
     if pair:
         first, second = pair
         flags = f"--id {first} --time {second} and --label COLUMN, or --label none"
-        advice = f"give {flags}; if {first} is the label: --label {first}"
-        raise UserError(f"{path} looks like a long table, a row per position; {advice}")
+        advice = f"give {flags}; if {first} is the label: --label {first}; if a row is a sequence: "
+        raise UserError(f"{path} looks like a long table, a row per position; {advice}--samples")
 
 
 def rises_in_runs(table, by_any_step):
@@ -61,8 +63,10 @@ def ask_about_names(table, layout, columns, kind):
     that differ by a number, as time_0, time_1, nor about fractions, as of a set_temp."""
     stems = Counter(stem_of(name) for name in columns)
     for name in columns if layout.text is None else ():
-        texts = table.texts(name)
         words = words_of(name) if table.header and stems[stem_of(name)] < 4 else set()
+        if not words and is_number(table.frame[name].iloc[0]):
+            continue
+        texts = table.texts(name)
         if any(map(is_fraction, texts)):
             words = words if words <= TIMES else set()
         drop = f"--drop {name} leaves it out"
@@ -229,3 +233,17 @@ def ask_about_merged(path, labels):
     if labels is not None and np.ndim(labels) == 1 and "" in [*labels[1:]]:
         problem = f"{path}: {[*labels].count('')} labels are empty; are their cells merged?"
         raise UserError(f"{problem} {PAGE}: Merged cells; if there is no label, save it as .csv")
+
+
+def point_out_sentinels(values, of):
+    """Print which of some values (n, channels) stands in many cells, and farther from all others
+    than these lie apart. of: their noun."""
+    for channel in values.T:
+        numbers, counts = np.unique(channel[np.isfinite(channel)], return_counts=True)
+        for edge, others in ((0, numbers[1:]), (-1, numbers[:-1])):
+            if len(others) > 1 and counts[edge] > 2:
+                gap = min(abs(numbers[edge] - others[[0, -1]]))
+                if gap > others[-1] - others[0]:
+                    stands = f"{numbers[edge]:g} stands in {counts[edge]:,} {of}"
+                    print(f"note: {stands}, far from all others; is it missing? {PAGE}: Sentinels")
+                    return

@@ -11,7 +11,7 @@ import numpy as np
 
 from files import UserError
 from own.cells import PAGE, as_number, check_each, class_name, is_number
-from own.questions import ask_about_labels
+from own.questions import ask_about_labels, point_out_sentinels
 from own.table import SPLIT_NAMES
 from tasks import IGNORE, SPLITS
 from tasks.making import stratified
@@ -72,6 +72,7 @@ def number_targets(place, labels, has_label):
         advice = "if labels are classes, leave --regression out; --label COLUMN names their column"
         raise UserError(f"{place}: not every label is a number ({error}); {advice}") from None
     check_each(place, np.abs(y) < 1e300, "its label is infinite")
+    point_out_sentinels(y[has_label, None], "labels")
     return y
 
 

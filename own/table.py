@@ -27,7 +27,7 @@ SPLIT_NAMES |= dict.fromkeys(("val", "validation", "valid", "dev"), "val")
 SPLIT_NAMES |= dict.fromkeys(("test", "testing"), "test")
 # Words in the names of columns that are no samples.
 GROUPS = {"person", "subject", "patient", "participant", "user", "session", "site"}
-FOLDS = {"fold", "split", "set"}
+FOLDS = {"fold", "kfold", "cv", "split", "set", "train", "val", "test"}
 TIMES = {"timestamp", "time", "date", "datetime", "ds"}
 COUNTS = {"row", "index", "idx", "id", "uuid", "window", "batch"}
 

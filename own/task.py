@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from files import UserError, reading, refuse_rows
-from own.cells import PAGE, check_each, class_name
+from own.cells import check_each, class_name
 from own.columns import Examples, Layout
+from own.questions import point_out_sentinels
 from own.read import read_file, read_own
 from own.split import point_out_leaks, split_examples
 from tasks import EOS, OWN, SPECIAL, SPLITS, UNK, Source, Task
@@ -64,10 +65,10 @@ def read_halves(place, name, regression):
     if contents.keys() != {"TEST", "TRAIN"}:
         names = f"one {name}_TRAIN and one {name}_TEST"
         raise UserError(f"{place} must hold {names}, as .ts, .tsv or .txt")
-    layout = Layout(label="0", no_header=True)
+    more = dict(layout=Layout(label="0", no_header=True), regression=regression, kind="samples")
     with reading(place, "get it again"):
         halves = {
-            half: read_own(path.replace(".txt", ".tsv"), raw, layout, regression=regression)
+            half: read_own(path.replace(".txt", ".tsv"), raw, **more)
             for half, (path, raw) in contents.items()
         }
     return halves["TRAIN"], halves["TEST"]
@@ -157,20 +158,6 @@ def sample_fields(place, series, train):
     fields |= mean_and_std(values, constant, any(missing))
     stored = as_stored(replace(FILE, **fields), values)  # rounded, so its mean differs a little
     return fields | mean_and_std(stored, constant, any(missing))
-
-
-def point_out_sentinels(values, of):
-    """Print which of some values (n, channels) stands in many cells, and farther from all others
-    than these lie apart. of: their noun."""
-    for channel in values.T:
-        numbers, counts = np.unique(channel[np.isfinite(channel)], return_counts=True)
-        for edge, others in ((0, numbers[1:]), (-1, numbers[:-1])):
-            if len(others) > 1 and counts[edge] > 2:
-                gap = min(abs(numbers[edge] - others[[0, -1]]))
-                if gap > others[-1] - others[0]:
-                    stands = f"{numbers[edge]:g} stands in {counts[edge]:,} {of}"
-                    print(f"note: {stands}, far from all others; is it missing? {PAGE}: Sentinels")
-                    return
 
 
 def mean_and_std(values, constant, gaps):
@@ -271,8 +258,6 @@ def save_own(request, place, examples):
     series = [item if isinstance(item, str) else ended(item) for item in series]
     y, parts, fields = split_examples(request, place, examples._replace(series=series))
     check_each(place, [len(item) > 0 for item in series], "it is empty", examples.rows)
-    if "ends" in fields:
-        point_out_sentinels(y[examples.has_label, None], "labels")
     if isinstance(series[0], str) or series[0].ndim == 1:
         fields |= symbol_fields(place, series, parts[0], request.kind)
     else:
