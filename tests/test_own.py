@@ -788,6 +788,60 @@ def test_sequences_without_a_label_are_named(tmp_path):
     )
 
 
+@pytest.mark.parametrize("kind", ["class", "number"])
+def test_the_report_begins_with_what_was_read_and_few_examples_decide_nothing(kind, tmp_path):
+    """Half of the 95 % interval of an accuracy of 50 %, by the binomial distribution; of R2 = 0.5,
+    by simulation."""
+    score = "test_accuracy" if kind == "class" else "test_r2"
+    read = ["read my.npz: 40 sequences of 9 positions, 1 channel", "classes: a 20, b 20"]
+    for seed in 0, 1:
+        for start, value in (("scratch", 0.4), ("spt", 1.0)):
+            first = (
+                {}
+                if start == "scratch"
+                else dict(
+                    init=finished(
+                        tmp_path,
+                        "pretrain",
+                        "s4",
+                        seed,
+                        {},
+                        30,
+                        9,
+                        data=dict(sizes=[28, 6, 6], read=read),
+                    )
+                )
+            )
+            data = dict(sizes=[28, 6, 6], read=read)
+            finished(
+                tmp_path,
+                start,
+                "s4",
+                seed,
+                {score: value},
+                60,
+                9,
+                data=data,
+                test_examples=6,
+                **first,
+            )
+    text = shown(tmp_path)
+    opening = text[text.index("**my.npz**") :].split("\n\n")
+    assert opening[1].startswith("**6 test examples decide nothing**") and opening[2:4] == read
+    half = float(re.search(r"±([\d.]+)", opening[1])[1])
+    rng = np.random.default_rng(0)
+    if kind == "class":
+        wanted = 100 * 1.96 * (0.25 / 6) ** 0.5
+    else:
+        y = rng.normal(size=(4_000, 400))
+        guess = y / 2 + rng.normal(size=y.shape) / 2
+        errors, spread = ((y - guess) ** 2).mean(1), y.var(1)
+        wanted = 1.96 * (1 - errors / spread).std() * (400 / 6) ** 0.5
+    assert half == pytest.approx(wanted, rel=0.25)
+    assert "ceiling" not in text and "moves a score by about" not in text
+    assert "gains by" not in text and "significant" not in text
+
+
 def test_an_objective_is_a_line(tmp_path):
     for objective, score in (("masked", 0.6), ("bert", 0.8)):
         name = finished(
