@@ -36,7 +36,9 @@ MUTANTS = {
     "own/questions.py": [
         ("same = names[1:] == names[:-1]", "same = names[1:] != names[:-1]", "table"),
         ("if np.nanmedian(ratio) < 0.5:", "if False:", "table"),
-        ("few = 1 < len(np.unique", "few = False and 1 < len(np.unique", "table"),
+        ("(whole & (different > 1)", "(whole & (different > 999)", "own_law"),
+        ("[constant & different]", "[constant & (values[0] > 9e99)]", "own_law"),
+        ("counts.prod() <= 2 * len(frame)", "False", "own_law"),
     ],
     "own/columns.py": [
         ('times[places], kind="stable"', 'places, kind="stable"', "table"),

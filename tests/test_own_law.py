@@ -240,6 +240,16 @@ def refused(name, raw, words, **flags):
 
 def test_mishaps_of_other_formats():
     truth = Truth(1)
+    name, raw, flags = as_long(Truth(4))
+    refused(name, raw, "long table.*--id case --time when")
+    shuffled = [raw.split(b"\n")[0], *truth.rng.permutation(raw.split(b"\n")[1:-1])]
+    refused(name, b"\n".join(shuffled), "long table.*--id case --time when")
+    named = raw.replace(b"subject", b"ward").replace(b",P", b",")
+    del flags["group"]
+    refused(name, named, "ward is the same at all positions.*--group ward", **flags)
+    refused(name, raw.replace(b"P1", b"P2", 1), "subject", **flags, group="subject")
+    beside = pd.concat([truth.frame(), truth.frame()[truth.names].add_prefix("b")], axis=1)
+    refused("a.csv", beside.to_csv(index=False).encode(), "channels side by side")
     recording = np.cumsum(truth.rng.normal(size=(200, 3)), 0).round(3)
     rows = [[["walk", "run"][i // 20 % 2], *row] for i, row in enumerate(recording)]
     refused("a.csv", text_of(rows).encode(), "as in a recording.*Windows of recordings")
