@@ -82,9 +82,10 @@ class SelfPretrainedClassifier(ClassifierMixin, SelfPretrained):
     regression = None
 
     def labels(self, y):
-        unknown = pandas.isna(np.asarray(y, object))
-        self.classes_ = np.unique([label for label, lacks in zip(y, unknown) if not lacks])
-        return np.array(["" if lacks else class_name(label) for label, lacks in zip(y, unknown)])
+        names = ["" if pandas.isna(label) else class_name(label) for label in y]
+        labels = {name: label for name, label in zip(names, y) if name not in ("", "nan")}
+        self.classes_ = np.unique([*labels.values()])
+        return np.array(names)
 
     def predict(self, X):
         labels = {class_name(label): label for label in self.classes_.tolist()}

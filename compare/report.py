@@ -112,11 +112,13 @@ def row_of_line(comparison, line):
         runs = comparison.of(line, start)
         row[LOOKS[start][0]] = score_cell(comparison, runs)
         minutes.append(f"{mean_of(runs.minutes):.1f}" if len(runs) else "–")
-    note = " [95 % interval] (seeds)"  # in the head of the first difference
+    few = too_few(comparison)
+    # in the head of the first difference
+    note = " (seeds)" if few else " [95 % interval] (seeds)"
     for name, pair in DIFFERENCES.items():
         if {*pair} <= {*comparison.starts}:
             gained = gain(*(comparison.of(line, start) for start in pair))
-            row[name + note] = signed(gained.points, comparison.digits, gained.half)
+            row[name + note] = signed(gained.points, comparison.digits, 0 if few else gained.half)
             note = ""
     return row | {"minutes per run": " / ".join(minutes)}
 
@@ -140,12 +142,15 @@ def caption(key, comparison):
     if "joint" in comparison.starts and (key.share < 1 or unlabelled):
         notes.append("joint training uses only the labelled inputs")
     if unlabelled:
-        users = "only SPT" if "spt" in comparison.starts else "no run"
+        pretrained = {"spt", "linear_probe"} & {*comparison.starts}
+        users = "only SPT" if pretrained else "no run"
         notes.append(f"{users} used the {unlabelled:,} sequences without a label")
     linear = [] if comparison.linear is None else [comparison.linear]
     source = provenance(comparison.runs, *linear)
     text = "; ".join([*notes, passes_in_words(comparison), source])
-    remarks = [how_sure([*comparison.variants.values()]), f"{text[0].upper()}{text[1:]}."]
+    remarks = [f"{text[0].upper()}{text[1:]}."]
+    if not too_few(comparison):
+        remarks.insert(0, how_sure([*comparison.variants.values()]))
     if not declared(key.task).own:
         remarks.append("Small models on a small or shortened set: not the paper's task.")
     return f"{' '.join(notes_on_scores(comparison))}\n\n{' '.join(remarks)}"

@@ -70,11 +70,11 @@ def too_few(comparison):
     if n >= 30:
         return []
     # half of the 95 % interval, in points of an accuracy of 50 %, or of R2 = 0.5
-    half, least, unit = 98 / n**0.5, "400 would leave ±5", " points"
+    half, least, unit = 98 / n**0.5, "±5 needs about 400", " points"
     if comparison.r2:
-        half, least, unit = 1.39 / n**0.5, "200 would leave ±0.1", " of R2"
-    moves = f"which they are moves a score by ±{half:.{comparison.digits}f}{unit} (95 %)"
-    return [f"**{n} test examples decide nothing**: {moves}. About {least}."]
+        half, least, unit = 1.39 / n**0.5, "±0.1 needs about 200", " of R2"
+    moves = f"others would move a score by ±{half:.{comparison.digits}f}{unit} (95 %)"
+    return [f"**{n} test examples decide nothing**: {moves}; {least}."]
 
 
 def sentences(comparison):

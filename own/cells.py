@@ -20,7 +20,7 @@ def check_each(place, right, problem, rows=None):
     (n,); None: those of the examples."""
     rows = range(len(right)) if rows is None else rows
     bad = [int(row) for row, fits in zip(rows, right) if not fits]
-    refuse_rows(place, {row: (f"example {row}", problem) for row in bad}, "rows count from 0")
+    refuse_rows(place, {row: (f"example {row}", problem) for row in bad}, "counted from 0")
 
 
 def as_number(cell):

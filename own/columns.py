@@ -50,6 +50,7 @@ class Layout(NamedTuple):
     channels_first: bool | None = None  # x is (n, channels, l)
     # each position has a label; of new data False: y holds several labels, and is not one-hot
     label_per_position: bool | None = None
+    training: bool = True  # False: new data, of which nothing is asked that training has answered
     columns: tuple = ()  # names of the columns that were read, if there was a header
     width: int | None = None  # their number, 0 if it differed; None: these are training data
     label_column: str = "none"
@@ -322,7 +323,8 @@ def series_of_lists(table, columns, lists, kind, layout):
     for i, cell in enumerate(table.frame[columns[0]]):
         try:
             series.append(np.array([*cell], np.float64).reshape(len(cell), -1))
-            whole = whole and all(isinstance(number, (int, np.integer)) for number in cell)
+            kinds = int, np.integer, type(None)
+            whole = whole and all(isinstance(number, kinds) for number in cell)
         except (ValueError, TypeError):
             problem = f"{str(cell)[:40]!r} is no list of numbers, or of equally many numbers"
             problems[table.frame.index[i]] = table.place(i), problem
@@ -336,7 +338,7 @@ def series_of_lists(table, columns, lists, kind, layout):
 def oriented(path, series, layout):
     """Return series (l, channels), of which --channels-first says that they are (channels, l)."""
     shape = next((array.shape for array in series if len(array)), (1, 1))
-    if shape[1] >= shape[0] > 1 and layout.channels_first is None:
+    if shape[1] >= max(2, shape[0]) and layout.channels_first is None:
         question = "is the last axis the positions (--channels-first), or are there"
         problem = f"{path}: a sequence has the shape {shape}; {question}"
         raise UserError(f"{problem} {shape[1]} channels (--channels-last)?")
@@ -459,7 +461,7 @@ def side_by_side(labels):
                 raise ValueError("labels of positions are classes, whole numbers or names")
             rows.append([f"{label:.0f}" for label in row.tolist()])
         else:
-            rows.append([str(label) for label in row.tolist()])
+            rows.append([class_name(label) for label in row.tolist()])
     texts = {text for row in rows for text in row}
     none = MISSING | {text for text in texts if is_number(text) and as_number(text) < 0}
     columns = zip_longest(*rows, fillvalue="")

@@ -1,9 +1,10 @@
-"""What your data do not say is asked: each function raises UserError with a question and its
-answers, or returns because nothing is uncertain. The last one only prints.
+"""What your data do not say is asked: the functions called ask_... raise UserError with a question
+and its answers, or return because nothing is uncertain.
 
     subject,label,t0, ...    ->    is column subject a sample? --group subject ..."""
 
 import re
+import warnings
 from collections import Counter
 from itertools import permutations
 
@@ -64,7 +65,8 @@ def ask_about_names(table, layout, columns, kind):
     stems = Counter(stem_of(name) for name in columns)
     for name in columns if layout.text is None else ():
         words = words_of(name) if table.header and stems[stem_of(name)] < 4 else set()
-        if not words and is_number(table.frame[name].iloc[0]):
+        first = table.frame[name].iloc[0]
+        if not words and (isinstance(first, (list, np.ndarray)) or is_number(first)):
             continue
         texts = table.texts(name)
         if any(map(is_fraction, texts)):
@@ -131,9 +133,11 @@ def ask_about_values(table, label_columns, columns, values):
         return
     # von Neumann's ratio: 1 if rows are independent, near 0 if each is much like the one above it
     kinds = {*labels}
-    within = [np.nanvar(values[labels == kind], 0) * (labels == kind).mean() for kind in kinds]
-    ratio = np.nanmean(steps[same] ** 2, 0) / np.maximum(2 * np.sum(within, 0), 1e-300)
-    if np.nanmedian(ratio) < 0.5:
+    with warnings.catch_warnings(action="ignore"):  # of columns without a value
+        within = [np.nanvar(values[labels == kind], 0) * (labels == kind).mean() for kind in kinds]
+        ratio = np.nanmean(steps[same] ** 2, 0) / np.maximum(2 * np.sum(within, 0), 1e-300)
+        smooth = np.nanmedian(ratio) < 0.5
+    if smooth:
         problem = "each row is much like the one above it, as in a recording with a row per time"
         advice = f"Windows of recordings: {PAGE}; if a row is a sequence"
         raise UserError(f"{table.path}: {problem}; {advice} of {len(columns)} positions: --samples")
@@ -221,7 +225,7 @@ def ask_about_labels(place, labels):
         problem = f"{len(missing):,} of {len(labels):,} labels are {missing[0]!r}: is it a class?"
         raise UserError(f"{place}: {problem} Rename it; where there is no label, leave it empty")
     for sign in ";|,/":
-        several = {label for label in labels if sign in label}
+        several = {label for label in labels if sign in label and not is_number(label)}
         names = [name.strip() for label in several for name in label.split(sign)]
         if {*names} & {*labels} or sign in ";|" and len(names) > len({*names}):
             problem = f"are labels such as {min(several)!r} several? {PAGE}: Several labels"

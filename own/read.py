@@ -52,6 +52,7 @@ def read_own(path, raw, layout=NO_LAYOUT, documents=1, regression=False, kind=No
         raw = gzip.decompress(raw)
         ending = Path(path.lower()).suffixes[-2]
     missing = None  # the label that means: no label
+    refuse_flags(path, ending, layout)
     if ending == ".npz":
         examples, missing = read_npz(path, raw, layout, documents, skip)
     elif ending == ".txt":
@@ -67,9 +68,19 @@ def read_own(path, raw, layout=NO_LAYOUT, documents=1, regression=False, kind=No
         more = dict(documents=documents, regression=regression, kind=kind, skip=skip)
         examples = from_frame(path, frame, header, layout, **more)
         examples = examples._replace(how=(*examples.how, *lines))
-        if ending == ".xlsx" and layout.width is None:
+        if ending == ".xlsx" and layout.training:
             ask_about_merged(path, examples.labels)
     return mark_labels(examples, missing, regression)
+
+
+def refuse_flags(path, ending, layout):
+    """Raise UserError for flags of columns that a format of training data has not."""
+    allowed = {".ts": (), ".txt": (), ".npz": ("group", "split", "drop")}.get(
+        ending, Layout._fields
+    )
+    named = [flag for flag in Layout._fields[:7] if getattr(layout, flag) and flag not in allowed]
+    if layout.training and named and not (ending == ".npz" and layout.label == "none"):
+        raise UserError(f"{path}: --{named[0]} is for tables; leave it out, or see {PAGE}")
 
 
 def left(n, skip):
@@ -154,9 +165,9 @@ def named_arrays(path, file, layout):
     """Return the arrays of an open .npz file by their usual names: x, y, split, group, missing, or
     x_train, y_val, ..."""
     names = {name.lower(): name for name in file.files}  # those that are not read yet
-    called = dict(CALLED)
+    called = CALLED | ({"y": ()} if layout.label == "none" else {})
     for role in "group", "split":
-        if layout.width is None and (name := getattr(layout, role)):
+        if layout.training and (name := getattr(layout, role)):
             if not any(array.startswith(name) for array in file.files):
                 raise ValueError(f"its arrays are {', '.join(file.files)}; none is {name!r}")
             called[role] = (name.lower(),)
@@ -173,7 +184,7 @@ def named_arrays(path, file, layout):
     for name in names.values():
         name = re.sub(r"_(train|val|test)$", "", name)
         role = "group" if words_of(name) & GROUPS else "split" if words_of(name) & FOLDS else None
-        if role and layout.width is None and role not in arrays:
+        if role and layout.training and role not in arrays:
             problem = f"{path}: what is the array {name}? --{role} {name}"
             raise UserError(f"{problem}: see data.py --help; --drop {name} leaves it out")
     if names:
@@ -219,7 +230,7 @@ def refuse_shapes(arrays, documents):
     x = arrays["x"]
     shapes = [arrays[name].shape for name in ("split", "group") if name in arrays]
     if "y" in arrays:
-        shapes.append(arrays["y"].shape[:1])
+        shapes.append(arrays["y"].shape[:1] if arrays["y"].ndim < 3 else arrays["y"].shape)
     if x.dtype.kind == "U":
         right = x.shape[1:] == ((documents,) if documents > 1 else ())
     else:

@@ -10,7 +10,7 @@ from itertools import permutations
 import numpy as np
 
 from files import UserError
-from own.cells import PAGE, as_number, check_each, class_name, is_number
+from own.cells import MISSING, PAGE, as_number, check_each, class_name, is_number
 from own.questions import ask_about_labels, point_out_sentinels
 from own.table import SPLIT_NAMES
 from tasks import IGNORE, SPLITS
@@ -111,7 +111,7 @@ def class_targets(place, labels, has_label, column):
         problem = f"{place}: {len(names)} different labels"
         raise UserError(f"{problem}, but there must be 2 to 256 classes ({hint})")
     rarest = names[np.argmin(sizes)]
-    if str(rarest) == str(labels[0]):
+    if str(rarest) == str(labels[0]) and column.lstrip("-").isdigit():
         hint = f"if line 1 is a header: --label {rarest}; {hint}"
     problem = f"class {rarest} has only one example ({hint})"
     check_each(place, ~has_label | (labels != rarest) | (sizes.min() > 1), problem)
@@ -154,11 +154,14 @@ def draw_groups(classes, group, seed, parts):
     from sklearn.model_selection import StratifiedGroupKFold
 
     groups = len(np.unique(group))
+    pairs = np.unique(np.stack([classes, np.unique(group, return_inverse=True)[1]]), axis=1)
+    # a class of one group is in one part, whatever is drawn
+    least = np.maximum(parts - np.unique(pairs[0], return_counts=True)[1], 0).sum()
     if groups < parts:  # refused by `refuse_empty`
         return [np.arange(len(classes)), *[np.arange(0)] * (parts - 1)]
     fewest = np.inf
     for draw in range(15):
-        folds = min((7, 6, 5)[draw // 5], groups)
+        folds = min((7, 6, 5)[draw // 5], groups, np.bincount(classes).max())
         splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=15 * seed + draw)
         fold_of = np.empty(len(classes), int)
         with warnings.catch_warnings(action="ignore"):  # of rare classes
@@ -172,7 +175,7 @@ def draw_groups(classes, group, seed, parts):
             if lacking < fewest:
                 fewest = lacking
                 drawn = [~np.isin(fold_of, held_out), *(fold_of == fold for fold in held_out)]
-        if not fewest:
+        if fewest <= least:
             break
     order = stratified(classes, seed)
     return [order[part[order]] for part in drawn]
@@ -188,9 +191,7 @@ def split_examples(request, place, examples):
     group = None
     if examples.group is not None:
         group = np.array([class_name(name) for name in np.asarray(examples.group).tolist()])
-        check_each(
-            place, ~np.isin(np.char.lower(group), ["", "nan", "none"]), "its group is missing"
-        )
+        check_each(place, ~np.isin(np.char.lower(group), [*MISSING]), "its group is missing")
     split = examples.split
     if split is not None:
         split = split_names(place, split)

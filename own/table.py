@@ -26,16 +26,17 @@ SPLIT_NAMES = dict.fromkeys(("train", "training"), "train")  # {what a file may 
 SPLIT_NAMES |= dict.fromkeys(("val", "validation", "valid", "dev"), "val")
 SPLIT_NAMES |= dict.fromkeys(("test", "testing"), "test")
 # Words in the names of columns that are no samples.
-GROUPS = {"person", "subject", "patient", "participant", "user", "session", "site"}
+GROUPS = {"pid", "person", "subject", "patient", "participant", "user", "session", "site"}
 FOLDS = {"fold", "kfold", "cv", "split", "set", "train", "val", "test"}
 TIMES = {"timestamp", "time", "date", "datetime", "ds"}
 COUNTS = {"row", "index", "idx", "id", "uuid", "window", "batch"}
 
 
 def words_of(name):
-    """Return the words of a column's name: of subjectId, subject and id."""
+    """Return the words of a column's name: of subjectId, subject and id; of patientids, patient."""
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", str(name))
-    return {*re.findall(r"[a-z]+", spaced.lower())}
+    words = re.findall(r"[a-z]+", spaced.lower())
+    return {*words} | {group for group in GROUPS for word in words if word.startswith(group)}
 
 
 def stem_of(name):
@@ -348,7 +349,7 @@ def under_header(path, frame, names):
     if len(repeats):
         raise UserError(f"{path}: line {repeats[0] + 1} repeats the header; remove it")
     if twice := [name for name in names if name and names.count(name) > 1]:
-        problem = f"{path}: {len(twice)} columns are called {twice[0]!r}"
+        problem = f"{path}: {names.count(twice[0])} columns are called {twice[0]!r}"
         raise UserError(f"{problem}; rename them")
     if "" in names[1:]:
         problem = f"{path}: column {names.index('', 1)} (counted from 0) has no name in the header"

@@ -65,7 +65,8 @@ def read_halves(place, name, regression):
     if contents.keys() != {"TEST", "TRAIN"}:
         names = f"one {name}_TRAIN and one {name}_TEST"
         raise UserError(f"{place} must hold {names}, as .ts, .tsv or .txt")
-    more = dict(layout=Layout(label="0", no_header=True), regression=regression, kind="samples")
+    layout = Layout(label="0" if best != "ts" else None, no_header=True)
+    more = dict(layout=layout, regression=regression, kind="samples")
     with reading(place, "get it again"):
         halves = {
             half: read_own(path.replace(".txt", ".tsv"), raw, **more)
@@ -197,7 +198,7 @@ def encode(task, place, series, rows=None):
             arrays.append(array)
         except ValueError as error:
             problems[row] = f"example {row}", str(error)
-    refuse_rows(place, problems, "rows count from 0")
+    refuse_rows(place, problems, "counted from 0")
     return arrays, unknown, cut
 
 
@@ -282,7 +283,7 @@ def what_was_read(request, examples, fields):
     """Return two lines: what the file holds, and what its labels are and how it was split."""
     lengths = [len(item) for item in examples.series]
     shape = " to ".join(dict.fromkeys(f"{length:,}" for length in (min(lengths), max(lengths))))
-    kind = f"{fields.get('channels')} channels".replace("1 channels", "1 channel")
+    kind = f"{fields.get('channels')} channel{'s' * (fields.get('channels') != 1)}"
     if "channels" not in fields:
         kind = f"{fields['vocab'] - len(SPECIAL)} different symbols (measurements: --samples)"
     sequences = f"{len(examples.series):,} sequences of {shape} positions, {kind}"

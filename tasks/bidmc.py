@@ -107,6 +107,8 @@ def ts_example(line, labelled, shape):
     if not shape:
         channels = [channel.replace("?", "nan") for channel in channels]
     rows = [channel.split(",") for channel in channels]
+    if any("_" in channel for channel in channels):
+        raise ValueError("5_3 is no number")
     lengths = {*map(len, rows)}
     if len(lengths) > 1:
         raise ValueError("channels have different numbers of positions, or the label has a colon")

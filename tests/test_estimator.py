@@ -53,8 +53,9 @@ def test_fit_is_the_run_of_own_to_the_bit(tmp_path, monkeypatch):
         (np.where(np.arange(60) % 6, LABELS == "up", np.nan), [0.0, 1.0]),
         ([bool(label == "up") for label in LABELS], [False, True]),
         (np.where(LABELS == "up", "2.0", " 1"), [" 1", "2.0"]),
+        (np.where(np.arange(60) % 6, LABELS, "nan"), ["down", "up"]),
     ],
-    ids=["texts", "numbers", "unlabelled", "bools", "texts of numbers"],
+    ids=["texts", "numbers", "unlabelled", "bools", "texts of numbers", "texts of none"],
 )
 def test_classes_keep_their_type(y, classes):
     model = SelfPretrainedClassifier(start="scratch", passes=4).fit(X, y)

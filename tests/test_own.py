@@ -19,6 +19,7 @@ from test_sources import server  # noqa: F401, a fixture
 import data
 import files
 import finetune
+import predict
 import pretrain
 import tasks
 from engine.folder import summary
@@ -315,9 +316,10 @@ def test_numbers_are_what_a_flag_says(tmp_path):
         assert (task.vocab, task.channels) == (
             (len(tasks.SPECIAL) + 5, None) if symbols else (None, 1)
         )
-        for other in ("n.csv", "n.npz"):
+        label = {"n.csv": Layout(label="0"), "n.npz": Layout()}
+        for other in label:
             arrays, unknown, _ = encode(
-                task, other, read_file(str(tmp_path / other), Layout(label="0")).series
+                task, other, read_file(str(tmp_path / other), label[other]).series
             )
             stored = train.x.reshape(len(train), -1) if symbols else train.x
             assert not unknown and np.array_equal(
@@ -352,6 +354,12 @@ def test_a_column_or_an_array_names_groups_and_folds(kind, tmp_path):
             assert all(name == expected.get(fold[row], "train") for row, name in where.items())
     with pytest.raises(files.UserError, match="person.*--group person"):
         opened(path, tmp_path / "c")
+    words = ["--task", f"file:{path}", "--data-dir", str(tmp_path / "a"), "--model", "s4"]
+    words += ["--arch", "d=8,layers=1", "--steps", "2", "--warmup", "1", "--batch", "8"]
+    finetune.main([*words, "--out", str(tmp_path / "run")])
+    out = tmp_path / "p.csv"  # the training file as new data: nothing is asked
+    predict.main([str(tmp_path / "run"), "--input", str(path), "--out", str(out)])
+    assert len(out.read_text().splitlines()) == N + 1
 
 
 def test_float64_is_kept_where_float32_would_lose_it(tmp_path):
@@ -409,7 +417,7 @@ def test_a_set_is_known_by_the_content_of_its_file(tmp_path):
     """By the same command, and by training, which passes no flags; a new time of the same content
     is no change."""
     path = written(tmp_path, "npz")
-    flags = [dict(layout=dict(label="y")), {}]
+    flags = [dict(layout=dict(label="none")), {}]
     folder = [data.prepare(f"file:{path}", tmp_path, **some) for some in flags][0]
     content = path.read_bytes()
     path.write_bytes(content)
@@ -422,7 +430,7 @@ def test_a_set_is_known_by_the_content_of_its_file(tmp_path):
     path.write_bytes(content)
     assert [data.prepare(f"file:{path}", tmp_path, **some) for some in flags] == [folder] * 2
     with pytest.raises(files.UserError, match="with other layout"):
-        data.prepare(f"file:{path}", tmp_path, layout=dict(label="z"))
+        data.prepare(f"file:{path}", tmp_path, layout=dict(drop="z"))
 
 
 @pytest.mark.parametrize("unit", ["D", "ns"])

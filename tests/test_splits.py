@@ -59,6 +59,12 @@ def test_three_examples_of_a_class_are_in_every_part(seed, shares):
     assert all({*classes[part]} == {0, 1, 2, 3} for part in parts)
 
 
+def test_groups_of_small_classes_are_drawn(tmp_path):
+    """Eight classes of four examples each: no class has an example for each of seven folds."""
+    parts = draw_parts(np.arange(32) % 8, np.arange(32) // 4, 0, (0.7, 0.15, 0.15))
+    assert sorted(np.concatenate(parts)) == [*range(32)] and min(map(len, parts)) > 3
+
+
 def test_what_a_split_lacks_is_said(tmp_path, capsys):
     x, y = np.random.default_rng(0).normal(size=(40, 6)), np.repeat(["a", "b", "c"], [30, 8, 2])
     prepared(tmp_path, x, y)

@@ -52,8 +52,8 @@ def new_examples(trained, path, flags=None, skip_bad=False):
     rows that cannot be read, which are errors otherwise."""
     task = trained.task
     fields = (task.layout or {}) | (flags or {})
-    fields.setdefault("label_per_position", {"positions": True, "labels": False}.get(task.target))
-    layout = Layout(**fields)
+    per_position = {"positions": True, "labels": False}.get(task.target)
+    layout = Layout(**fields)._replace(training=False, label_per_position=per_position)
     layout = layout._replace(channels_first=bool(layout.channels_first))  # None would be a question
     more = dict(documents=task.documents, regression=not task.classes)
     more["kind"] = "samples" if task.channels else "symbols"
