@@ -48,8 +48,8 @@ def report(args):
     blocks = []
     for key, comparison in arranged.items():
         verdict = "\n".join(f"- {sentence}" for sentence in sentences(comparison))
-        opening = [f"**{key.title}**", *what_was_read(comparison)]
-        blocks += [*opening, table(comparison), caption(key, comparison), verdict]
+        blocks += [f"**{key.title}**", *opening_of(comparison)]
+        blocks += [table(comparison), caption(key, comparison), verdict]
     print("\n" + "\n\n".join(blocks) + "\n")
     for comparison in arranged.values():
         print_best(comparison)
@@ -61,7 +61,7 @@ def report(args):
         replace_block(args.readme, name, wrapped("\n\n".join(blocks)))
 
 
-def what_was_read(comparison):
+def opening_of(comparison):
     """Return paragraphs: that nothing can be decided, if test examples are few; what was read of
     your data."""
     data = comparison.runs.record.iloc[0].get("data") or {}

@@ -198,15 +198,15 @@ def relation_to_linear(runs, comparison):
 
 def nothing_learned(comparison):
     """Return [Verdict] on variants with one class only, or no better than the trivial baseline."""
-    found = []
+    verdicts = []
     for name, runs in comparison.variants.items():
         counts = [record["counts"] for record in runs.record if record.get("counts")]
         single = sum(np.count_nonzero(count["predicted"]) == 1 for count in counts)
         if single:
             facts = dict(network=in_words(name), single=single, seeds=len(runs))
-            found.append(Verdict(("one class",), facts))
+            verdicts.append(Verdict(("one class",), facts))
     if comparison.linear is None:
-        return found
+        return verdicts
     constant = constant_of(comparison).score[0]
     no_better = [
         in_words(name)
@@ -215,8 +215,8 @@ def nothing_learned(comparison):
     ]
     if no_better:
         facts = dict(trivial=trivial(comparison), constant=constant, networks=", ".join(no_better))
-        found.append(Verdict(("trivial",), facts))
-    return found
+        verdicts.append(Verdict(("trivial",), facts))
+    return verdicts
 
 
 def noises(runs):

@@ -1,8 +1,7 @@
-"""Single cells of your data: numbers, missing values, names of classes; and rows that cannot be
-read.
+"""Single cells of your data: numbers, missing values, names of classes.
 
-    "1.0e+00"    ->    the number 1.0, or the class "1"
-    "5_3"        ->    no number"""
+"1.0e+00"    ->    the number 1.0, or the class "1"
+"5_3"        ->    no number"""
 
 import re
 
@@ -57,7 +56,7 @@ def class_name(label):
 
 
 def refuse_thousands(place, cells):
-    """Raise UserError if commas in the numbers among some texts may be between thousands."""
+    """Raise UserError if commas in the numbers among texts may be between thousands."""
     commas = [cell for cell in cells if "," in cell and is_number(cell)]
     commas += [cell for cell in cells if re.fullmatch(THOUSANDS, cell.strip())]
     if not commas:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from files import UserError, refuse_rows
+from files import UserError
 from own.cells import (
     MISSING,
     PAGE,
@@ -42,7 +42,7 @@ class Layout(NamedTuple):
     label: str | None = None  # "none": the file has no label; "a,b": several, columns of 0 and 1
     text: str | None = None  # the only column that is read
     id: str | None = None  # in a long table, a row per position: which sequence it belongs to
-    time: str | None = None  # and its place there
+    time: str | None = None  # and its position in it
     group: str | None = None  # no group is in two splits
     split: str | None = None  # train, val, test, or the number of a fold
     drop: str | None = None  # "a,b": columns that are not read
@@ -57,7 +57,8 @@ class Layout(NamedTuple):
 
     def names(self):
         """Return the columns that are named."""
-        return [name for name in self[:6] if name] + (self.drop or "").split(",") * bool(self.drop)
+        dropped = self.drop.split(",") if self.drop else []
+        return [name for name in self[:6] if name] + dropped
 
 
 class Examples(NamedTuple):
@@ -179,13 +180,13 @@ def find_labels(table, layout, documents, regression):
     path, frame, header = table
     columns = [*frame.columns]
     trained = layout.width is not None  # else these are training data
+    if layout.label == "none":
+        return []
     asked = layout.label or layout.label_column
     names = [asked] if asked in columns else asked.split(",")
     if len(names) > 1 and (len({*names}) < len(names) or layout.id is not None):
         problem = f"{path}: --label {asked}: name each column once"
         raise UserError(f"{problem}; only one if a row is a position (--id)")
-    if layout.label == "none":
-        return []
     if layout.label is not None:
         return [table.column("label", name) for name in names]
     if trained and not header:
@@ -222,11 +223,9 @@ def labels_by_name(table, trained):
 def find_roles(table, layout):
     """Return {role: column} for id, time, group and split, as far as they are given. New data may
     lack a group and a split."""
-    named = layout._asdict()
-    roles = {role: named[role] for role in ("id", "time", "group", "split") if named[role]}
-    if layout.width is not None:
-        roles = {role: name for role, name in roles.items() if role in ("id", "time")}
-    return {role: table.column(role, name) for role, name in roles.items()}
+    roles = ("id", "time", "group", "split")[: 4 if layout.width is None else 2]
+    named = {role: name for role in roles if (name := getattr(layout, role))}
+    return {role: table.column(role, name) for role, name in named.items()}
 
 
 def find_values(table, layout, label_columns, roles):
@@ -272,10 +271,9 @@ def labels_of(table, columns):
     labels = cells.map(lambda cell: words.get(str(cell).strip().lower(), 9)).to_numpy(np.float64)
     fit = np.isin(labels, (0, 1)) | np.isnan(labels).all(1, keepdims=True)
     problems = {
-        table.frame.index[i]: (table.place(i), f"column {columns[j]} holds {cells.iloc[i, j]!r}")
-        for i, j in np.argwhere(~fit)[::-1]
+        i: f"column {columns[j]} holds {cells.iloc[i, j]!r}" for i, j in np.argwhere(~fit)[::-1]
     }
-    refuse_rows(table.path, problems, "several labels must be 0 or 1")
+    table.refuse(problems, "several labels must be 0 or 1")
     return labels
 
 
@@ -283,9 +281,8 @@ def column_of(table, column, rows):
     """Return a column as texts, at these rows of the file. UserError if one is empty."""
     at_rows = np.searchsorted(table.frame.index, rows)
     texts = np.array([class_name(text) for text in table.texts(column)[at_rows]])
-    problem = f"column {column} is empty"
-    problems = {table.frame.index[i]: (table.place(i), problem) for i in at_rows[texts == ""]}
-    refuse_rows(table.path, problems, "fill it in, or remove the row")
+    empty = dict.fromkeys(at_rows[texts == ""], f"column {column} is empty")
+    table.refuse(empty, "fill it in, or remove the row")
     return texts
 
 
@@ -295,8 +292,7 @@ def texts_of(table, columns, ask):
         ask_about_texts(table, columns[0])
     texts = [table.texts(name) for name in columns]
     empty = np.flatnonzero(np.any([column == "" for column in texts], axis=0))
-    problems = {table.frame.index[i]: (table.place(i), "the text is empty") for i in empty}
-    refuse_rows(table.path, problems, "remove that line")
+    table.refuse(dict.fromkeys(empty, "the text is empty"), "remove that line")
     return [*texts[0]] if len(columns) == 1 else [*zip(*texts)]
 
 
@@ -327,8 +323,8 @@ def series_of_lists(table, columns, lists, kind, layout):
             whole = whole and all(isinstance(number, kinds) for number in cell)
         except (ValueError, TypeError):
             problem = f"{str(cell)[:40]!r} is no list of numbers, or of equally many numbers"
-            problems[table.frame.index[i]] = table.place(i), problem
-    refuse_rows(table.path, problems, f"{PAGE}: Lists in cells")
+            problems[i] = problem
+    table.refuse(problems, f"{PAGE}: Lists in cells")
     if whole and kind is None and layout.width is None:
         problem = f"{table.path}: column {columns[0]} holds lists of whole numbers"
         raise UserError(f"{problem}: are they symbols (--symbols) or samples (--samples)?")
@@ -374,8 +370,8 @@ def refuse_cells(table, columns, cells, wrong):
         problem = f"column {columns[j]}: {str(cells[i, j])[:40]!r} is no number"
         if wrong[i].all():
             problem = f"no numbers, but {str(cells[i, j])[:40]!r}: units, a header or a note?"
-        problems[table.frame.index[i]] = table.place(i), problem
-    refuse_rows(table.path, problems, "correct it, leave it empty if it is missing, or remove it")
+        problems[i] = problem
+    table.refuse(problems, "correct it, leave it empty if it is missing, or remove it")
 
 
 # ---- a row per position --------------------------------------------------------------------------
@@ -388,7 +384,7 @@ def series_of_positions(table, roles, value_columns, labels, layout):
     name = roles["id"]
     values = numbers_of(table, value_columns)
     series, rows, ids, targets = [], [], [], []
-    sequences = [*sequences_of(table, name, roles["time"])]
+    sequences = sequences_of(table, name, roles["time"])
     if layout.width is None:
         ask_about_channels(table, roles, value_columns, values, [places for _, places in sequences])
     for key, places in sequences:
@@ -412,9 +408,10 @@ def series_of_positions(table, roles, value_columns, labels, layout):
 
 
 def sequences_of(table, name, time):
-    """Yield the name of each sequence and the indices of its rows (l,), in the order of time."""
+    """Return the name of each sequence and the indices of its rows (l,), in the order of time."""
     times = times_of(table, time)
     column_of(table, name, table.frame.index)  # no name is empty
+    sequences = []
     steps = []
     for key, places in table.frame.groupby(name, sort=False).indices.items():
         places = places[np.argsort(times[places], kind="stable")]
@@ -422,11 +419,12 @@ def sequences_of(table, name, time):
         if not steps[-1].all():
             problem = f"{table.path}: {name} {key} has two rows of one {time}"
             raise UserError(f"{problem}; if several columns name a sequence: {PAGE}: Wide to long")
-        yield key, places
+        sequences.append((key, places))
     steps = np.concatenate(steps)
     if not np.allclose(steps, steps[:1], rtol=1e-3):
         note = f"note: {time} has steps of several sizes, but each row is one position"
         print(f"{note}; where rows lack, add empty ones")
+    return sequences
 
 
 def times_of(table, column):
@@ -442,10 +440,9 @@ def times_of(table, column):
         # a number is no date
         times = dates.dt.tz_localize(None).where(~cells.map(is_number)).to_numpy()
     problems = {
-        table.frame.index[i]: (table.place(i), f"column {column} holds {cells.iloc[i]!r}")
-        for i in np.flatnonzero(np.isnan(times))
+        i: f"column {column} holds {cells.iloc[i]!r}" for i in np.flatnonzero(np.isnan(times))
     }
-    refuse_rows(table.path, problems, "a time is a number, or a date as 2024-01-31 23:59:00")
+    table.refuse(problems, "a time is a number, or a date as 2024-01-31 23:59:00")
     return times
 
 

@@ -20,43 +20,51 @@ TIME = r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?!\d)|\d{1,2}-[A-Za-z]{3}-\d{2,4}|\d{1,
 
 
 def ask_if_long(table, layout, kind):
-    """Ask about a table that looks like a row per position: the first column has runs of equal
-    names, within which the second rises, in a wide table by one; or no two rows agree in two
-    columns that each have few values."""
-    path, frame, _ = table
-    names = [*frame.columns]
-    if layout.id is not None or layout.label in ("0", str(names[0])) or len(names) < 3:
+    """Ask about a table that looks like a row per position."""
+    names = [*table.frame.columns]
+    answered = layout.id is not None or layout.label in ("0", str(names[0])) or kind == "samples"
+    if answered or len(names) < 3:
         return
-    if kind == "samples":
-        return
-    pair = names[:2] if rises_in_runs(table, len(names) <= 9) else None
-    few = [name for name in names[:9] if frame[name].astype(str).nunique() <= len(frame) / 2]
-    for first, second in permutations(few if len(names) <= 9 else (), 2):
-        counts = frame[[first, second]].astype(str).nunique()
-        grid = len(frame) > 20 and counts.prod() <= 2 * len(frame)
-        times = look_like_times(table.texts(second)) or frame[second].map(is_number).all()
-        names_it = not look_like_times(table.texts(first)) and not words_of(first) & TIMES
-        if grid and times and names_it and not pair:
-            pair = (first, second) if not frame[[first, second]].duplicated().any() else None
-    if pair:
+    if pair := pair_in_runs(table) or pair_of_grid(table):
         first, second = pair
         flags = f"--id {first} --time {second} and --label COLUMN, or --label none"
         advice = f"give {flags}; if {first} is the label: --label {first}; if a row is a sequence: "
-        raise UserError(f"{path} looks like a long table, a row per position; {advice}--samples")
+        raise UserError(
+            f"{table.path} looks like a long table, a row per position; {advice}--samples"
+        )
 
 
-def rises_in_runs(table, by_any_step):
-    """Return whether the first column has runs of equal names, within which the second rises."""
+def pair_in_runs(table):
+    """Return the first two columns if the first has runs of equal names, within which the second
+    rises, in a wide table by one. Else None."""
     first, second = table.frame.columns[:2]
     if not table.frame[second].map(is_number).all():
-        return False
+        return None
     names = table.texts(first)
     same = names[1:] == names[:-1]
     steps = np.diff(table.frame[second].map(as_number).to_numpy())[same]
     runs = len({*names})
-    if not 1 < runs < len(names) / 2 or (~same).sum() != runs - 1:
-        return False
-    return bool((steps > 0).all() if by_any_step else (steps == 1).all())
+    in_runs = 1 < runs < len(names) / 2 and (~same).sum() == runs - 1
+    rises = (steps > 0).all() if table.frame.shape[1] <= 9 else (steps == 1).all()
+    return (first, second) if in_runs and rises else None
+
+
+def pair_of_grid(table):
+    """Return two columns of a narrow table, each of few values, in which no two rows agree: names
+    of sequences, and times. Else None."""
+    frame = table.frame.astype(str)
+    counts = frame.nunique()
+    few = [name for name in frame.columns if counts[name] <= len(frame) / 2]
+    if frame.shape[1] > 9 or len(frame) <= 20:
+        return None
+    for first, second in permutations(few, 2):
+        texts = frame[second].tolist()
+        times = look_like_times(texts) or all(map(is_number, texts))
+        is_time = words_of(first) & TIMES or look_like_times(frame[first].tolist())
+        full = counts[first] * counts[second] <= 2 * len(frame)
+        if full and times and not is_time and not frame[[first, second]].duplicated().any():
+            return first, second
+    return None
 
 
 def ask_about_names(table, layout, columns, kind):
@@ -196,6 +204,8 @@ def ask_about_label(table, documents, regression):
         return
     first_fits, last_fits = looks_like_classes(first), looks_like_classes(last)
     texts = len(columns) == 2 and not all(map(is_number, last))
+    if texts and not last_fits:
+        return
     if not first_fits and (all(map(is_number, first)) or last_fits):
         problem = "the first column does not look like the label"
         if last_fits:
@@ -204,7 +214,7 @@ def ask_about_label(table, documents, regression):
         raise UserError(f"{table.path}: {problem} ({first[0][:40]!r}); {advice}")
     names = not any(map(is_number, first))
     usual = names and looks_like_classes(table.texts(columns[-2]))  # small whole numbers
-    if first_fits and last_fits and not texts and not usual:
+    if first_fits and last_fits and not usual:
         raise UserError(f"{table.path}: is the label in the first column {shown}? {advice}")
 
 

@@ -149,8 +149,9 @@ def draw_parts(classes, group, seed, shares):
 
 
 def draw_groups(classes, group, seed, parts):
-    """Split groups into two or three parts by scikit-learn's folds. The last parts are a fold each,
-    a seventh of all examples; a sixth or fifth, if then the parts lack fewer classes."""
+    """Split groups into two or three parts by scikit-learn's folds. The last parts are a fold each.
+    Of up to five draws of 7, of 6 and of 5 folds, the one is kept whose parts lack fewest classes;
+    there are fewer folds if there are fewer groups."""
     from sklearn.model_selection import StratifiedGroupKFold
 
     groups = len(np.unique(group))

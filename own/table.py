@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from files import UserError, reading
+from files import UserError, reading, refuse_rows
 from own.cells import PAGE, is_number, number_or_none
 
 TABLES = ".csv", ".tsv", ".jsonl", ".parquet", ".xlsx"
@@ -77,6 +77,12 @@ class Table(NamedTuple):
         """Return the words for row i of the frame: its line in the file."""
         above = self.header and not self.path.lower().endswith(".jsonl")
         return f"line {self.frame.index[i] + 1 + above}"
+
+    def refuse(self, problems, advice):
+        """Raise BadRows for {index of a row: what is wrong}, if it is not empty."""
+        index = self.frame.index
+        named = {index[i]: (self.place(i), problem) for i, problem in problems.items()}
+        refuse_rows(self.path, named, advice)
 
     def column(self, flag, name):
         """Return the column that a flag names, by its name or number."""
@@ -173,18 +179,19 @@ def fields_of(path, text, usual):
         return all_rows(path, text, "\x1f"), None  # a delimiter that no text has
     delimiter = max(candidates, key=lambda sign: candidates[sign][0])  # the first of equal ones
     share, rows = candidates[delimiter]
-    widths = widths_of(rows)
-    _, counts = np.unique(widths[widths > 0], return_counts=True)
-    numbers = share and any(map(is_number, rows[0][1:]))  # whose lines may have any length
-    if candidates is uneven and (not numbers or counts.max() > 0.8 * counts.sum()):
-        refuse_widths(path, rows, delimiter)
+    if candidates is uneven:
+        refuse_widths(path, rows, delimiter, share)
     return rows, delimiter
 
 
-def refuse_widths(path, rows, delimiter):
-    """Raise UserError for the first line that has another number of fields than most lines."""
+def refuse_widths(path, rows, delimiter, share):
+    """Raise UserError for the first line that has another number of fields than most lines, unless
+    these are numbers without a header, of lengths that differ. share: of numbers."""
     widths = widths_of(rows)
     values, counts = np.unique(widths[widths > 0], return_counts=True)
+    few = counts.max() > 0.8 * counts.sum()  # lines differ: by mistake
+    if share and any(map(is_number, rows[0][1:])) and not few:
+        return
     most = values[np.argmax(counts)]
     line = np.flatnonzero((widths > 0) & (widths != most))[0]
     problem = f"line {line + 1} has {widths[line]} fields, and most lines have {most}"

@@ -200,9 +200,7 @@ def test_a_gap_that_training_never_saw_is_refused(tmp_path, monkeypatch):
         ]
     )
     x[2, 4, 1] = np.nan
-    with pytest.raises(
-        UserError, match="example 2 .*: a value is missing, which training never saw"
-    ):
+    with pytest.raises(UserError, match="example 2: a value is missing, which training never saw"):
         predict.load("run")(x)
 
 
