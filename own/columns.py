@@ -369,7 +369,8 @@ def refuse_cells(table, columns, cells, wrong):
         j = np.argmax(wrong[i])
         problem = f"column {columns[j]}: {str(cells[i, j])[:40]!r} is no number"
         if wrong[i].all():
-            problem = f"no numbers, but {str(cells[i, j])[:40]!r}: units, a header or a note?"
+            shown = str(cells[i, j])[:40]
+            problem = f"no numbers, but {shown!r}: units, a note, or a header below others?"
         problems[i] = problem
     table.refuse(problems, "correct it, leave it empty if it is missing, or remove it")
 

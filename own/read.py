@@ -261,10 +261,9 @@ def labels_of_array(path, y, lengths, layout):
         return y[:, 0]
     per_position = isinstance(y[0], np.ndarray) and [*map(len, y)] == lengths
     if per_position and y.ndim == 2 and layout.label_per_position is None:
-        problem = (
-            f"{path}: y has as many columns as x has positions, {y.shape[1]}: a label per position"
-        )
-        raise UserError(f"{problem} (--label-per-position), or one-hot (save y.argmax(1))?")
+        problem = f"{path}: y has {y.shape[1]} columns, as many as x has positions"
+        answers = "a label per position (--label-per-position), one-hot (save y.argmax(1))"
+        raise UserError(f"{problem}: {answers} or several labels (save a table)?")
     if per_position and (y.ndim == 1 or layout.label_per_position):
         return side_by_side(y)
     numeric = y.dtype.kind in "biuf"

@@ -134,7 +134,6 @@ def test_stage_2_alone_may_have_another_share():
 
 def test_flags_that_say_how_to_read_your_data_reach_data_and_baseline(here, tmp_path):  # noqa: F811
     path = own_file(tmp_path).removeprefix("file:")
-    (tmp_path / "groups.txt").write_text("\n".join(map(str, range(60))))
     stand_in_for_python(tmp_path, f'[ "$1" = data.py ] && echo "$*" >> {tmp_path}/data.txt')
     here(
         "own",
@@ -145,7 +144,7 @@ def test_flags_that_say_how_to_read_your_data_reach_data_and_baseline(here, tmp_
         "--seeds",
         "0",
         "--group",
-        tmp_path / "groups.txt",
+        "who",
         "--samples",
         "--label-fraction",
         "0.5",
@@ -157,7 +156,7 @@ def test_flags_that_say_how_to_read_your_data_reach_data_and_baseline(here, tmp_
         (tmp_path / "data.txt")
         .read_text()
         .split("\n")[0]
-        .endswith(f"--samples --no-header --group={tmp_path}/groups.txt --label=-1")
+        .endswith("--samples --no-header --label=-1 --group=who")
     )
     (baseline,) = (
         line for line in (tmp_path / "calls.txt").read_text().splitlines() if "baseline.py" in line
@@ -174,9 +173,8 @@ def test_flags_that_say_how_to_read_your_data_reach_data_and_baseline(here, tmp_
         dict(seed=1),
         dict(regression=True),
         dict(kind="symbols"),
-        dict(group="other.txt"),
+        dict(layout=dict(label="0", group="2")),
         "mine.csv",
-        "group.txt",
     ],
     ids=str,
 )
@@ -184,9 +182,8 @@ def test_any_other_input_is_another_set(other, monkeypatch, tmp_path):
     """A flag, or the content of a file that it was made from; the same flags, or none, open it."""
     monkeypatch.chdir(tmp_path)
     lines = [f"{i % 2},{i % 5},{i % 7},{i % 3}" for i in range(60)]
-    for name, content in (("mine.csv", lines), ("group.txt", range(60)), ("other.txt", range(60))):
-        (tmp_path / name).write_text("\n".join(map(str, content)))
-    flags = dict(seed=0, group="group.txt", kind="samples", regression=False)
+    (tmp_path / "mine.csv").write_text("\n".join(lines))
+    flags = dict(seed=0, layout=dict(label="0"), kind="samples", regression=False)
     folder = data.prepare("file:mine.csv", "data", **flags)
     assert (
         data.prepare("file:mine.csv", "data")
@@ -417,7 +414,7 @@ def test_the_files_of_a_run_are_all_that_trains_it():
     homes = {
         str(home.relative_to(ROOT)) for homes in (zoo.homes, tasks.homes) for home in homes.values()
     }
-    beside = {file for file in files if file.startswith("tasks/")} - {"tasks/__init__.py"}
+    beside = {file for file in files if file.startswith(("own/", "tasks/"))} - {"tasks/__init__.py"}
     beside |= {
         "files.py",
         "zoo/__init__.py",
