@@ -224,6 +224,7 @@ def labelled(folder, form):
         ]
         (folder / form).write_text("\n".join(lines))
     more = {
+        "positions.npz": ["--label-per-position"],
         "labels.csv": ["--label", "early,middle,late"],
         "positions.csv": [
             "--id",
@@ -259,9 +260,15 @@ def test_labels_that_cannot_be_used_are_one_line(tmp_path, monkeypatch):
     (tmp_path / "words.csv").write_text("\n".join(rows))
     for words, said in (
         (["two.npz"], "several labels (n, k) must be 0 or 1"),
-        (["many.npz"], "360 different labels of positions"),
-        (["many.npz", "--regression"], "--regression predicts one number per sequence"),
-        (["numbers.npz"], "labels of positions are classes, whole numbers or names"),
+        (["many.npz", "--label-per-position"], "360 different labels of positions"),
+        (
+            ["many.npz", "--regression", "--label-per-position"],
+            "--regression predicts one number per sequence",
+        ),
+        (
+            ["numbers.npz", "--label-per-position"],
+            "labels of positions are classes, whole numbers or names",
+        ),
         (
             ["words.csv", "--label", "a,b"],
             "line 5: column b holds 'no'; several labels must be 0 or 1",
@@ -276,8 +283,10 @@ def test_labels_that_cannot_be_used_are_one_line(tmp_path, monkeypatch):
         and "has no example of 1 of 2 classes: 1" in done.stdout
         and "stratified" not in done.stdout
     )
-    done = call("data.py", "--task", "file:places.npz")
-    assert done.returncode == 0 and "20 training examples have no label" in done.stdout, done.stderr
+    done = call("data.py", "--task", "file:places.npz", "--label-per-position")
+    assert done.returncode == 0 and "20 without a label, only for pretraining" in done.stdout, (
+        done.stderr
+    )
     small = ["--model", "s4", "--arch", "d=8,layers=1", "--steps", 2, "--batch", 8]
     for words, said in (
         (["--class-weights"], "--class-weights needs one class per example"),
@@ -318,8 +327,15 @@ WORDS = np.array([*map(str, RNG.integers(10**11, 10**12, 60))])  # of twelve cha
     [
         (dict(x=X, y=K3), ["--channels-first"], "labels", 3),  # y is as wide as there are channels
         (dict(x=X.swapaxes(1, 2), y=K3), ["--channels-last"], "labels", 3),
-        (dict(x=X, y=(X[:, 0] > 0).astype(int)), ["--channels-first"], "positions", 2),
-        (dict(x=X[:, 0, :5], y=np.eye(5)[np.arange(60) % 5]), [], "", 5),  # one-hot
+        (
+            dict(x=X, y=(X[:, 0] > 0).astype(int)),
+            ["--channels-first", "--label-per-position"],
+            "positions",
+            2,
+        ),
+        (dict(x=X[:, 0], y=(X[:, 0] > 0).astype(int)), [], None, "--label-per-position"),
+        (dict(x=X[:, 0, :6], y=np.eye(5)[np.arange(60) % 5]), [], "", 5),  # one-hot
+        (dict(x=X[:, 0, :5], y=np.eye(5)[np.arange(60) % 5]), [], None, "--label-per-position"),
         (dict(x=X[:, 0], y=np.where(np.arange(60)[:, None] < 20, np.nan, K3)), [], "labels", 3),
         (
             dict(
@@ -331,13 +347,13 @@ WORDS = np.array([*map(str, RNG.integers(10**11, 10**12, 60))])  # of twelve cha
             ),
             [],
             None,
-            "'y_val'",
+            "it has no y_val",
         ),
         (
             dict(
                 x=WORDS, y=np.array([[int(letter in "13579") for letter in word] for word in WORDS])
             ),
-            [],
+            ["--label-per-position"],
             "positions",
             2,
         ),
@@ -349,7 +365,7 @@ WORDS = np.array([*map(str, RNG.integers(10**11, 10**12, 60))])  # of twelve cha
         ),
         (
             dict(x=X[:, 0], y=np.where(X[:, 0] > 0, 1, -1)),
-            [],
+            ["--label-per-position"],
             None,
             "1 different labels of positions",
         ),
@@ -415,7 +431,9 @@ def test_new_files_with_several_labels(tmp_path):
     ]
     (tmp_path / "words.csv").write_text("\n".join(rows))
     done = call("data.py", "--task", f"file:{tmp_path}/words.csv", "--label", "a,b", cwd=tmp_path)
-    assert done.returncode == 0 and "10 training examples have no label" in done.stdout, done.stderr
+    assert done.returncode == 0 and "10 without a label, only for pretraining" in done.stdout, (
+        done.stderr
+    )
     long = [
         "series,time,value,a,b",
         *(f"{i},{t},{x[i, t]},1,0" for i in range(20) for t in range(6)),
@@ -461,7 +479,7 @@ def test_your_data_with_several_labels(form, tmp_path):
     prepared = call("data.py", "--task", task, *more, cwd=tmp_path)
     assert (
         prepared.returncode == 0
-        and ("labels;" if kind == "labels" else "per position;") in prepared.stdout
+        and ("\nlabels: " if kind == "labels" else "classes per position: ") in prepared.stdout
     ), prepared.stderr
     for words in (
         ["finetune.py", "--task", task, *small, "--out", "runs/scratch"],

@@ -79,7 +79,7 @@ def test_each_has_its_kept_score_without_data(name, tmp_path, monkeypatch, capsy
         predict.main([str(FOLDER / name), "--show", "sheet.png"])
         assert (tmp_path / "sheet.png").read_bytes()[:4] == b"\x89PNG"
         trained = predict.load(FOLDER / name)
-        split, _ = new_examples(trained, examples_beside(trained))
+        split, *_ = new_examples(trained, examples_beside(trained))
         hidden, _, wrong = filled_in(trained, split.batch(np.arange(len(split))))
         assert 1 - wrong.sum() / hidden.sum() == pytest.approx(result["kept"], abs=0.01)
     else:
