@@ -389,8 +389,8 @@ def parser():
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    own = "file:PATH (a table, .npz, .ts, .txt) or ucr:NAME"
-    add("--task", help=f"one of: {' '.join(TASKS)} or your data: {own}")
+    yours = "file:PATH (a table, .npz, .ts, .txt) or ucr:NAME"
+    add("--task", help=f"one of: {' '.join(TASKS)} or your data: {yours}")
     add("--data-dir", default="data", help="folder of prepared tasks and downloads (default: data)")
     for split in SPLITS:
         help = f"{split} examples (default: the task's number)"

@@ -387,17 +387,18 @@ def series_of_positions(table, roles, value_columns, labels, layout):
     series, rows, ids, targets = [], [], [], []
     sequences = sequences_of(table, name, roles["time"])
     if layout.width is None:
-        ask_about_channels(table, roles, value_columns, values, [places for _, places in sequences])
-    for key, places in sequences:
-        series.append(values[places])
-        rows.append(table.frame.index[places.min()])
+        rows_of = [indices for _, indices in sequences]
+        ask_about_channels(table, roles, value_columns, values, rows_of)
+    for key, indices in sequences:
+        series.append(values[indices])
+        rows.append(table.frame.index[indices.min()])
         ids.append(str(key))
         if labels is None:
             continue
         if layout.label_per_position:
-            targets.append([*labels[places]])
+            targets.append([*labels[indices]])
             continue
-        different = {*labels[places]} - {""}
+        different = {*labels[indices]} - {""}
         if len(different) > 1:
             problem = f"{table.path}: {name} {key} has several labels"
             advice = "if each position has its own, give --label-per-position; or cut windows"
@@ -414,13 +415,13 @@ def sequences_of(table, name, time):
     column_of(table, name, table.frame.index)  # no name is empty
     sequences = []
     steps = []
-    for key, places in table.frame.groupby(name, sort=False).indices.items():
-        places = places[np.argsort(times[places], kind="stable")]
-        steps.append(np.diff(times[places]).astype(float))
+    for key, indices in table.frame.groupby(name, sort=False).indices.items():
+        indices = indices[np.argsort(times[indices], kind="stable")]
+        steps.append(np.diff(times[indices]).astype(float))
         if not steps[-1].all():
             problem = f"{table.path}: {name} {key} has two rows of one {time}"
             raise UserError(f"{problem}; if several columns name a sequence: {PAGE}: Wide to long")
-        sequences.append((key, places))
+        sequences.append((key, indices))
     steps = np.concatenate(steps)
     if not np.allclose(steps, steps[:1], rtol=1e-3):
         note = f"note: {time} has steps of several sizes, but each row is one position"

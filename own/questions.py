@@ -140,9 +140,9 @@ def ask_about_values(table, label_columns, columns, values):
     if len(columns) > FEW or n < max(50, 10 * len(columns)) or same.mean() <= 0.5:
         return
     # von Neumann's ratio: 1 if rows are independent, near 0 if each is much like the one above it
-    kinds = {*labels}
     with warnings.catch_warnings(action="ignore"):  # of columns without a value
-        within = [np.nanvar(values[labels == kind], 0) * (labels == kind).mean() for kind in kinds]
+        members = [labels == name for name in {*labels}]
+        within = [np.nanvar(values[rows], 0) * rows.mean() for rows in members]
         ratio = np.nanmean(steps[same] ** 2, 0) / np.maximum(2 * np.sum(within, 0), 1e-300)
         smooth = np.nanmedian(ratio) < 0.5
     if smooth:
@@ -151,20 +151,20 @@ def ask_about_values(table, label_columns, columns, values):
         raise UserError(f"{table.path}: {problem}; {advice} of {len(columns)} positions: --samples")
 
 
-def ask_about_channels(table, roles, columns, values, places):
+def ask_about_channels(table, roles, columns, values, indices):
     """Ask about a column of a long table that is the same at all positions of each sequence: it is
-    no channel; and about a group or split that differs within one. places: indices of the rows of
+    no channel; and about a group or split that differs within one. indices: indices of the rows of
     each sequence."""
     for role in {"group", "split"} & roles.keys():
         texts = table.texts(roles[role])
-        if any(len({*texts[rows]}) > 1 for rows in places):
+        if any(len({*texts[rows]}) > 1 for rows in indices):
             problem = f"{roles['id']} has several values of {roles[role]}"
             raise UserError(
                 f"{table.path}: {problem}; if both name a sequence: {PAGE}: Wide to long"
             )
-    constant = np.all([np.ptp(values[rows], 0) == 0 for rows in places], 0)
+    constant = np.all([np.ptp(values[rows], 0) == 0 for rows in indices], 0)
     different = np.array([len(np.unique(column)) > 1 for column in values.T])
-    if len(places) < len(values):
+    if len(indices) < len(values):
         for name in np.array(columns, object)[constant & different]:
             problem = f"column {name} is the same at all positions of a sequence"
             advice = f"--group {name} keeps its sequences in one split; --drop {name} leaves it out"

@@ -203,16 +203,16 @@ def refuse_widths(path, rows, delimiter, share):
 # ---- a file as a DataFrame -----------------------------------------------------------------------
 
 
-def read_frame(path, kind, raw, layout):
-    """Read a file of a kind of TABLES -> DataFrame, whether it has a header, and words that say how
-    it was read. Columns are its names, or numbers; the index is the row, counted from 0 below the
-    header."""
-    if kind in (".jsonl", ".parquet"):
-        return read_binary(path, kind, raw), True, []
-    if kind == ".xlsx":
+def read_frame(path, ending, raw, layout):
+    """Read a file with an ending of TABLES -> DataFrame, whether it has a header, and words that
+    say how it was read. Columns are its names, or numbers; the index is the row, counted from 0
+    below the header."""
+    if ending in (".jsonl", ".parquet"):
+        return read_binary(path, ending, raw), True, []
+    if ending == ".xlsx":
         frame, how = read_workbook(path, raw)
     else:
-        frame, how = read_lines(path, kind, raw)
+        frame, how = read_lines(path, ending, raw)
     frame = without_margins(path, frame, layout)
     if frame.empty or not has_header(path, frame, layout):
         return frame, False, [*how, "no header"]
@@ -223,16 +223,16 @@ def read_frame(path, kind, raw, layout):
     return frame.set_axis(frame.index - 1), True, how
 
 
-def read_binary(path, kind, raw):
+def read_binary(path, ending, raw):
     """Read the bytes of a .jsonl or .parquet file -> DataFrame."""
     import pandas as pd  # here, because every script imports this file
 
     file = io.BytesIO(raw)
-    if kind == ".jsonl" and raw.lstrip()[:1] == b"[":
+    if ending == ".jsonl" and raw.lstrip()[:1] == b"[":
         raise UserError(f"{path} begins with an array, not an object per line; {PAGE}: .json")
     advice = "save it as .csv, or as .jsonl with a JSON object per line"
     with reading(f"{path} cannot be read", advice):
-        if kind == ".parquet":
+        if ending == ".parquet":
             frame = pd.read_parquet(file)
         else:
             frame = pd.read_json(file, lines=True, dtype=False, precise_float=True)
@@ -263,12 +263,12 @@ def read_workbook(path, raw):
     return frame, [f"sheet {sheets[0]}"]
 
 
-def read_lines(path, kind, raw):
+def read_lines(path, ending, raw):
     """Read the bytes of a .csv or .tsv file -> DataFrame of texts, and words."""
     import pandas as pd
 
     text = re.sub(r"^sep=.\r?\n", "", decoded(path, raw)).lstrip("\r\n")  # Excel's
-    usual = "\t" if kind == ".tsv" else ","
+    usual = "\t" if ending == ".tsv" else ","
     rows, delimiter = fields_of(path, text, usual)
     columns = [*zip_longest(*rows, fillvalue="")]
     how = [f"delimiter {DELIMITERS[delimiter]}"] if delimiter else []

@@ -41,7 +41,7 @@ MUTANTS = {
         ("counts.prod() <= 2 * len(frame)", "False", "own_law"),
     ],
     "own/columns.py": [
-        ('times[places], kind="stable"', 'places, kind="stable"', "table"),
+        ('times[indices], kind="stable"', 'indices, kind="stable"', "table"),
     ],
     "pretrain.py": [
         ("hidden & ~batch.samples.isnan().all(-1)", "hidden", "gaps"),
