@@ -119,7 +119,8 @@ def test_texts_and_integers_are_symbols(tmp_path):
         ("t.csv", texts),
         ("i.npz", [" ".join(str(value) for value in one if value >= 0) for one in ints]),
     ):
-        task, *splits = opened(tmp_path / name, tmp_path)
+        layout = dict(label="0") if name == "t.csv" else None  # few texts look like labels, too
+        task, *splits = opened(tmp_path / name, tmp_path, layout=layout)
         some = [split.batch(np.arange(len(split))) for split in splits]
         back = [
             task.between.join(task.symbols[i] for i in ids[: length - 1])
