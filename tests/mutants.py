@@ -35,10 +35,10 @@ MUTANTS = {
     ],
     "own/questions.py": [
         ("same = names[1:] == names[:-1]", "same = names[1:] != names[:-1]", "table"),
-        ("if np.nanmedian(ratio) < 0.5:", "if False:", "table"),
+        ("if smooth:", "if False:", "own_law"),
         ("(whole & (different > 1)", "(whole & (different > 999)", "own_law"),
         ("[constant & different]", "[constant & (values[0] > 9e99)]", "own_law"),
-        ("counts.prod() <= 2 * len(frame)", "False", "own_law"),
+        ("counts[first] * counts[second] <= 2 * len(frame)", "False", "own_law"),
     ],
     "own/columns.py": [
         ('times[indices], kind="stable"', 'indices, kind="stable"', "table"),
