@@ -276,3 +276,12 @@ def test_mishaps_of_other_formats():
     refused(*as_arrays(truth, x=truth.x[:, None])[:2], "--channels-first")  # aeon's axes
     square = truth.rng.normal(size=(truth.n, 6, 6))
     refused(*as_arrays(truth, x=square)[:2], "--channels-first")
+
+
+def test_a_skipped_row_takes_its_sequence_along():
+    """Otherwise a shorter sequence would be read in silence."""
+    truth = Truth(4)
+    name, raw, flags = as_long(truth)
+    contents = read_own(name, raw, Layout(**flags), skip=[truth.l + 1])  # of the second sequence
+    assert np.array_equal([series[:, 0] for series in contents.series], np.delete(truth.x, 1, 0))
+    assert contents.ids.tolist() == [f"s{i}" for i in range(truth.n) if i != 1]
