@@ -67,9 +67,8 @@ class SelfPretrained(BaseEstimator):
             stage = pretrain if script == "pretrain.py" else finetune
             if not Path(words[-1], "result.json").exists():  # its --out
                 logged(functools.partial(stage.main, words))
-        run = Path(words[-1])
-        self.result_ = read_json(run / "result.json")
-        self.trained_ = TrainedModel(run, data_dir)
+        self.result_ = read_json(Path(words[-1], "result.json"))
+        self.trained_ = TrainedModel(words[-1], data_dir)
 
     def predicted(self, X):
         check_is_fitted(self)
