@@ -50,6 +50,7 @@ def report(args):
         verdict = "\n".join(f"- {sentence}" for sentence in sentences(comparison))
         blocks += [f"**{key.title}**", *opening_of(comparison)]
         blocks += [table(comparison), caption(key, comparison), verdict]
+    blocks = [block for block in blocks if block]
     print("\n" + "\n\n".join(blocks) + "\n")
     for comparison in arranged.values():
         print_best(comparison)
@@ -228,12 +229,15 @@ def draw_scores(axis, comparison):
 
 
 def draw_gains(axis, comparison):
-    """Draw the gains of SPT and joint training over scratch, with their intervals."""
+    """Draw the gains of SPT and joint training over scratch, with their intervals unless test
+    examples are too few."""
+    few = too_few(comparison)
     for y, line in enumerate(comparison.lines):
         for height, start in ((y - 0.1, "spt"), (y + 0.1, "joint")):
             gained = gain(comparison.of(line, start), comparison.of(line, "scratch"))
             if len(gained.points):
                 look = dict(color=LOOKS[start][1], marker="o", capsize=3)
-                axis.errorbar(mean_of(gained.points), height, xerr=gained.half or None, **look)
+                half = 0 if few else gained.half
+                axis.errorbar(mean_of(gained.points), height, xerr=half or None, **look)
     axis.axvline(0, color="black", linestyle=":")
-    axis.set_xlabel("gain over scratch, 95 % interval")
+    axis.set_xlabel("gain over scratch" if few else "gain over scratch, 95 % interval")

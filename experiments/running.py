@@ -53,6 +53,7 @@ from experiments.pool import Pool, jobs_of, stop_on_signals, visible
 from experiments.sweep import words
 from files import ROOT, Parser, UserError, locked
 from models import MODELS
+from own.columns import COLUMNS
 from tasks import TASKS, declared, folder_name, full_name
 
 # ---- Which runs ----------------------------------------------------------------------------------
@@ -73,7 +74,6 @@ def task_names(text):
 # Flags of data.py that say how to read your data, without and with a value.
 OWN_FLAGS = ["regression", "symbols", "samples", "no-header", "channels-first", "channels-last"]
 OWN_FLAGS += ["label-per-position"]
-OWN_VALUES = "label", "text", "id", "time", "group", "split", "drop"
 
 
 def parse_args(argv):
@@ -101,7 +101,7 @@ def parse_args(argv):
     add("--compile", bool)
     for name in OWN_FLAGS:
         add(f"--{name}", bool, "own", "sweep")
-    for name in OWN_VALUES:
+    for name in COLUMNS:
         add(f"--{name}", str, "own", "sweep")
     add("--starts", words, "own", "sweep", default=[])
     add("--passes", between(int, 2), "own")
@@ -182,7 +182,7 @@ def data_command(task, args):
     raw = ["--raw", str(args.raw)] if args.raw and declared(task).source.raw else []
     given = vars(args)
     switches = [f"--{name}" for name in OWN_FLAGS if given[name.replace("-", "_")]]
-    values = [f"--{name}={given[name]}" for name in OWN_VALUES if given[name] is not None]
+    values = [f"--{name}={given[name]}" for name in COLUMNS if given[name] is not None]
     return ["python", "data.py", "--task", task, *raw, *switches, *values]
 
 

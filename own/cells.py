@@ -1,7 +1,9 @@
 """Single cells of your data: numbers, missing values, names of classes.
 
-"1.0e+00"    ->    the number 1.0, or the class "1"
-"5_3"        ->    no number"""
+    "1.0e+00"    ->    the number 1.0, or the class "1"
+    "5_3"        ->    no number
+
+Labels and samples are read by the same functions."""
 
 import re
 
@@ -11,7 +13,7 @@ PAGE = "results/own.md"  # a section for every answer
 MISSING = {"", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?"}  # in lower case
 NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?inf(inity)?"
 COMMA = r"[+-]?\d*,\d+(e[+-]?\d+)?"  # a number with a decimal comma
-THOUSANDS = r"[+-]?[1-9]\d{0,2}(,\d{3})+"  # one that may have commas between thousands
+THOUSANDS = r"[+-]?[1-9]\d{0,2}(,\d{3})+"  # whose commas may be between thousands
 
 
 def check_each(place, right, problem, rows=None):

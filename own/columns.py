@@ -61,6 +61,9 @@ class Layout(NamedTuple):
         return [name for name in self[:6] if name] + dropped
 
 
+COLUMNS = Layout._fields[:7]  # the flags that name columns
+
+
 class Examples(NamedTuple):
     """The contents of a file: n series and, for each, what else the file says of it."""
 
@@ -256,7 +259,7 @@ def find_values(table, layout, label_columns, roles):
 
 
 def labels_of(table, columns):
-    """Return the labels in some columns: texts (n,) of one, numbers (n, k), 0 or 1 or all NaN, of
+    """Return the labels in these columns: texts (n,) of one, numbers (n, k), 0 or 1 or all NaN, of
     several, None of none."""
     if not columns:
         return None
@@ -322,8 +325,7 @@ def series_of_lists(table, columns, lists, kind, layout):
             kinds = int, np.integer, type(None)
             whole = whole and all(isinstance(number, kinds) for number in cell)
         except (ValueError, TypeError):
-            problem = f"{str(cell)[:40]!r} is no list of numbers, or of equally many numbers"
-            problems[i] = problem
+            problems[i] = f"{str(cell)[:40]!r} is no list of numbers, or of equally many numbers"
     table.refuse(problems, f"{PAGE}: Lists in cells")
     if whole and kind is None and layout.width is None:
         problem = f"{table.path}: column {columns[0]} holds lists of whole numbers"

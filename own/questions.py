@@ -28,10 +28,9 @@ def ask_if_long(table, layout, kind):
     if pair := pair_in_runs(table) or pair_of_grid(table):
         first, second = pair
         flags = f"--id {first} --time {second} and --label COLUMN, or --label none"
-        advice = f"give {flags}; if {first} is the label: --label {first}; if a row is a sequence: "
-        raise UserError(
-            f"{table.path} looks like a long table, a row per position; {advice}--samples"
-        )
+        looks = f"{table.path} looks like a long table, a row per position; give {flags}"
+        others = f"if {first} is the label: --label {first}; if a row is a sequence: --samples"
+        raise UserError(f"{looks}; {others}")
 
 
 def pair_in_runs(table):
@@ -250,7 +249,7 @@ def ask_about_merged(path, labels):
 
 
 def point_out_sentinels(values, of):
-    """Print which of some values (n, channels) stands in many cells, and farther from all others
+    """Print which of the values (n, channels) stands in many cells, and farther from all others
     than these lie apart. of: their noun."""
     for channel in values.T:
         numbers, counts = np.unique(channel[np.isfinite(channel)], return_counts=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from files import UserError, reading
 from own.cells import MISSING, PAGE, is_number
-from own.columns import Examples, Layout, from_frame, oriented, side_by_side
+from own.columns import COLUMNS, Examples, Layout, from_frame, oriented, side_by_side
 from own.questions import ask_about_merged
 from own.table import FOLDS, GROUPS, SPLIT_NAMES, TABLES, decoded, read_frame, words_of
 from tasks import SPLITS
@@ -75,12 +75,12 @@ def read_own(path, raw, layout=NO_LAYOUT, documents=1, regression=False, kind=No
 
 def refuse_flags(path, ending, layout):
     """Raise UserError for flags of columns that a format of training data has not."""
-    allowed = {".ts": (), ".txt": (), ".npz": ("group", "split", "drop")}.get(
-        ending, Layout._fields
-    )
-    named = [flag for flag in Layout._fields[:7] if getattr(layout, flag) and flag not in allowed]
-    if layout.training and named and not (ending == ".npz" and layout.label == "none"):
-        raise UserError(f"{path}: --{named[0]} is for tables; leave it out, or see {PAGE}")
+    meant = {".ts": (), ".txt": (), ".npz": ("group", "split", "drop")}.get(ending, COLUMNS)
+    wrong = [flag for flag in COLUMNS if getattr(layout, flag) and flag not in meant]
+    if ending == ".npz" and layout.label == "none":
+        wrong.remove("label")
+    if layout.training and wrong:
+        raise UserError(f"{path}: --{wrong[0]} is for tables; leave it out, or see {PAGE}")
 
 
 def left(n, skip):
@@ -154,10 +154,9 @@ def read_npz(path, raw, layout, documents, skip):
             y = labels_of_array(path, y, [*map(len, series)], layout)
         how = f"x {x.dtype}", f"label: {'none' if y is None else 'y'}"
         how += (f"group: {'none' if group is None else layout.group or 'group'}",)
-        layout = (
-            None if layout.channels_first is None else Layout(channels_first=layout.channels_first)
-        )
-        fields = dict(split=split, group=group, rows=rows, layout=layout, how=how)
+        first = layout.channels_first
+        kept = None if first is None else Layout(channels_first=first)
+        fields = dict(split=split, group=group, rows=rows, layout=kept, how=how)
         return Examples(series, y, **fields), missing
 
 

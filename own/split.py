@@ -129,8 +129,8 @@ def class_targets(place, labels, has_label, column):
 
 def draw_parts(classes, group, seed, shares):
     """Split examples into disjoint parts with about these shares of all examples and of every class
-    (n,). A class with three examples is in every part. No two parts have examples of one group
-    (n,), if it is not None."""
+    (n,). A class with three examples is in every part. group (n,): kept together, see
+    `draw_groups`; None: no groups."""
     if group is not None:
         return draw_groups(classes, group, seed, len(shares))
     order = stratified(classes, seed)
@@ -158,11 +158,12 @@ def draw_groups(classes, group, seed, parts):
     pairs = np.unique(np.stack([classes, np.unique(group, return_inverse=True)[1]]), axis=1)
     # a class of one group is in one part, whatever is drawn
     least = np.maximum(parts - np.unique(pairs[0], return_counts=True)[1], 0).sum()
-    if groups < parts:  # refused by `refuse_empty`
+    most = min(groups, np.bincount(classes).max())  # folds that scikit-learn can draw
+    if most < parts:  # refused by `refuse_empty`
         return [np.arange(len(classes)), *[np.arange(0)] * (parts - 1)]
     fewest = np.inf
     for draw in range(15):
-        folds = min((7, 6, 5)[draw // 5], groups, np.bincount(classes).max())
+        folds = min((7, 6, 5)[draw // 5], most)
         splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=15 * seed + draw)
         fold_of = np.empty(len(classes), int)
         with warnings.catch_warnings(action="ignore"):  # of rare classes
@@ -227,7 +228,7 @@ def split_examples(request, place, examples):
 
 
 def for_pretraining(unlabelled, parts, group, split):
-    """Return those unlabelled examples that are not of another split, nor of a group there."""
+    """Return the unlabelled examples of no other split, and of no group that validates or tests."""
     if split is not None:
         unlabelled = unlabelled[split[unlabelled] == "train"]
     if group is not None:

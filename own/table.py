@@ -189,8 +189,9 @@ def refuse_widths(path, rows, delimiter, share):
     these are numbers without a header, of lengths that differ. share: of numbers."""
     widths = widths_of(rows)
     values, counts = np.unique(widths[widths > 0], return_counts=True)
-    few = counts.max() > 0.8 * counts.sum()  # lines differ: by mistake
-    if share and any(map(is_number, rows[0][1:])) and not few:
+    by_mistake = counts.max() > 0.8 * counts.sum()  # few lines differ
+    has_names = not any(map(is_number, rows[0][1:]))
+    if share and not has_names and not by_mistake:
         return
     most = values[np.argmax(counts)]
     line = np.flatnonzero((widths > 0) & (widths != most))[0]
@@ -295,16 +296,20 @@ def column_names(frame):
     return [str(name).strip() for name in frame.iloc[0].fillna("")]
 
 
+def has_equal_steps(numbers):
+    """Return whether a list holds numbers, and each differs by the same step from the last."""
+    if None in numbers:
+        return False
+    steps = {round(number - last, 9) for last, number in pairwise(numbers)}
+    return len(steps) == 1 and steps != {0}
+
+
 def ask_about_numbers(path, frame):
     """Raise UserError if the first row, and only it, has numbers in equal steps. Those that count
     the columns from 0 are an array's."""
     fields = frame.iloc[:9, 1:].fillna("").to_numpy().tolist()
     numbers = [[number_or_none(field) for field in row] for row in fields]
-    steps = [
-        {round(b - a, 9) for a, b in pairwise(row)} if None not in row else {0, 1}
-        for row in numbers
-    ]
-    equal = [len(row) == 1 and row != {0} for row in steps]
+    equal = [has_equal_steps(row) for row in numbers]
     if len(fields[0]) > 3 and equal[0] and not any(equal[1:]) and numbers[0][0] not in (0, 1):
         problem = f"the first line rises in equal steps ({fields[0][0]}, {fields[0][1]}, ...)"
         advice = "--no-header: it is data; else name its columns t0, t1, ..."

@@ -849,6 +849,7 @@ def test_the_report_begins_with_what_was_read_and_few_examples_decide_nothing(ki
     assert half == pytest.approx(wanted, rel=0.25)
     assert "ceiling" not in text and "moves a score by about" not in text
     assert "gains by" not in text and "significant" not in text
+    assert "\n\n\n" not in text.strip()
 
 
 def test_an_objective_is_a_line(tmp_path):

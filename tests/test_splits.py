@@ -63,6 +63,9 @@ def test_groups_of_small_classes_are_drawn(tmp_path):
     """Eight classes of four examples each: no class has an example for each of seven folds."""
     parts = draw_parts(np.arange(32) % 8, np.arange(32) // 4, 0, (0.7, 0.15, 0.15))
     assert sorted(np.concatenate(parts)) == [*range(32)] and min(map(len, parts)) > 3
+    # classes of one example each: no fold can be drawn, and an empty part is refused later
+    parts = draw_parts(np.arange(6), np.arange(6) // 2, 0, (0.7, 0.15, 0.15))
+    assert [*map(len, parts)] == [6, 0, 0]
 
 
 def test_what_a_split_lacks_is_said(tmp_path, capsys):
