@@ -229,15 +229,12 @@ def draw_scores(axis, comparison):
 
 
 def draw_gains(axis, comparison):
-    """Draw the gains of SPT and joint training over scratch, with their intervals unless test
-    examples are too few."""
-    few = too_few(comparison)
+    """Draw the gains of SPT and joint training over scratch, with their intervals."""
     for y, line in enumerate(comparison.lines):
         for height, start in ((y - 0.1, "spt"), (y + 0.1, "joint")):
             gained = gain(comparison.of(line, start), comparison.of(line, "scratch"))
             if len(gained.points):
                 look = dict(color=LOOKS[start][1], marker="o", capsize=3)
-                half = 0 if few else gained.half
-                axis.errorbar(mean_of(gained.points), height, xerr=half or None, **look)
+                axis.errorbar(mean_of(gained.points), height, xerr=gained.half or None, **look)
     axis.axvline(0, color="black", linestyle=":")
-    axis.set_xlabel("gain over scratch" if few else "gain over scratch, 95 % interval")
+    axis.set_xlabel("gain over scratch, 95 % interval")
