@@ -10,8 +10,17 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import calls, laws, scripts
-from test_runs import assert_same_run, elsewhere, flags, load, mistake, opened, result_of, stop_in  # noqa: F401, fixtures
+from conftest import (
+    assert_same_run,
+    calls,
+    flags,
+    laws,
+    load,
+    opened,
+    result_of,
+    scripts,
+    stop_in,
+)
 
 import data
 import finetune
@@ -24,6 +33,8 @@ from kernels import inside, true_lengths
 from models import at
 from pretrain import Objective, corrupt, hide, shift
 from tasks import TASKS
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 # ---- InfoNCE: two corrupted views of each sequence find each other -------------------------------
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn as nn
-from test_objective import noise
+from conftest import noise
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import bias
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -12,9 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, call
+from conftest import ROOT, SIZES, call, contents, flags, opened
 from test_analyze import put
-from test_runs import SIZES, contents, elsewhere, flags, opened  # noqa: F401, elsewhere is a fixture
 
 import analyze
 import data
@@ -24,6 +23,7 @@ from engine import setup as setup_py
 from experiments import running
 
 DAMAGES = "missing", "cut", "pickle", "other", "flip", "deep"
+pytestmark = pytest.mark.usefixtures("elsewhere")
 BASE, INIT = "--task listops --model s4 ", "--init pt --batch 8 "
 RESUME = BASE + f"--arch {SIZES['s4']} --steps 2 --batch 8 --eval-every 2 --out pt --resume"
 MISTAKES = [  # words before the flags: environment, or damage done to a file of the run `pt`

@@ -2,49 +2,17 @@
 and the loss."""
 
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from conftest import noise
 
-from data import Batch, Split
+from data import Batch
 from engine.feed import drawing
 from pretrain import EVAL_KEY, OBJECTIVES, constant_score, corrupt, hide, shift, spt_loss
-from tasks import EOS, MASK, PAD, SPECIAL, TASKS
-
-# What preparing the real data would have found. Of the letters, one is two bytes long and one has
-# no token in Pythia.
-LETTERS = (*SPECIAL, *" abcdefg\u00e9\u4e00")
-FOUND = dict(
-    text=dict(vocab=14, symbols=LETTERS),
-    retrieval=dict(vocab=14, symbols=LETTERS),
-    speech=dict(mean=-1e-5, std=0.1),
-)
-
-
-def noise(name, length, n, seed=0):
-    """A task with shorter sequences, and a split of n made-up examples of it."""
-    task = replace(TASKS[name], length=length, **FOUND.get(TASKS[name].family, {}))
-    rng = np.random.default_rng(seed)
-    y = (
-        rng.integers(task.classes, size=n)
-        if task.classes
-        else rng.uniform(-1, 1, n).astype(np.float32)
-    )
-    if task.channels is None:
-        offsets = np.cumsum([0, *rng.integers(2, length + 1, n * task.documents)])
-        x = rng.integers(EOS + 1, task.vocab, offsets[-1]).astype(np.uint8)
-        x[offsets[1:] - 1] = EOS
-        return task, Split(task, x, y, offsets)
-    shape = (n, length, task.channels)
-    x = {
-        255: rng.integers(0, 256, shape).astype(np.uint8),
-        1: rng.standard_normal(shape).astype(np.float32),
-        32768: (3000 * rng.standard_normal(shape)).astype(np.int16),
-    }[task.scale]
-    return task, Split(task, x, y)
+from tasks import EOS, MASK, PAD
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, call, of_kind, parse
-from test_sources import server  # noqa: F401, a fixture
 
 import data
 import files

@@ -18,12 +18,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, call, parse, scripts
+from conftest import ROOT, call, flags, parse, result_of, scripts, stop_in
 from test_analyze import finetuned, put, run
 from test_compare import told
 from test_experiments import here, stand_in_for_python  # noqa: F401, here is a fixture
 from test_models import mixer_settings
-from test_runs import elsewhere, flags, mistake, result_of, stop_in  # noqa: F401, two are fixtures
 
 import data
 import finetune
@@ -44,6 +43,7 @@ from files import UserError, locked, sha256_of, without_comments
 from models import S4, SizeError
 
 PARSE = {f"{stage.__name__}.py": partial(parse, stage) for stage in (pretrain, finetune)}
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def own_file(folder, shape=(60, 8, 1)):

@@ -1,12 +1,10 @@
 """Runs: stopping and resuming, several processes, both stages from end to end, and what a user can
 do wrong."""
 
-import contextlib
 import copy
 import itertools
 import json
 import math
-import multiprocessing.forkserver
 import os
 import random
 import re
@@ -27,12 +25,26 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, call, parse
+from conftest import (
+    ROOT,
+    SIZES,
+    STAGES,
+    assert_same_run,
+    call,
+    contents,
+    flags,
+    load,
+    log_of,
+    noise,
+    opened,
+    parse,
+    result_of,
+    stop_in,
+)
 from PIL import Image
 from safetensors.torch import save_file
 from test_mixers import KNOWN
 from test_models import VOCABULARY, made_neox
-from test_objective import noise
 
 import analyze
 import data
@@ -56,192 +68,13 @@ from models import (
     Denoiser,
     SizeError,
     config,
-    keys_of,
     param_groups,
 )
 from recipes import arch, assignments
 
-STAGES = dict(pretrain=pretrain, finetune=finetune, joint=finetune)  # joint: with --joint
-SMALL = dict(d=16, layers=2, heads=2, ff=32, state=8, n_ssm=4, v=24, z=8)
-SIZES = {
-    model: ",".join(
-        f"{key}={value}"
-        for key, value in SMALL.items()
-        if key in keys_of(model) and key in arch("listops", model)
-    )
-    for model in MODELS
-}
+pytestmark = pytest.mark.usefixtures("elsewhere")
 THE_PAPERS = {"transformer", "rotary", "s4", "s4_rand", "dlr", "dlr_rand", "pythia", "pythia_rand"}
 OTHERS = [model for model in MODELS if model not in THE_PAPERS]
-
-
-def opened(name, data_dir, fraction=1.0, labelled=None, labels=False, fresh=None):
-    """data.open_task on noise: sequences of up to 40 positions; another data_dir is another data
-    set."""
-    sizes = [24, 9, 7]
-    splits = [
-        noise(name, 40, n, seed=n)[1]
-        for n in (int(sizes[0] * (labelled or fraction or 1)), *sizes[1:])
-    ]
-    task = replace(splits[0].task, data=dict(source=str(data_dir), seed=0, sizes=sizes, labels=0))
-    return task, *splits
-
-
-def flags(out, task="listops", model="s4", more="", **settings):
-    """argv of a short run; more: further sizes; None leaves a flag out."""
-    settings = (
-        dict(
-            out=out,
-            task=task,
-            model=model,
-            arch=model and SIZES[model] + more,
-            steps=6,
-            batch=8,
-            eval_every=4,
-            log_every=1,
-            warmup=2,
-            data_dir=".",
-            device="cpu",
-        )
-        | settings
-    )
-    return [
-        word
-        for name, value in settings.items()
-        if value is not None
-        for word in [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
-    ]
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(monkeypatch, tmp_path):
-    """Every test in an empty folder. This process plays many, so it does not lock run
-    directories."""
-    monkeypatch.chdir(tmp_path)
-    for module in (setup_py, predict):
-        monkeypatch.setattr(module, "open_task", opened)
-    monkeypatch.setattr(folder_py, "locked", lambda *arguments, **more: contextlib.nullcontext())
-    monkeypatch.setattr(Processes, "current", None)
-
-
-@pytest.fixture(scope="session")
-def start():
-    """start(stage, words, before=None, **environment) -> process, forked from one that has imported
-    everything, what the first step of an optimiser imports included."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(
-            "PYTHONPATH", os.pathsep.join(str(ROOT / name) for name in ("", "tests", "results"))
-        )
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["test_runs", "torch._dynamo"])
-        multiprocessing.forkserver.ensure_running()
-
-    def begin(stage, words, before=None, **environment):
-        process = context.Process(
-            target=child, args=(stage, words, before, environment), daemon=True
-        )
-        process.start()
-        return process
-
-    return begin
-
-
-def child(stage, words, before, environment):
-    """In a process of its own: before(), then a script with these flags; its errors go into the
-    file `errors`."""
-    os.dup2(os.open("errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-    os.environ |= environment
-    setup_py.open_task = opened
-    if before:
-        before()
-    guarded(lambda: STAGES[stage].main(words))
-
-
-@pytest.fixture
-def mistake(capsys):
-    """mistake(stage, words, code=2) -> the one line that a script prints before it ends with that
-    exit code."""
-
-    def make(stage, words, code=2):
-        Processes.current = None
-        with pytest.raises(SystemExit) as end:
-            guarded(lambda: (STAGES | dict(predict=predict))[stage].main(words))
-        line = capsys.readouterr().err
-        assert (
-            end.value.code == code
-            and line.startswith("interrupted" if code == 130 else "error: ")
-            and line.count("\n") == 1
-            and line.endswith("\n")
-        )
-        return line
-
-    return make
-
-
-def stop_in(step, monkeypatch, stage, words):
-    """A run that is interrupted in step `step`."""
-    stepped = Run.stepped
-
-    def stop(run, now):
-        if now == step:
-            raise KeyboardInterrupt
-        stepped(run, now)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Run, "stepped", stop)
-        STAGES[stage].main(words)
-
-
-# ---- what a run leaves ---------------------------------------------------------------------------
-
-
-def load(path):
-    return torch.load(path, weights_only=True)
-
-
-def result_of(out):
-    return json.loads((out / "result.json").read_text())
-
-
-def log_of(out, *kinds):
-    """Log records of these kinds, without the clock."""
-    records = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in r.items() if k not in ("ms_per_step", "seconds")}
-        for r in records
-        if not kinds or r["kind"] in kinds
-    ]
-
-
-def contents(folder):
-    """{path: bytes} of all files but locks; the paths of folders."""
-    return {
-        path: path.is_file() and path.read_bytes()
-        for path in folder.rglob("*")
-        if not path.name.endswith(".lock")
-    }
-
-
-def same(a, b):
-    """Nested checkpoints, to the last bit, but for the clock."""
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(
-            same(a[k], b[k]) for k in a.keys() - {"seconds", "peak_memory_bytes"}
-        )
-    return len(a) == len(b) and all(map(same, a, b)) if isinstance(a, list) else a == b
-
-
-def assert_same_run(one, two):
-    assert {path.name for path in contents(one)} == {path.name for path in contents(two)}
-    assert log_of(one, "train", "eval") == log_of(two, "train", "eval") and same(
-        result_of(one), result_of(two)
-    )
-    assert all(same(load(one / name), load(two / name)) for name in ("last.pt", "best.pt"))
-    for kernels in one.glob("kernels.npz"):
-        with np.load(kernels) as a, np.load(two / "kernels.npz") as b:
-            assert all(np.array_equal(a[key], b[key]) for key in ("before", "after"))
 
 
 # ---- stopping and resuming -----------------------------------------------------------------------

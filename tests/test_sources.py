@@ -11,11 +11,8 @@ import signal
 import subprocess
 import sys
 import tarfile
-import threading
-import time
 import wave
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -25,7 +22,6 @@ from PIL import Image
 from test_data import calculator, check_batch, digest, fails, sequences, wait_for
 
 import data
-import files
 import tasks
 from tasks.bidmc import official_windows
 from tasks.speech import WORDS
@@ -513,48 +509,6 @@ def point(monkeypatch, name, *urls, **more):
     monkeypatch.setitem(
         tasks.TASKS, name, replace(task, source=replace(task.source, urls=urls, **more))
     )
-
-
-@pytest.fixture
-def server(monkeypatch):
-    """serve(name, content) -> function that gives its address under a fault; serve.log: every Range
-    asked for."""
-    contents, log, done = {}, [], set()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            """cut: ends after half, once; wrong: other bytes; norange: sends all; slow; 403; 503,
-            once."""
-            _, fault, name = self.path.split("/", 2)
-            log.append(self.headers["Range"])
-            first = self.path not in done
-            done.add(self.path)
-            if fault == "403" or fault == "503" and first:
-                return self.send_error(int(fault))
-            content = contents[name][:-20] + bytes(20) if fault == "wrong" else contents[name]
-            body = content if fault == "norange" else content[int(self.headers["Range"][6:-1]) :]
-            if not body:
-                return self.send_error(416)
-            self.send_response(200 if fault == "norange" else 206)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("Content-Encoding", "x-gzip")  # as Apache says of every .gz
-            self.end_headers()
-            for i in range(0, len(body) // 2 if fault == "cut" and first else len(body), 1 << 15):
-                self.wfile.write(body[i : i + (1 << 15)])
-                time.sleep(0.01 if fault == "slow" else 0)
-
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    httpd.handle_error = lambda *_: None  # a client that went away
-    threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
-    monkeypatch.setattr(files, "PAUSE", 0.01)
-
-    def serve(name, content, fault):
-        contents[name] = content
-        return f"http://127.0.0.1:{httpd.server_port}/{fault}/{name}"
-
-    serve.log = log
-    yield serve
-    httpd.shutdown()
 
 
 @pytest.fixture
