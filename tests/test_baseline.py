@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import ROOT, call
 from scipy.stats import ttest_ind_from_stats
-from test_own import finished, shown
+from test_report import finished, shown
 
 import baseline
 import data
