@@ -282,7 +282,7 @@ def made_of(name, task):
     paths = [Path(source)] if source else []
     codes = []
     for path in paths:  # grows
-        codes.append(files.without_comments(path.read_text()))
+        codes.append(files.without_comments(path.read_text(encoding="utf-8")))
         for room, name in re.findall(r"^ *from (own|tasks)\.(\w+) import", codes[-1], re.M):
             if (path := files.ROOT / room / f"{name}.py") not in paths:
                 paths.append(path)

@@ -143,7 +143,7 @@ def read_json(path):
     """Read a JSON object -> dict. UserError if the file is missing or damaged."""
     advice = f"restore it, or, if {Path(path).parent} is a data set or a run, remove that folder"
     with reading(f"{path} is missing or damaged", advice):
-        record = json.loads(Path(path).read_text())
+        record = json.loads(Path(path).read_text(encoding="utf-8"))
         if not isinstance(record, dict):
             raise ValueError("it is no JSON object")
         return record
