@@ -5,7 +5,7 @@ import contextlib
 import importlib
 import io
 import json
-import multiprocessing.forkserver
+import multiprocessing
 import os
 import re
 import shutil
@@ -27,10 +27,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # What tests start as `python` is this one, whatever PATH holds. (A link to it would lose its
 # virtual environment.)
-BIN = Path(tempfile.mkdtemp())
-atexit.register(shutil.rmtree, BIN, ignore_errors=True)
-(BIN / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-(BIN / "python").chmod(0o755)
+BIN = Path(sys.executable).parent
+if os.name == "posix":
+    BIN = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, BIN, ignore_errors=True)
+    (BIN / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (BIN / "python").chmod(0o755)
 os.environ["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"
 
 # ruff: noqa: E402
@@ -63,11 +65,11 @@ def of_kind(kind, classes=0):
 def alike(line, other):
     """Whether two texts agree, decimals to 1e-5 only: the last ones depend on the machine and on a
     batch's size."""
-    number, texts = r"[-+]?\d+\.\d+(?:e[-+]?\d+)?", [str(line), str(other)]
-    words, values = zip(
-        *((re.split(number, text), [*map(float, re.findall(number, text))]) for text in texts)
-    )
-    return words[0] == words[1] and np.allclose(*values, rtol=1e-5, atol=1e-5)
+    number = r"[-+]?\d+\.\d+(?:e[-+]?\d+)?"
+    if re.split(number, str(line)) != re.split(number, str(other)):
+        return False
+    values = [[*map(float, re.findall(number, str(text)))] for text in (line, other)]
+    return np.allclose(*values, rtol=1e-5, atol=1e-5)
 
 
 ROOMS = "tasks", "own", "zoo", "engine", "experiments", "compare", "use"
@@ -76,13 +78,8 @@ ROOMS = "tasks", "own", "zoo", "engine", "experiments", "compare", "use"
 def scripts(folder, *more):
     """Copy all scripts into a folder, to change them there; more: other files of the repository, or
     patterns -> the folder."""
-    patterns = [
-        "*.py",
-        "run_all.sh",
-        "results/hours.txt",
-        *(f"{room}/*.py" for room in ROOMS),
-        *more,
-    ]
+    patterns = ["*.py", "run_all.sh", "results/hours.txt", *more]
+    patterns += [f"{room}/*.py" for room in ROOMS]
     for path in {path for pattern in patterns for path in ROOT.glob(pattern)}:
         place = folder / path.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -90,13 +87,8 @@ def scripts(folder, *more):
     return folder
 
 
-MODULES = {
-    "run_all.sh": "experiments.running",
-    **{
-        f"{name}.py": name
-        for name in ("analyze", "baseline", "data", "finetune", "predict", "pretrain")
-    },
-}
+MODULES = "analyze", "baseline", "data", "finetune", "predict", "pretrain"
+MODULES = {f"{name}.py": name for name in MODULES} | {"run_all.sh": "experiments.running"}
 
 
 def call(script, *words, cwd=None, **environment):
@@ -105,10 +97,9 @@ def call(script, *words, cwd=None, **environment):
     terminals) wants one."""
     module, before = importlib.import_module(MODULES[script]), os.getcwd()
     kept = {name: os.environ.get(name) for name in environment}
-    signals = {
-        name: signal.getsignal(name)
-        for name in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-    }
+    names = ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]  # not on Windows
+    handlers = {number: signal.getsignal(number) for number in numbers}
     out, err, code, argv = io.StringIO(), io.StringIO(), 0, sys.argv
     os.environ.update({name: str(value) for name, value in environment.items()})
     os.chdir(cwd or before)
@@ -126,8 +117,8 @@ def call(script, *words, cwd=None, **environment):
         os.chdir(before)
         for name, value in kept.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
-        for name, handler in signals.items():
-            signal.signal(name, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
 
 
@@ -154,13 +145,9 @@ with open("said.json", "w") as file:
 def calls(copy, *lines):
     """Call scripts of a copy that has tests/conftest.py, (script, word ...) each, in one process of
     their own -> what each prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER],
-        cwd=copy,
-        capture_output=True,
-        text=True,
-        input=json.dumps([[str(word) for word in line] for line in lines]),
-    )
+    words = json.dumps([[str(word) for word in line] for line in lines])
+    driver = [sys.executable, "-c", DRIVER]
+    done = subprocess.run(driver, cwd=copy, input=words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads((copy / "said.json").read_text())
 
@@ -176,21 +163,9 @@ def laws(copy, *words):
 
 # ---- Made runs and made sets ---------------------------------------------------------------------
 
-RECORD = dict(
-    task="image",
-    model="s4",
-    objective="masked",
-    seed=0,
-    changed={},
-    init=None,
-    steps=1000,
-    epochs=2.5,
-    seconds=1800.0,
-    processes=1,
-    commit="abc",
-    device="made",
-    torch="2",
-)
+RECORD = dict(task="image", model="s4", objective="masked", seed=0, changed={}, init=None)
+RECORD |= dict(steps=1000, epochs=2.5, seconds=1800.0, processes=1)
+RECORD |= dict(commit="abc", device="made", torch="2")
 
 
 def made_run(root, start="scratch", score=None, *, name=None, config=None, log="", **record):
@@ -270,22 +245,18 @@ def made_set(folder, inputs="series", targets="class", n=60, name="my set", seed
 # What preparing the real data would have found. Of the letters, one is two bytes long and one has
 # no token in Pythia.
 LETTERS = (*SPECIAL, *" abcdefg\u00e9\u4e00")
-PREPARED = dict(
-    text=dict(vocab=14, symbols=LETTERS),
-    retrieval=dict(vocab=14, symbols=LETTERS),
-    speech=dict(mean=-1e-5, std=0.1),
-)
+PREPARED = dict.fromkeys(("text", "retrieval"), dict(vocab=14, symbols=LETTERS))
+PREPARED |= dict(speech=dict(mean=-1e-5, std=0.1))
 
 
 def noise(name, length, n, seed=0):
     """A task with shorter sequences, and a split of n made-up examples of it."""
     task = replace(TASKS[name], length=length, **PREPARED.get(TASKS[name].family, {}))
     rng = np.random.default_rng(seed)
-    y = (
-        rng.integers(task.classes, size=n)
-        if task.classes
-        else rng.uniform(-1, 1, n).astype(np.float32)
-    )
+    if task.classes:
+        y = rng.integers(task.classes, size=n)
+    else:
+        y = rng.uniform(-1, 1, n).astype(np.float32)
     if task.channels is None:
         offsets = np.cumsum([0, *rng.integers(2, length + 1, n * task.documents)])
         x = rng.integers(EOS + 1, task.vocab, offsets[-1]).astype(np.uint8)
@@ -302,52 +273,31 @@ def noise(name, length, n, seed=0):
 
 STAGES = dict(pretrain=pretrain, finetune=finetune, joint=finetune)  # joint: with --joint
 SMALL = dict(d=16, layers=2, heads=2, ff=32, state=8, n_ssm=4, v=24, z=8)
-SIZES = {
-    model: ",".join(
-        f"{key}={value}"
-        for key, value in SMALL.items()
-        if key in keys_of(model) and key in arch("listops", model)
-    )
-    for model in MODELS
-}
+SIZES = {}
+for model in MODELS:
+    keys = keys_of(model).keys() & arch("listops", model).keys()
+    SIZES[model] = ",".join(f"{key}={size}" for key, size in SMALL.items() if key in keys)
 
 
 def opened(name, data_dir, fraction=1.0, labelled=None, labels=False, fresh=None):
     """data.open_task on noise: sequences of up to 40 positions; another data_dir is another data
     set."""
     sizes = [24, 9, 7]
-    splits = [
-        noise(name, 40, n, seed=n)[1]
-        for n in (int(sizes[0] * (labelled or fraction or 1)), *sizes[1:])
-    ]
+    drawn = int(sizes[0] * (labelled or fraction or 1)), *sizes[1:]
+    splits = [noise(name, 40, n, seed=n)[1] for n in drawn]
     task = replace(splits[0].task, data=dict(source=str(data_dir), seed=0, sizes=sizes, labels=0))
     return task, *splits
 
 
 def flags(out, task="listops", model="s4", more="", **settings):
     """argv of a short run; more: further sizes; None leaves a flag out."""
-    settings = (
-        dict(
-            out=out,
-            task=task,
-            model=model,
-            arch=model and SIZES[model] + more,
-            steps=6,
-            batch=8,
-            eval_every=4,
-            log_every=1,
-            warmup=2,
-            data_dir=".",
-            device="cpu",
-        )
-        | settings
-    )
-    return [
-        word
-        for name, value in settings.items()
-        if value is not None
-        for word in [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
-    ]
+    usual = dict(out=out, task=task, model=model, arch=model and SIZES[model] + more, steps=6)
+    usual |= dict(batch=8, eval_every=4, log_every=1, warmup=2, data_dir=".", device="cpu")
+    words = []
+    for name, value in (usual | settings).items():
+        if value is not None:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return words
 
 
 @pytest.fixture
@@ -365,18 +315,18 @@ def elsewhere(monkeypatch, tmp_path):
 def start():
     """start(stage, words, before=None, **environment) -> process, forked from one that has imported
     everything, what the first step of an optimiser imports included."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(
-            "PYTHONPATH", os.pathsep.join(str(ROOT / name) for name in ("", "tests", "results"))
-        )
-        context = multiprocessing.get_context("forkserver")
+    forks = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
+    context = multiprocessing.get_context("forkserver" if forks else "spawn")
+    if forks:
         context.set_forkserver_preload(["conftest", "torch._dynamo"])
-        multiprocessing.forkserver.ensure_running()
+        paths = os.pathsep.join(str(ROOT / name) for name in ("", "tests", "results"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", paths)
+            importlib.import_module("multiprocessing.forkserver").ensure_running()
 
     def begin(stage, words, before=None, **environment):
-        process = context.Process(
-            target=child, args=(stage, words, before, environment), daemon=True
-        )
+        arguments = stage, words, before, environment
+        process = context.Process(target=child, args=arguments, daemon=True)
         process.start()
         return process
 
@@ -404,12 +354,8 @@ def mistake(capsys):
         with pytest.raises(SystemExit) as end:
             guarded(lambda: (STAGES | dict(predict=predict))[stage].main(words))
         line = capsys.readouterr().err
-        assert (
-            end.value.code == code
-            and line.startswith("interrupted" if code == 130 else "error: ")
-            and line.count("\n") == 1
-            and line.endswith("\n")
-        )
+        begin = "interrupted" if code == 130 else "error: "
+        assert end.value.code == code and re.fullmatch(rf"{begin}.*\n", line), line
         return line
 
     return make
@@ -443,20 +389,15 @@ def result_of(out):
 def log_of(out, *kinds):
     """Log records of these kinds, without the clock."""
     records = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in r.items() if k not in ("ms_per_step", "seconds")}
-        for r in records
-        if not kinds or r["kind"] in kinds
-    ]
+    clock = "ms_per_step", "seconds"
+    records = [record for record in records if not kinds or record["kind"] in kinds]
+    return [{k: v for k, v in record.items() if k not in clock} for record in records]
 
 
 def contents(folder):
     """{path: bytes} of all files but locks; the paths of folders."""
-    return {
-        path: path.is_file() and path.read_bytes()
-        for path in folder.rglob("*")
-        if not path.name.endswith(".lock")
-    }
+    paths = [path for path in folder.rglob("*") if not path.name.endswith(".lock")]
+    return {path: path.is_file() and path.read_bytes() for path in paths}
 
 
 def same(a, b):
@@ -464,17 +405,15 @@ def same(a, b):
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(
-            same(a[k], b[k]) for k in a.keys() - {"seconds", "peak_memory_bytes"}
-        )
+        names = a.keys() - {"seconds", "peak_memory_bytes"}
+        return a.keys() == b.keys() and all(same(a[name], b[name]) for name in names)
     return len(a) == len(b) and all(map(same, a, b)) if isinstance(a, list) else a == b
 
 
 def assert_same_run(one, two):
     assert {path.name for path in contents(one)} == {path.name for path in contents(two)}
-    assert log_of(one, "train", "eval") == log_of(two, "train", "eval") and same(
-        result_of(one), result_of(two)
-    )
+    assert log_of(one, "train", "eval") == log_of(two, "train", "eval")
+    assert same(result_of(one), result_of(two))
     assert all(same(load(one / name), load(two / name)) for name in ("last.pt", "best.pt"))
     for kernels in one.glob("kernels.npz"):
         with np.load(kernels) as a, np.load(two / "kernels.npz") as b:

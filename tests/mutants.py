@@ -214,7 +214,11 @@ MUTANTS = {
         ('and "mask" not in record["changed"]', "", "baseline"),
         ("max(late) > max(early)", "max(late) < max(early)", "baseline"),
         ("if len(runs) == 1 or runs.examples", "if runs.examples", "baseline"),
-        ("if 0 < gained.half < abs(mean) and", "if gained.seeds < abs(mean) and", "baseline report"),
+        (
+            "if 0 < gained.half < abs(mean) and",
+            "if gained.seeds < abs(mean) and",
+            "baseline report",
+        ),
         ("max(98, 100 - 200 / comparison.test_examples)", "98", "baseline"),
         ("<= constant + noise for", "<= constant for", "baseline"),
     ],

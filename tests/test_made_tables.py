@@ -1,185 +1,191 @@
-"""The tables of compare, own and the demos over made runs: every cell equals a plain loop over the
-records."""
+"""The tables and verdicts of compare and own over made runs: every cell, every interval and every
+decision equals a plain loop over the records."""
 
 import itertools
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import call, of_kind
+from conftest import RECORD, call, made_run, of_kind
 from scipy.stats import t as student
+from sklearn import metrics
 
+from compare import verdict
 from engine.folder import summary
 
-HEADS = {
-    "scratch": "from scratch",
-    "spt": "self-pretrained",
-    "joint": "joint",
-    "linear_probe": "linear probe",
-}
+HEADS = dict(scratch="from scratch", spt="self-pretrained", joint="joint")
+HEADS |= dict(linear_probe="linear probe")
+BY = dict(spt="SPT", joint="joint training")
 # Of the table of a report: column -> the starts whose scores it compares.
-DIFFERENCES = {
-    "SPT - scratch": ("spt", "scratch"),
-    "joint - scratch": ("joint", "scratch"),
-    "SPT - joint": ("spt", "joint"),
-}
-
+DIFFERENCES = {"SPT - scratch": ("spt", "scratch"), "joint - scratch": ("joint", "scratch")}
+DIFFERENCES |= {"SPT - joint": ("spt", "joint")}
 
 # ---- Made runs: targets and predictions beside each record ---------------------------------------
 
-
-def targets_of(rng, kind):
-    """Targets of a test set: classes, equal or unequal, or numbers that float16 holds exactly."""
-    if kind == "number":
-        return rng.integers(-40, 41, 40) / 32
-    return rng.permutation(np.repeat([0, 1, 2], (20, 20, 24) if kind == "class" else (40, 10, 7)))
+STARTS = ("scratch", None), ("spt", None), ("spt", 0.25), ("joint", None), ("linear_probe", None)
+# model, lr, share of the labels, objective; None: the recipe's
+LINES = ("s4", None, None, "masked"), ("rotary", 0.01, None, "masked")
+MORE = ("s4", None, 0.5, "masked"), ("s4", None, None, "causal")
+# The sets of a report: what differs from the defaults of `made`.
+SETS = {
+    "class": dict(lines=(*LINES, *MORE)),
+    "unequal": dict(kind="unequal", sizes=(40, 10, 7), lines=(*LINES, *MORE)),
+    "number": dict(kind="number", lines=(*LINES, *MORE)),
+    "easy": dict(skills=(0.85, 1), scratch=1, seeds=(0, 1, 2), passes="all", same="variant"),
+    "hard": dict(skills=(0.3, 0.4), linear=0.97, error=0.5, seeds=(0, 1, 2)),
+    "dull": dict(kind="unequal", sizes=(40, 10, 7), skills=(0, 0), passes="row"),
+    "large": dict(sizes=(300, 300, 400), skills=(0.97, 0.999), same="variant"),
+    "few": dict(sizes=(4, 4, 4)),
+    "twins": dict(skills=(0.7, 0.7), seeds=(0, 1), passes="row", same="set"),
+    "lone": dict(lines=LINES[:1], starts=STARTS[:1], seeds=(0,)),
+}
 
 
 def predicted(rng, y, kind, skill):
+    """Predictions of this skill, 0 to 1. With none a model predicts one or two classes."""
     if kind == "number":
-        return y + rng.integers(-20, 21, len(y)) / 32 * (1 - skill)
+        noise = rng.integers(-20, 21, len(y)) / 32 * (1 - skill)
+        return (y + noise).astype(np.float16).astype(float)
+    if skill == 0:
+        return rng.integers(0, 2, len(y)) * (rng.random() > 0.7)
     return np.where(rng.random(len(y)) < skill, y, rng.integers(0, 3, len(y)))
 
 
-def record_of(run, task, kind, y, found, kept, **more):
-    """The record of a finetuning run or a baseline with these predictions, and what a loop needs of
-    them."""
-    wide = kind == "number"
-    record = dict(run=run, task=task, test_examples=len(y), evals=[], init=None) | more
-    record |= dict(commit="abc", device="made", torch="2")
-    if wide:
-        around = [(value - np.mean(y)) ** 2 for value in y]
-        errors = [(guess - value) ** 2 for guess, value in zip(found, y)]
-        record["test_r2"] = 1 - sum(errors) / sum(around)
-    else:
-        record["test_accuracy"] = sum(found == y) / len(y)
-    held = summary(of_kind("number" if wide else "class", 3), y, found)
-    if not kept:
-        held = {name: value for name, value in held.items() if name not in ("right", "values")}
-    record |= held
-    return record, dict(y=y, found=found, kept=kept)
+def with_score(kind, y, found, kept, first=None, **record):
+    """A finetuning run or a baseline with these predictions: its record, and what a loop needs."""
+    number = kind == "number"
+    record = RECORD | summary(of_kind("number" if number else "class", 3), y, found) | record
+    measure = dict(number=metrics.r2_score, unequal=metrics.balanced_accuracy_score)
+    score = measure.get(kind, metrics.accuracy_score)(y, found) * (1 if number else 100)
+    record |= dict(test_r2=score) if number else dict(test_accuracy=float((found == y).mean()))
+    for name in () if kept else ("right", "values"):
+        record.pop(name, None)
+    field = "val_r2" if number else "val_accuracy"
+    middle, late, last = [line[field] for line in record["evals"]] or (0, 0, 0)
+    # Joint training takes two passes a step if its objective hides inputs.
+    twice = record["start"] == "joint" and record["objective"] == "masked"
+    spent = record["steps"] * (2 if twice else 1), record["seconds"] / 60
+    passes, minutes = spent if first is None else (spent[0] + first["steps"], spent[1] + 2)
+    facts = dict(passes=passes, minutes=minutes, improves=last > max(middle, late), first=first)
+    facts |= dict(val=(1 if number else 100) * record[field], score=score, kept=kept, kind=kind)
+    return SimpleNamespace(record=record, y=y, found=found, **facts)
 
 
-def made(seed, task, kind):
-    """[(record, facts)] of a task: two models, every start, settings, shares of the labels, and
-    seeds that some variants lack."""
-    rng, runs = np.random.default_rng(seed), []
-    y = targets_of(rng, kind)
-    val = "val_r2" if kind == "number" else "val_accuracy"
-    common = dict(objective="none", changed={}, seed=0, joint=None)
-    runs.append(
-        record_of(
-            f"{task}-linear",
-            task,
-            kind,
-            y,
-            predicted(rng, y, kind, 0.7),
-            True,
-            **common,
-            model="n-grams",
-            start="baseline",
-            steps=0,
-            seconds=4.0,
-            **{val: 0.5},
-            **{"constant_r2" if kind == "number" else "constant_accuracy": 0.4},
-        )
-    )
-    for model, rate, share in itertools.product(("s4", "rotary"), (None, 0.01), (None, 0.5)):
-        if rate and share:
-            continue
-        for start, mask in (
-            ("scratch", None),
-            ("spt", None),
-            ("spt", 0.5),
-            ("joint", None),
-            ("linear_probe", None),
-        ):
-            skill, kept = rng.uniform(0.3, 0.9), bool(rng.random() < 0.8)
-            for seed in sorted(rng.choice(4, rng.integers(1, 5), replace=False).tolist()):
-                changed = {"lr": rate} if rate else {}
-                changed |= {"label_fraction": share} if share else {}
-                changed |= {"freeze": True} if start == "linear_probe" else {}
-                pretrained = start in ("spt", "linear_probe")
-                first = {"mask": mask} if mask else {}
-                changed |= {"pretraining": first} if pretrained and first else {}
-                name = f"{task}-{model}-{start}-{rate}-{share}-{mask}-s{seed}"
-                more = dict(model=model, seed=seed, objective="masked", changed=changed)
-                # of which kind are all seconds: no two cells agree by chance
-                more |= dict(steps=int(rng.integers(50, 60)), processes=int(rng.integers(1, 3)))
-                more |= dict(seconds=float(rng.integers(60, 9000)))
-                more |= dict(joint=1.0 if start == "joint" else None)
-                if pretrained:
-                    before = dict(run=f"{name}-first", task=task, changed=first, val_score=1)
-                    before |= {field: more[field] for field in ("model", "seed", "objective")}
-                    before |= dict(steps=int(rng.integers(50, 60)), commit="abc", device="made")
-                    before |= {"torch": "2", "seconds": 120.0, "best.pt": f"{name} weights"}
-                    runs.append((before, None))
-                    more |= dict(init=f"gone/{name}-first", pretrained=f"{name} weights")
-                more |= {val: float(rng.random())}
-                more |= dict(start="spt" if pretrained else start)
-                guesses = predicted(rng, y, kind, skill + rng.normal() / 20)
-                runs.append(record_of(name, task, kind, y, guesses, kept, **more))
+def made(
+    name, seed=33, kind="class", sizes=(20, 20, 24), skills=(0.3, 0.9), lines=LINES, starts=STARTS,
+    linear=0.7, error=0.15, seeds=(), passes=None, same=None, scratch=None,
+):  # fmt: skip
+    """The runs of a set in random order: lines x starts, in seeds that some variants lack. skills:
+    of the networks; scratch: of those from scratch; linear: of the linear model; error: least of
+    pretraining; passes: equal in `all` runs, or in each row; same: predictions of all runs of the
+    set, or of a variant. With seed 33 a report makes every decision."""
+    rng, task = np.random.default_rng(seed), f"file:/my/{name}.npz"
+    y = rng.permutation(np.repeat([0, 1, 2], sizes))
+    y = rng.integers(-40, 41, 40) / 32 if kind == "number" else y  # float16 holds them exactly
+    unit = "r2" if kind == "number" else "accuracy"
+    alike = same == "set"  # then all validate alike, too
+    record = {f"constant_{unit}": 0.4, f"val_{unit}": 0.5, "objective": "none", "evals": []}
+    record |= dict(denoising=dict(interpolation=-0.25, mean=-1.0), steps=0, seconds=4.0)
+    record |= dict(run=f"{name}-linear", model="n-grams", task=task, start="baseline")
+    runs = [with_score(kind, y, predicted(rng, y, kind, linear), True, **record)]
+    for (i, line), (start, mask) in itertools.product(enumerate(lines), starts):
+        skill = (start == "scratch" and scratch) or rng.uniform(*skills)
+        kept = alike or bool(rng.random() < 0.7)
+        drawn = sorted(rng.choice(4, rng.integers(1, 5), replace=False).tolist())
+        for seed in seeds or drawn:
+            whole = 100 + 2 * i if passes == "row" else 2 * int(rng.integers(50, 60))
+            whole = 100 if passes == "all" else whole
+            record, first = settings_of(name, task, line, start, mask, seed, whole)
+            record |= {f"val_{unit}": 0.5 if alike else float(rng.random())}
+            record |= dict(seconds=float(rng.integers(60, 9000)), processes=int(rng.integers(1, 3)))
+            for part, score in zip((0.5, 0.9, 1), rng.random(3).round(1).tolist()):
+                step = part * record["steps"]
+                record["evals"] += [{"kind": "eval", "step": step, f"val_{unit}": score}]
+            if first:
+                first["val_score"] = -float(rng.uniform(error, 0.6))
+                runs.append(SimpleNamespace(record=first, kind=None))
+            place = 0 if alike else 10 * i + starts.index((start, mask))
+            chance = np.random.default_rng(place) if same else rng
+            own = skill if same or not skill else min(1, skill + rng.normal() / 20)
+            guesses = predicted(chance, y, kind, own)
+            runs.append(with_score(kind, y, guesses, kept, first, **record))
+    rng.shuffle(runs)
     return runs
+
+
+def settings_of(name, task, line, start, mask, seed, steps):
+    """What the records of a run and of its pretraining (or None) say of both."""
+    model, rate, share, objective = line
+    pairs = dict(lr=rate, label_fraction=share, freeze=start == "linear_probe" or None)
+    changed = {flag: value for flag, value in pairs.items() if value}
+    shared = dict(task=task, model=model, objective=objective, seed=seed)
+    run = f"{name}-{model}-{objective}-{start}-{rate}-{share}-{mask}-s{seed}"
+    record = shared | dict(run=run, changed=changed, evals=[])
+    record |= dict(start=start.replace("linear_probe", "spt"))
+    record |= dict(steps=steps if start == "scratch" else steps // 2)
+    record |= dict(joint=1.0 if start == "joint" else None)
+    if record["start"] != "spt":
+        return record, None
+    before = dict(mask=mask) if mask else {}
+    changed |= dict(pretraining=before) if before else {}
+    first = RECORD | shared | dict(run=f"{run}-first", changed=before, steps=steps // 2)
+    first |= {"seconds": 120.0, "best.pt": f"{run} weights", "start": "pretrain"}
+    first |= dict(score_is="minus squared error on predicted samples")
+    return record | dict(init=f"gone/{run}-first", pretrained=f"{run} weights"), first
+
+
+def kept(folder, *sets):
+    """Write the runs of some sets into one file -> its path."""
+    path = folder / "runs.jsonl"
+    path.write_text("".join(json.dumps(run.record) + "\n" for runs in sets for run in runs))
+    return path
+
+
+def as_folders(root, *sets):
+    """Write the runs of some sets as folders, each with its settings and its log -> the root."""
+    for run in itertools.chain(*sets):
+        record = dict(run.record)
+        start, name, evals = (record.pop(key, None) for key in ("start", "run", "evals"))
+        changed = dict(lr=0.001, mask=0.3, freeze=False, label_fraction=None) | record["changed"]
+        log = "".join(f"{json.dumps(line)}\n" for line in evals or ())
+        made_run(root, start, name=name, config=changed, log=log, **record)
+    return root
 
 
 # ---- The plain loops -----------------------------------------------------------------------------
 
 
-def score_of(run, kind):
-    """In percent, or R2."""
-    record, facts = run
-    if kind == "number":
-        return record["test_r2"]
-    if kind == "class":
-        return 100 * record["test_accuracy"]
-    shares = []
-    for label in sorted({*facts["y"].tolist()}):
-        rows = [i for i, value in enumerate(facts["y"]) if value == label]
-        shares.append(sum(facts["found"][i] == label for i in rows) / len(rows))
-    return 100 * sum(shares) / len(shares)
-
-
-def added(run, kind, label):
+def added(run, label):
     """What each example of a class (None: of all) adds to the score; without predictions, the
     right ones stand first."""
-    y, found = run[1]["y"], run[1]["found"]
-    if kind == "number":
-        if not run[1]["kept"]:
-            return None
-        mean = sum(y) / len(y)
-        around = [(value - mean) ** 2 for value in y]
-        above = [a - (guess - value) ** 2 for a, guess, value in zip(around, found, y)]
-        ratio, scale = sum(above) / sum(around), sum(around) / len(y)
-        return [ratio + (up - ratio * down) / scale for up, down in zip(above, around)]
-    rows = [i for i in range(len(y)) if label in (None, y[i])]
-    right = [float(found[i] == y[i]) for i in rows]
-    return right if run[1]["kept"] else sorted(right, reverse=True)
+    y, found = run.y, run.found
+    if run.kind == "number":
+        around = (y - y.mean()) ** 2
+        above = around - (found - y) ** 2
+        return run.score + (above - run.score * around) / around.mean() if run.kept else None
+    right = [float(found[i] == y[i]) for i in range(len(y)) if label in (None, y[i])]
+    return right if run.kept else sorted(right, reverse=True)
 
 
 def variance_of(after, before, unit):
     """Of a mean over examples, and its degrees of freedom. after, before: a list per seed."""
-    n, more = len(after[0]), 2 * unit
-    gaps = []
-    for i in range(n):
-        gaps.append(sum(run[i] for run in after) / len(after))
-        gaps[i] -= sum(run[i] for run in before) / len(before) if before else 0
-    mean = (sum(gaps) + (0 if before else unit)) / (n + more)
-    variance = (sum(gap**2 for gap in gaps) + unit) / (n + more) - mean**2
+    after, before = np.array(after), np.array(before)
+    n, more = after.shape[1], 2 * unit
+    gaps = after.mean(0) - (before.mean(0) if len(before) else 0)
+    mean = (gaps.sum() + (0 if len(before) else unit)) / (n + more)
+    variance = ((gaps**2).sum() + unit) / (n + more) - mean**2
     variance *= (n + more) / (n + more - 1)
     for side in (after, before):
         if len(side) > 1:
-            spread = 0.0
-            for i in range(n):
-                middle = sum(run[i] for run in side) / len(side)
-                spread += sum((run[i] - middle) ** 2 for run in side) / (len(side) - 1)
-            variance -= spread / n / len(side)
+            variance -= side.var(0, ddof=1).mean() / len(side)
     return max(variance, unit / (n + more)) / n, n + more - 1
 
 
 def half_of(parts):
-    """Of a sum of independent parts, by Welch and Satterthwaite."""
+    """Of a sum of independent (variance, degrees of freedom), by Welch and Satterthwaite."""
     square = sum(variance for variance, _ in parts)
     if square == 0:
         return 0.0
@@ -187,17 +193,18 @@ def half_of(parts):
     return student.ppf(0.975, freedom) * math.sqrt(square)
 
 
-def half_of_test(after, before, kind, balanced):
-    unit, parts = (0 if kind == "number" else 1), []
-    labels = sorted({*after[0][1]["y"].tolist()}) if balanced else [None]
+def half_of_test(after, before=()):
+    kind, parts = after[0].kind, []
+    labels = [0, 1, 2] if kind == "unequal" else [None]
+    unit = 0 if kind == "number" else 1
     for label in labels:
-        sides = [[added(run, kind, label) for run in side] for side in (after, before)]
+        sides = [[added(run, label) for run in side] for side in (after, before)]
         if any(line is None for side in sides for line in side):
             return 0.0
-        if all(run[1]["kept"] for run in (*after, *before)):
+        if all(run.kept for run in (*after, *before)):
             parts.append(variance_of(*sides, unit))
             continue
-        for side in filter(None, sides):
+        for side in filter(None, sides):  # as if errors were independent
             each = [variance_of([line], [], unit) for line in side]
             parts.append(tuple(sum(column) / len(each) for column in zip(*each)))
     return (1 if kind == "number" else 100) / len(labels) * half_of(parts)
@@ -206,47 +213,36 @@ def half_of_test(after, before, kind, balanced):
 def half_of_seeds(*sides):
     if min(map(len, sides)) < 2:
         return 0.0
-    parts = []
-    for side in sides:
-        mean = sum(side) / len(side)
-        variance = sum((value - mean) ** 2 for value in side) / (len(side) - 1)
-        parts.append((variance / len(side), len(side) - 1))
-    return half_of(parts)
+    return half_of([(spread_of(side)[1] ** 2 / len(side), len(side) - 1) for side in sides])
 
 
-def difference(after, before, kind, balanced, score):
-    """(mean, half of the interval, common seeds) of two variants {seed: run}."""
-    seeds = sorted(after.keys() & before.keys())
-    if not seeds:
-        return None, 0.0, seeds
-    sides = [[side[seed] for seed in seeds] for side in (after, before)]
-    scores = [[score(run) for run in side] for side in sides]
-    mean = sum(a - b for a, b in zip(*scores)) / len(seeds)
-    half = 0.0
-    if len(seeds) > 1:
-        half = math.hypot(half_of_seeds(*scores), half_of_test(*sides, kind, balanced))
-    return mean, half, seeds
+def mean_of(values):
+    return sum(values) / len(values)
 
 
 def spread_of(values):
-    mean = sum(values) / len(values)
-    if len(values) == 1:
-        return [mean]
-    return [mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))]
+    return [mean_of(values), np.std(values, ddof=1)] if len(values) > 1 else [mean_of(values)]
 
 
-def minutes_of(runs, firsts):
-    spent = [run[0]["seconds"] + firsts.get(run[0]["run"], {}).get("seconds", 0) for run in runs]
-    return sum(spent) / len(spent) / 60
+def scores_of(variant):
+    return [run.score for run in variant.values()]
 
 
-def passes_of(runs, firsts):
-    """Joint training takes two passes a step, as the masked objective hides its inputs."""
-    found = set()
-    for record, _ in runs:
-        steps = record["steps"] * (2 if record["start"] == "joint" else 1)
-        found.add(steps + firsts.get(record["run"], {}).get("steps", 0))
-    return "/".join(str(number) for number in sorted(found))
+def difference(after, before):
+    """(mean, half of the interval, that of the test set, common seeds) of two {seed: run}."""
+    seeds = sorted(after.keys() & before.keys())
+    if not seeds:
+        return None, 0.0, 0.0, seeds
+    sides = [[side[seed] for seed in seeds] for side in (after, before)]
+    scores = [[run.score for run in side] for side in sides]
+    mean, test = sum(a - b for a, b in zip(*scores)) / len(seeds), half_of_test(*sides)
+    half = math.hypot(half_of_seeds(*scores), test) if len(seeds) > 1 else 0.0
+    return mean, half, test, seeds
+
+
+def passes_of(variant):
+    """As compare prints them."""
+    return "/".join(map(str, sorted({run.passes for run in variant.values()})))
 
 
 # ---- Cells ---------------------------------------------------------------------------------------
@@ -266,20 +262,14 @@ def rows_in(text):
 def agrees(cell, text, numbers, digits):
     """Whether a cell is this text, in which each # is a number, printed with so many digits."""
     number = rf"([-+]?\d+\.\d{{{digits}}})"
-    parts = [number if part == "#" else re.escape(part) for part in text]
-    match = re.fullmatch("".join(parts), cell)
+    match = re.fullmatch("".join(number if part == "#" else re.escape(part) for part in text), cell)
     assert match, f"{cell!r} is not {text!r}"
-    for printed, number in zip(match.groups(), numbers, strict=True):
-        assert abs(float(printed) - number) <= 0.5 * 10**-digits + 1e-9, (cell, text, numbers)
+    for printed, value in zip(match.groups(), numbers, strict=True):
+        assert abs(float(printed) - value) <= 0.5 * 10**-digits + 1e-9, (cell, text, numbers)
 
 
-def agrees_as_spread(cell, values, digits, brackets=()):
-    text, numbers = ("# ± #" if len(values) > 1 else "#"), spread_of(values)
-    if not brackets:
-        return agrees(cell, text, numbers, digits)
-    outer, _, inner = cell.partition(" (")
-    agrees(outer, text, numbers, digits)
-    return agrees(f"({inner}", "(#, #)", brackets, 1)
+def agrees_as_spread(cell, values, digits, end=""):
+    agrees(cell, ("# ± #" if len(values) > 1 else "#") + end, spread_of(values), digits)
 
 
 def agrees_as_gain(cell, mean, half, note, digits):
@@ -290,252 +280,365 @@ def agrees_as_gain(cell, mean, half, note, digits):
     return agrees(cell, f"# [#, #]{note}", [mean, mean - half, mean + half], digits)
 
 
-def written(folder, *sets):
-    """The records of some sets in one file, in random order -> its path."""
-    records = [record for runs in sets for record, _ in runs]
-    np.random.default_rng(0).shuffle(records)
-    path = folder / "runs.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
-
-
 def by_variant(runs):
-    """{(start, model, settings): {seed: run}} of finetuning runs, and {name: its pretraining}."""
-    firsts = {record["run"].removesuffix("-first"): record for record, facts in runs if not facts}
+    """{(start, model, objective, *settings): {seed: run}} of finetuning runs."""
     variants = {}
-    for record, facts in runs:
-        if facts:
-            changed = dict(record["changed"])
-            before = changed.pop("pretraining", {})
-            changed |= {f"pretraining.{name}": value for name, value in before.items()}
-            key = (record["start"], record["model"], *sorted(changed.items()))
-            variants.setdefault(key, {})[record["seed"]] = (record, facts)
-    return variants, firsts
+    for run in runs:
+        if run.kind:
+            changed = dict(run.record["changed"])
+            before = changed.pop("pretraining", {}).items()
+            changed |= {f"pretraining.{name}": value for name, value in before}
+            names = (run.record[name] for name in ("start", "model", "objective"))
+            variants.setdefault((*names, *sorted(changed.items())), {})[run.record["seed"]] = run
+    return variants
 
 
-def shown(value):
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def cells_of_compare(key):
-    """The cells by which a row of compare is found. The kept runs have no config.json, so what
-    they leave to the recipe is 'recipe'; a baseline has no settings."""
-    start, model, *pairs = key
-    changed = dict(pairs)
-    other = "–" if start == "baseline" else "recipe"
-    mask = changed.get("pretraining.mask", other if start == "spt" else "–")
-    values = [changed.get(name, other) for name in ("lr", "label_fraction", "freeze")]
-    return start, model, *map(shown, values), shown(mask)
-
-
-@pytest.mark.parametrize("kind", ["class", "number"])
-@pytest.mark.parametrize("seed", range(2))
-def test_every_cell_of_compare_is_that_of_a_loop(seed, kind, tmp_path):
-    runs = made(seed, "file:/my/set.npz", kind)
-    words = "analyze.py", "compare", written(tmp_path, runs), "--figure", tmp_path / "a.png"
-    done = call(*words)
+def printed(*words):
+    """What analyze.py prints, without the seconds that its figure takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("report", "settings"):
+            patch.setattr(f"compare.{module}.draw", lambda *arguments: None)
+        done = call("analyze.py", *words)
     assert done.returncode == 0, done.stderr
-    variants, firsts = by_variant(runs)
-    (rows,) = rows_in(done.stdout)
+    return done.stdout
+
+
+# ---- compare -------------------------------------------------------------------------------------
+
+COLUMNS = "start", "model", "objective", "lr", "label-fraction", "freeze", "pretraining mask"
+CONFIG = dict(zip(COLUMNS[3:], ("0.001", "–", "False", "0.3")))  # of as_folders
+
+
+def cells_of_compare(key, config):
+    """The cells by which a row is found. Kept runs have no config.json, so that what they leave to
+    the recipe is `recipe`; a baseline has no settings."""
+    cells = {} if key[0] == "baseline" else dict(config)
+    if key[0] != "spt":
+        cells.pop("pretraining mask", None)
+    cells |= {name.replace(".", " ").replace("_", "-"): f"{value}" for name, value in key[3:]}
+    return *key[:3], *(cells.get(name, "–") for name in COLUMNS[3:])
+
+
+def over_which(key, variants, chosen, wanted):
+    """The variant over which compare takes the gain of another: the best from scratch, that of the
+    wanted lr, or that from scratch of the same settings, whatever the pretraining. Or {}."""
+    if key[0] == "baseline" or not wanted and key[0] == "scratch":
+        return {}
+    if chosen:
+        return variants[chosen["scratch", *key[1:3], False]]
+    pairs = dict(key[3:])
+    if wanted:
+        other = (*key[:3], *sorted((pairs | dict(lr=0.01)).items()))
+        return variants.get(other, {}) if other != key else {}
+    pairs = {name: pairs[name] for name in pairs if name not in ("pretraining.mask", "freeze")}
+    return variants.get(("scratch", *key[1:3], *sorted(pairs.items())), {})
+
+
+CASES = ("class", False, ()), ("class", True, ("--select", "val")), ("number", True, ())
+CASES += (("number", True, ("--baseline", "lr=0.01")),)
+
+
+@pytest.mark.parametrize("kind, folders, words", CASES)
+def test_every_cell_of_compare_is_that_of_a_loop(kind, folders, words, tmp_path):
+    """With --select, validation chooses among the variants with the most seeds, for each model and
+    start; only the test scores of these are shown."""
+    lines = [(model, rate, None, "masked") for model in ("s4", "rotary") for rate in (None, 0.01)]
+    runs = made("my", len(words), kind, lines=(*lines, *MORE))
+    source = as_folders(tmp_path / "a", runs) if folders else kept(tmp_path, runs)
+    config = CONFIG if folders else dict.fromkeys(CONFIG, "recipe")
+    variants, chosen = by_variant(runs), {}
     digits, title = (3, "test R2") if kind == "number" else (1, "test accuracy, %")
-    columns = "start", "model", "lr", "label-fraction", "freeze", "pretraining mask"
-    printed = {tuple(row[name] for name in columns): row for row in rows}
-    assert len(printed) == len(rows) == len(variants)
-
-    def score(run):
-        return score_of(run, kind)
-
+    val = {key: [run.val for run in variant.values()] for key, variant in variants.items()}
+    for key in sorted(val, key=lambda key: (len(val[key]), mean_of(val[key]))):
+        if "--select" in words:
+            chosen[*key[:3], ("freeze", True) in key] = key  # the last one is the best
+    (rows,) = rows_in(printed("compare", source, *words))
+    by_cells = {tuple(row[name] for name in COLUMNS): row for row in rows}
+    assert len(by_cells) == len(rows) == len(variants)
+    (gain,) = [name for name in rows[0] if name.startswith("gain over ")]
     for key, variant in variants.items():
-        row, values = printed[cells_of_compare(key)], [score(run) for run in variant.values()]
-        agrees_as_spread(row[title], values, digits)
-        half = 0.0
-        if len(values) > 1:
-            test = half_of_test([*variant.values()], [], kind, False)
-            half = math.hypot(half_of_seeds(values), test)
-        mean = sum(values) / len(values)
-        if half:
-            agrees(row["95 % interval"], "[#, #]", [mean - half, mean + half], digits)
-        else:
-            assert row["95 % interval"] == "–"
-        assert row["seeds"] == str(len(variant))
-        passes = passes_of(variant.values(), firsts)
-        assert row["passes"] == passes
-        agrees(row["minutes"], "#", [minutes_of(variant.values(), firsts)], 1)
-        # The row from scratch of the same settings, whatever the pretraining.
-        alike = [pair for pair in key[2:] if pair[0] not in ("pretraining.mask", "freeze")]
-        scratch = variants.get(("scratch", key[1], *alike), {})
-        gain = row["gain over scratch [95 % interval]"]
-        if key[0] in ("scratch", "baseline") or not scratch:
-            assert gain == "–"
+        row, scores = by_cells[cells_of_compare(key, config)], scores_of(variant)
+        assert (row["seeds"], row["passes"]) == (str(len(variant)), passes_of(variant)), key
+        agrees(row["minutes"], "#", [mean_of([run.minutes for run in variant.values()])], 1)
+        if chosen:
+            star = key in chosen.values()
+            agrees_as_spread(row["validation"], val[key], digits, " *" * star)
+            assert star != (row[title] == row["95 % interval"] == row[gain] == ""), key
+            if not star:
+                continue
+        agrees_as_spread(row[title], scores, digits)
+        half = math.hypot(half_of_seeds(scores), half_of_test([*variant.values()]))
+        ends = [mean_of(scores) - half, mean_of(scores) + half] if len(scores) > 1 and half else []
+        text = "[#, #]" if ends else "–"
+        agrees(row["95 % interval"], text, ends, digits)
+        scratch = over_which(key, variants, chosen, "--baseline" in words)
+        if not scratch:
+            assert row[gain] == "–", key
             continue
-        mean, half, seeds = difference(variant, scratch, kind, False, score)
-        before, notes = passes_of(scratch.values(), firsts), []
-        if variant.keys() != scratch.keys():
-            notes.append(f"common seeds: {', '.join(map(str, seeds)) or 'none'}")
-        if before != passes:
-            notes.append(f"over {before} passes")
-        agrees_as_gain(gain, mean, half, f" ({'; '.join(notes)})" if notes else "", digits)
+        mean, half, _, seeds = difference(variant, scratch)
+        notes = [f"common seeds: {', '.join(map(str, seeds)) or 'none'}"]
+        notes *= variant.keys() != scratch.keys()
+        notes += [f"over {passes_of(scratch)} passes"] * (passes_of(scratch) != row["passes"])
+        agrees_as_gain(row[gain], mean, half, f" ({'; '.join(notes)})" if notes else "", digits)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_validation_chooses_the_rows_of_compare(seed, tmp_path):
-    """Of the variants with the most seeds that of the best validation score, for each model and
-    start; only its test scores are shown."""
-    runs = made(seed, "file:/my/set.npz", "class")
-    words = "--select", "val", "--figure", tmp_path / "a.png"
-    done = call("analyze.py", "compare", written(tmp_path, runs), *words)
-    variants, firsts = by_variant(runs)
-    groups, chosen = {}, {}
-    for key, variant in variants.items():
-        group = groups.setdefault((key[0], key[1], ("freeze", True) in key), [])
-        score = sum(100 * record["val_accuracy"] for record, _ in variant.values()) / len(variant)
-        group.append((len(variant), score, key))
-    chosen = {name: max(group, key=lambda row: row[:2])[2] for name, group in groups.items()}
-    columns = "start", "model", "lr", "label-fraction", "freeze", "pretraining mask"
-    (rows,) = rows_in(done.stdout)
-    printed = {tuple(row[name] for name in columns): row for row in rows}
-    for key, variant in variants.items():
-        row = printed[cells_of_compare(key)]
-        star = key in chosen.values()
-        values = [100 * record["val_accuracy"] for record, _ in variant.values()]
-        text = "# ± #" if len(values) > 1 else "#"
-        agrees(row["validation"], text + " *" * star, spread_of(values), 1)
-        test = row["test accuracy, %"], row["95 % interval"]
-        assert star != (test == ("", ""))
-        if not star:
-            continue
-        agrees_as_spread(test[0], [score_of(run, "class") for run in variant.values()], 1)
-        scratch = variants[chosen["scratch", key[1], False]] if key[0] != "baseline" else {}
-        gain = row["gain over scratch [95 % interval]"]
-        if key[0] in ("scratch", "baseline"):
-            assert gain == "–"
-            continue
-        mean, half, seeds = difference(
-            variant, scratch, "class", False, lambda run: score_of(run, "class")
-        )
-        notes = []
-        if variant.keys() != scratch.keys():
-            notes.append(f"common seeds: {', '.join(map(str, seeds)) or 'none'}")
-        before = passes_of(scratch.values(), firsts)
-        if before != passes_of(variant.values(), firsts):
-            notes.append(f"over {before} passes")
-        agrees_as_gain(gain, mean, half, f" ({'; '.join(notes)})" if notes else "", 1)
+# ---- own and the demos: tables -------------------------------------------------------------------
 
 
-def further_of(runs, kind):
+def further_of(runs):
     """Accuracy (if the score is balanced accuracy) and macro F1 of some runs, in percent."""
-    accuracies, values = [], []
-    for record, facts in runs:
-        accuracies.append(100 * record["test_accuracy"])
-        y, found, f1 = facts["y"], facts["found"], []
-        for label in sorted({*y.tolist()}):
-            both = sum((found == label) & (y == label))
-            f1.append(2 * both / max(sum(found == label) + sum(y == label), 1))
-        values.append(100 * sum(f1) / len(f1))
-    means = [sum(accuracies) / len(runs), sum(values) / len(runs)]
-    return means if kind == "unequal" else means[1:]
+    if runs[0].kind == "number":
+        return []
+    values = [100 * metrics.f1_score(run.y, run.found, average="macro") for run in runs]
+    means = [mean_of([100 * run.record["test_accuracy"] for run in runs]), mean_of(values)]
+    return means if runs[0].kind == "unequal" else means[1:]
 
 
-def lines_of(variants):
-    """{(share, line): {start: {seed: run}}}, as the report arranges variants."""
-    found = {}
-    for (start, model, *pairs), variant in variants.items():
+def agrees_with_further(cell, values, others, digits):
+    """Whether a cell shows these values, and in parentheses others."""
+    outer, _, inner = cell.partition(" (")
+    agrees_as_spread(outer, values, digits)
+    others = others if digits == 1 else []  # R2 has none
+    agrees(inner, f"{', '.join('#' for _ in others)})" if others else "", others, 1)
+
+
+def arranged(variants):
+    """{share of the labels: {line: {start: {seed: run}}}}, as a report arranges variants."""
+    shares = {}
+    for (start, model, objective, *pairs), variant in variants.items():
         changed = dict(pairs)
         share = changed.pop("label_fraction", 1)
-        if changed.pop("freeze", False):
-            start = "linear_probe"
-        names = {"lr": "lr", "pretraining.mask": "pretraining mask"}
-        words = [f"{names[name]}={value:g}" for name, value in sorted(changed.items())]
-        found.setdefault((share, ", ".join([model, *words])), {})[start] = variant
-    return found
+        start = "linear_probe" if changed.pop("freeze", False) else start
+        words = [model] if objective == "masked" else [model, objective]
+        words += [f"{name.replace('.', ' ')}={value:g}" for name, value in sorted(changed.items())]
+        if start != "baseline":
+            shares.setdefault(share, {}).setdefault(", ".join(words), {})[start] = variant
+    return shares
 
 
-def check_report(text, sets, further):
-    """Compare every cell of the tables of a report with a loop. sets: [(name, kind, runs)].
-    further: whether scores are followed by others in parentheses."""
-    titles = re.findall(r"^\*\*(\S+?(?: with 50 % of the labels)?)\*\*$", text, re.M)
-    tables = dict(zip(titles, rows_in(text), strict=True))
-    checked = 0
-    for name, kind, runs in sets:
-        variants, firsts = by_variant(runs)
-        digits, balanced = 3 if kind == "number" else 1, kind == "unequal"
-        ((linear,),) = [v.values() for key, v in variants.items() if key[0] == "baseline"]
-        networks = {key: v for key, v in variants.items() if key[0] != "baseline"}
-        arranged = lines_of(networks)
-
-        def score(run):
-            return score_of(run, kind)
-
-        for share in (1, 0.5):
-            lines = {line: starts for (part, line), starts in arranged.items() if part == share}
-            rows = tables[name + (" with 50 % of the labels" if share < 1 else "")]
-            more = further and kind != "number"
-            if share == 1:  # baselines stand first
-                (first, second), rows = rows[:2], rows[2:]
-                constant = 0.4 if kind == "number" else 100 / 3 if balanced else 40
-                f1 = 100 * 2 * 0.4 / 1.4 / 3
-                shown = first["from scratch"].split(" (")[0]
-                agrees(shown, "#", [constant], digits)
-                shown, _, inner = second["from scratch"].partition(" (")
-                agrees(shown, "#", [score(linear)], digits)
-                if more:
-                    text = ", ".join("#" for _ in further_of([linear], kind))
-                    agrees(f"({inner}", f"({text})", further_of([linear], kind), 1)
-                    trivial = [40, f1] if balanced else [f1]
-                    inner = first["from scratch"].partition(" (")[2]
-                    agrees(f"({inner}", f"({text})", trivial, 1)
-                assert second["minutes per run"] == "4 s" and first["minutes per run"] == ""
-            assert len(rows) == len(lines)
-            for row in rows:
-                starts, minutes = lines[row["model"]], []
-                for start, head in HEADS.items():
-                    if head not in row:
-                        continue
-                    variant = [*starts.get(start, {}).values()]
-                    if not variant:
-                        assert row[head] == "–"
-                        minutes.append("–")
-                        continue
-                    shown, _, inner = row[head].partition(" (")
-                    agrees_as_spread(shown, [score(run) for run in variant], digits)
-                    if more:
-                        values = further_of(variant, kind)
-                        agrees(f"({inner}", f"({', '.join('#' for _ in values)})", values, 1)
-                    else:
-                        assert not inner
-                    minutes.append(minutes_of(variant, firsts))
-                for value, part in zip(minutes, row["minutes per run"].split(" / "), strict=True):
-                    agrees(part, "–" if value == "–" else "#", [] if value == "–" else [value], 1)
-                for column, pair in DIFFERENCES.items():
-                    (cell,) = [row[head] for head in row if head.split(" [")[0] == column]
-                    sides = [starts.get(start, {}) for start in pair]
-                    mean, half, seeds = difference(*sides, kind, balanced, score)
-                    note = f" ({len(seeds)})"
-                    if mean is None:
-                        note = ""
-                    elif len(seeds) == 1:
-                        note = " (one seed)"
-                    agrees_as_gain(cell, mean, half, note, digits)
-                    checked += 1
-    assert checked >= 3 * 3 * len(sets)
+def check_table(rows, lines, linear):
+    """Compare every cell of the table of a report. lines: {line: {start: {seed: run}}}; linear: of
+    its baselines, or None."""
+    some = next(iter(variants_of(lines).values()))[0]
+    few, digits = len(some.y) < 30, 3 if some.kind == "number" else 1
+    if linear:
+        (first, second), rows = rows[:2], rows[2:]
+        column = next(head for head in HEADS.values() if head in first)
+        agrees_with_further(second[column], [linear.score], further_of([linear]), digits)
+        others = [40, 100 * 2 * 0.4 / 1.4 / 3][some.kind != "unequal" :]
+        agrees_with_further(first[column], [constant_of(linear)], others, digits)
+        assert (first["minutes per run"], second["minutes per run"]) == ("", "4 s")
+    present = {start for starts in lines.values() for start in starts}
+    assert [row["model"] for row in rows] == [*lines]
+    assert {start for start, head in HEADS.items() if head in rows[0]} == present
+    for row in rows:
+        starts, minutes = lines[row["model"]], iter(row["minutes per run"].split(" / "))
+        for start in filter(present.__contains__, HEADS):
+            variant = starts.get(start)
+            if not variant:
+                assert row[HEADS[start]] == next(minutes) == "–"
+                continue
+            runs = [*variant.values()]
+            agrees_with_further(row[HEADS[start]], scores_of(variant), further_of(runs), digits)
+            agrees(next(minutes), "#", [mean_of([run.minutes for run in runs])], 1)
+        for column, pair in DIFFERENCES.items():
+            cells = [row[head] for head in row if head.split(" [")[0].split(" (")[0] == column]
+            assert len(cells) == ({*pair} <= present)
+            mean, half, _, seeds = difference(*(starts.get(start, {}) for start in pair))
+            note = {0: "", 1: " (one seed)"}.get(len(seeds), f" ({len(seeds)})")
+            for cell in cells:
+                agrees_as_gain(cell, mean, 0 if few else half, note, digits)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_every_cell_of_own_is_that_of_a_loop(seed, tmp_path):
-    """Several sets in one folder: accuracy, balanced accuracy, R2, with and without part of the
-    labels."""
-    kinds = ["class", "unequal", "number"]
-    sets = [(f"{kind}.npz", kind, made(seed, f"file:/my/{kind}.npz", kind)) for kind in kinds]
-    path = written(tmp_path, *(runs for *_, runs in sets))
-    done = call("analyze.py", "own", path, "--figure", tmp_path / "a.png")
-    assert done.returncode == 0, done.stderr
-    check_report(done.stdout, sets, further=True)
+def variants_of(lines):
+    """{name in words: [run]}"""
+    return {
+        f"{line} {HEADS[start]}": [*variant.values()]
+        for line, starts in lines.items()
+        for start, variant in starts.items()
+    }
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_every_cell_of_a_demo_is_that_of_a_loop(seed, tmp_path):
-    sets = [("text_demo", "class", made(seed, "text_demo", "class"))]
-    path = written(tmp_path, sets[0][2])
-    done = call("analyze.py", "demo", "demo-text", "--runs", path, "--figure", tmp_path / "a.png")
-    assert done.returncode == 0, done.stderr
-    check_report(done.stdout, sets, further=False)
+def constant_of(linear):
+    """The score of the trivial baseline."""
+    return {"number": 0.4, "unequal": 100 / 3, "class": 40.0}[linear.kind]
+
+
+# ---- own and the demos: verdicts -----------------------------------------------------------------
+# Each loop yields what a sentence must say: keys of verdict.WORDS, phrases, and all its numbers.
+
+
+def effects(line, starts, n):
+    """Of SPT on a model, and of joint training where it is decided or without SPT."""
+    after, scratch = starts.get("spt", {}), starts.get("scratch", {})
+    for start in ("spt", "joint"):
+        if starts.get(start, {}).keys() & scratch.keys():
+            decision = effect(line, start, starts[start], scratch, n)
+            if start == "spt" or not (after and scratch) or decision[0][0] in ("gains", "loses"):
+                yield decision
+
+
+def effect(line, start, after, scratch, n):
+    mean, half, test, seeds = difference(after, scratch)
+    name = line if start == "spt" else f"{line}, {BY[start]}"
+    runs, numbers = [*after.values(), *scratch.values()], [mean, mean - half, mean + half]
+    ceiling, key = False, "no seeds" if len(seeds) == 1 else ""
+    if runs[0].kind != "number":
+        ceiling = mean_of(scores_of(scratch)) > max(98, 100 - 200 / n)
+    elif not all(run.kept for run in runs):
+        key = key or "no predictions"
+    if key:
+        reason = "one seed" if key == "no seeds" else "predictions were not kept"
+        return ("unknown", key), [f"**{name}: {reason}**"], [mean]
+    if mean + half < 0:
+        return ("loses",), [f"**{line} loses by {BY[start]}**"], numbers
+    if mean - half > 0 and half and not ceiling:
+        return ("gains",), [f"**{line} gains by {BY[start]}**"], numbers
+    if ceiling:
+        key, reason = "ceiling", "at the ceiling"
+    elif not mean:
+        key, reason = "equal", "the scores are equal"
+    elif abs(mean) <= test:
+        key, reason, numbers = "noise", "more seeds would not settle it", [*numbers, test]
+    else:
+        key, reason = "seeds", "more than 100 seeds would"
+        variances = [np.var(scores_of(side), ddof=1) for side in (after, scratch)]
+        for k in range(100, len(seeds), -1):
+            if math.hypot(half_of([(part / k, k - 1) for part in variances]), test) < abs(mean):
+                reason = f" {k} seeds would"
+    return ("no difference", key), [f"**{name}: no significant difference**", reason], numbers
+
+
+def relation_to_linear(runs, linear):
+    if len(runs) == 1 or linear.kind == "number" and not all(run.kept for run in runs):
+        return "which is better is unknown"
+    scores = [run.score for run in runs]
+    apart = mean_of(scores) - linear.score
+    if abs(apart) <= math.hypot(half_of_seeds(scores), half_of_test(runs, [linear])):
+        return "**not significantly different from**"
+    return "**ahead of**" if apart > 0 else "**behind**"
+
+
+def beside_linear(networks, linear):
+    """networks: {name in words: [run]}."""
+    relations = {name: relation_to_linear(runs, linear) for name, runs in networks.items()}
+    scores = {name: mean_of([run.score for run in runs]) for name, runs in networks.items()}
+    if {*relations.values()} == {"**behind**"}:
+        name = max(scores, key=scores.get)
+        phrases = ["**The linear model is ahead of every network**", f"and {name} "]
+        return ("linear wins",), phrases, [linear.score, scores[name]]
+    val = {name: round(mean_of([run.val for run in runs]), 9) for name, runs in networks.items()}
+    best = max(val, key=val.get)
+    tied = [name for name in val if val[name] == val[best]]
+    lead = "chosen", f"Validation chooses {best}."
+    if len(tied) > 1:
+        lead = "tied", f"cannot choose between {', '.join(tied)}."
+    elif len(val) == 1:
+        lead = "only", f"{best} scores "
+    unknown = ", unknown" * ("unknown" in relations[best])
+    keys, phrases = [lead[0], f"beside linear{unknown}"], [lead[1], relations[best]]
+    behind = [name for name in val if relations[name] == "**behind**" and name != best]
+    if behind:
+        keys.append("behind linear")
+        phrases.append(f"Behind the linear model: {', '.join(behind)}.")
+    return keys, phrases, [scores[best], linear.score]
+
+
+def denoised(lines):
+    """Interpolation leaves a quarter of the variance, each model what validation measured."""
+    explained = {}
+    for line, starts in lines.items():
+        firsts = [run.first for run in starts.get("spt", {}).values()]
+        masked = {first["objective"] for first in firsts} == {"masked"}
+        if masked and not any("mask" in first["changed"] for first in firsts):
+            explained[line] = 100 * (1 + mean_of([first["val_score"] for first in firsts]))
+    keys, phrases = ["interpolation"], ["Linear interpolation", *(f"{line} " for line in explained)]
+    if explained and max(explained.values()) <= 75:
+        keys, phrases = [*keys, "no more than interpolation"], [*phrases, "not learned more"]
+    return [(keys, phrases, [75.0, *explained.values()])] if explained else []
+
+
+def decisions(lines, linear):
+    """All sentences of a verdict: keys of verdict.WORDS, phrases, and all numbers."""
+    variants = variants_of(lines)
+    networks = {name: runs for name, runs in variants.items() if "linear probe" not in name}
+    n = len(next(iter(variants.values()))[0].y)
+    if n < 30:
+        return
+    for line, starts in lines.items():
+        yield from effects(line, starts, n)
+    if linear:
+        yield beside_linear(networks, linear)
+    for name, runs in variants.items():
+        single = sum(len({*run.found.tolist()}) == 1 for run in runs if run.kind != "number")
+        if single:
+            text = f"**{name} predicts only one class** in {single} of {len(runs)} seeds"
+            yield ("one class",), [text], []
+    constant, nothing = linear and constant_of(linear), []
+    for name, runs in networks.items():
+        if linear and all(run.score <= constant + half_of_test([run]) for run in runs):
+            nothing.append(name)
+    if nothing:
+        yield ("trivial",), ["Not significantly better", f": {', '.join(nothing)}."], [constant]
+    yield from denoised(lines) if linear else ()
+    improving = [
+        name
+        for name, runs in variants.items()
+        if len(runs) > 1 and sum(run.improves for run in runs) > len(runs) / 2
+    ]
+    if improving:
+        yield ("improving",), [f"at the end**: {', '.join(improving)}. Longer runs"], []
+
+
+def check_caption(part, lines):
+    """Compare the passes, what is unequal and the error of the test set's size with a loop."""
+    runs = {line: sum(variants_of({line: lines[line]}).values(), []) for line in lines}
+    passes, runs = [{run.passes for run in row} for row in runs.values()], sum(runs.values(), [])
+    words = "equal passes in each row" if max(map(len, passes)) == 1 else "unequal passes"
+    if len(set.union(*passes)) == 1:
+        words = f"{min(passes[0])} passes per run"
+    few, shown = len(runs[0].y) < 30, re.findall(r"score by about ±([\d.]+)", part)
+    assert f"{words};" in part.lower() and few == ("test examples decide nothing" in part), words
+    assert ("Classes are unequal" in part) == (runs[0].kind == "unequal")
+    halves = [] if few else [half for run in runs if (half := half_of_test([run]))]
+    assert len(shown) == bool(halves)
+    for half in shown:
+        agrees(half, "#", [mean_of(halves)], 3 if runs[0].kind == "number" else 1)
+
+
+def check_report(text, sets):
+    """Compare tables, captions and verdicts of a report with loops -> the keys of its sentences."""
+    _, *parts = re.split(r"^\*\*(\S+?(?: with 50 % of the labels)?)\*\*$", text, flags=re.M)
+    parts, seen = dict(zip(parts[::2], parts[1::2])), set()
+    for name, runs in sets.items():
+        (baseline,) = [run for run in runs if run.record.get("start") == "baseline"]
+        for share, lines in arranged(by_variant(runs)).items():
+            part = parts.pop(f"{name}.npz" + (" with 50 % of the labels" if share < 1 else ""))
+            linear = baseline if share == 1 else None
+            check_table(rows_in(part)[0], lines, linear)
+            check_caption(part, lines)
+            sentences = re.findall(r"^- (.*)$", part, re.M)
+            pairs = zip(sentences, decisions(lines, linear), strict=True)
+            for sentence, (keys, phrases, numbers) in pairs:
+                assert all(phrase in sentence for phrase in phrases), (sentence, phrases)
+                seen |= {*keys}
+                digits = 3 if baseline.kind == "number" and "interpolation" not in keys else 1
+                shown = re.findall(rf"[-+]?\d+\.\d{{{digits}}}(?!\d)", sentence)
+                half = 0.5 * 10**-digits + 1e-9
+                assert [*map(float, shown)] == pytest.approx(numbers, rel=0, abs=half), sentence
+    assert not parts
+    return seen
+
+
+def test_every_cell_and_decision_of_own_is_that_of_a_loop(tmp_path):
+    sets = {name: made(name, **more) for name, more in SETS.items()}
+    made_decisions = check_report(printed("own", kept(tmp_path, *sets.values())), sets)
+    assert made_decisions >= {*verdict.WORDS, "no seeds", "no predictions"}
+
+
+def test_what_is_kept_of_runs_gives_the_report_of_their_folders(tmp_path):
+    runs = [made(name, **SETS[name]) for name in ("number", "unequal")]
+    folder = as_folders(tmp_path / "runs", *runs)
+    printed("keep", "demo", "--runs", folder, "--out", tmp_path)
+    report = printed("own", folder)
+    assert report == printed("own", tmp_path / "demo.jsonl") and "Still improving" in report

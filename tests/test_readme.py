@@ -1,231 +1,136 @@
-"""README: its method names what the code has, its commands are commands, its forks apply and
-run."""
+"""README: its commands are commands and run, its forks apply and run."""
 
-import ast
-import contextlib
-import json
 import re
 import runpy
 import shlex
-import subprocess
-import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
-from conftest import ROOT, call, calls, laws, scripts
+from conftest import ROOT, call, flags, laws, parse, result_of, scripts
 
 import analyze
-from engine.flags import flags
-from pretrain import OBJECTIVES
-
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(
-    r"```(\w*)\n(.*?)```", README + (ROOT / "results" / "data.md").read_text(), re.S
-)
-LISTOPS = "data.py", "--task", "listops_demo", "--train", 64, "--val", 16, "--test", 16
+import data
+import pretrain
 
 
-def fork(tmp_path):
-    """A copy of the scripts, with the files that README's blocks begin with the names of: `#
-    zoo/NAME.py`."""
-    copy = scripts(tmp_path / "fork", "results/*.py", "tests/*.py")
-    for text in (text for _, text in BLOCKS if re.match(r"# (zoo|tasks)/", text)):
-        assert len(text.splitlines()) < 40
-        (copy / text.split("\n")[0].removeprefix("# ")).write_text(text)
-    return copy
+def read(name):
+    return (ROOT / name).read_text(encoding="utf-8")
 
 
-def both_stages(*flags, folder=""):
-    """The commands of a few steps of both stages."""
-    few = "--batch", 8, "--steps", 4, "--eval-every", 2
-    return [
-        ("pretrain.py", *flags, *few, "--out", f"pretrain{folder}"),
-        ("finetune.py", "--init", f"pretrain{folder}", *few, "--out", f"finetune{folder}"),
-    ]
+README = read("README.md")
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README + read("results/data.md"), re.S)
 
 
-def test_the_method_names_functions_of_the_code():
-    """The comments of the pseudocode: functions, classes and methods, in the order of the
-    stages."""
-    method = next(text for kind, text in BLOCKS if not kind)
-    names = [
-        name
-        for line in method.splitlines()
-        if "  # " in line
-        for name in line.split("# ")[1].split(", ")
-    ][1:]
-    defined = set()
-    for name in ("data", "models", "pretrain", "finetune"):
-        for node in ast.walk(ast.parse((ROOT / f"{name}.py").read_text())):
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                defined.add(node.name)
-    assert len(method.splitlines()) <= 17 and len(names) > 8
-    assert {name.split(".")[-1] for name in names} <= defined
+def block(words):
+    """The first block of README or results/data.md with these words."""
+    return next(text for _, text in BLOCKS if words in text)
 
 
-def test_files_have_about_the_lines_that_readme_says():
-    for names, counts in re.findall(r"^\| (`[^|]+`) \| ([\d, ]+) \|", README, re.M):
-        for name, count in zip(re.findall(r"`(.+?)`", names), counts.split(", "), strict=True):
-            assert abs(len((ROOT / name).read_text().splitlines()) - int(count)) <= 0.05 * int(
-                count
-            ), name
-
-
-def test_readme_is_short_and_says_what_is_read_first():
+def test_readme_is_short_and_says_how_long_files_are():
     """At most 200 lines of 100 characters; the lines up to where a first reading stops."""
     lines = README.splitlines()
-    assert len(lines) <= 200 and [line for line in lines if len(line) > 100] == []
-    read = 0
-    for name, end in dict(
-        kernels="# ---- Skip at a", models="# ---- Skip at a", pretrain="$", finetune="# ---- Joint"
-    ).items():
-        read += (ROOT / f"{name}.py").read_text().split(end)[0].count("\n")
-    assert abs(read - int(re.search(r"about ([\d,]+) lines", README)[1].replace(",", ""))) < 30
+    assert len(lines) <= 200 and max(map(len, lines)) <= 100
+    for names, counts in re.findall(r"^\| (`[^|]+`) \| ([\d, ]+) \|", README, re.M):
+        for name, count in zip(re.findall(r"`(.+?)`", names), counts.split(", "), strict=True):
+            assert abs(read(name).count("\n") / int(count) - 1) <= 0.05, name
+    stops = dict.fromkeys(("kernels", "models"), "# ---- Skip at a")
+    stops |= dict(pretrain="$", finetune="# ---- Joint")
+    first = sum(read(f"{name}.py").split(stop)[0].count("\n") for name, stop in stops.items())
+    assert abs(first - int(re.search(r"about ([\d,]+) lines", README)[1].replace(",", ""))) < 30
 
 
-def test_readme_says_how_many_files_a_run_imports():
-    """All files of the repository that the two stages import, and their lines."""
-    program = (
-        "import sys, pretrain, finetune\n"
-        "for module in sys.modules.values(): print(getattr(module, '__file__', None))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout
-    files = {str(ROOT / name) for name in names.split()} & {*done.stdout.split("\n")}
-    lines = sum(len(Path(file).read_text().splitlines()) for file in files)
-    count, said = re.search(r"to read, (\d+) run \(([\d,]+) lines\)", README).groups()
-    assert len(files) == int(count) and abs(lines - int(said.replace(",", ""))) < 0.05 * lines
+def test_the_layer_in_five_lines_runs():
+    code, names = block("SimpleNamespace"), {}
+    exec(code, names)
+    assert names["y"].shape == (8, 1024, 64) and names["y"].isfinite().all()
 
 
-def test_the_layer_in_five_lines():
-    code = next(text for kind, text in BLOCKS if "SimpleNamespace" in text)
-    found = {}
-    exec(code, found)
-    assert (
-        found["y"].shape == (8, 1024, 64)
-        and found["y"].isfinite().all()
-        and len(code.splitlines()) <= 6
-    )
-
-
-def test_each_command_is_one(tmp_path, monkeypatch):
-    """What test_repository.py does not run is listed, or read by its script's parser."""
+def test_each_command_runs_or_is_listed_or_read_by_its_parser(tmp_path, monkeypatch):
+    """Both stages run in one step of a small model, PathX at its full length of 16,384."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(analyze, "COMMANDS", dict.fromkeys(analyze.COMMANDS, lambda args: None))
+    monkeypatch.setattr("tasks.making.announce", lambda *arguments: None)  # draws 100 more images
+    data.prepare("pathx", sizes=(2, 1, 1), workers=1)
     (tmp_path / "my.npz").touch()
-    blocks = re.findall(r"```bash\n(.*?)```", README, re.S)
-    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
-    for line in lines:
-        words = [
-            *shlex.split(line),
-            *(["--list"] if "run_all.sh" in line and "--list" not in line else []),
-        ]
-        if words[:2] == ["bash", "run_all.sh"]:
-            assert call(*words[1:]).stdout.startswith("python "), line
-        elif words[1] == "analyze.py":
-            analyze.command(words[2:])
-        elif words[1] in ("pretrain.py", "finetune.py"):
-            flags(words[1].removesuffix(".py"), OBJECTIVES).parse_args(words[2:])
-        elif words[1] == "micro.py":
-            assert words[2:] == []
-        elif words[1] == "predict.py":
-            assert (ROOT / words[2]).is_dir() or words[2] == "RUN", line
+    seen = set()
+    for line in "".join(re.findall(r"```bash\n(.*?)```", README, re.S)).splitlines():
+        _, script, *words = shlex.split(line, comments=True)
+        if script == "run_all.sh":
+            words += [] if "--list" in words else ["--list"]
+            assert call(script, *words).stdout.startswith("python "), line
+        elif script == "analyze.py":
+            analyze.command(words)
+        elif script in ("pretrain.py", "finetune.py"):
+            small = [] if "--init" in words else ["--arch", "layers=1,d=8,n_ssm=8,state=4"]
+            if script == "pretrain.py":  # as if it were not shortened
+                small += ["--out", parse(pretrain, words).out]
+            done = call(script, *words, "--steps", 1, "--batch", 1, *small)
+            assert done.returncode == 0, f"{line}: {done.stderr}"
+            seen.add((script, "--init" in words))
+        elif script == "predict.py":
+            assert (ROOT / words[0]).is_dir(), line
         else:
-            assert words[:2] == ["pip", "install"], line
-    targets = re.search(r"run_all.sh table2 .*# or (.*) \.\. (figure5)", README)
-    for target in (*targets[1].split(), targets[2]):
-        assert call("run_all.sh", target, "--list", "--preset", "mini").stdout.startswith("python ")
+            assert script in ("install", "micro.py"), line
+    assert len(seen) == 3
+    for target in re.search(r"run_all.sh table2 .*# or (.*)", README)[1].replace("..", "").split():
+        listed = call("run_all.sh", target, "--list", "--preset", "mini").stdout
+        assert listed.startswith("python "), target
+    left = {f"/{path.name}/" for path in tmp_path.iterdir() if path.is_dir()}
+    assert left == {"/data/", "/runs/"} <= {*read(".gitignore").split()}
 
 
-def test_links_and_pictures_are_there():
-    for page in [ROOT / "README.md", *ROOT.glob("results/**/*.md")]:
-        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
-            assert target.startswith("http") or (page.parent / target).exists(), (
-                f"{page.name}: {target}"
-            )
+# What a fork with README's mixer and task does, among its tests.
+FORKED = """
+from pathlib import Path
+import numpy as np
+from conftest import call
 
-
-def test_forks_that_are_a_file(tmp_path):
-    """A mixer and a task, and no other line: both objectives, generation, a killed run that goes
-    on; and the laws over all models hold."""
-    copy, rng = fork(tmp_path), np.random.default_rng(0)
-    for i in range(100):
-        path = tmp_path / "raw" / ("healthy", "sick")[i % 2] / f"{i}.npy"
+def test_shortconv_and_ecg_are_models_and_tasks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for i in range(40):
+        path = Path("raw", ("healthy", "sick")[i % 2], f"{i}.npy")
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, rng.normal(size=(1000, 2)).astype(np.float32))
-    mixer = both_stages("--task", "listops_demo", "--model", "shortconv", "--arch", "width=9")
-    flags, *_, prompted = calls(
-        copy,
-        ("pretrain.py", "--help"),
-        LISTOPS,
-        *mixer,
-        *both_stages(
-            "--task",
-            "listops_demo",
-            "--model",
-            "shortconv",
-            "--objective",
-            "causal",
-            folder="-causal",
-        ),
-        ("data.py", "--task", "ecg", "--raw", tmp_path / "raw"),
-        *both_stages("--task", "ecg", "--model", "linformer", folder="-ecg"),
-        ("predict.py", "pretrain-causal", "--prompt", "[MAX 3"),
-    )
-    assert "shortconv" in flags and "ecg" in flags and prompted.startswith("[MAX 3")
-    for stage in ("pretrain", "finetune"):
-        (copy / stage / "result.json").unlink()
-    assert all("wrote" in said for said in calls(copy, *((*words, "--resume") for words in mixer)))
-    laws(copy, "tests/test_models.py", "tests/test_mixers.py", "-k", "shortconv or forward_pass")
+        np.save(path, np.random.default_rng(i).normal(size=(1000, 2)).astype(np.float32))
+    demo = "--task listops_demo --train 24 --val 8 --test 8 --workers 1".split()
+    lines = [("data.py", *demo), ("data.py", "--task", "ecg", "--raw", "raw")]
+    few = "--batch 8 --steps 2 --eval-every 1 --out".split()
+    for name, *words in (
+        ("masked", "--task", "listops_demo", "--model", "shortconv", "--arch", "width=9"),
+        ("causal", "--task", "listops_demo", "--model", "shortconv", "--objective", "causal"),
+        ("ecg", "--task", "ecg", "--model", "linformer", "--arch", "layers=1,d=16,ff=16,heads=2"),
+    ):
+        init = "--init", name, *few, f"{name}-tuned"
+        lines += ("pretrain.py", *words, *few, name), ("finetune.py", *init)
+    lines += [(*line, "--resume") for line in lines[2:]]
+    for line in (*lines, ("predict.py", "causal", "--prompt", "[MAX 3")):
+        done = call(*line)
+        assert done.returncode == 0, (line, done.stderr[-2000:])
+        if line[-2] == "--out":                                          # as if it were killed
+            Path(line[-1], "result.json").rename(f"{line[-1]}.json")
+    assert done.stdout.startswith("[MAX 3")
+"""
 
 
-def test_fork_span_masks(tmp_path):
-    copy, spans = fork(tmp_path), next(text for _, text in BLOCKS if "np.roll" in text)
-    before = (copy / "pretrain.py").read_text()
+def test_forks_that_are_a_file_run_and_obey_the_laws(tmp_path):
+    """A mixer and a task, and no other line: both objectives, a killed run that goes on."""
+    tests = [f"tests/test_{name}.py" for name in ("fork", "models", "mixers", "kernels")]
+    copy = scripts(tmp_path / "fork", "results/*.py", "tests/conftest.py", *tests)
+    for name in ("zoo/shortconv.py", "tasks/ecg.py"):
+        (copy / name).write_text(block(f"# {name}\n"), encoding="utf-8")
+    (copy / tests[0]).write_text(FORKED, encoding="utf-8")
+    assert laws(copy, *tests[:3], "-k", "shortconv") > 2
+
+
+def test_a_fork_masks_spans(tmp_path, monkeypatch, elsewhere):
+    spans, before = block("np.roll"), read("pretrain.py")
     last = next(line for line in before.splitlines() if "default_rng((1717, *key))" in line)
-    (copy / "pretrain.py").write_text(before.replace(f"{last}\n", spans))
-    hide = runpy.run_path(str(copy / "pretrain.py"))["hide"]
+    (tmp_path / "spans.py").write_text(before.replace(f"{last}\n", spans), encoding="utf-8")
+    hide = runpy.run_path(str(tmp_path / "spans.py"))["hide"]
     hidden = hide((4000, 96), 0.3, 7)
     assert abs(hidden.mean() - 0.3) < 0.01
     edges = np.diff(hidden, axis=1, prepend=hidden[:, -1:])  # runs on a circle
-    runs = hidden.sum() / (edges.sum() / 2)
     # no run is shorter than eight
-    assert runs > 8 and ((edges.sum(1) == 0) | (hidden.sum(1) >= 8)).all()
-    calls(copy, LISTOPS, *both_stages("--task", "listops_demo", "--model", "s4"))
-
-
-def test_tensorboard_gets_every_number_of_a_log(tmp_path, monkeypatch):
-    """By the lines of results/recipes.md, with a writer that notes what it is given."""
-    text = (ROOT / "results" / "recipes.md").read_text(encoding="utf-8")
-    lines = next(
-        block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "tensorboard" in block
-    )
-    records = [
-        dict(kind="start", step=0, argv=["a"]),
-        dict(kind="train", step=5, loss=0.5, seconds=1.0),
-        dict(kind="eval", step=5, val_loss=0.25, val_score=0.75),
-    ]
-    (tmp_path / "runs" / "x").mkdir(parents=True)
-    (tmp_path / "runs" / "x" / "log.jsonl").write_text(
-        "\n".join(map(json.dumps, records)) + "\n{torn"
-    )
-    given = set()
-
-    class SummaryWriter(contextlib.nullcontext):
-        def __init__(self, folder):
-            super().__init__(self)
-            self.folder = folder
-
-        def add_scalar(self, *numbers):
-            given.add((self.folder.name, *numbers))
-
-    monkeypatch.setitem(
-        sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=SummaryWriter)
-    )
-    monkeypatch.chdir(tmp_path)
-    exec(lines, {})
-    assert given == {
-        ("tensorboard", name, value, 5)
-        for name, value in dict(loss=0.5, seconds=1.0, val_loss=0.25, val_score=0.75).items()
-    }
+    assert hidden.sum() / (edges.sum() / 2) > 8
+    assert ((edges.sum(1) == 0) | (hidden.sum(1) >= 8)).all()
+    monkeypatch.setattr(pretrain, "hide", hide)
+    pretrain.main(flags("run", steps=2))
+    assert np.isfinite(result_of(tmp_path / "run")["val_score"])

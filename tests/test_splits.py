@@ -1,66 +1,62 @@
-"""Your data: which examples train, validate and test; rows that cannot be read; unequal
-classes."""
+"""Your data: which examples train, validate and test, and what a split shares or lacks; unequal
+classes; rows that cannot be read."""
 
-import csv
-import json
+import re
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from conftest import alike, call
+from conftest import call, log_of, result_of
+from sklearn.metrics import f1_score
 
-import baseline
 import data
 import finetune
 import predict
 from compare.comparisons import macro_f1
 from engine.targets import class_loss
-from experiments.running import task_names
-from files import UserError, read_json
-from own.split import draw_parts, overlap
+from files import UserError
+from own.split import draw_parts, point_out_leaks
 from tasks import SPLITS
 
 
-def prepared(folder, x, y=None, **more):
-    """A set of these arrays -> task, splits."""
-    path = folder / "set.npz"
-    np.savez(path, x=x, **more | ({} if y is None else {"y": y}))
-    data.prepare(f"file:{path}", folder / "data")
-    return data.open_task(f"file:{path}", folder / "data")
+def saved(name, **arrays):
+    """Write arrays as NAME.npz in the current folder -> the task."""
+    np.savez(f"{name}.npz", **arrays)
+    return f"file:{name}.npz"
 
 
-# ---- splits --------------------------------------------------------------------------------------
+def prepared(name, *flags, **arrays):
+    """Prepare arrays -> the rows of each split, what data.py prints."""
+    task = saved(name, **arrays)
+    done = call("data.py", "--task", task, *flags)
+    assert done.returncode == 0, done.stderr
+    return [split.rows for split in data.open_task(task)[1:]], done.stdout
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("shares", [(0.7, 0.15, 0.15), (0.85, 0.15)])
-def test_three_examples_of_a_class_are_in_every_part(seed, shares):
-    """And parts stay a partition of about these shares. With groups wherever no other class is lost
-    by it."""
-    rng = np.random.default_rng(seed)
-    sizes = [*rng.integers(1, 9, 5), 200]
-    classes = rng.permutation(np.repeat(np.arange(6), sizes))
-    parts = draw_parts(classes, None, seed, shares)
-    assert sorted(np.concatenate(parts)) == [*range(len(classes))]
-    assert all(abs(len(part) - share * len(classes)) < 12 for part, share in zip(parts, shares))
-    for c, size in enumerate(sizes):
-        there = [(classes[part] == c).sum() for part in parts]
-        assert min(there) > 0 if size >= 3 else there[0] > 0
-    group = np.repeat(np.arange(60), 4)  # of one class each, so none is lost
-    classes = np.repeat(rng.permutation(np.repeat(np.arange(4), [3, 4, 13, 40])), 4)
-    parts = draw_parts(classes, group, seed, shares)
-    assert sorted(np.concatenate(parts)) == [*range(len(classes))]
-    assert all(
-        not np.intersect1d(group[one], group[two]).size
-        for one in parts
-        for two in parts
-        if one is not two
-    )
-    assert all({*classes[part]} == {0, 1, 2, 3} for part in parts)
-
-
-def test_groups_of_small_classes_are_drawn(tmp_path):
-    """Eight classes of four examples each: no class has an example for each of seven folds."""
+@pytest.mark.parametrize("shares", [(0.7, 0.15, 0.15), (0.85, 0.15)], ids=len)
+def test_parts_have_their_shares_every_class_of_three_examples_and_no_common_group(shares):
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        sizes = [*rng.integers(1, 9, 5), 200]
+        classes = rng.permutation(np.repeat(np.arange(6), sizes))
+        parts = draw_parts(classes, None, seed, shares)
+        assert sorted(np.concatenate(parts)) == [*range(len(classes))], seed
+        for part, share in zip(parts, shares):
+            assert abs((classes[part] == 5).sum() - share * 200) <= 4, seed
+        for label, size in enumerate(sizes):
+            counts = [(classes[part] == label).sum() for part in parts]
+            assert min(counts) > 0 if size >= 3 else counts[0] > 0, (seed, label)
+        again, other = (draw_parts(classes, None, seed + more, shares) for more in (0, 1))
+        assert np.array_equal(parts[0], again[0]) and {*parts[0]} != {*other[0]}, seed
+        group = np.repeat(np.arange(60), 4)  # of one class each, so none is lost
+        classes = np.repeat(rng.permutation(np.repeat(np.arange(4), [3, 4, 13, 40])), 4)
+        parts = draw_parts(classes, group, seed, shares)
+        assert sorted(np.concatenate(parts)) == [*range(len(classes))], seed
+        assert sum(len({*group[part]}) for part in parts) == 60, seed
+        assert all({*classes[part]} == {0, 1, 2, 3} for part in parts), seed
+    # eight classes of four examples each: no class has an example for each of seven folds
     parts = draw_parts(np.arange(32) % 8, np.arange(32) // 4, 0, (0.7, 0.15, 0.15))
     assert sorted(np.concatenate(parts)) == [*range(32)] and min(map(len, parts)) > 3
     # classes of one example each: no fold can be drawn, and an empty part is refused later
@@ -68,353 +64,178 @@ def test_groups_of_small_classes_are_drawn(tmp_path):
     assert [*map(len, parts)] == [6, 0, 0]
 
 
-def test_what_a_split_lacks_is_said(tmp_path, capsys):
-    x, y = np.random.default_rng(0).normal(size=(40, 6)), np.repeat(["a", "b", "c"], [30, 8, 2])
-    prepared(tmp_path, x, y)
-    out = capsys.readouterr().out
-    finetune.main(
-        [
-            "--task",
-            f"file:{tmp_path}/set.npz",
-            "--data-dir",
-            str(tmp_path / "data"),
-            *WORDS,
-            "--out",
-            str(tmp_path / "runs" / "one"),
-        ]
-    )
-    done = call("analyze.py", "own", "--runs", tmp_path / "runs", "--figure", tmp_path / "a.png")
-    assert "Nothing is known of classes without a test example: c." in done.stdout, done.stderr
-    assert (
-        "note: val has no example of 1 of 3 classes: c" in out
-        and "note: test has no example of 1 of 3 classes: c" in out
-    )
+X = np.random.default_rng(0).normal(size=(60, 6)).round(3)
+Y = np.arange(60) % 2
+PART = np.repeat(SPLITS, (36, 9, 15))
+ROWS = [[*np.flatnonzero(name == PART)] for name in SPLITS]
 
 
-@pytest.mark.parametrize("kind", ["apart", "twice", "texts", "windows", "gaps", "steps"])
-def test_what_training_has_of_a_test_example_is_counted(kind, tmp_path, capsys):
-    """Beside a count in plain Python. Few values that repeat, and rows that are apart, are no
-    overlap."""
-    rng = np.random.default_rng(0)
-    x, long = rng.normal(size=(40, 12)), rng.normal(size=200)
-    if kind == "twice":
-        x[20:] = x[:20]
-    elif kind == "texts":
-        x = np.array([f"text {i % 25}" for i in range(40)])
-    elif kind in ("windows", "gaps"):
-        long[::17] = np.nan if kind == "gaps" else 0
-        x = np.stack([long[4 * i : 4 * i + 12] for i in range(40)])
-    elif kind == "steps":
-        x = (np.arange(12) >= rng.integers(2, 10, (40, 1))).astype(float)
-    _, *splits = prepared(tmp_path, x, np.arange(40) % 2)
-    split = {int(row): name for name, part in zip(SPLITS, splits) for row in part.rows}
-    held = [row for row in range(40) if split[row] != "train"]
-    same = [
-        row
-        for row in held
-        if any(
-            np.array_equal(x[row], x[other], equal_nan=x.dtype.kind == "f")
-            for other in range(40)
-            if split[other] != split[row]
-        )
-    ]
-    beside = [
-        row
-        for row in held
-        if row not in same
-        and any(split.get(other, split[row]) != split[row] for other in (row - 1, row + 1))
-    ]
-    out = capsys.readouterr().out
-    assert (
-        f"note: {len(same)} of {len(held)} sequences of val and test are in another split, too"
-        in out
-    ) == bool(same)
-    assert (
-        f"note: {len(beside)} of {len(held)} sequences of val and test overlap the row" in out
-    ) == (kind in ("windows", "gaps"))
-    assert bool(same) == (kind in ("twice", "texts", "steps"))
-
-
-def test_series_that_overlap():
-    one = np.arange(20.0)[:, None]
-    assert overlap(one, one[12:]) and overlap(one, np.concatenate((one[15:], one[:15])))
-    assert not overlap(one, np.concatenate((one[16:], one[:16])))  # a fifth of it
-    step = np.arange(20)[:, None]
-    assert not overlap((step >= 15) + 0.0, (step >= 5) + 0.0)  # two values
-    assert not overlap(one, one) and not overlap(one[:0], one) and not overlap("abc", "bcd")
-
-
-# ---- unequal classes -----------------------------------------------------------------------------
-
-WORDS = [
-    "--model",
-    "s4",
-    "--arch",
-    "d=8,layers=1",
-    "--steps",
-    "8",
-    "--batch",
-    "8",
-    "--warmup",
-    "1",
-    "--eval-every",
-    "2",
-]
-
-
-@pytest.mark.parametrize("joint", [False, True])
-def test_class_weights_weigh_the_loss(joint, tmp_path, monkeypatch):
-    """Of class k by n / (classes n_k), so that the classes weigh alike; the first step's loss
-    beside an oracle."""
+def test_a_given_split_is_kept_whatever_it_is_called(tmp_path, monkeypatch):
+    """An array, a fold's number (the lowest tests, the next validates), or arrays of each split.
+    Without validation, 15 % of training are drawn."""
     monkeypatch.chdir(tmp_path)
-    y = np.repeat([0, 1, 2], [60, 30, 10])
-    task, train, *_ = prepared(tmp_path, np.random.default_rng(0).normal(size=(100, 6)), y)
-    # the examples that are used
-    for chosen in np.random.default_rng(0).permutation(len(train))[:20], None:
+    fold = np.select([PART == "test", PART == "val"], [3.0, 5.0], 10.0 + Y)
+    sets = dict(split=dict(x=X, y=Y, split=PART), fold=dict(x=X, y=Y, fold=fold))
+    for names in ("train", "dev", "testing"), ("training", "valid", "test"):
+        arrays = dict(X=X, y=Y, groups=np.arange(60) // 3)
+        sets[names[1]] = {
+            f"{key}_{name}": array[rows]
+            for name, rows in zip(names, ROWS)
+            for key, array in arrays.items()
+        }
+    for name, arrays in sets.items():
+        flags = ["--split", "fold"] if name == "fold" else []
+        rows, said = prepared(name, *flags, **arrays, strange=X)
+        assert [*map(sorted, rows)] == ROWS and "these arrays are not read: strange" in said, name
+    rows, _ = prepared("two", x=X, y=Y, split=np.where(PART == "val", "train", PART))
+    assert [*map(len, rows)] == [38, 7, 15] and sorted(rows[2]) == ROWS[2]
+
+
+def test_no_group_lies_in_two_splits(tmp_path, monkeypatch):
+    """Drawn, or as the file says. Rows without a label whose group is held out are left out."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    group, x = np.sort(rng.integers(0, 40, 600)), rng.normal(size=(600, 3))
+    y = (group + rng.integers(0, 2, 600)) % 3
+    rows, _ = prepared("drawn", x=x, y=y, group=group)
+    assert sum(map(len, rows)) == 600 and sum(len({*group[part]}) for part in rows) == 40
+    for part, share in zip(rows, (0.7, 0.15, 0.15)):
+        assert np.bincount(y[part]) == pytest.approx(np.bincount(y) * share, abs=15)
+    few, given = np.where(np.arange(600) % 5, y, -1), np.where(group < 30, "train", "test")
+    rows, _ = prepared("given", x=x, y=few, missing=-1, group=group, split=given)
+    assert sum(len({*group[part]}) for part in rows) == 40
+    assert [{*given[part]} for part in rows] == [{"train"}, {"train"}, {"test"}]
+    assert [bool((few[part] < 0).any()) for part in rows] == [True, False, False]
+
+
+def test_what_no_split_can_be_made_of_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    third = np.repeat(SPLITS, 20)
+    lacking = np.where(third == "val", "", np.tile(["a", "b"], 30))
+    for words, arrays in (
+        (r"group \d+ has examples in train and in val", dict(split=third, group=Y)),
+        ("20 / 0 / 20 examples to train, validate and test", dict(split=third, y=lacking)),
+        ("its split is none of train, val and test", dict(split=np.array(["a", "train"] * 30))),
+        ("2 folds; three are needed", dict(split=Y)),
+        ("no training example has its label", dict(split=third, y=np.arange(60) // 20)),
+        ("its group is missing", dict(group=np.where(Y, "a", ""))),
+    ):
+        with pytest.raises(UserError, match=words):
+            data.prepare(saved("a", **dict(x=X, y=Y) | arrays))
+    with pytest.raises(UserError, match="it has no y_test"):
+        data.prepare(saved("b", x_train=X, y_train=Y, x_test=X))
+    _, said = prepared("rare", x=X, y=np.repeat(["a", "b", "c"], [40, 18, 2]))
+    for name in "val", "test":
+        assert f"note: {name} has no example of 1 of 3 classes: c" in said
+
+
+def test_what_training_has_of_a_test_example_is_counted(capsys):
+    """Beside a count in plain Python."""
+    rng = np.random.default_rng(0)
+    twice, long = rng.normal(size=(40, 12)), rng.normal(size=200)
+    twice[20:] = twice[:20]
+    windows = np.stack([long[4 * i : 4 * i + 12] for i in range(40)])
+    steps = (np.arange(12) >= rng.integers(2, 10, (40, 1))) * 1.0  # two values are no overlap
+    for series in twice, windows, steps, rng.normal(size=(40, 12)):
+        parts = np.split(rng.permutation(40), [28, 34])
+        split = {row: i for i, part in enumerate(parts) for row in part}
+        copies = beside = 0
+        for row in (*parts[1], *parts[2]):
+            same = [np.array_equal(series[row], other) for other in series]
+            copied = any(split[row] != split[other] for other in np.flatnonzero(same))
+            nearby = {split.get(row - 1), split.get(row + 1)} - {None, split[row]}
+            copies += copied
+            beside += bool(nearby) and series is windows
+        point_out_leaks([*series[..., None]], parts)
+        notes = re.findall(r"note: (\d+) of 12 .*? (are|overlap)", capsys.readouterr().out)
+        counts = [(copies, "are"), (beside, "overlap")]
+        assert notes == [(str(count), word) for count, word in counts if count]
+
+
+def trained(task, out, *flags):
+    """Train a small model on a task of yours -> its folder."""
+    words = f"--model s4 --arch d=8,layers=1 --steps 4 --batch 8 --eval-every 2 --out {out}".split()
+    done = call("finetune.py", "--task", task, *words, "--warmup", 1, "--log-every", 1, *flags)
+    assert done.returncode == 0, done.stderr
+    return Path(out)
+
+
+def test_class_weights_weigh_the_loss(tmp_path, monkeypatch):
+    """By n / (classes n_k), of the examples that are used."""
+    monkeypatch.chdir(tmp_path)
+    task = saved("a", x=X, y=np.repeat([0, 1, 2], [36, 18, 6]))
+    own, train, *_ = data.open_task(task)
+    for chosen in np.arange(42)[::3], None:
         train.chosen = chosen
-        weights, sizes = (
-            finetune.class_weights(task, train),
-            np.bincount(train.labels(), minlength=3),
-        )
+        weights = finetune.class_weights(own, train)
+        sizes = np.bincount(train.labels(), minlength=3)
         assert np.allclose(weights.numpy() * sizes, len(train) / 3 * (sizes > 0))
     outputs, labels = torch.randn(9, 3), torch.arange(9) % 3
     losses = -outputs.double().log_softmax(1)[range(9), labels] * weights.double()[labels]
-    assert class_loss(outputs, labels, weights).item() == pytest.approx(
-        losses.sum().item(), rel=1e-5
-    )
-    losses = {}
-    for flag in ([], ["--class-weights"]):
-        finetune.main(
-            [
-                "--task",
-                f"file:{tmp_path}/set.npz",
-                *WORDS,
-                "--out",
-                f"run{len(flag)}",
-                "--log-every",
-                "1",
-                *flag,
-                *["--joint", "1"] * joint,
-            ]
-        )
-        lines = [
-            json.loads(line)
-            for line in (tmp_path / f"run{len(flag)}" / "log.jsonl").read_text().splitlines()
-        ]
-        losses[len(flag)] = [line["loss"] for line in lines if line["kind"] == "train"]
-    assert (
-        losses[0][0] != losses[1][0]
-        and read_json(tmp_path / "run1" / "result.json")["changed"]["class_weights"]
-    )
+    loss = class_loss(outputs, labels, weights).item()
+    assert loss == pytest.approx(losses.sum().item(), rel=1e-5)
+    for joint in [], ["--joint", 1]:
+        plain = trained(task, f"plain{len(joint)}", *joint)
+        weighted = trained(task, f"weighted{len(joint)}", *joint, "--class-weights")
+        assert result_of(weighted)["changed"]["class_weights"], joint
+        losses = [log_of(out, "train")[0]["loss"] for out in (plain, weighted)]
+        assert losses[0] != losses[1], joint
 
 
-def test_validation_chooses_by_balanced_accuracy_where_classes_are_unequal(tmp_path, monkeypatch):
-    """The checkpoint of the best mean recall, not of the most correct; recomputed from kept
-    predictions."""
+def test_the_classes_of_training_decide_which_score_chooses(tmp_path, monkeypatch):
+    """Balanced accuracy, if they are unequal there, whatever they are elsewhere."""
     monkeypatch.chdir(tmp_path)
-    for sizes, balanced in (((88, 12), True), ((60, 40), False)):
-        x = np.random.default_rng(0).normal(size=(100, 6)) + np.repeat([0, 0.7], sizes)[:, None]
-        folder = tmp_path / f"{balanced}"
-        folder.mkdir()
-        _, _, _, test = prepared(folder, x, np.repeat([0, 1], sizes))
-        finetune.main(
-            [
-                "--task",
-                f"file:{folder}/set.npz",
-                "--data-dir",
-                str(folder / "data"),
-                *WORDS,
-                "--class-weights",
-                "--out",
-                str(folder / "run"),
-            ]
-        )
-        result = read_json(folder / "run" / "result.json")
-        evals = [
-            json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()
-        ]
-        evals = {line["step"]: line for line in evals if line["kind"] == "eval"}
+    unlike, like = np.repeat([0, 1], [17, 3]), np.arange(20) % 2
+    for balanced, y in enumerate((np.r_[like, unlike, unlike], np.r_[unlike, like, like])):
+        task = saved(f"{balanced}", x=X + y[:, None], y=y, split=np.repeat(SPLITS, 20))
+        out = trained(task, f"net{balanced}")
+        assert call("baseline.py", "--task", task, "--out", f"linear{balanced}").returncode == 0
+        result = result_of(out)
+        for record in result, result_of(Path(f"linear{balanced}")):
+            assert ("test_balanced_accuracy" in record) == balanced
         name = "val_balanced_accuracy" if balanced else "val_accuracy"
-        assert (("val_balanced_accuracy" in result) == balanced) and max(
-            line[name] for line in evals.values()
-        ) == evals[result["best_step"]][name] == result[name]
-        assert result["val_accuracy"] == evals[result["best_step"]]["val_accuracy"]
-        kept = np.load(folder / "run" / "predictions.npz")
-        recalls = [np.mean(kept["prediction"][kept["y"] == c] == c) for c in (0, 1)]
-        assert not balanced or result["test_balanced_accuracy"] == pytest.approx(np.mean(recalls))
-
-
-def test_the_classes_of_training_decide_which_score_counts(tmp_path, monkeypatch):
-    """Equal there and unequal elsewhere, and the reverse; in finetuning and for the linear
-    model."""
-    monkeypatch.chdir(tmp_path)
-    unlike, alike = np.repeat([0, 1], [27, 3]), np.arange(30) % 2
-    for balanced, y in enumerate((np.r_[alike, unlike, unlike], np.r_[unlike, alike, alike])):
-        np.savez(
-            f"{balanced}.npz",
-            x=np.random.default_rng(0).normal(size=(90, 6)),
-            y=y,
-            split=np.repeat(SPLITS, 30),
-        )
-        task = ["--task", f"file:{balanced}.npz", "--out"]
-        finetune.main([*task, f"net{balanced}", *WORDS])
-        baseline.main([*task, f"linear{balanced}"])
-        for name in "net", "linear":
-            assert (
-                "test_balanced_accuracy"
-                in read_json(tmp_path / f"{name}{balanced}" / "result.json")
-            ) == balanced
+        scores = {record["step"]: record[name] for record in log_of(out, "eval")}
+        assert scores[result["best_step"]] == result[name] == max(scores.values())
+        kept = np.load(out / "predictions.npz")
+        recalls = [np.mean(kept["prediction"][kept["y"] == label] == label) for label in (0, 1)]
+        if balanced:
+            assert result["test_balanced_accuracy"] == pytest.approx(np.mean(recalls))
 
 
 def test_macro_f1_is_that_of_scikit_learn():
-    from sklearn.metrics import f1_score
-
-    rng = np.random.default_rng(0)
-    y, found = rng.integers(0, 4, 200), rng.integers(0, 5, 200)
-    counts = {
-        name: np.bincount(each, minlength=5).tolist()
-        for name, each in dict(labels=y, predicted=found, right=y[y == found]).items()
-    }
-    assert macro_f1(counts) == pytest.approx(
-        100 * f1_score(y, found, labels=range(4), average="macro")
-    )
+    y, guess = np.random.default_rng(0).integers(0, 4, (2, 200))
+    arrays = dict(labels=y, predicted=guess, right=y[y == guess])
+    counts = {name: np.bincount(array, minlength=4).tolist() for name, array in arrays.items()}
+    assert macro_f1(counts) == pytest.approx(100 * f1_score(y, guess, average="macro"))
 
 
-# ---- rows that cannot be read --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["csv", "ts", "npz", "long"])
-def test_bad_rows_refuse_the_file_unless_they_are_skipped(kind, tmp_path, monkeypatch, capsys):
-    """All others have the same numbers as without those rows. Blank lines count."""
+def test_bad_rows_refuse_the_file_unless_they_are_skipped(tmp_path, monkeypatch):
+    """All others have the same predictions as without those rows. Blank lines count."""
     monkeypatch.chdir(tmp_path)
-    x = np.random.default_rng(0).normal(size=(40, 6)).round(3)
-    prepared(tmp_path, x, np.arange(40) % 2)
-    finetune.main(["--task", "file:set.npz", *WORDS, "--out", "run"])
-    rows = [",".join(map(str, row)) for row in x[:5]]
-    flags = []
-    kept = [0, 1, 4]
-    if kind == "csv":
-        lines = [*rows[:2], "", rows[2].replace(",", ",oops,", 1).rsplit(",", 1)[0], "a" + rows[3]]
-        words = "new.csv, line 4: column 1: 'oops' is no number; .*The same: line 5 "
-        lines += rows[4:]
-        kept = [0, 1, 5]
-        flags = ["--label", "none"]
-    elif kind == "ts":
-        lines = ["@classLabel false", "@data", *rows[:2], rows[2] + ",x", "x", *rows[4:]]
-        words = "new.ts, line 5: not the numbers of each channel.*The same: line 6"
-    elif kind == "long":
-        table = [(i, t, x[i, t]) for i in range(5) for t in range(6)]
-        table[2 * 6 + 1] = 2, 1, "oops"
-        table[3 * 6 + 5] = 3, 5, "1_0"
-        lines = [",".join(map(str, row)) for row in table]
-        words = "new.csv, line 14: .*oops.*The same: line 24"
-        kept = [0, 6, 24]
-        flags = ["--id", "0", "--time", "1", "--label", "none"]
-    else:
-        broken = x[:5].copy()
-        broken[2:4, 3] = np.inf
-        np.savez("new.npz", x=broken)
-        words = "new.npz, example 2: a value is infinite.*The same: example 3"
-    name = f"new.{'csv' if kind == 'long' else kind}"
-    if kind != "npz":
-        (tmp_path / name).write_text("\n".join(lines) + "\n")
-    with pytest.raises(UserError, match=words):
-        predict.main(["run", "--input", name, *flags])
-    predict.main(["run", "--input", name, *flags, "--skip-bad"])
-    with open("predictions.csv", newline="") as file:
-        table = list(csv.DictReader(file))
-    names, probabilities = predict.load("run")(x[[0, 1, 4]])
-    for line, row, i, name, p in zip(table, kept, (0, 1, 4), names, probabilities, strict=True):
-        wanted = dict(row=str(row), prediction=str(name)) | {
-            f"p({c})": f"{p[c]:.6f}" for c in (0, 1)
-        }
-        assert alike(line, {"id": str(i)} | wanted if kind == "long" else wanted)
-
-
-# ---- the archives --------------------------------------------------------------------------------
-
-
-def test_the_best_files_of_an_archive_are_read(tmp_path):
-    """.ts before .tsv before .txt; a half without labels; one example a class leaves none for
-    validation."""
-    x = np.random.default_rng(0).normal(size=(40, 6)).round(3)
-    forms = dict(
-        ts=lambda row, y: f"{','.join(map(str, row))}:{y}",
-        tsv=lambda row, y: "\t".join(map(str, [y, *row])),
-        txt=lambda row, y: "  ".join(map(str, [y, *row])),
-    )
-    found = []
-    for kinds in (("ts", "tsv", "txt"), ("tsv", "txt"), ("txt",)):
-        folder = tmp_path / "".join(kinds)
-        folder.mkdir()
-        for kind in kinds:
-            for half, rows in (("TRAIN", range(30)), ("TEST", range(30, 40))):
-                scale = 1 if kind == kinds[0] else 2  # others must not be read
-                (folder / f"Mine_{half}.{kind}").write_text(
-                    "\n".join(forms[kind](scale * x[i], i % 2) for i in rows) + "\n"
-                )
-        data.prepare("ucr:Mine", folder / "data", raw=folder)
-        found.append(
-            [np.array(split.x) for split in data.open_task("ucr:Mine", folder / "data")[1:]]
-        )
-    assert all(np.array_equal(one, two) for other in found[1:] for one, two in zip(found[0], other))
-    (folder / "Mine_TEST.ts").write_text(
-        "@classLabel false\n@data\n" + "\n".join(",".join(map(str, row)) for row in x[30:])
-    )
-    (folder / "Mine_TRAIN.ts").write_text(
-        "@data\n" + "\n".join(forms["ts"](x[i], i % 2) for i in range(30))
-    )
-    with pytest.raises(
-        UserError,
-        match="26 / 4 / 0 examples to train, validate and test; every split needs an example with",
+    frame = pd.DataFrame(X, columns=[*"abcdef"])
+    frame.assign(label=Y).to_csv("a.csv", index=False)
+    model = predict.load(trained("file:a.csv", "run"))
+    names, probabilities = model(X[[0, 1, 4]])
+    assert np.allclose(model(frame[[*"fedcba"]])[1][[0, 1, 4]], probabilities, atol=1e-5)
+    rows = [",".join(map(str, row)) for row in X[:5].tolist()]
+    wrong = rows[2].replace(",", ",oops,", 1).rsplit(",", 1)[0]
+    broken = X[:5].copy()
+    broken[2:4, 3] = np.inf
+    np.savez("new.npz", x=broken)
+    ragged = ["@classLabel false", "@data", *rows[:2], rows[2] + ",x", "x", rows[4]]
+    lines = ["a,b,c,d,e,f", *rows[:2], "", wrong, "a" + rows[3], rows[4]]
+    for name, content, kept, words in (
+        ("new.npz", [], [0, 1, 4], "example 2: a value is infinite.*The same: example 3"),
+        ("new.csv", lines, [0, 1, 5], "line 5: column b: 'oops' is no number.*The same: line 6"),
+        ("new.ts", ragged, [0, 1, 4], "line 5: not the numbers .*The same: line 6"),
     ):
-        data.prepare("ucr:Mine", folder / "more", raw=folder)
-    for half, rows in (("TRAIN", range(2)), ("TEST", range(30, 40))):
-        (folder / f"Mine_{half}.ts").write_text(
-            "@data\n" + "\n".join(forms["ts"](x[i], i % 2) for i in rows)
-        )
-    with pytest.raises(
-        UserError, match="2 / 0 / 10 .*; no class has an example to spare for validation"
-    ):
-        data.prepare("ucr:Mine", folder / "few", raw=folder)
-
-
-@pytest.mark.parametrize(
-    "names", [("val", "test"), ("valid", "test"), ("validation", "testing"), ("dev", "test")]
-)
-def test_arrays_of_splits_have_the_usual_names(names, tmp_path, capsys):
-    """Groups as well; what is lacking is named, and what is not read."""
-    x, y, g = np.random.default_rng(0).normal(size=(40, 6)), np.arange(40) % 2, np.arange(40) // 5
-    parts = dict(zip(("train", *names), (slice(0, 25), slice(25, 30), slice(30, 40))))
-    arrays = {
-        f"{key}_{part}": array[rows]
-        for part, rows in parts.items()
-        for key, array in (("X", x), ("y", y), ("groups", g))
-    }
-    np.savez(tmp_path / "a.npz", **arrays, strange=x)
-    _, *splits = data.open_task(f"file:{tmp_path}/a.npz", tmp_path / "data")
-    assert [sorted(split.rows) for split in splits] == [
-        [*range(25)],
-        [*range(25, 30)],
-        [*range(30, 40)],
-    ]
-    assert all(np.array_equal(split.y, y[split.rows]) for split in splits)
-    assert "these arrays are not read: strange" in capsys.readouterr().out
-    del arrays[f"y_{names[1]}"]
-    np.savez(tmp_path / "b.npz", **arrays)
-    with pytest.raises(UserError, match="b.npz: it has no y_test; it must hold"):
-        data.prepare(f"file:{tmp_path}/b.npz", tmp_path / "data")
-    arrays["groups_train"] = arrays["groups_train"] + 1  # group 5 is in two splits
-    arrays[f"y_{names[1]}"] = y[30:]
-    np.savez(tmp_path / "c.npz", **arrays)
-    with pytest.raises(UserError, match="group 5 has examples in train and in val"):
-        data.prepare(f"file:{tmp_path}/c.npz", tmp_path / "data")
-
-
-def test_a_path_may_have_commas():
-    assert task_names("file:a, b/c,d.npz,ucr:FordA,file:e.csv") == [
-        "file:a, b/c,d.npz",
-        "ucr:FordA",
-        "file:e.csv",
-    ]
-    assert task_names("text,image") == ["text", "image"]
+        if content:
+            Path(name).write_text("\n".join(content) + "\n")
+        done = call("predict.py", "run", "--input", name)
+        assert done.returncode and re.search(f"{name}, {words}", done.stderr), done.stderr
+        done = call("predict.py", "run", "--input", name, "--skip-bad")
+        assert done.returncode == 0, done.stderr
+        table = pd.read_csv("predictions.csv", dtype=dict(prediction=str))
+        assert table["row"].tolist() == kept, name
+        assert table["prediction"].tolist() == [*names], name
+        assert np.allclose(table[["p(0)", "p(1)"]], probabilities, atol=1e-5), name

@@ -1,5 +1,5 @@
-"""A file dropped into tasks/ is a task of every script, with its own sizes and recipes; the laws
-over TASKS hold."""
+"""A file dropped into tasks/ is a task of every script, with its own sizes and recipes; so is a
+new flag known to each."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import calls, laws, parse, scripts
+from conftest import calls, parse, scripts
 
 import data
 import pretrain
@@ -46,158 +46,86 @@ TASKS |= {"chirp": Task("chirp", length=96, classes=2, sizes=(64, 16, 32), mask=
 '''
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    copy = scripts(tmp_path_factory.mktemp("task"), "results/*.py", "tests/*.py")
-    (copy / "tasks" / "chirp.py").write_text(CHIRP)
-    return copy
-
-
-def test_every_script_knows_it(place):
-    """From its files alone: shown, pretrained, finetuned, predicted, beside a baseline, swept.
-    Where it has tables, they are used; for other models those of any task."""
-    stages = [
-        ("pretrain.py", "--task", "chirp", "--model", "s4", "--out", "pre"),
-        ("finetune.py", "--init", "pre", "--out", "fine"),
-    ]
-    listed, usage, *said, swept = calls(
+def test_every_script_knows_a_task_from_its_file_and_a_flag_that_a_pretext_reads(tmp_path):
+    """Where the task has tables, they are used; for other models those of any task. Finetuning
+    reads the flag of its pretraining; weights from before there was the flag have its default."""
+    kept = "results/weights/pathfinder_demo-s4-pretrain"
+    place = scripts(tmp_path, "tests/conftest.py", "results/weights/*.npz", f"{kept}/*")
+    (place / "tasks" / "chirp.py").write_text(CHIRP, encoding="utf-8")
+    flag, call = '    add(WITH_DENOISING, "--loss"', "draw(hide, args.mask), args.loss),\n"
+    width = '    add(WITH_DENOISING, "--width", positive, "of spans", default=8)\n'
+    told = "reads=lambda args, task: print(f'width {args.width}') or task,\n"
+    for file, old, new in (
+        ("engine/flags.py", flag, width + flag),
+        ("pretrain.py", call, call.replace("args.mask", "args.mask / args.width") + told),
+    ):
+        text = (place / file).read_text(encoding="utf-8")
+        assert text.count(old) == 1, file
+        (place / file).write_text(text.replace(old, new), encoding="utf-8")
+    task, s4 = ("--task", "chirp"), ("--task", "chirp", "--model", "s4")
+    few = ("--arch", "layers=1,d=8", "--steps", 1, "--batch", 4)
+    features = ("--features", "f.npy", "--input", "results/weights/pathfinder_demo.npz")
+    usage, _, *trained = calls(
         place,
-        ("data.py", "--list"),
-        ("pretrain.py", "--task", "chirp", "--model", "s4", "--help"),
-        ("data.py", "--task", "chirp", "--show", "sheet.png"),
-        *stages,
+        ("pretrain.py", *s4, "--help"),
+        ("data.py", *task),
+        ("pretrain.py", *s4, "--width", 2, "--out", "pre"),
+        ("finetune.py", "--init", "pre", "--out", "fine"),
+        ("finetune.py", *s4, "--joint", 1, "--width", 4, "--out", "both"),
+        ("finetune.py", *task, "--model", "rotary", *few, "--out", "other"),
         ("predict.py", "fine"),
-        ("predict.py", "pre", "--show", "filled.png"),
-        ("baseline.py", "--task", "chirp"),
-        (
-            "finetune.py",
-            "--task",
-            "chirp",
-            "--model",
-            "rotary",
-            "--steps",
-            "2",
-            "--batch",
-            "4",
-            "--out",
-            "other",
-        ),
-        ("analyze.py", "compare", "fine", "other", "--figure", "compared.png"),
-        (
-            "run_all.sh",
-            "sweep",
-            "--tasks",
-            "chirp",
-            "--models",
-            "s4",
-            "--vary",
-            "lr=1e-3,2e-3",
-            "--seeds",
-            0,
-            "--list",
-        ),
+        ("predict.py", kept, *features),
     )
-    assert re.search(
-        r"^chirp +length 96, 2 classes, 64 / 16 / 32 examples; not prepared$", listed, re.M
-    )
-    assert (
-        "Recipe chirp/s4*/masked: loss=l1 lr=0.004 wd=0.01 batch=8 warmup=2 schedule=constant "
-        "steps=6 mask=0.3." in (" ".join(usage.split()))
-    )
-    for picture in ("sheet.png", "filled.png"):
-        assert (place / picture).read_bytes()[:4] == b"\x89PNG"
-    first, second, other = (
-        json.loads((place / run / "config.json").read_text()) for run in ("pre", "fine", "other")
-    )
-    assert [first[name] for name in ("lr", "batch", "steps", "recipe")] == [
-        4e-3,
-        8,
-        6,
-        "chirp/s4*/masked",
-    ]
-    assert [second[name] for name in ("lr", "batch", "steps", "schedule")] == [2e-3, 4, 4, "cosine"]
-    assert first["arch"]["d"] == second["arch"]["d"] == 8 and other["recipe"].startswith("*/")
-    assert json.loads((place / "fine" / "result.json").read_text())["test_examples"] == 32
-    predictions = (place / "predictions.csv").read_text().splitlines()
-    assert len(predictions) == 33 and {line.split(",")[2] for line in predictions[1:]} <= {
-        "falls",
-        "rises",
-    }
-    assert "| rotary |" in said[-1] and swept.count("--task chirp --model s4") == 4
+    widths = [re.findall(r"^width (\d+)$", text, re.M)[0] for text in trained]
+    assert widths == ["2", "2", "4", "8", "2", "8"]
+    recipe = "loss=l1 lr=0.004 wd=0.01 batch=8 warmup=2 schedule=constant steps=6 mask=0.3"
+    assert f"Recipe chirp/s4*/masked: {recipe}" in " ".join(usage.split())
+    configs = (place / run / "config.json" for run in ("pre", "fine", "other"))
+    pre, fine, other = (json.loads(path.read_text()) for path in configs)
+    names = "lr", "batch", "steps", "schedule"
+    assert [pre[name] for name in names] == [4e-3, 8, 6, "constant"]
+    assert [fine[name] for name in names] == [2e-3, 4, 4, "cosine"]
+    assert pre["arch"]["d"] == fine["arch"]["d"] == 8
+    assert (pre["recipe"], other["recipe"][:2]) == ("chirp/s4*/masked", "*/")
+    predictions = (place / "predictions.csv").read_text().splitlines()[1:]
+    assert len(predictions) == 32
+    assert {line.split(",")[2] for line in predictions} <= {"falls", "rises"}
 
 
-def test_the_laws_over_tasks_hold_with_it(place):
-    """Its batches and its examples, that no two are alike; every line of its tables counts for some
-    run."""
-    assert (
-        laws(
-            place,
-            "tests/test_data.py",
-            "tests/test_recipes.py",
-            "tests/test_models.py",
-            "-k",
-            "chirp or every_line_counts or every_row_of_sizes",
-        )
-        == 3
-    )
+SYMBOLS = dict(length=6, classes=2, sizes=(3, 3, 3), mask=0.3, make="1", vocab=6)
+SYMBOLS |= dict(source=Source((), "nothing", ""), symbols=(*SPECIAL, "a", "b"))
+SAMPLES = SYMBOLS | dict(vocab=None, symbols=(), channels=1)
+IDS, SERIES = [np.array([4, 5, EOS])] * 3, np.zeros((3, 6, 1))
 
 
 def test_what_a_file_saves_must_fit_its_row(tmp_path, monkeypatch):
-    """Else one line says what there is and what is wanted, before anything is trained on it."""
+    """Else one line says what is saved and what is wanted, before anything is trained on it."""
 
-    def prepared(**wrong):
-        """With one thing that `prepare` saves, or its row of TASKS, changed."""
-        series = [np.array([4, 5, EOS])] * 3 if wrong.pop("ids", True) else np.zeros((3, 6, 1))
-        saved, y = wrong.pop("x", series), wrong.pop("y", [0, 1, 1])
-
+    def prepared(x, y, row):
         def prepare(task, request):
             for split in SPLITS:
-                save_split(request, split, saved, np.array(y), "mine")
+                save_split(request, split, x, np.array(y), "mine")
 
-        row = dict(
-            length=6,
-            classes=2,
-            sizes=(3, 3, 3),
-            mask=0.3,
-            source=Source((), "nothing", ""),
-            make="1",
-            vocab=6,
-            symbols=(*SPECIAL, "a", "b"),
-            prepare=prepare,
-        ) | wrong.get("row", {})
-        monkeypatch.setitem(data.TASKS, "mine", Task("mine", **row))
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        data.prepare("mine", folder)
-        return data.open_task("mine", folder)
+        monkeypatch.setitem(data.TASKS, "mine", Task("mine", **row, prepare=prepare))
+        data.prepare("mine", tmp_path / str(len(list(tmp_path.iterdir()))))
 
-    samples = dict(vocab=None, symbols=(), channels=1)
-    assert len(prepared()[1]) == len(prepared(ids=False, row=samples)[1]) == 3
-    for wrong, words in (
-        (
-            dict(x=[np.array([4, 5])] * 3),
-            "at the end 5; mine has 1 to 6 ids below 6, EOS (3) at the end",
-        ),
-        (dict(x=[np.array([4, 6, EOS])] * 3), "ids up to 6, at the end 3"),
-        (dict(x=[np.arange(8)] * 3), "shape (8,)"),
-        (dict(x=[np.array([], int)] * 3), "shape (0,)"),
-        (dict(x=[np.array([4, EOS])] * 2), "2 sequences of train for 3 labels"),
-        (dict(y=[0, 1, 2]), "labels of train from 0 to 2; mine has 2 classes"),
-        (dict(y=[-1, 0, 1]), "labels of train from -1 to 1"),
-        (
-            dict(ids=False, row=samples | dict(length=7)),
-            "the shape (6, 1); mine has 7 positions of 1 channel(s)",
-        ),
-        (
-            dict(ids=False, row=samples | dict(channels=2)),
-            "the shape (6, 1); mine has 6 positions of 2 channel(s)",
-        ),
-        (
-            dict(x=np.zeros((3, 6)), row=samples),
-            "the shape (6,); mine has 6 positions of 1 channel(s)",
-        ),
+    y = [0, 1, 1]
+    prepared(IDS, y, SYMBOLS)
+    prepared(SERIES, y, SAMPLES)
+    for x, labels, row, words in (
+        ([np.array([4, 5])] * 3, y, SYMBOLS, "at the end 5; mine has 1 to 6 ids below 6"),
+        ([np.array([4, 6, EOS])] * 3, y, SYMBOLS, "ids up to 6, at the end 3"),
+        ([np.arange(8)] * 3, y, SYMBOLS, "shape (8,)"),
+        ([np.array([], int)] * 3, y, SYMBOLS, "shape (0,)"),
+        (IDS[:2], y, SYMBOLS, "2 sequences of train for 3 labels"),
+        (IDS, [0, 1, 2], SYMBOLS, "labels of train from 0 to 2; mine has 2 classes"),
+        (IDS, [-1, 0, 1], SYMBOLS, "labels of train from -1 to 1"),
+        (SERIES, y, SAMPLES | dict(length=7), "mine has 7 positions of 1 channel(s)"),
+        (SERIES, y, SAMPLES | dict(channels=2), "mine has 6 positions of 2 channel(s)"),
+        (SERIES[..., 0], y, SAMPLES, "shape (6,); mine has 6 positions of 1 channel(s)"),
     ):
         with pytest.raises(UserError, match=re.escape(words)):
-            prepared(**wrong)
+            prepared(x, labels, row)
 
 
 def test_an_objective_that_is_gone_is_one_line(monkeypatch):
