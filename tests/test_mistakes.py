@@ -37,7 +37,6 @@ finetune BASE --arch d=x -> --arch d=x: d must be a whole number of at least 1
 finetune --task image --model rotary --batch 8 --arch d=36 -> turn pairs, not 9 dimensions
 finetune BASE --batch 25 -> --batch 25 is more than the 24 training examples
 pretrain --task listops --model linformer --objective causal --batch 4 -> no causal form; use
-pretrain --task pathx --model s4 --objective causal --mask 0.5 -> no meaning with --objective
 pretrain BASE --loss l1 -> listops has symbols; use --loss ce
 finetune --task retrieval --model s4 --head linear -> --head pair is for two documents
 pretrain AGAIN -> is not empty; add --resume, or choose another --out
@@ -47,7 +46,6 @@ finetune --init ft -> is not a pretraining run; run pretrain.py
 finetune --init pt --task text -> was pretrained with --task listops; leave --task out
 finetune --init pt --data-dir other -> its test split may hold what was pretrained on
 finetune WORLD_SIZE=9 RANK=0 MASTER_ADDR=x BASE --batch 8 -> --batch 8 is smaller than 9 processes
-predict nowhere -> nowhere has no best.pt; predict.py needs
 predict pt --input own/text.csv -> pt is a pretraining run and predicts no labels
 predict ft --input own/huge.npz -> huge.npz: Unable to allocate
 predict ft --input own/text.csv --out nowhere/p.csv -> cannot write nowhere/p.csv
@@ -68,7 +66,6 @@ data --task file:own/infinite.npz -> example 9: a value is infinite
 data --task file:own/empty.npz -> example 1: it is empty
 data --task file:own/negative.npz -> example 4: a negative or missing symbol
 data --task file:own/numbers.npz -> 70,000 different integers; are they symbols or samples? Say
-data --task ucr:Mine --raw own -> own must hold one Mine_TRAIN and one Mine_TEST
 analyze figure 4 --runs kept -> kernels.npz is damaged: all input arrays must have the same shape
 analyze compare ft --figure f.xyz -> --figure 'f.xyz': give a file name that ends in .png
 run_all table2 --regression -> --regression is for: run_all.sh own

@@ -186,14 +186,16 @@ def test_an_export_predicts_the_same_in_a_program_without_this_repository(traine
     code = next(block for block in blocks if "model.pt2" in block)
     onnx = all(map(importlib.util.find_spec, ("onnx", "onnxscript", "onnxruntime")))
     models = {}
-    for inputs, start in dict(texts="spt", ragged="joint", fixed="scratch").items():
+    for inputs, start in zip(SETS, (*STARTS[:4], "scratch")):
         own, out = trained(inputs, start)
         model, x = models[inputs] = predict.load(out), own.x[:5]
         (tmp_path / inputs).mkdir()
         export(model, tmp_path / inputs / "model.pt2")
-        if onnx:
+        if onnx and inputs != "gaps":  # lru has an operation that ONNX lacks
             export(model, tmp_path / inputs / "model.onnx")  # compares before it writes
         given = [*x] if inputs == "texts" else [ended(series).tolist() for series in x]
+        if inputs == "integers":
+            given = [" ".join(map(str, symbols)) for symbols in given]
         (tmp_path / inputs / "given.json").write_text(json.dumps(given))
     code += 'answers = (of_texts if task["ids"] else of_series)(json.load(open("given.json")))\n'
     code += 'json.dump([task["names"], answers.tolist()], open("answers.json", "w"))\n'
@@ -209,8 +211,9 @@ def test_an_export_predicts_the_same_in_a_program_without_this_repository(traine
         assert names == model.names.tolist(), inputs
         if inputs == "fixed":
             assert close(theirs[:, 0], ours) and len({*ours}) == 5
-        else:
-            assert np.allclose(theirs, probabilities, atol=1e-5), inputs
+            continue
+        real = np.nonzero(x >= 0) if inputs == "integers" else ...  # positions of a sequence
+        assert np.allclose(theirs[real], probabilities[real], atol=1e-5), inputs
 
 
 @pytest.fixture

@@ -36,10 +36,8 @@ from files import UserError, read_json, sha256_of, without_comments, write_json
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 AGAIN = pytest.raises(UserError, match="was started with")
-
 STAGES = dict(pretrain=pretrain, finetune=finetune)
 MACHINE = "--device", "cpu", "--dtype", "float32", "--log-every", "7", "--compile"
-
 # A value of every flag that is no recipe's. A fork added sgd for every run, tau for its objective.
 OTHERS = dict(lr=0.05, wd=0.3, batch=7, epochs=3, steps=99, warmup=77, schedule="step")
 OTHERS |= dict(eval_every=55, mask=0.11, loss="ce", pool="max", head="mlp", micro_batch=2)
@@ -54,17 +52,16 @@ def swept(root, task, start, *varied):
 
 
 def played(chain):
-    """Parse each command when its turn comes, and leave the records of its run -> [(module of its
-    stage, words, settings)]."""
+    """Parse each command and leave its run's records -> [(module of its stage, words, args)]."""
     stages = []
     for command in chain:
         _, script, *words = shlex.split(command)
         stage = STAGES[Path(script).stem]
         args = parse(stage, words)
-        names = "task", "model", "objective", "joint", "changed", "init"
-        record = {name: config_of(args).get(name) for name in names}
-        place = dict(name=args.out.name, config=config_of(args))
-        made_run(args.out.parent, args.start, 0.5, **place, **record)
+        config = config_of(args)
+        names = config.keys() & {"task", "model", "objective", "joint", "changed", "init"}
+        record = {name: config[name] for name in names}
+        made_run(args.out.parent, args.start, 0.5, name=args.out.name, config=config, **record)
         stages.append((stage, words, args))
     return stages
 
@@ -260,8 +257,7 @@ def test_a_run_knows_the_code_that_shapes_it(monkeypatch, tmp_path):
 
 
 def test_the_files_of_a_run_are_all_that_trains_it():
-    """All that the stages import from here but the files of models and tasks, and what only reads
-    flags and files."""
+    """All that the stages import but files of models and tasks, and what reads flags and files."""
     homes = {path.relative_to(ROOT).as_posix() for path in (zoo.homes | tasks.homes).values()}
     left, loaded = {"pretrain.py", "finetune.py", *homes}, set()
     while left:
@@ -303,11 +299,9 @@ def test_a_resumed_run_knows_both_versions(tmp_path):
 
 def test_seeds_of_different_code_are_not_pooled_unless_asked_to(capsys):
     """Reports warn. Their pretraining counts; older runs know no code."""
-    for root, codes, firsts in (
-        ("second", "121", [None] * 3),
-        ("first", [None] * 3, "121"),
-        ("none", ["1", None, "1"], "222"),
-    ):
+    unknown = [None] * 3
+    sets = ("first", unknown, "121"), ("second", "121", unknown), ("none", ["1", None, "1"], "222")
+    for root, codes, firsts in sets:
         for seed, (code, first) in enumerate(zip(codes, firsts)):
             made_run(Path(root), "pretrain", 1, name=f"p{seed}", seed=seed, code=first)
             made_run(Path(root), "spt", seed / 9, seed=seed, init=f"x/p{seed}", code=code)
@@ -324,7 +318,6 @@ def passes_of(root):
 
 
 def test_joint_training_takes_two_passes_where_it_hides_and_all_processes_take_time(tmp_path):
-    """A causal objective reads the batch once for both losses."""
     for objective in "masked", "causal":
         more = dict(objective=objective, steps=30, seconds=900.0, processes=8)
         made_run(tmp_path, "joint", 0.5, name=objective, **more)
@@ -333,8 +326,7 @@ def test_joint_training_takes_two_passes_where_it_hides_and_all_processes_take_t
 
 
 def test_a_pretraining_is_found_by_its_path_before_its_name(capsys):
-    """Beside a kept run, and where folders were moved, by its name; never another one, if the
-    checksum is known."""
+    """By its name beside a kept run, and where folders were moved; by its checksum, if known."""
     made_run(Path("one"), "pretrain", 1, name="p", steps=11, **{"best.pt": "a"})
     two = made_run(Path("two"), "pretrain", 1, name="p", **{"best.pt": "b"})
     folder = made_run(Path("two"), "spt", 0.5, name="f", init="one/p", steps=9)

@@ -17,12 +17,11 @@ import predict
 from compare.comparisons import macro_f1
 from engine.targets import class_loss
 from files import UserError
-from own.split import draw_parts, point_out_leaks
+from own.split import draw_parts, overlap, point_out_leaks
 from tasks import SPLITS
 
 
 def saved(name, **arrays):
-    """Write arrays as NAME.npz in the current folder -> the task."""
     np.savez(f"{name}.npz", **arrays)
     return f"file:{name}.npz"
 
@@ -135,8 +134,7 @@ def test_what_training_has_of_a_test_example_is_counted(capsys):
     twice, long = rng.normal(size=(40, 12)), rng.normal(size=200)
     twice[20:] = twice[:20]
     windows = np.stack([long[4 * i : 4 * i + 12] for i in range(40)])
-    steps = (np.arange(12) >= rng.integers(2, 10, (40, 1))) * 1.0  # two values are no overlap
-    for series in twice, windows, steps, rng.normal(size=(40, 12)):
+    for series in twice, windows, rng.normal(size=(40, 12)):
         parts = np.split(rng.permutation(40), [28, 34])
         split = {row: i for i, part in enumerate(parts) for row in part}
         copies = beside = 0
@@ -150,6 +148,8 @@ def test_what_training_has_of_a_test_example_is_counted(capsys):
         notes = re.findall(r"note: (\d+) of 12 .*? (are|overlap)", capsys.readouterr().out)
         counts = [(copies, "are"), (beside, "overlap")]
         assert notes == [(str(count), word) for count, word in counts if count]
+    step = np.arange(20)[:, None]
+    assert not overlap((step >= 15) * 1.0, (step >= 5) * 1.0), "two values"
 
 
 def trained(task, out, *flags):
