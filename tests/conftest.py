@@ -83,7 +83,7 @@ def scripts(folder, *more):
     for path in {path for pattern in patterns for path in ROOT.glob(pattern)}:
         place = folder / path.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, place)
+        shutil.copyfile(path, place)  # without its mode: a repository may be read-only
     return folder
 
 

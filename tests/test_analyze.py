@@ -4,14 +4,13 @@ beside them."""
 import functools
 import json
 import os
-import shutil
 import sys
 import time
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from conftest import RECORD, ROOT, call, made_run
+from conftest import RECORD, ROOT, call, made_run, scripts
 from test_made_tables import agrees, agrees_as_gain, half_of_seeds, rows_in, spread_of
 
 import analyze
@@ -271,8 +270,7 @@ def test_pages_show_the_kept_runs_and_a_stale_page_is_noticed(tmp_path, monkeypa
     words = "--preset", "mini", "--runs", kept / "runs.jsonl", "--out", tmp_path
     assert run("all", *words).returncode == 0
     assert (kept / "tables.md").read_text("utf-8") == (tmp_path / "tables.md").read_text("utf-8")
-    shutil.copytree(kept, tmp_path / "results" / "mini")
-    shutil.copy(ROOT / "README.md", tmp_path)
+    scripts(tmp_path, "README.md", "results/mini/*")
     monkeypatch.setattr(analyze, "ROOT", tmp_path)
     begin, pages = "<!-- results:begin -->\n", (tmp_path, tmp_path / "results" / "mini")
     whole = {page / "README.md": (page / "README.md").read_text("utf-8") for page in pages}

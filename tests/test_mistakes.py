@@ -122,7 +122,7 @@ def runs(tmp_path_factory):
     data.prepare("listops_demo", str(folder / "data"), (24, 9, 7), workers=1)
     kernels = made_run(folder / "kept", "pretrain", name="k", task="listops") / "kernels.npz"
     np.savez(kernels, before=np.ones((1, 2, 5)), after=np.ones((2, 2, 5)))
-    shutil.copy(ROOT / "data.py", folder)  # which run_all.sh calls, with PYTHONPATH
+    shutil.copyfile(ROOT / "data.py", folder / "data.py")  # which run_all.sh calls, with PYTHONPATH
     return folder
 
 

@@ -55,7 +55,7 @@ def filled_in(trained, batch):
         guess = guess.where(guess < task.vocab, UNK)
     else:
         guess = outputs
-        wrong = (guess - targets).abs().amax(-1) > 0.5
+        wrong = (guess - targets).abs().nan_to_num().amax(-1) > 0.5  # not where a value is missing
     places = hidden.nonzero()[real, 0], position[real]
 
     def placed(values):
