@@ -155,18 +155,18 @@ engine/setup.py
     args.pretraining["data"] != task.data  ->  False  [records]
     raise AttributeError(f"settings  ->  print(f"settings  [records]
 engine/flags.py
-    if args.start not in starts and  ->  if False and  [experiments]
-    recipe["epochs"] = recipe["eval_every"] = None  ->  pass  [experiments]
-    if name not in asked}  ->  }  [experiments]
-    if not in_parts or args.arch.get("norm") != "batch":  ->  if True:  [experiments]
+    if args.start not in starts and  ->  if False and  [records]
+    recipe["epochs"] = recipe["eval_every"] = None  ->  pass  [records]
+    if name not in asked}  ->  }  [records]
+    if not in_parts or args.arch.get("norm") != "batch":  ->  if True:  [records]
 experiments/running.py
-    "data.py", "--task", task, *raw, *switches, *values]  ->  "data.py", "--task", task]  [records]
-    few = ["--label-fraction", f"{share:g}"] if share else []  ->  few = []  [records]
+    "data.py", "--task", task, *raw, *switches, *values]  ->  "data.py", "--task", task]  [experiments]
+    few = ["--label-fraction", f"{share:g}"] if share else []  ->  few = []  [experiments]
     sentence = price([*itertools.chain(*plan.chains.values())])  ->  sentence = price([])  [experiments]
     , args.class_weights  ->  nothing  [experiments]
 experiments/pool.py
-    [names[int(number)] for number in  ->  [str(number) for number in  [records]
-    return len(gpus) or cores  ->  return cores  [records]
+    [names[int(number)] for number in  ->  [str(number) for number in  [experiments]
+    return len(gpus) or cores  ->  return cores  [experiments]
 experiments/entries.py
     weights and "--class-weights"  ->  None  [experiments]
     passes // 2  ->  passes  [experiments]
