@@ -339,3 +339,11 @@ def test_a_column_of_a_long_table_labels_positions():
     contents = read_own(name, lines, Layout(**flags))
     exact = np.select([truth.y == "run", truth.y == "walk"], ["", "2"], "sit")
     assert np.array_equal(contents.labels, np.repeat(exact[:, None], truth.l, 1))
+
+
+def test_a_skipped_row_takes_its_whole_sequence_along():
+    truth = Truth(4, whole=True)
+    name, raw, flags = as_long(truth)
+    contents = read_own(name, raw, Layout(**flags), skip=[truth.l + 1])  # of the second sequence
+    kept = [series[:, 0] for series in contents.series]
+    assert np.array_equal(kept, np.delete(truth.x, 1, 0))
