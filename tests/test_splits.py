@@ -9,12 +9,10 @@ import pandas as pd
 import pytest
 import torch
 from conftest import call, log_of, result_of
-from sklearn.metrics import f1_score
 
 import data
 import finetune
 import predict
-from compare.comparisons import macro_f1
 from engine.targets import class_loss
 from files import UserError
 from own.split import draw_parts, overlap, point_out_leaks
@@ -202,13 +200,6 @@ def test_the_classes_of_training_decide_which_score_chooses(tmp_path, monkeypatc
             assert result["test_balanced_accuracy"] == pytest.approx(np.mean(recalls))
 
 
-def test_macro_f1_is_that_of_scikit_learn():
-    y, guess = np.random.default_rng(0).integers(0, 4, (2, 200))
-    arrays = dict(labels=y, predicted=guess, right=y[y == guess])
-    counts = {name: np.bincount(array, minlength=4).tolist() for name, array in arrays.items()}
-    assert macro_f1(counts) == pytest.approx(100 * f1_score(y, guess, average="macro"))
-
-
 def test_bad_rows_refuse_the_file_unless_they_are_skipped(tmp_path, monkeypatch):
     """All others have the same predictions as without those rows. Blank lines count."""
     monkeypatch.chdir(tmp_path)
@@ -239,3 +230,14 @@ def test_bad_rows_refuse_the_file_unless_they_are_skipped(tmp_path, monkeypatch)
         assert table["row"].tolist() == kept, name
         assert table["prediction"].tolist() == [*names], name
         assert np.allclose(table[["p(0)", "p(1)"]], probabilities, atol=1e-5), name
+
+
+def test_predictions_of_a_long_table_carry_its_ids(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    wide = pd.DataFrame(X).assign(who=[f"s{i}" for i in range(len(X))], label=Y)
+    wide.melt(["who", "label"], var_name="when").to_csv("new.csv", index=False)
+    flags = "--id who --time when --label label"
+    assert call("data.py", "--task", "file:new.csv", *flags.split()).returncode == 0
+    trained("file:new.csv", "run")
+    assert call("predict.py", "run", "--input", "new.csv").returncode == 0
+    assert pd.read_csv("predictions.csv")["id"].tolist() == wide["who"].tolist()
