@@ -173,7 +173,7 @@ experiments/entries.py
 experiments/commands.py
     (subject, machine, run.flags)  ->  (subject, run.flags, machine)  [experiments]
 experiments/sweep.py
-    or (choice.stage, choice.flag) == ("finetune", "train_fraction")  ->  nothing  [records]
+    or (choice.stage, choice.flag) == ("finetune", "train_fraction")  ->  nothing  [experiments]
     values["freeze"] = ""  ->  pass  [experiments]
     key=lambda choice: choice.stage != ""  ->  key=lambda choice: 0  [experiments]
 """

@@ -179,6 +179,8 @@ def test_a_stage_has_its_own_value_and_a_switch_is_left_out_and_given():
     for settings in (["lr=2,3", "pretrain.lr=1"], ["pretrain.lr=1", "lr=2,3"]):
         (line,) = swept(*settings, starts="spt")  # one pretraining
         assert re.findall(r"--lr (\d)", line) == ["1", "2", "3"], settings
+    (line,) = swept("finetune.train-fraction=0.5", starts="spt")
+    assert "--train-fraction 0.5" in line.split(" && ")[-1]
     frozen = swept("freeze", starts="scratch,spt,linear_probe,joint")
     assert ["--freeze" in line for line in frozen] == [False, True, True, False]
     assert len(outs(frozen)) == 2 + 3 + 1  # the linear probe is a frozen SPT
