@@ -229,7 +229,7 @@ def fit(task, train, val, test, words=False):
         predicted = model.predict(features)
         if task.kind != "positions":
             return predicted
-        placed = np.full(split.y.shape, IGNORE)
+        placed = np.full(split.labels().shape, IGNORE)
         placed[split.y != IGNORE] = predicted
         return placed
 
@@ -237,7 +237,7 @@ def fit(task, train, val, test, words=False):
     for strength, model in linear_models(task).items():
         model.fit(x, y)
         predicted = predictions(model, x_val, val)
-        *_, score = kind.scores(val.y, predicted).values()  # the last one counts
+        *_, score = kind.scores(val.labels(), predicted).values()  # the last one counts
         candidates.append((score, strength, model, predicted))
     _, strength, model, predicted = max(candidates, key=lambda candidate: candidate[0])
     name, constant = constant_prediction(task, y)
@@ -270,6 +270,9 @@ def parse_args(argv):
     share = between(float, 1e-9, 1)
     add("--task", required=True, help="task, as for finetune.py")
     add("--label-fraction", type=share, help="share of labels, as for finetune.py")
+    text = "of each class, as for finetune.py"
+    add("--labels-per-class", type=between(int, 1), help=f"number of labels {text}")
+    add("--seed", type=between(int, 0), default=0, help=f"draws these labels {text}")
     add("--words", action="store_true", help="texts: words and pairs of words, not characters")
     add("--data-dir", default="data", help="where prepared data sets live")
     add("--out", type=Path, metavar="DIR", help="write DIR/result.json")
@@ -280,11 +283,15 @@ def main(argv=None):
     start = time.perf_counter()
     args = parse_args(argv)
     name = full_name(args.task)
-    task, train, val, test = open_task(name, args.data_dir, None, args.label_fraction, labels=True)
+    per_class = (args.labels_per_class, args.seed) if args.labels_per_class else None
+    task, train, val, test = open_task(
+        name, args.data_dir, None, args.label_fraction, labels=True, per_class=per_class
+    )
     if args.words and (task.channels or task.between):
         raise UserError(f"--words is for texts, and {name} holds none; leave it out")
     features = name_of_features(task, args.words)
-    changed = {"label_fraction": args.label_fraction} if args.label_fraction else {}
+    changed = {"label_fraction": args.label_fraction, "labels_per_class": args.labels_per_class}
+    changed = {flag: value for flag, value in changed.items() if value}
     identity = dict(task=name, model=features, data=task.data, changed=changed)
     recorded = args.out and (args.out / "result.json").exists()
     if recorded and identity.items() <= read_json(args.out / "result.json").items():
@@ -294,7 +301,7 @@ def main(argv=None):
     seconds = time.perf_counter() - start
     scores = {}
     for baseline, predictions in baselines.items():
-        y = val.y if baseline == "val" else test.y
+        y = val.labels() if baseline == "val" else test.y
         for score, value in kind.scores(y, predictions).items():
             scores[f"{baseline}_{score}"] = value
     print(
@@ -309,7 +316,7 @@ def main(argv=None):
         if task.channels and task.mask:
             record["denoising"] = interpolated(task, val)
         record |= dict(length=task.length, classes=task.classes, regularisation=strength)
-        record |= dict(objective="none", start="baseline", seed=0, steps=0)
+        record |= dict(objective="none", start="baseline", seed=args.seed, steps=0)
         record |= dict(train_examples=len(train), seconds=round(seconds, 1))
         record |= Folder(args.out, True).predictions(task, test.y, baselines["test"])
         record |= environment(torch.device("cpu"))

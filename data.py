@@ -150,15 +150,19 @@ def look_up(name, data_dir="data"):
     return task if task.length else open_task(name, data_dir)[0]
 
 
-def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False, fresh=None):
+def open_task(
+    name, data_dir="data", fraction=None, labelled=None, labels=False, fresh=None, per_class=None
+):
     """Return a task and its splits: Task, train, val, test. Prepares the task on first use;
     UserError as in `prepare`.
 
     fraction: keep the first `fraction * n` training examples of one fixed shuffle (seed 42, paper's
     appendix C.1.4 and its official configuration), so smaller subsets lie within larger ones, in
     both stages. labelled: instead, a share of all training examples that keeps the class
-    proportions, again nested. labels: leave out training examples without a label; UserError if no
-    example has one. fresh: a seed from which `task.draw` draws training examples."""
+    proportions, again nested. per_class: (k, seed), instead: k examples of each class, drawn from a
+    seed and nested, and of validation a fifth as many, at least one. labels: leave out training
+    examples without a label; UserError if no example has one. fresh: a seed from which `task.draw`
+    draws training examples."""
     folder = prepare(name, data_dir)
     with files.reading(f"{folder} is damaged", remake(name, folder)):
         task, (train, val, test) = load(declared(name), folder)
@@ -168,6 +172,10 @@ def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False,
     if labelled is not None:
         nested = stratified(train.y[:n] if task.kind == "class" else np.zeros(n), 42)
         train.chosen = nested[: max(task.classes, 1, int(labelled * n))]
+    elif per_class is not None:
+        k, seed = per_class
+        train.chosen = of_each_class(train.y[:n], k, seed)
+        val.chosen = of_each_class(val.y, max(1, k // 5), seed)
     elif fraction is not None:
         nested = np.random.RandomState(42).permutation(len(train))
         train.chosen = nested[: max(1, int(fraction * len(train)))]
@@ -177,6 +185,13 @@ def open_task(name, data_dir="data", fraction=None, labelled=None, labels=False,
             raise UserError(f"--train-fraction {fraction} keeps no example with a label; raise it")
     train.fresh = fresh
     return task, train, val, test
+
+
+def of_each_class(labels, k, seed):
+    """Return the first k examples of each class in a random order: int64 (at most classes * k,)."""
+    # 5151 separates these draws from others of the same seed
+    order = np.random.default_rng([5151, seed]).permutation(len(labels))
+    return np.concatenate([order[labels[order] == label][:k] for label in np.unique(labels)])
 
 
 def load(task, folder):

@@ -42,7 +42,8 @@ def evaluate(model, kind, split, run, name):
     kind: of the targets; validation chooses by the last of its scores. predictions have the shape
     of the targets, float64 like the numbers that processes add up."""
     model.eval()
-    y = split.y.reshape(len(split), -1)  # (n, 1, k or length)
+    targets = split.labels()
+    y = targets.reshape(len(split), -1)  # (n, 1, k or length)
     loss = torch.zeros((), dtype=torch.float64, device=run.device)
     found = torch.zeros(y.shape, dtype=torch.float64, device=run.device)
     # this process's batches
@@ -54,8 +55,8 @@ def evaluate(model, kind, split, run, name):
         prediction = kind.predict(outputs).double().reshape(len(rows), -1)  # (b, 1, k or l)
         found[rows, : prediction.shape[1]] = prediction
     model.train()
-    loss, found = run.total(loss).item(), run.total(found).cpu().numpy().reshape(split.y.shape)
-    scores = kind.scores(split.y, found)
+    loss, found = run.total(loss).item(), run.total(found).cpu().numpy().reshape(targets.shape)
+    scores = kind.scores(targets, found)
     return loss / len(split), {f"{name}_{score}": value for score, value in scores.items()}, found
 
 

@@ -81,6 +81,8 @@ def flags(stage, objectives):
     add(FINETUNING, "--class-weights", bool, "weigh each class by how rare it is in training")
     few = "share of all training examples to finetune on; keeps class proportions, and is nested"
     add(FINETUNING, "--label-fraction", share, few)
+    few = "finetune on so few labels per class, drawn by --seed; validation has a fifth as many"
+    add(FINETUNING, "--labels-per-class", positive, few)
 
     group = parser.add_argument_group("recipe (your flags override it)")
     add(ANY, "--lr", rate, "learning rate of all parameters that do not have their own")
@@ -195,8 +197,10 @@ def refuse(parser, args):
             raise UserError(
                 f"{name} has no meaning {STARTS[args.start]}; leave it out (it has one {others})"
             )
-    if args.train_fraction and getattr(args, "label_fraction", None):
-        raise UserError("give only one of --label-fraction and --train-fraction")
+    shares = "train_fraction", "label_fraction", "labels_per_class"
+    given = [f"--{flag.replace('_', '-')}" for flag in shares if getattr(args, flag, None)]
+    if len(given) > 1:
+        raise UserError(f"give only one of {' and '.join(given)}")
 
 
 def inherit(args, pretraining):
@@ -306,8 +310,10 @@ def check_fit(args, task, objective):
         if args.loss == "ce" and task.vocab is None:
             raise UserError(f"--loss ce needs symbols, and {name} has none; use --loss l1")
     if args.start in FINETUNING:
-        if args.class_weights and task.kind != "class":
-            raise UserError(f"--class-weights needs one class per example, not {task.kind}")
+        for flag in "class_weights", "labels_per_class":
+            if getattr(args, flag) and task.kind != "class":
+                name = f"--{flag.replace('_', '-')}"
+                raise UserError(f"{name} needs one class per example, not {task.kind}")
         if (args.pool == "none") != (task.kind == "positions"):
             raise UserError(f"{name}: --pool none is for a label per position, and only for that")
         if (args.head == "pair") != (task.documents == 2):
@@ -321,7 +327,13 @@ def check_fit(args, task, objective):
 
 # ---- Names and records ---------------------------------------------------------------------------
 
-SHORT = {"train_fraction": "f", "label_fraction": "l", "pretraining": "pre", "arch": ""}
+SHORT = {
+    "train_fraction": "f",
+    "label_fraction": "l",
+    "labels_per_class": "k",
+    "pretraining": "pre",
+    "arch": "",
+}
 
 
 def run_name(args, seed):

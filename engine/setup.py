@@ -30,6 +30,7 @@ def setup(stage, argv, objectives):
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda, but torch sees no CUDA device; use --device cpu")
     warn_before(args)
+    per_class = getattr(args, "labels_per_class", None)
     task, train, val, test = open_task(
         args.task,
         args.data_dir,
@@ -37,6 +38,7 @@ def setup(stage, argv, objectives):
         getattr(args, "label_fraction", None),
         labels=stage == "finetune",
         fresh=args.seed if args.fresh else None,
+        per_class=(per_class, args.seed) if per_class else None,
     )
     if args.start == "spt" and args.pretraining["data"] != task.data:
         raise UserError(
@@ -50,7 +52,8 @@ def setup(stage, argv, objectives):
 def fit_to_data(args, task, examples):
     """Set what depends on the number of training examples: batch, steps, eval_every. Record the
     data, and sizes of its splits that differ from the task's."""
-    few = getattr(args, "label_fraction", None) is not None or task.labelled is not None
+    flags = "label_fraction", "labels_per_class"
+    few = any(getattr(args, flag, None) for flag in flags) or task.labelled is not None
     if few and examples < args.batch:
         args.batch = examples
         if not task.own:  # whose recipe has no batch of its own
