@@ -288,8 +288,8 @@ class Run:
             write_atomically(path, lambda file: np.savez(file, before=self.kernels, after=after))
 
     # what result.json repeats of config.json
-    REPEATED = """task model objective train_fraction label_fraction labels_per_class joint init seed data
-        recipe changed pretrained code"""
+    REPEATED = """task model objective train_fraction label_fraction labels_per_class joint init
+        seed data recipe changed pretrained code"""
 
     def finish(self, **results):
         """Write result.json, print the scores and leave the process group."""
