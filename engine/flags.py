@@ -310,10 +310,9 @@ def check_fit(args, task, objective):
         if args.loss == "ce" and task.vocab is None:
             raise UserError(f"--loss ce needs symbols, and {name} has none; use --loss l1")
     if args.start in FINETUNING:
-        for flag in "class_weights", "labels_per_class":
-            if getattr(args, flag) and task.kind != "class":
-                name = f"--{flag.replace('_', '-')}"
-                raise UserError(f"{name} needs one class per example, not {task.kind}")
+        for flag in "class-weights", "labels-per-class":
+            if getattr(args, flag.replace("-", "_")) and task.kind != "class":
+                raise UserError(f"--{flag} needs one class per example, not {task.kind}")
         if (args.pool == "none") != (task.kind == "positions"):
             raise UserError(f"{name}: --pool none is for a label per position, and only for that")
         if (args.head == "pair") != (task.documents == 2):

@@ -279,9 +279,8 @@ for model in MODELS:
     SIZES[model] = ",".join(f"{key}={size}" for key, size in SMALL.items() if key in keys)
 
 
-def opened(name, data_dir, fraction=1.0, labelled=None, labels=False, fresh=None):
-    """data.open_task on noise: sequences of up to 40 positions; another data_dir is another data
-    set."""
+def opened(name, data_dir, fraction=1.0, labelled=None, **others):
+    """data.open_task on noise: up to 40 positions; another data_dir is another data set."""
     sizes = [24, 9, 7]
     drawn = int(sizes[0] * (labelled or fraction or 1)), *sizes[1:]
     splits = [noise(name, 40, n, seed=n)[1] for n in drawn]
@@ -431,8 +430,7 @@ def server(monkeypatch):
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            """cut: ends after half, once; wrong: other bytes; norange: sends all; slow; 403; 503,
-            once."""
+            """cut: half, once; wrong: other bytes; norange: sends all; slow; 403; 503, once."""
             _, fault, name = self.path.split("/", 2)
             log.append(self.headers["Range"])
             first = self.path not in done

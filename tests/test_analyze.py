@@ -56,8 +56,7 @@ def entered(target, preset="paper"):
 
 
 def test_the_papers_numbers_are_consistent():
-    """Its averages are those of its cells, x as 50, but for those that results/averages.md
-    names."""
+    """Its averages are those of its cells, x as 50; results/averages.md names the others."""
     others = {(2, "S4 + SPT"), (2, "Pythia 70M (Rand Init)"), (7, "S4 + Rand Init + SPT")}
     others |= {(7, "DLR + SPT"), (7, "DLR + Rand Init + SPT")}
     for number in paper.PAPER:

@@ -214,8 +214,7 @@ def test_finished_is_only_what_has_the_same_flags(tmp_path):
 
 
 def test_the_page_of_full_length_shows_its_records():
-    """A row of results/linear.md per record: what was chosen, the scores, the error of the test
-    set's size."""
+    """A row of results/linear.md per record: what was chosen, scores, their error."""
     page, records = (
         (ROOT / "results" / f"linear.{suffix}").read_text(encoding="utf-8").splitlines()
         for suffix in ("md", "jsonl")

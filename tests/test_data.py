@@ -209,7 +209,7 @@ def test_pathfinder_statistics(made, request):
     assert name != "pathx" or made.attempts[wide].mean() > 3 * made.attempts[~wide].mean()
 
 
-def test_a_fraction_takes_the_first_of_one_shuffle_of_the_training_examples(generated):
+def test_shares_and_labels_per_class_are_nested(generated):
     folder = generated("listops_demo")
     _, whole, val, _ = data.open_task("listops_demo", folder)
     shuffled = np.random.RandomState(42).permutation(1100)
@@ -222,6 +222,12 @@ def test_a_fraction_takes_the_first_of_one_shuffle_of_the_training_examples(gene
     parts = [data.open_task("listops_demo", folder, labelled=x)[1] for x in (1e-9, 0.05, 0.5)]
     assert [(len(part), len({*part.labels()})) for part in parts] == [(10, 10), (55, 10), (550, 10)]
     assert all((a.chosen == b.chosen[: len(a)]).all() for a, b in zip(parts, parts[1:]))
+    draws = [(2, 0), (12, 0), (12, 1), (10**6, 0)]  # labels per class, seed
+    opened = [data.open_task("listops_demo", folder, per_class=draw)[1:3] for draw in draws]
+    (few, val_of_few), (more, val_of_more), (other, _), (every, _) = opened
+    for split, k in (few, 2), (val_of_few, 1), (more, 12), (val_of_more, 2):
+        assert (np.bincount(split.labels(), minlength=10) == k).all()
+    assert {*few.chosen} < {*more.chosen} != {*other.chosen} and len(every) == 1100
 
 
 def wait_for(condition, seconds=60):

@@ -25,8 +25,7 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def two_views(args, batch, draw):
-    """InfoNCE: a batch twice, with other positions hidden -> inputs (2 b, l), a vector for every
-    position."""
+    """InfoNCE: a batch twice, differently hidden -> inputs (2 b, l), a vector a position."""
     views = [corrupt(batch, draw(hide, args.mask, i), args.loss)[0] for i in (0, 1)]
     inputs, lengths = torch.cat(views), None if batch.lengths is None else batch.lengths.repeat(2)
     real = inside(true_lengths(lengths, *inputs.shape[:2], inputs.device), inputs.shape[1])

@@ -41,8 +41,9 @@ MACHINE = "--device", "cpu", "--dtype", "float32", "--log-every", "7", "--compil
 # A value of every flag that is no recipe's. A fork added sgd for every run, tau for its objective.
 OTHERS = dict(lr=0.05, wd=0.3, batch=7, epochs=3, steps=99, warmup=77, schedule="step")
 OTHERS |= dict(eval_every=55, mask=0.11, loss="ce", pool="max", head="mlp", micro_batch=2)
-OTHERS |= dict(train_fraction=0.5, label_fraction=0.25, objective="causal", joint=0.3, tau=0.2)
-OTHERS |= {"arch.d": 32} | dict.fromkeys(("freeze", "class_weights", "fresh", "sgd"), True)
+OTHERS |= dict(train_fraction=0.5, label_fraction=0.25, labels_per_class=3, joint=0.3, tau=0.2)
+OTHERS |= {"objective": "causal", "arch.d": 32, "freeze": True, "class_weights": True}
+OTHERS |= dict(fresh=True, sgd=True)
 
 
 def swept(root, task, start, *varied):

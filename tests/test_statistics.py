@@ -27,8 +27,7 @@ KINDS = [(0.7, 0.2, 0.0), (0.7, 0.3, 0.1), (0.9, 0.7, 0.0), (0.5, 0.2, 0.3)]
 
 @pytest.mark.parametrize("seeds", [2, 5])
 def test_intervals_over_seeds_hold_the_truth(seeds):
-    """In at least 93 of 100 tables, for the worst pair of variants, however differently they
-    vary."""
+    """In at least 93 of 100 tables, for the worst pair of variants, of any variances."""
     random, n = np.random.default_rng(0), 500
     for deviations in TABLES:
         hits = np.zeros(len(deviations) - 1)
@@ -147,8 +146,7 @@ def test_the_interval_of_one_score_holds_the_truth():
 
 @pytest.mark.parametrize("in_result", [True, False])
 def test_kept_predictions_are_read_sorted_by_class(in_result, tmp_path):
-    """As bits from result.json, else from predictions.npz. A run that lost examples is not
-    paired."""
+    """As bits of result.json, else predictions.npz. A run that lost examples is not paired."""
     random = np.random.default_rng(0)
     y, found = random.integers(0, 3, (2, 50))
     kept = summary(of_kind("class", 3), y, found.astype(float))

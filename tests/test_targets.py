@@ -106,16 +106,16 @@ def test_fresh_steps_share_no_example():
 def test_flags_choose_the_examples_of_either_stage(monkeypatch):
     """--seed draws fresh examples; shares reach `open_task`, that of the labels in stage 2."""
 
-    def opened(name, folder, fraction=None, labelled=None, labels=False, fresh=None):
-        raise LookupError(fraction, labelled, labels, fresh)
+    def opened(name, folder, *shares, labels, fresh, per_class):
+        raise LookupError(*shares, labels, fresh, per_class)
 
     monkeypatch.setattr(setup_py, "open_task", opened)
     for stage, flag, given in (
-        (pretrain, ["--wd", "0.3"], (None, None, False, None)),
-        (pretrain, ["--train-fraction", "0.3"], (0.3, None, False, None)),
-        (finetune, ["--train-fraction", "0.3"], (0.3, None, True, None)),
-        (finetune, ["--label-fraction", "0.3"], (None, 0.3, True, None)),
-        (finetune, ["--fresh"], (None, None, True, 5)),
+        (pretrain, ["--train-fraction", "0.3"], (0.3, None, False, None, None)),
+        (finetune, ["--train-fraction", "0.3"], (0.3, None, True, None, None)),
+        (finetune, ["--label-fraction", "0.3"], (None, 0.3, True, None, None)),
+        (finetune, ["--task=listops", "--labels-per-class=3"], (None, None, True, None, (3, 5))),
+        (finetune, ["--fresh"], (None, None, True, 5, None)),
     ):
         with pytest.raises(LookupError) as asked:
             stage.main(["--task", "recall", "--model", "s4", "--seed", "5", *flag])
