@@ -197,7 +197,7 @@ def refuse(parser, args):
             raise UserError(
                 f"{name} has no meaning {STARTS[args.start]}; leave it out (it has one {others})"
             )
-    shares = "train_fraction", "label_fraction", "labels_per_class"
+    shares = "train_fraction", "label_fraction", "labels_per_class", "fresh"
     given = [f"--{flag.replace('_', '-')}" for flag in shares if getattr(args, flag, None)]
     if len(given) > 1:
         raise UserError(f"give only one of {' and '.join(given)}")
@@ -320,8 +320,6 @@ def check_fit(args, task, objective):
     if args.fresh and task.draw is None:
         able = " ".join(name for name, other in TASKS.items() if other.draw)
         raise UserError(f"--fresh: {name} cannot draw new examples; these can: {able}")
-    if args.fresh and (args.train_fraction or getattr(args, "label_fraction", None)):
-        raise UserError("--fresh draws all examples; leave out the share of them")
 
 
 # ---- Names and records ---------------------------------------------------------------------------

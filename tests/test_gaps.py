@@ -1,5 +1,4 @@
-"""Missing samples are hidden positions: in the losses, in the input, in training, in predictions
-and in exports."""
+"""Missing samples are hidden positions: in losses, inputs, training, predictions, exports."""
 
 from dataclasses import replace
 from types import SimpleNamespace

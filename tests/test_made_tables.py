@@ -26,9 +26,10 @@ DIFFERENCES |= {"SPT - joint": ("spt", "joint")}
 # ---- Made runs: targets and predictions beside each record ---------------------------------------
 
 STARTS = ("scratch", None), ("spt", None), ("spt", 0.25), ("joint", None), ("linear_probe", None)
-# model, lr, share of the labels, objective; None: the recipe's
+# model, lr, share of the labels (over 1: labels per class), objective; None: the recipe's
 LINES = ("s4", None, None, "masked"), ("rotary", 0.01, None, "masked")
-MORE = ("s4", None, 0.5, "masked"), ("s4", None, None, "causal")
+MORE = ("s4", None, 0.5, "masked"), ("s4", None, 3, "masked"), ("s4", None, None, "causal")
+TITLES = {1: "", 0.5: " with 50 % of the labels", 3: " with 3 labelled per class"}
 # The sets of a report: what differs from the defaults of `made`.
 SETS = {
     "class": dict(lines=(*LINES, *MORE)),
@@ -119,7 +120,8 @@ def made(
 def settings_of(name, task, line, start, mask, seed, steps):
     """What the records of a run and of its pretraining (or None) say of both."""
     model, rate, share, objective = line
-    pairs = dict(lr=rate, label_fraction=share, freeze=start == "linear_probe" or None)
+    pairs = dict(lr=rate, freeze=start == "linear_probe" or None)
+    pairs["label_fraction" if (share or 1) <= 1 else "labels_per_class"] = share
     changed = {flag: value for flag, value in pairs.items() if value}
     shared = dict(task=task, model=model, objective=objective, seed=seed)
     run = f"{name}-{model}-{objective}-{start}-{rate}-{share}-{mask}-s{seed}"
@@ -149,7 +151,8 @@ def as_folders(root, *sets):
     for run in itertools.chain(*sets):
         record = dict(run.record)
         start, name, evals = (record.pop(key, None) for key in ("start", "run", "evals"))
-        changed = dict(lr=0.001, mask=0.3, freeze=False, label_fraction=None) | record["changed"]
+        changed = dict(lr=0.001, mask=0.3, freeze=False) | record["changed"]
+        changed = dict(label_fraction=None, labels_per_class=None) | changed
         log = "".join(f"{json.dumps(line)}\n" for line in evals or ())
         made_run(root, start, name=name, config=changed, log=log, **record)
     return root
@@ -305,8 +308,9 @@ def printed(*words):
 
 # ---- compare -------------------------------------------------------------------------------------
 
-COLUMNS = "start", "model", "objective", "lr", "label-fraction", "freeze", "pretraining mask"
-CONFIG = dict(zip(COLUMNS[3:], ("0.001", "–", "False", "0.3")))  # of as_folders
+CONFIG = {"lr": "0.001", "label-fraction": "–", "labels-per-class": "–", "freeze": "False"}
+CONFIG |= {"pretraining mask": "0.3"}  # of as_folders
+COLUMNS = "start", "model", "objective", *CONFIG
 
 
 def cells_of_compare(key, config):
@@ -407,7 +411,7 @@ def arranged(variants):
     shares = {}
     for (start, model, objective, *pairs), variant in variants.items():
         changed = dict(pairs)
-        share = changed.pop("label_fraction", 1)
+        share = changed.pop("label_fraction", None) or changed.pop("labels_per_class", 1)
         start = "linear_probe" if changed.pop("freeze", False) else start
         words = [model] if objective == "masked" else [model, objective]
         words += [f"{name.replace('.', ' ')}={value:g}" for name, value in sorted(changed.items())]
@@ -608,12 +612,12 @@ def check_caption(part, lines):
 
 def check_report(text, sets):
     """Compare tables, captions and verdicts of a report with loops -> the keys of its sentences."""
-    _, *parts = re.split(r"^\*\*(\S+?(?: with 50 % of the labels)?)\*\*$", text, flags=re.M)
+    _, *parts = re.split(rf"^\*\*(\S+?(?:{'|'.join(TITLES.values())})?)\*\*$", text, flags=re.M)
     parts, seen = dict(zip(parts[::2], parts[1::2])), set()
     for name, runs in sets.items():
         (baseline,) = [run for run in runs if run.record.get("start") == "baseline"]
         for share, lines in arranged(by_variant(runs)).items():
-            part = parts.pop(f"{name}.npz" + (" with 50 % of the labels" if share < 1 else ""))
+            part = parts.pop(f"{name}.npz{TITLES[share]}")
             linear = baseline if share == 1 else None
             check_table(rows_in(part)[0], lines, linear)
             check_caption(part, lines)

@@ -1,5 +1,4 @@
-"""The objective of pretraining: what is hidden, what the model reads instead, what it must predict,
-and the loss."""
+"""The objective of pretraining: what is hidden, what the model reads and predicts, the loss."""
 
 import math
 from types import SimpleNamespace

@@ -1,5 +1,4 @@
-"""Records that cannot lie: what a user asks for is what is trained, and a run is known by all that
-made it."""
+"""Records that cannot lie: what is asked for is trained; a run is known by all that made it."""
 
 import ast
 import contextlib

@@ -1,5 +1,4 @@
-"""Targets of other kinds: several labels per example, and a label at every position, as in
-associative recall."""
+"""Other targets: several labels per example; a label at every position, as in recall."""
 
 from types import SimpleNamespace
 
