@@ -269,10 +269,11 @@ def parse_args(argv):
     add = parser.add_argument
     share = between(float, 1e-9, 1)
     add("--task", required=True, help="task, as for finetune.py")
-    add("--label-fraction", type=share, help="share of labels, as for finetune.py")
-    text = "of each class, as for finetune.py"
-    add("--labels-per-class", type=between(int, 1), help=f"number of labels {text}")
-    add("--seed", type=between(int, 0), default=0, help=f"draws these labels {text}")
+    few = parser.add_mutually_exclusive_group()
+    few.add_argument("--label-fraction", type=share, help="share of labels, as for finetune.py")
+    number = between(int, 1)
+    few.add_argument("--labels-per-class", type=number, help="of --seed, as for finetune.py")
+    add("--seed", type=between(int, 0), default=0, help="draws the labels of --labels-per-class")
     add("--words", action="store_true", help="texts: words and pairs of words, not characters")
     add("--data-dir", default="data", help="where prepared data sets live")
     add("--out", type=Path, metavar="DIR", help="write DIR/result.json")
@@ -283,16 +284,14 @@ def main(argv=None):
     start = time.perf_counter()
     args = parse_args(argv)
     name = full_name(args.task)
-    per_class = (args.labels_per_class, args.seed) if args.labels_per_class else None
-    task, train, val, test = open_task(
-        name, args.data_dir, None, args.label_fraction, labels=True, per_class=per_class
-    )
+    shares = dict(labelled=args.label_fraction, per_class=args.labels_per_class, seed=args.seed)
+    task, train, val, test = open_task(name, args.data_dir, labels=True, **shares)
     if args.words and (task.channels or task.between):
         raise UserError(f"--words is for texts, and {name} holds none; leave it out")
     features = name_of_features(task, args.words)
     changed = {"label_fraction": args.label_fraction, "labels_per_class": args.labels_per_class}
     changed = {flag: value for flag, value in changed.items() if value}
-    identity = dict(task=name, model=features, data=task.data, changed=changed)
+    identity = dict(task=name, model=features, data=task.data, changed=changed, seed=args.seed)
     recorded = args.out and (args.out / "result.json").exists()
     if recorded and identity.items() <= read_json(args.out / "result.json").items():
         print(f"{args.out} is finished; nothing to do")
@@ -316,7 +315,7 @@ def main(argv=None):
         if task.channels and task.mask:
             record["denoising"] = interpolated(task, val)
         record |= dict(length=task.length, classes=task.classes, regularisation=strength)
-        record |= dict(objective="none", start="baseline", seed=args.seed, steps=0)
+        record |= dict(objective="none", start="baseline", steps=0)
         record |= dict(train_examples=len(train), seconds=round(seconds, 1))
         record |= Folder(args.out, True).predictions(task, test.y, baselines["test"])
         record |= environment(torch.device("cpu"))

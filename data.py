@@ -151,7 +151,14 @@ def look_up(name, data_dir="data"):
 
 
 def open_task(
-    name, data_dir="data", fraction=None, labelled=None, labels=False, fresh=None, per_class=None
+    name,
+    data_dir="data",
+    fraction=None,
+    labelled=None,
+    labels=False,
+    fresh=None,
+    per_class=None,
+    seed=0,
 ):
     """Return a task and its splits: Task, train, val, test. Prepares the task on first use;
     UserError as in `prepare`.
@@ -159,10 +166,11 @@ def open_task(
     fraction: keep the first `fraction * n` training examples of one fixed shuffle (seed 42, paper's
     appendix C.1.4 and its official configuration), so smaller subsets lie within larger ones, in
     both stages. labelled: instead, a share of all training examples that keeps the class
-    proportions, again nested. per_class: (k, seed), instead: k examples of each class, drawn from a
-    seed and nested, and of validation a fifth as many, at least one. labels: leave out training
-    examples without a label; UserError if no example has one. fresh: a seed from which `task.draw`
-    draws training examples."""
+    proportions, again nested. per_class: instead, this number of examples of each class (all, if it
+    has fewer), drawn from `seed` and nested, and of validation a fifth as many, at least one;
+    UserError if targets are not one class. labels: leave out training examples without a label;
+    UserError if no example has one. fresh: a seed from which `task.draw` draws training
+    examples."""
     folder = prepare(name, data_dir)
     with files.reading(f"{folder} is damaged", remake(name, folder)):
         task, (train, val, test) = load(declared(name), folder)
@@ -173,9 +181,10 @@ def open_task(
         nested = stratified(train.y[:n] if task.kind == "class" else np.zeros(n), 42)
         train.chosen = nested[: max(task.classes, 1, int(labelled * n))]
     elif per_class is not None:
-        k, seed = per_class
-        train.chosen = of_each_class(train.y[:n], k, seed)
-        val.chosen = of_each_class(val.y, max(1, k // 5), seed)
+        if task.kind != "class":
+            raise UserError(f"--labels-per-class needs one class per example, not {task.kind}")
+        train.chosen = of_each_class(train.y[:n], per_class, seed)
+        val.chosen = of_each_class(val.y, max(1, per_class // 5), seed)
     elif fraction is not None:
         nested = np.random.RandomState(42).permutation(len(train))
         train.chosen = nested[: max(1, int(fraction * len(train)))]

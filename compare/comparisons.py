@@ -28,7 +28,7 @@ class Key(NamedTuple):
 
     task: str
     share: float  # of the labels
-    labels: "int | None"  # per class, if --labels-per-class set them
+    per_class: "int | None"  # labels, if --labels-per-class set them
     passes: "int | None"  # per run, if --passes or --steps set them
 
     @property
@@ -36,8 +36,8 @@ class Key(NamedTuple):
         title = Path(self.task.removeprefix("file:")).name
         if self.share < 1:
             title += f" with {100 * self.share:g} % of the labels"
-        if self.labels:
-            title += f" with {self.labels} labelled per class"
+        if self.per_class:
+            title += f" with {self.per_class} labelled per class"
         return f"{title}, {self.passes:,} passes per run" if self.passes else title
 
 
@@ -91,14 +91,14 @@ def comparisons(runs, entry=()):
         key, line, start = position_of(run)
         line = names.get(run.variant, line)
         if start == "baseline":
-            linear[key.task, key.share, key.labels] = variant[:1]
+            linear[key[:3]] = variant[:1]
         elif start in entries.STARTS:
             tables[key][line, start] = variant
     arranged = {}
     for key, variants in tables.items():
         lines = dict.fromkeys([*order, *(line for line, _ in variants)])
         by_line = {name: variants[name] for line in lines for name in variants if name[0] == line}
-        arranged[key] = compared(by_line, linear.get((key.task, key.share, key.labels)))
+        arranged[key] = compared(by_line, linear.get(key[:3]))
     return arranged
 
 
@@ -108,7 +108,7 @@ def position_of(run):
     if changed.get("joint") == 1:
         del changed["joint"]
     share = changed.pop("label_fraction", None) or 1
-    labels = changed.pop("labels_per_class", None)
+    per_class = changed.pop("labels_per_class", None)
     steps = [changed.pop(name, None) for name in ("steps", "pretraining.steps")]
     start = run.start
     if start == "spt" and changed.pop("freeze", False):
@@ -117,7 +117,7 @@ def position_of(run):
     for name, value in changed.items():
         word = name.replace("arch.", "").replace(".", " ")
         words.append(word.replace("_", " ") if value is True else f"{word}={shown(value)}")
-    key = Key(run.task, share, labels, run.passes if any(steps) else None)
+    key = Key(run.task, share, per_class, run.passes if any(steps) else None)
     return key, ", ".join(words), start
 
 

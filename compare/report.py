@@ -140,7 +140,7 @@ def caption(key, comparison):
     counts = (facts["sizes"][0] - facts["labelled"] for facts in data if "labelled" in facts)
     unlabelled = next(counts, 0)
     notes = []
-    if "joint" in comparison.starts and (key.share < 1 or key.labels or unlabelled):
+    if "joint" in comparison.starts and (key.share < 1 or key.per_class or unlabelled):
         notes.append("joint training uses only the labelled inputs")
     if unlabelled:
         pretrained = {"spt", "linear_probe"} & {*comparison.starts}

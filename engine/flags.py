@@ -81,7 +81,7 @@ def flags(stage, objectives):
     add(FINETUNING, "--class-weights", bool, "weigh each class by how rare it is in training")
     few = "share of all training examples to finetune on; keeps class proportions, and is nested"
     add(FINETUNING, "--label-fraction", share, few)
-    few = "finetune on so few labels per class, drawn by --seed; validation has a fifth as many"
+    few = "labels per class to finetune on, drawn by --seed; validation has a fifth as many"
     add(FINETUNING, "--labels-per-class", positive, few)
 
     group = parser.add_argument_group("recipe (your flags override it)")
@@ -197,7 +197,7 @@ def refuse(parser, args):
             raise UserError(
                 f"{name} has no meaning {STARTS[args.start]}; leave it out (it has one {others})"
             )
-    shares = "train_fraction", "label_fraction", "labels_per_class", "fresh"
+    shares = "train_fraction", "label_fraction", "labels_per_class"
     given = [f"--{flag.replace('_', '-')}" for flag in shares if getattr(args, flag, None)]
     if len(given) > 1:
         raise UserError(f"give only one of {' and '.join(given)}")
@@ -310,9 +310,8 @@ def check_fit(args, task, objective):
         if args.loss == "ce" and task.vocab is None:
             raise UserError(f"--loss ce needs symbols, and {name} has none; use --loss l1")
     if args.start in FINETUNING:
-        for flag in "class-weights", "labels-per-class":
-            if getattr(args, flag.replace("-", "_")) and task.kind != "class":
-                raise UserError(f"--{flag} needs one class per example, not {task.kind}")
+        if args.class_weights and task.kind != "class":
+            raise UserError(f"--class-weights needs one class per example, not {task.kind}")
         if (args.pool == "none") != (task.kind == "positions"):
             raise UserError(f"{name}: --pool none is for a label per position, and only for that")
         if (args.head == "pair") != (task.documents == 2):
@@ -320,17 +319,14 @@ def check_fit(args, task, objective):
     if args.fresh and task.draw is None:
         able = " ".join(name for name, other in TASKS.items() if other.draw)
         raise UserError(f"--fresh: {name} cannot draw new examples; these can: {able}")
+    if args.fresh and (args.train_fraction or getattr(args, "label_fraction", None)):
+        raise UserError("--fresh draws all examples; leave out the share of them")
 
 
 # ---- Names and records ---------------------------------------------------------------------------
 
-SHORT = {
-    "train_fraction": "f",
-    "label_fraction": "l",
-    "labels_per_class": "k",
-    "pretraining": "pre",
-    "arch": "",
-}
+SHORT = dict(train_fraction="f", label_fraction="l", labels_per_class="k")
+SHORT |= dict(pretraining="pre", arch="")
 
 
 def run_name(args, seed):

@@ -30,7 +30,6 @@ def setup(stage, argv, objectives):
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda, but torch sees no CUDA device; use --device cpu")
     warn_before(args)
-    per_class = getattr(args, "labels_per_class", None)
     task, train, val, test = open_task(
         args.task,
         args.data_dir,
@@ -38,7 +37,8 @@ def setup(stage, argv, objectives):
         getattr(args, "label_fraction", None),
         labels=stage == "finetune",
         fresh=args.seed if args.fresh else None,
-        per_class=(per_class, args.seed) if per_class else None,
+        per_class=getattr(args, "labels_per_class", None),
+        seed=args.seed,
     )
     if args.start == "spt" and args.pretraining["data"] != task.data:
         raise UserError(

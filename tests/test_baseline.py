@@ -201,13 +201,15 @@ def test_unequal_classes_choose_by_balanced_accuracy(share, wanted, monkeypatch,
 
 
 def test_finished_is_only_what_has_the_same_flags(tmp_path):
-    """Another share of the labels, another task with the same data, and back again."""
+    """Another share or draw of the labels, another task with the same data, and back again."""
     np.savez(tmp_path / "my.npz", **kinds()["symbols"])
-    for share in (), ("--label-fraction", 0.1), ():
+    few = "--labels-per-class", 4
+    cases = ((), 280), (("--label-fraction", 0.1), 28), (few, 12), ((*few, "--seed", 1), 12)
+    for share, n in (*cases, cases[0]):
         for again in False, True:
             text, record = run(tmp_path, *share)
             assert ("is finished" in text) == again
-            assert record["train_examples"] == (28 if share else 280)
+            assert record["train_examples"] == n
     for task in "listops_demo", "listops_mini":
         data.prepare(task, tmp_path / "data", sizes=(40, 20, 20), workers=1)
         assert run(tmp_path, task=task)[1]["task"] == task

@@ -222,8 +222,8 @@ def test_shares_and_labels_per_class_are_nested(generated):
     parts = [data.open_task("listops_demo", folder, labelled=x)[1] for x in (1e-9, 0.05, 0.5)]
     assert [(len(part), len({*part.labels()})) for part in parts] == [(10, 10), (55, 10), (550, 10)]
     assert all((a.chosen == b.chosen[: len(a)]).all() for a, b in zip(parts, parts[1:]))
-    draws = [(2, 0), (12, 0), (12, 1), (10**6, 0)]  # labels per class, seed
-    opened = [data.open_task("listops_demo", folder, per_class=draw)[1:3] for draw in draws]
+    draws = [dict(per_class=k, seed=s) for k, s in ((2, 0), (12, 0), (12, 1), (10**6, 0))]
+    opened = [data.open_task("listops_demo", folder, **draw)[1:3] for draw in draws]
     (few, val_of_few), (more, val_of_more), (other, _), (every, _) = opened
     for split, k in (few, 2), (val_of_few, 1), (more, 12), (val_of_more, 2):
         assert (np.bincount(split.labels(), minlength=10) == k).all()

@@ -281,8 +281,7 @@ def test_kernels_ignore_autocast():
 
 @pytest.mark.parametrize("l", [1, 5, 16, 37])
 def test_attention_is_the_dense_mask(l):
-    """An explicit float64 softmax over the keys each query may see; queries past the end are
-    finite, no more."""
+    """A float64 softmax over the keys that a query may see; queries past the end are finite."""
     q, k, v = torch.randn(3, 3, 2, l, 8, generator=seeded(l))
     i, j = torch.arange(l)[:, None], torch.arange(l)
     scores = q.double() @ k.double().transpose(-1, -2) / math.sqrt(8)

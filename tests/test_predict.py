@@ -109,8 +109,7 @@ def as_printed(kind, names, y):
 def test_predictions_are_the_runs_own_with_its_data_and_without(
     inputs, start, trained, tmp_path, monkeypatch
 ):
-    """On the test split; and on a file of the same sequences, from a copy of the run far from any
-    prepared data."""
+    """On the test split; on a file of the same sequences, by a copy of the run without data."""
     (own, out), kind = trained(inputs, start), SETS[inputs][0]
     result = result_of(out)
     monkeypatch.chdir(tmp_path)

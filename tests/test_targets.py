@@ -105,8 +105,8 @@ def test_fresh_steps_share_no_example():
 def test_flags_choose_the_examples_of_either_stage(monkeypatch):
     """--seed draws fresh examples; shares reach `open_task`, that of the labels in stage 2."""
 
-    def opened(name, folder, *shares, labels, fresh, per_class):
-        raise LookupError(*shares, labels, fresh, per_class)
+    def opened(name, folder, *shares, labels, fresh, per_class, seed):
+        raise LookupError(*shares, labels, fresh, per_class and (per_class, seed))
 
     monkeypatch.setattr(setup_py, "open_task", opened)
     for stage, flag, given in (
