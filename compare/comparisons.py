@@ -45,7 +45,7 @@ class Comparison(NamedTuple):
     """The content of one table. A line is a model with what differs from its recipe."""
 
     variants: dict  # {(line, start): its runs by seed}
-    linear: "pandas.DataFrame | None"  # the one run of baseline.py
+    linear: "pandas.DataFrame | None"  # runs of baseline.py, one per draw of labels
     score: str  # R2, accuracy, balanced accuracy, micro F1 ...
     ratio: float  # of the largest class to the smallest
 
@@ -91,7 +91,7 @@ def comparisons(runs, entry=()):
         key, line, start = position_of(run)
         line = names.get(run.variant, line)
         if start == "baseline":
-            linear[key[:3]] = variant[:1]
+            linear[key[:3]] = variant
         elif start in entries.STARTS:
             tables[key][line, start] = variant
     arranged = {}

@@ -218,7 +218,7 @@ def draw_scores(axis, comparison):
         lines.setdefault(line, {})[start] = runs
     dots(axis, lines)
     if comparison.linear is not None:
-        linear = comparison.linear.score.iloc[0]
+        linear = mean_of(comparison.linear.score)
         constant = constant_of(comparison).score[0]
         axis.axvline(constant, color="black", linestyle=":", label=trivial(comparison))
         axis.axvline(linear, color="black", linestyle="--", label="linear model")

@@ -160,7 +160,7 @@ def beside_linear(comparison):
     networks = networks_of(comparison)
     if comparison.linear is None or not networks:
         return []
-    linear = comparison.linear.score.iloc[0]
+    linear = mean_of(comparison.linear.score)
     relations = {name: relation_to_linear(runs, comparison) for name, runs in networks.items()}
     if {*relations.values()} == {"behind"}:
         top = max(networks, key=lambda name: mean_of(networks[name].score))
@@ -186,8 +186,9 @@ def relation_to_linear(runs, comparison):
     linear = comparison.linear
     if len(runs) == 1 or runs.examples.isna().any() or linear.examples.isna().any():
         return None
-    apart = mean_of(runs.score) - linear.score.iloc[0]
-    half = math.hypot(half_width(runs.score), half_width_of_test(runs, linear))
+    apart = mean_of(runs.score) - mean_of(linear.score)
+    drawn = [runs.score, linear.score] if len(linear) > 1 else [runs.score]
+    half = math.hypot(half_width(*drawn), half_width_of_test(runs, linear))
     if abs(apart) <= half:
         return "not significantly different from"
     return "ahead of" if apart > 0 else "behind"

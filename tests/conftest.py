@@ -301,8 +301,7 @@ def flags(out, task="listops", model="s4", more="", **settings):
 
 @pytest.fixture
 def elsewhere(monkeypatch, tmp_path):
-    """A test in an empty folder, whose runs read noise. This process plays many, so it does not
-    lock run directories."""
+    """A test in an empty folder; its runs read noise and do not lock, being in one process."""
     monkeypatch.chdir(tmp_path)
     for module in (setup_py, predict):
         monkeypatch.setattr(module, "open_task", opened)
@@ -345,8 +344,7 @@ def child(stage, words, before, environment):
 
 @pytest.fixture
 def mistake(capsys):
-    """mistake(stage, words, code=2) -> the one line that a script prints before it ends with that
-    exit code."""
+    """mistake(stage, words, code=2) -> the one line that a script prints as it ends with code."""
 
     def make(stage, words, code=2):
         Processes.current = None

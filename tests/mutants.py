@@ -213,8 +213,7 @@ def tested(copy, *words):
 
 
 def survives(copy, file, old, new, tests):
-    """Return whether these tests pass in a copy of the repository with a changed line, and the test
-    that fails."""
+    """Return whether tests pass in a copy with a changed line, and the test that fails."""
     path = copy / file
     source = path.read_text()
     path.write_text(pattern(old).sub(lambda match: new, source, count=1))

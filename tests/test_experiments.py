@@ -203,8 +203,7 @@ def test_run_all_imports_what_stands_beside_it_wherever_it_is_called(tmp_path):
 
 
 def stand_in_for_python(folder, more=""):
-    """A `python` that runs nothing: it notes what it was asked for and on which GPU, and makes a
-    run's result.json."""
+    """A `python` that runs nothing: it notes its words and GPU, and makes a run's result.json."""
     stub = folder / "bin" / "python"
     stub.parent.mkdir(parents=True)
     stub.write_text(f"""#!/usr/bin/env bash

@@ -28,8 +28,7 @@ def made(tmp_path, monkeypatch):
 
 
 def oracle(batch, hidden, prediction, causal):
-    """The loss in float64, position by position: a mean over the channels that are there; and how
-    many positions have one."""
+    """The loss in float64, position by position, over the channels that exist; and its count."""
     losses = []
     for i, length in enumerate(batch.lengths.tolist()):
         for t in range(length - causal):

@@ -92,6 +92,10 @@ def made(
     record |= dict(denoising=dict(interpolation=-0.25, mean=-1.0), steps=0, seconds=4.0)
     record |= dict(run=f"{name}-linear", model="n-grams", task=task, start="baseline")
     runs = [with_score(kind, y, predicted(rng, y, kind, linear), True, **record)]
+    for draw in (0, 1) if any(line[2] == 3 for line in lines) else ():
+        guesses = predicted(np.random.default_rng(draw), y, kind, linear)
+        record |= dict(run=f"{name}-few-{draw}", changed=dict(labels_per_class=3), seed=draw)
+        runs.append(with_score(kind, y, guesses, True, **record))
     for (i, line), (start, mask) in itertools.product(enumerate(lines), starts):
         skill = (start == "scratch" and scratch) or rng.uniform(*skills)
         kept = alike or bool(rng.random() < 0.7)
@@ -421,14 +425,14 @@ def arranged(variants):
 
 
 def check_table(rows, lines, linear):
-    """Compare every cell of the table of a report. lines: {line: {start: {seed: run}}}; linear: of
-    its baselines, or None."""
+    """Compare every cell of a report's table. lines: {line: {start: {seed: run}}}; linear: runs."""
     some = next(iter(variants_of(lines).values()))[0]
     few, digits = len(some.y) < 30, 3 if some.kind == "number" else 1
     if linear:
         (first, second), rows = rows[:2], rows[2:]
         column = next(head for head in HEADS.values() if head in first)
-        agrees_with_further(second[column], [linear.score], further_of([linear]), digits)
+        scores = [run.score for run in linear]
+        agrees_with_further(second[column], scores, further_of(linear), digits)
         others = [40, 100 * 2 * 0.4 / 1.4 / 3][some.kind != "unequal" :]
         agrees_with_further(first[column], [constant_of(linear)], others, digits)
         assert (first["minutes per run"], second["minutes per run"]) == ("", "4 s")
@@ -465,7 +469,7 @@ def variants_of(lines):
 
 def constant_of(linear):
     """The score of the trivial baseline."""
-    return {"number": 0.4, "unequal": 100 / 3, "class": 40.0}[linear.kind]
+    return {"number": 0.4, "unequal": 100 / 3, "class": 40.0}[linear[0].kind]
 
 
 # ---- own and the demos: verdicts -----------------------------------------------------------------
@@ -514,11 +518,11 @@ def effect(line, start, after, scratch, n):
 
 
 def relation_to_linear(runs, linear):
-    if len(runs) == 1 or linear.kind == "number" and not all(run.kept for run in runs):
+    if len(runs) == 1 or linear[0].kind == "number" and not all(run.kept for run in runs):
         return "which is better is unknown"
-    scores = [run.score for run in runs]
-    apart = mean_of(scores) - linear.score
-    if abs(apart) <= math.hypot(half_of_seeds(scores), half_of_test(runs, [linear])):
+    sides = [[run.score for run in side] for side in (runs, linear)]
+    apart, sides = mean_of(sides[0]) - mean_of(sides[1]), sides[: 1 + (len(linear) > 1)]
+    if abs(apart) <= math.hypot(half_of_seeds(*sides), half_of_test(runs, linear)):
         return "**not significantly different from**"
     return "**ahead of**" if apart > 0 else "**behind**"
 
@@ -530,7 +534,7 @@ def beside_linear(networks, linear):
     if {*relations.values()} == {"**behind**"}:
         name = max(scores, key=scores.get)
         phrases = ["**The linear model is ahead of every network**", f"and {name} "]
-        return ("linear wins",), phrases, [linear.score, scores[name]]
+        return ("linear wins",), phrases, [mean_of([run.score for run in linear]), scores[name]]
     val = {name: round(mean_of([run.val for run in runs]), 9) for name, runs in networks.items()}
     best = max(val, key=val.get)
     tied = [name for name in val if val[name] == val[best]]
@@ -545,7 +549,7 @@ def beside_linear(networks, linear):
     if behind:
         keys.append("behind linear")
         phrases.append(f"Behind the linear model: {', '.join(behind)}.")
-    return keys, phrases, [scores[best], linear.score]
+    return keys, phrases, [scores[best], mean_of([run.score for run in linear])]
 
 
 def denoised(lines):
@@ -615,10 +619,11 @@ def check_report(text, sets):
     _, *parts = re.split(rf"^\*\*(\S+?(?:{'|'.join(TITLES.values())})?)\*\*$", text, flags=re.M)
     parts, seen = dict(zip(parts[::2], parts[1::2])), set()
     for name, runs in sets.items():
-        (baseline,) = [run for run in runs if run.record.get("start") == "baseline"]
+        baselines = [run for run in runs if run.record.get("start") == "baseline"]
         for share, lines in arranged(by_variant(runs)).items():
             part = parts.pop(f"{name}.npz{TITLES[share]}")
-            linear = baseline if share == 1 else None
+            of_share = [run.record["changed"].get("labels_per_class", 1) for run in baselines]
+            linear = [run for run, few in zip(baselines, of_share) if few == share]
             check_table(rows_in(part)[0], lines, linear)
             check_caption(part, lines)
             sentences = re.findall(r"^- (.*)$", part, re.M)
@@ -626,7 +631,7 @@ def check_report(text, sets):
             for sentence, (keys, phrases, numbers) in pairs:
                 assert all(phrase in sentence for phrase in phrases), (sentence, phrases)
                 seen |= {*keys}
-                digits = 3 if baseline.kind == "number" and "interpolation" not in keys else 1
+                digits = 3 if baselines[0].kind == "number" and "interpolation" not in keys else 1
                 shown = re.findall(rf"[-+]?\d+\.\d{{{digits}}}(?!\d)", sentence)
                 half = 0.5 * 10**-digits + 1e-9
                 assert [*map(float, shown)] == pytest.approx(numbers, rel=0, abs=half), sentence
