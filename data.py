@@ -185,6 +185,10 @@ def open_task(
             raise UserError(f"--labels-per-class needs one class per example, not {task.kind}")
         train.chosen = of_each_class(train.y[:n], per_class, seed)
         val.chosen = of_each_class(val.y, max(1, per_class // 5), seed)
+        small = np.flatnonzero(np.bincount(train.y[train.chosen]) < per_class)
+        if small.size:
+            names = ", ".join(str((task.names or range(task.classes))[label]) for label in small)
+            print(f"note: fewer than {per_class} labelled training examples of class {names}")
     elif fraction is not None:
         nested = np.random.RandomState(42).permutation(len(train))
         train.chosen = nested[: max(1, int(fraction * len(train)))]

@@ -81,7 +81,9 @@ def warn_before(args):
         return
     task = declared(args.task)
     share = args.train_fraction or getattr(args, "label_fraction", None) or 1
-    steps = args.steps or args.epochs * (int(share * task.sizes[0]) // args.batch)
+    few = getattr(args, "labels_per_class", None)
+    examples = few * task.classes if few else int(share * task.sizes[0])
+    steps = args.steps or args.epochs * (examples // args.batch)
     positions = steps * args.batch * task.documents * task.length
     operations = 6 * count(Backbone(config(args.arch, task))) * positions
     # 1.1e10 a second and core measured on PathX

@@ -422,8 +422,7 @@ def assert_same_run(one, two):
 
 @pytest.fixture
 def server(monkeypatch):
-    """serve(name, content) -> function that gives its address under a fault; serve.log: every Range
-    asked for."""
+    """serve(name, content) -> function: its address under a fault; serve.log: the Ranges."""
     contents, log, done = {}, [], set()
 
     class Handler(BaseHTTPRequestHandler):

@@ -209,7 +209,7 @@ def test_pathfinder_statistics(made, request):
     assert name != "pathx" or made.attempts[wide].mean() > 3 * made.attempts[~wide].mean()
 
 
-def test_shares_and_labels_per_class_are_nested(generated):
+def test_shares_and_labels_per_class_are_nested(generated, capsys):
     folder = generated("listops_demo")
     _, whole, val, _ = data.open_task("listops_demo", folder)
     shuffled = np.random.RandomState(42).permutation(1100)
@@ -228,6 +228,7 @@ def test_shares_and_labels_per_class_are_nested(generated):
     for split, k in (few, 2), (val_of_few, 1), (more, 12), (val_of_more, 2):
         assert (np.bincount(split.labels(), minlength=10) == k).all()
     assert {*few.chosen} < {*more.chosen} != {*other.chosen} and len(every) == 1100
+    assert "fewer than 1000000 labelled training examples of class" in capsys.readouterr().out
 
 
 def wait_for(condition, seconds=60):
