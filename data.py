@@ -151,14 +151,7 @@ def look_up(name, data_dir="data"):
 
 
 def open_task(
-    name,
-    data_dir="data",
-    fraction=None,
-    labelled=None,
-    labels=False,
-    fresh=None,
-    per_class=None,
-    seed=0,
+    name, data_dir="data", fraction=None, labelled=None, labels=False, per_class=None, seed=0
 ):
     """Return a task and its splits: Task, train, val, test. Prepares the task on first use;
     UserError as in `prepare`.
@@ -169,8 +162,7 @@ def open_task(
     proportions, again nested. per_class: instead, this number of examples of each class (all, if it
     has fewer), drawn from `seed` and nested, and of validation a fifth as many, at least one;
     UserError if targets are not one class. labels: leave out training examples without a label;
-    UserError if no example has one. fresh: a seed from which `task.draw` draws training
-    examples."""
+    UserError if no example has one."""
     folder = prepare(name, data_dir)
     with files.reading(f"{folder} is damaged", remake(name, folder)):
         task, (train, val, test) = load(declared(name), folder)
@@ -185,10 +177,8 @@ def open_task(
             raise UserError(f"--labels-per-class needs one class per example, not {task.kind}")
         train.chosen = of_each_class(train.y[:n], per_class, seed)
         val.chosen = of_each_class(val.y, max(1, per_class // 5), seed)
-        small = np.flatnonzero(np.bincount(train.y[train.chosen]) < per_class)
-        if small.size:
-            names = ", ".join(str((task.names or range(task.classes))[label]) for label in small)
-            print(f"note: fewer than {per_class} labelled training examples of class {names}")
+        if len(train) < per_class * task.classes:
+            print(f"note: a class has fewer than {per_class} labelled training examples")
     elif fraction is not None:
         nested = np.random.RandomState(42).permutation(len(train))
         train.chosen = nested[: max(1, int(fraction * len(train)))]
@@ -196,7 +186,6 @@ def open_task(
         train.chosen = np.arange(n) if train.chosen is None else train.chosen[train.chosen < n]
         if not len(train):
             raise UserError(f"--train-fraction {fraction} keeps no example with a label; raise it")
-    train.fresh = fresh
     return task, train, val, test
 
 

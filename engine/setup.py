@@ -36,10 +36,10 @@ def setup(stage, argv, objectives):
         args.train_fraction,
         getattr(args, "label_fraction", None),
         labels=stage == "finetune",
-        fresh=args.seed if args.fresh else None,
         per_class=getattr(args, "labels_per_class", None),
         seed=args.seed,
     )
+    train.fresh = args.seed if args.fresh else None
     if args.start == "spt" and args.pretraining["data"] != task.data:
         raise UserError(
             f"{args.init} was pretrained on {args.pretraining['data']}, and {args.task} in "

@@ -76,8 +76,7 @@ ROOMS = "tasks", "own", "zoo", "engine", "experiments", "compare", "use"
 
 
 def scripts(folder, *more):
-    """Copy all scripts into a folder, to change them there; more: other files of the repository, or
-    patterns -> the folder."""
+    """Copy all scripts into a folder; more: patterns of other files -> the folder."""
     patterns = ["*.py", "run_all.sh", "results/hours.txt", *more]
     patterns += [f"{room}/*.py" for room in ROOMS]
     for path in {path for pattern in patterns for path in ROOT.glob(pattern)}:
@@ -332,8 +331,7 @@ def start():
 
 
 def child(stage, words, before, environment):
-    """In a process of its own: before(), then a script with these flags; its errors go into the
-    file `errors`."""
+    """In a process of its own: before(), then a script; its errors go into the file `errors`."""
     os.dup2(os.open("errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     os.environ |= environment
     setup_py.open_task = opened

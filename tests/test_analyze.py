@@ -1,5 +1,4 @@
-"""analyze.py: the right runs in the right cells of the paper's tables, numbers beside loops, faults
-beside them."""
+"""analyze.py: the right runs in the cells of the paper's tables, numbers beside loops, faults."""
 
 import functools
 import json

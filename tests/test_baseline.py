@@ -1,5 +1,4 @@
-"""baseline.py: features beside plain loops, tasks whose answer is known, and which of its runs is
-finished."""
+"""baseline.py: features beside plain loops, tasks with a known answer, which run is finished."""
 
 import json
 

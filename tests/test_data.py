@@ -228,7 +228,7 @@ def test_shares_and_labels_per_class_are_nested(generated, capsys):
     for split, k in (few, 2), (val_of_few, 1), (more, 12), (val_of_more, 2):
         assert (np.bincount(split.labels(), minlength=10) == k).all()
     assert {*few.chosen} < {*more.chosen} != {*other.chosen} and len(every) == 1100
-    assert "fewer than 1000000 labelled training examples of class" in capsys.readouterr().out
+    assert "a class has fewer than 1000000 labelled training examples" in capsys.readouterr().out
 
 
 def wait_for(condition, seconds=60):

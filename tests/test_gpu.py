@@ -114,8 +114,7 @@ class Unable(OnTheCpu):
     ],
 )
 def test_recorded_steps_train_as_others_do(stage, task, more, tmp_path, monkeypatch):
-    """The same losses and weights, however many positions are hidden. A step that cannot be
-    recorded is one line."""
+    """Losses and weights stay, whatever is hidden. A step that cannot be recorded is one line."""
     start, trained = Run.start, {}
     for kind in (None, OnTheCpu, Unable):
 

@@ -167,8 +167,7 @@ def test_a_step_stays_on_its_device_and_reads_nothing_back(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["s4", "rotary", "mamba", "blocks", "lstm"])
 def test_one_compiled_graph_is_eager_at_all_lengths(name):
-    """What cannot be in the graph is an error, and so is a start anew for each length, which large
-    blocks and recurrences need."""
+    """What cannot be in the graph is an error, and so is a state that starts anew per length."""
     torch._dynamo.reset()
     backbone, (x, lengths) = small(name, layers=1).train(), sequences(40, 11, 33)
     eager = backbone.body

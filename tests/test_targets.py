@@ -105,10 +105,16 @@ def test_fresh_steps_share_no_example():
 def test_flags_choose_the_examples_of_either_stage(monkeypatch):
     """--seed draws fresh examples; shares reach `open_task`, that of the labels in stage 2."""
 
-    def opened(name, folder, *shares, labels, fresh, per_class, seed):
-        raise LookupError(*shares, labels, fresh, per_class and (per_class, seed))
+    train = data.Split(None, None, np.arange(3))
+
+    def opened(name, folder, *shares, labels, per_class, seed):
+        return (*shares, labels, per_class and (per_class, seed)), train, None, None
+
+    def fit_to_data(args, shares, examples):
+        raise LookupError(*shares[:3], train.fresh, shares[3])
 
     monkeypatch.setattr(setup_py, "open_task", opened)
+    monkeypatch.setattr(setup_py, "fit_to_data", fit_to_data)
     for stage, flag, given in (
         (pretrain, ["--train-fraction", "0.3"], (0.3, None, False, None, None)),
         (finetune, ["--train-fraction", "0.3"], (0.3, None, True, None, None)),
