@@ -13,6 +13,7 @@ the strength of regularisation; the test split is evaluated once. --out DIR writ
 predictions.npz as finetune.py does, with start "baseline"."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -240,7 +241,8 @@ def fit(task, train, val, test, words=False):
         *_, score = kind.scores(val.labels(), predicted).values()  # the last one counts
         candidates.append((score, strength, model, predicted))
     _, strength, model, predicted = max(candidates, key=lambda candidate: candidate[0])
-    name, constant = constant_prediction(task, y)
+    every = train.y[: task.labelled] if task.kind == "class" else y  # y may be balanced
+    name, constant = constant_prediction(task, every)
     constant = np.broadcast_to(constant, test.y.shape)
     baselines = dict(val=predicted, test=predictions(model, x_test, test), constant=constant)
     return strength, name, baselines, kind
@@ -313,7 +315,7 @@ def main(argv=None):
         args.out.mkdir(parents=True, exist_ok=True)
         record = scores | identity
         if task.channels and task.mask:
-            record["denoising"] = interpolated(task, val)
+            record["denoising"] = interpolated(task, replace(val, chosen=None))
         record |= dict(length=task.length, classes=task.classes, regularisation=strength)
         record |= dict(objective="none", start="baseline", steps=0)
         record |= dict(train_examples=len(train), seconds=round(seconds, 1))

@@ -177,8 +177,8 @@ def open_task(
             raise UserError(f"--labels-per-class needs one class per example, not {task.kind}")
         train.chosen = of_each_class(train.y[:n], per_class, seed)
         val.chosen = of_each_class(val.y, max(1, per_class // 5), seed)
-        if len(train) < per_class * task.classes:
-            print(f"note: a class has fewer than {per_class} labelled training examples")
+        if len(train) < per_class * task.classes and os.environ.get("RANK", "0") == "0":
+            print(f"note: a class has fewer than {per_class} labelled training examples: all count")
     elif fraction is not None:
         nested = np.random.RandomState(42).permutation(len(train))
         train.chosen = nested[: max(1, int(fraction * len(train)))]

@@ -186,7 +186,10 @@ def relation_to_linear(runs, comparison):
     linear = comparison.linear
     if len(runs) == 1 or runs.examples.isna().any() or linear.examples.isna().any():
         return None
+    if len(linear) == 1 and "labels_per_class" in dict(linear.settings.iloc[0]):
+        return None
     apart = mean_of(runs.score) - mean_of(linear.score)
+    # one linear model of all labels does not vary
     drawn = [runs.score, linear.score] if len(linear) > 1 else [runs.score]
     half = math.hypot(half_width(*drawn), half_width_of_test(runs, linear))
     if abs(apart) <= half:

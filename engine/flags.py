@@ -117,6 +117,7 @@ def flags(stage, objectives):
 # These do not define a run.
 NOT_DEFINING = {"help", "resume", "device", "dtype", "compile", "log_every", "out", "data_dir"}
 # `changes` does not compare these: sizes come from `sizes_of`, the others are recorded apart.
+SHARES = "train_fraction", "label_fraction", "labels_per_class"  # of the training examples
 RECORDED = {"task", "model", "objective", "arch", "seed", "init", "joint"}
 
 # ---- What a run is asked for ---------------------------------------------------------------------
@@ -197,8 +198,7 @@ def refuse(parser, args):
             raise UserError(
                 f"{name} has no meaning {STARTS[args.start]}; leave it out (it has one {others})"
             )
-    shares = "train_fraction", "label_fraction", "labels_per_class"
-    given = [f"--{flag.replace('_', '-')}" for flag in shares if getattr(args, flag, None)]
+    given = [f"--{flag.replace('_', '-')}" for flag in SHARES if getattr(args, flag, None)]
     if len(given) > 1:
         raise UserError(f"give only one of {' and '.join(given)}")
 
@@ -319,7 +319,7 @@ def check_fit(args, task, objective):
     if args.fresh and task.draw is None:
         able = " ".join(name for name, other in TASKS.items() if other.draw)
         raise UserError(f"--fresh: {name} cannot draw new examples; these can: {able}")
-    if args.fresh and (args.train_fraction or getattr(args, "label_fraction", None)):
+    if args.fresh and any(getattr(args, flag, None) for flag in SHARES):
         raise UserError("--fresh draws all examples; leave out the share of them")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from data import open_task
-from engine.flags import arguments
+from engine.flags import SHARES, arguments
 from files import UserError
 from models import Backbone, config, count
 from tasks import declared, folder_name
@@ -52,8 +52,7 @@ def setup(stage, argv, objectives):
 def fit_to_data(args, task, examples):
     """Set what depends on the number of training examples: batch, steps, eval_every. Record the
     data, and sizes of its splits that differ from the task's."""
-    flags = "label_fraction", "labels_per_class"
-    few = any(getattr(args, flag, None) for flag in flags) or task.labelled is not None
+    few = any(getattr(args, flag, None) for flag in SHARES[1:]) or task.labelled is not None
     if few and examples < args.batch:
         args.batch = examples
         if not task.own:  # whose recipe has no batch of its own
@@ -82,7 +81,7 @@ def warn_before(args):
     task = declared(args.task)
     share = args.train_fraction or getattr(args, "label_fraction", None) or 1
     few = getattr(args, "labels_per_class", None)
-    examples = few * task.classes if few else int(share * task.sizes[0])
+    examples = min(few * task.classes if few else int(share * task.sizes[0]), task.sizes[0])
     steps = args.steps or args.epochs * (examples // args.batch)
     positions = steps * args.batch * task.documents * task.length
     operations = 6 * count(Backbone(config(args.arch, task))) * positions

@@ -125,8 +125,7 @@ def tell_in(name, n, told=TERM):
 @posix
 @cases("stage", "pretrain, finetune")
 def test_kill_9_inside_any_write_then_resume_is_bit_identical(stage, start, tmp_path):
-    """Config, log, checkpoints at and between evaluations, kernels, result. With dropout, whose
-    stream must go on."""
+    """Config, log, checkpoints at and between evaluations, kernels, result, with dropout."""
     words = partial(flags, more=",dropout=0.5", steps=4, eval_every=3)
     STAGES[stage].main(words("quiet"))
     for n in count(1):
