@@ -45,7 +45,7 @@ def evaluate(model, kind, split, run, name):
     targets = split.labels()
     y = targets.reshape(len(split), -1)  # (n, 1, k or length)
     loss = torch.zeros((), dtype=torch.float64, device=run.device)
-    found = torch.zeros(y.shape, dtype=torch.float64, device=run.device)
+    predictions = torch.zeros(y.shape, dtype=torch.float64, device=run.device)
     # this process's batches
     for _, rows, batch in run.batches(split, split.lengths(), independent=True):
         with run.autocast():
@@ -53,11 +53,12 @@ def evaluate(model, kind, split, run, name):
             outputs = model(model.backbone.inputs(batch), batch.lengths).double()
         loss += kind.loss(outputs, batch.y)
         prediction = kind.predict(outputs).double().reshape(len(rows), -1)  # (b, 1, k or l)
-        found[rows, : prediction.shape[1]] = prediction
+        predictions[rows, : prediction.shape[1]] = prediction
     model.train()
-    loss, found = run.total(loss).item(), run.total(found).cpu().numpy().reshape(targets.shape)
-    scores = kind.scores(targets, found)
-    return loss / len(split), {f"{name}_{score}": value for score, value in scores.items()}, found
+    predictions = run.total(predictions).cpu().numpy().reshape(targets.shape)
+    scores = kind.scores(targets, predictions)
+    scores = {f"{name}_{score}": value for score, value in scores.items()}
+    return run.total(loss).item() / len(split), scores, predictions
 
 
 # ---- Where the weights come from -----------------------------------------------------------------
@@ -159,12 +160,12 @@ def main(argv=None):
 
     # ---- the test split, once, with the checkpoint that validation chose -------------------------
     run.load_best()  # best.pt into the model
-    test_loss, test_scores, found = evaluate(model, kind, test, run, "test")
+    test_loss, test_scores, predictions = evaluate(model, kind, test, run, "test")
     val_scores = {f"val_{kind.score}": run.state["best"]}
     if len(test_scores) > 1:
         _, val_scores, _ = evaluate(model, kind, val, run, "val")
     # predictions.npz, result.json, and a last line with the scores
-    record = run.folder.predictions(task, test.y, found)
+    record = run.folder.predictions(task, test.y, predictions)
     run.finish(**val_scores, **test_scores, **record, test_loss=test_loss, start=args.start)
 
 

@@ -286,9 +286,9 @@ def arch(task, model, /, **overrides):
         if fnmatch.fnmatchcase(task, row["task"]):
             sizes |= assignments(row["sizes"])
             break
-    known = {name: value for name, value in (defaults | sizes).items() if name in keys}
+    allowed = {name: value for name, value in (defaults | sizes).items() if name in keys}
     for name, value in overrides.items():
-        check_size(name, value, known, keys, f"{model} on {task}")
+        check_size(name, value, allowed, keys, f"{model} on {task}")
     sizes |= overrides
     if "dt_min" in sizes and not 0 < sizes["dt_min"] <= sizes["dt_max"]:
         raise SizeError(

@@ -55,8 +55,8 @@ class Comparison(NamedTuple):
 
     @property
     def starts(self):
-        found = {start for _, start in self.variants}
-        return [start for start in entries.STARTS if start in found]
+        present = {start for _, start in self.variants}
+        return [start for start in entries.STARTS if start in present]
 
     @property
     def runs(self):

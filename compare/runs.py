@@ -80,8 +80,8 @@ def row_of(record, folder, kept=None):
     int(record["steps"]), float(record["seconds"])
     variant = identity(record)
     task, model, objective, start, _ = variant
-    known = task, model, objective, start, settings_of(record), variant, int(record["seed"])
-    run = Run(place.name, place, folder, *known, record)
+    fields = task, model, objective, start, settings_of(record), variant, int(record["seed"])
+    run = Run(place.name, place, folder, *fields, record)
     if start == "pretrain":
         return run
     LOOKS[start]
@@ -272,8 +272,8 @@ def refuse_two_sets(runs):
     facts = {}
     for run in rows_of(runs):
         for name, value in (run.record.get("data") or {}).items():
-            known, earlier = facts.setdefault((run.task, name), (value, run))
-            if value != known:
+            first, earlier = facts.setdefault((run.task, name), (value, run))
+            if value != first:
                 raise UserError(
                     f"{earlier.place} and {run.place} trained on two sets called {run.task}: "
                     f"{earlier.record['data']} and {run.record['data']}; compare them separately"

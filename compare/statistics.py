@@ -163,14 +163,14 @@ def how_sure(variants, of=""):
     if max(map(len, variants)) < 2:
         return f"One seed{of} has no interval."
     predicted = [kept for variant in variants for kept in variant.predicted]
-    known = [examples is not None for variant in variants for examples in variant.examples]
+    examples_kept = [examples is not None for variant in variants for examples in variant.examples]
     how = "as if errors were independent: predictions were not kept"
     if all(predicted):
         how = "paired"
     elif any(predicted):
         how = "paired where both kept their predictions, else as if errors were independent"
     test = ", on one test set"
-    if any(known):
-        where = "" if all(known) else ", where they are known,"
+    if any(examples_kept):
+        where = "" if all(examples_kept) else ", where they are known,"
         test = f" and{where} test examples ({how})"
     return f"Intervals{of}: 95 %, over seeds (Welch){test}."

@@ -92,9 +92,9 @@ def text_of(start, stage, setting, meanings):
     """Write the flags of a setting that have a meaning for a start of a stage."""
     values = {"joint": "1"} if start == "joint" else {}
     sizes = {}
-    known = "spt" if start == "linear_probe" else start
+    group = "spt" if start == "linear_probe" else start
     for choice in sorted(setting, key=lambda choice: choice.stage != ""):  # a stage's own win
-        if choice.stage not in ("", stage) or known not in meanings[stage].get(choice.flag, ()):
+        if choice.stage not in ("", stage) or group not in meanings[stage].get(choice.flag, ()):
             continue
         if choice.key:
             sizes[choice.key] = choice.value

@@ -138,8 +138,8 @@ def beginning(trained, prompt):
     words = prompt.split() if task.between else list(prompt)
     if unknown := set(words) - set(task.symbols[EOS + 1 :]):  # special symbols are unknown, too
         problem = f"{task.family} has no symbol {' '.join(map(repr, sorted(unknown)))}"
-        known = " ".join(task.symbols[EOS + 1 : EOS + 100])
-        raise UserError(f"--prompt {prompt!r}: {problem}; it has: {known}")
+        symbols = " ".join(task.symbols[EOS + 1 : EOS + 100])
+        raise UserError(f"--prompt {prompt!r}: {problem}; it has: {symbols}")
     if not 0 < len(words) < task.length:
         problem = f"--prompt has {len(words)} symbols"
         raise UserError(f"{problem}; {task.family} needs 1 to {task.length - 1}")
