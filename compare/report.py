@@ -28,7 +28,7 @@ DIFFERENCES = {
 
 # What is known of SPT on other data, by the kind of their labels.
 ELSEWHERE = {
-    "class": "On other series SPT changed S4's accuracy by -0.0 points [-2.0, +2.0] on average "
+    "class": "On other series SPT changed S4's accuracy by -0.1 points [-0.8, +0.6] on average "
     "over four sets with 2 to 64 labels per class (results/labels.md), and by -0.2 [-1.3, +0.9] "
     "over 40 with all labels (results/ucr.md)."
 }
