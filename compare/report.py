@@ -28,8 +28,8 @@ DIFFERENCES = {
 
 # What is known of SPT on other data, by the kind of their labels.
 ELSEWHERE = {
-    "class": "On other series SPT changed S4's accuracy by -0.1 points [-0.8, +0.6] on average "
-    "over four sets with 2 to 64 labels per class (results/labels.md), and by -0.2 [-1.3, +0.9] "
+    "class": "On other series SPT changed S4's accuracy by -0.5 points [-1.9, +1.0] on average "
+    "over four sets with 2 to 8 labels per class (results/labels.md), and by -0.2 [-1.3, +0.9] "
     "over 40 with all labels (results/ucr.md)."
 }
 UNKNOWN = "What SPT changes on other data whose labels are not classes is not known."

@@ -29,7 +29,7 @@ def test_the_run_to_use_is_the_best_on_validation_whatever_the_test_split_says(t
     text = shown(tmp_path)
     assert f"python predict.py {tmp_path}/s4-" in text and "\nread my.npz: 68 sequences\n" in text
     assert "No run used the 20 sequences without a label" in text and "Joint" not in text
-    assert "with 2 to 64 labels per class" in text
+    assert "with 2 to 8 labels per class" in text
     made_runs(tmp_path, "joint", [0.5], **MINE, data=facts)
     assert "Joint training uses only the labelled inputs; no run used the 20 " in shown(tmp_path)
 
