@@ -241,8 +241,9 @@ def fit(task, train, val, test, words=False):
         *_, score = kind.scores(val.labels(), predicted).values()  # the last one counts
         candidates.append((score, strength, model, predicted))
     _, strength, model, predicted = max(candidates, key=lambda candidate: candidate[0])
-    every = train.y[: task.labelled] if task.kind == "class" else y  # y may be balanced
-    name, constant = constant_prediction(task, every)
+    # --labels-per-class hides from y which class is the largest
+    labels = train.y[: task.labelled] if task.kind == "class" else y
+    name, constant = constant_prediction(task, labels)
     constant = np.broadcast_to(constant, test.y.shape)
     baselines = dict(val=predicted, test=predictions(model, x_test, test), constant=constant)
     return strength, name, baselines, kind
@@ -271,10 +272,10 @@ def parse_args(argv):
     add = parser.add_argument
     share = between(float, 1e-9, 1)
     add("--task", required=True, help="task, as for finetune.py")
-    few = parser.add_mutually_exclusive_group()
-    few.add_argument("--label-fraction", type=share, help="share of labels, as for finetune.py")
-    number = between(int, 1)
-    few.add_argument("--labels-per-class", type=number, help="of --seed, as for finetune.py")
+    shares = parser.add_mutually_exclusive_group()
+    text = "of labels, as for finetune.py"
+    shares.add_argument("--label-fraction", type=share, help=f"share {text}")
+    shares.add_argument("--labels-per-class", type=between(int, 1), help=f"number {text}")
     add("--seed", type=between(int, 0), default=0, help="draws the labels of --labels-per-class")
     add("--words", action="store_true", help="texts: words and pairs of words, not characters")
     add("--data-dir", default="data", help="where prepared data sets live")

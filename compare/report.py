@@ -26,7 +26,7 @@ DIFFERENCES = {
     "SPT - joint": ("spt", "joint"),
 }
 
-# What is known of SPT on other data, by the kind of their labels.
+# What is known of SPT on other data, by the kind of their targets.
 ELSEWHERE = {
     "class": "On other series SPT changed S4's accuracy by -0.5 points [-1.9, +1.0] on average "
     "over four sets with 2 to 8 labels per class (results/labels.md), and by -0.2 [-1.3, +0.9] "

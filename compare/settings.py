@@ -193,8 +193,8 @@ def parsed_baseline(text, columns, rows):
         value = shown(number(value))
         names = [column for column in columns if f".{column}".endswith(f".{name}")]
         if not names:
-            names = ", ".join(map(title, columns))
-            raise UserError(f"--baseline {name}: these runs differ in {names}")
+            titles = ", ".join(map(title, columns))
+            raise UserError(f"--baseline {name}: these runs differ in {titles}")
         values = {shown(row.values[column]) for row in rows for column in names}
         if value not in values:
             raise UserError(f"--baseline {pair}: choose from {' '.join(sorted(values))}")

@@ -189,7 +189,7 @@ def relation_to_linear(runs, comparison):
     if len(linear) == 1 and "labels_per_class" in dict(linear.settings.iloc[0]):
         return None
     apart = mean_of(runs.score) - mean_of(linear.score)
-    # one linear model of all labels does not vary
+    # of all labels there is one linear model, which does not vary
     drawn = [runs.score, linear.score] if len(linear) > 1 else [runs.score]
     half = math.hypot(half_width(*drawn), half_width_of_test(runs, linear))
     if abs(apart) <= half:

@@ -116,8 +116,8 @@ def flags(stage, objectives):
 
 # These do not define a run.
 NOT_DEFINING = {"help", "resume", "device", "dtype", "compile", "log_every", "out", "data_dir"}
-# `changes` does not compare these: sizes come from `sizes_of`, the others are recorded apart.
 SHARES = "train_fraction", "label_fraction", "labels_per_class"  # of the training examples
+# `changes` does not compare these: sizes come from `sizes_of`, the others are recorded apart.
 RECORDED = {"task", "model", "objective", "arch", "seed", "init", "joint"}
 
 # ---- What a run is asked for ---------------------------------------------------------------------

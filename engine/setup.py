@@ -80,8 +80,9 @@ def warn_before(args):
         return
     task = declared(args.task)
     share = args.train_fraction or getattr(args, "label_fraction", None) or 1
-    few = getattr(args, "labels_per_class", None)
-    examples = min(few * task.classes if few else int(share * task.sizes[0]), task.sizes[0])
+    per_class = getattr(args, "labels_per_class", None)
+    examples = per_class * task.classes if per_class else int(share * task.sizes[0])
+    examples = min(examples, task.sizes[0])
     steps = args.steps or args.epochs * (examples // args.batch)
     positions = steps * args.batch * task.documents * task.length
     operations = 6 * count(Backbone(config(args.arch, task))) * positions

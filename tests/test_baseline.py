@@ -201,14 +201,17 @@ def test_unequal_classes_choose_by_balanced_accuracy(share, wanted, monkeypatch,
 
 def test_finished_is_only_what_has_the_same_flags(tmp_path):
     """Another share or draw of the labels, another task with the same data, and back again."""
-    np.savez(tmp_path / "my.npz", **kinds()["symbols"])
-    few = "--labels-per-class", 4
+    unequal = np.minimum(np.arange(400) % 6, 2)
+    np.savez(tmp_path / "my.npz", **kinds()["numbers"] | dict(y=unequal))
+    errors, few = set(), ("--labels-per-class", 4)
     cases = ((), 280), (("--label-fraction", 0.1), 28), (few, 12), ((*few, "--seed", 1), 12)
     for share, n in (*cases, cases[0]):
         for again in False, True:
             text, record = run(tmp_path, *share)
             assert ("is finished" in text) == again
-            assert record["train_examples"] == n
+            assert record["train_examples"] == n and record["constant_accuracy"] > 0.6
+            errors |= {*record["denoising"].items()}  # of all validation examples
+    assert len(errors) == 2
     for task in "listops_demo", "listops_mini":
         data.prepare(task, tmp_path / "data", sizes=(40, 20, 20), workers=1)
         assert run(tmp_path, task=task)[1]["task"] == task

@@ -31,8 +31,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 @pytest.mark.parametrize("model", ["transformer", "rotary"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_of_pathx_is_what_flash_needs(model, causal, monkeypatch):
-    """No mask of pairs, half precision, last stride 1, head size a multiple of 8: else 16,384
-    positions are dense."""
+    """No mask of pairs, half precision, last stride 1, head size a multiple of 8; else dense."""
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
     for module, name in ((kernels, "attend_blocks"), (bias, "causal_lower_right")):
         monkeypatch.setattr(module, name, mock.Mock(wraps=getattr(module, name)))
@@ -186,8 +185,7 @@ def test_a_graph_is_for_its_shapes_and_sees_new_rates():
 
 @pytest.mark.parametrize("loss", ["ce", "l1"])
 def test_filled_parts_have_one_shape_and_the_same_loss(loss):
-    """Equally many indices whatever is hidden; what fills up is inside, is not hidden and has no
-    loss, no score and no gradient."""
+    """Equally many indices whatever is hidden; what fills up has no loss, score or gradient."""
     args = SimpleNamespace(loss=loss)
     for shape, ratio in (((4, 5), 0.5), ((4, 8), 0.15), ((8, 1024), 0.5), ((2, 100), 1.0)):
         counts, n = set(), math.prod(shape)

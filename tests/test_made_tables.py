@@ -1,5 +1,4 @@
-"""The tables and verdicts of compare and own over made runs: every cell, every interval and every
-decision equals a plain loop over the records."""
+"""Tables and verdicts over made runs: every cell, interval and decision equals a plain loop."""
 
 import itertools
 import json
@@ -92,7 +91,8 @@ def made(
     record |= dict(denoising=dict(interpolation=-0.25, mean=-1.0), steps=0, seconds=4.0)
     record |= dict(run=f"{name}-linear", model="n-grams", task=task, start="baseline")
     runs = [with_score(kind, y, predicted(rng, y, kind, linear), True, **record)]
-    for draw in (0, 1) if any(line[2] == 3 for line in lines) else ():
+    draws = [0, 1] if kind == "class" else [0]
+    for draw in draws if any(line[2] == 3 for line in lines) else ():
         guesses = predicted(np.random.default_rng(draw), y, kind, linear)
         record |= dict(run=f"{name}-few-{draw}", changed=dict(labels_per_class=3), seed=draw)
         runs.append(with_score(kind, y, guesses, True, **record))
@@ -166,8 +166,7 @@ def as_folders(root, *sets):
 
 
 def added(run, label):
-    """What each example of a class (None: of all) adds to the score; without predictions, the
-    right ones stand first."""
+    """What each example of a class (None: all) adds to the score; if unknown, right ones first."""
     y, found = run.y, run.found
     if run.kind == "number":
         around = (y - y.mean()) ** 2
@@ -519,6 +518,8 @@ def effect(line, start, after, scratch, n):
 
 def relation_to_linear(runs, linear):
     if len(runs) == 1 or linear[0].kind == "number" and not all(run.kept for run in runs):
+        return "which is better is unknown"
+    if len(linear) == 1 and "labels_per_class" in linear[0].record["changed"]:
         return "which is better is unknown"
     sides = [[run.score for run in side] for side in (runs, linear)]
     apart, sides = mean_of(sides[0]) - mean_of(sides[1]), sides[: 1 + (len(linear) > 1)]

@@ -326,8 +326,7 @@ def transposition(rows, columns):
 
 @pytest.mark.parametrize("kind", ["lowrank", "blockdense", "blockshuffle"])
 def test_structured_matrices_are_the_dense_ones_that_they_stand_for(kind):
-    """And have as many numbers as Wei et al. count. A guide begins as the product, and is all that
-    is trained at first."""
+    """And have as many numbers as Wei et al. count. A guide begins as the product, and trains."""
     numbers = dict(lowrank=21 * 192, blockdense=28 * (128 + 16), blockshuffle=16 * 192)
     for n, m in ((128, 64), (64, 128), (64, 64)):
         c = SimpleNamespace(ffn=kind, ffn_share=0.5, ffn_blocks=4, guided=0.5)
@@ -442,8 +441,7 @@ def test_parameters_are_those_of_the_specifications():
 
 
 def test_models_start_where_the_specifications_say():
-    """DFouT's poles of a channel lie between those of the one before, LRU's in a ring, with inputs
-    that keep the states' size."""
+    """DFouT's poles lie between those of the channel before, LRU's in a ring; states keep size."""
     N = 16
 
     def start_of(model, **sizes):

@@ -130,8 +130,7 @@ def as_ts(truth):
 
 
 def as_long(truth):
-    """A row per position of two channels, in any order within a sequence; dates may lie far apart:
-    nanoseconds since 1970 end in 2262."""
+    """A row per position of two channels, in any order; dates may lie far apart (after 2262)."""
     days = np.datetime64("1600-01-02") + 40_000 * np.arange(truth.l)
     times = [np.arange(truth.l), days.astype(str)][truth.rng.integers(2)]
     rows = []

@@ -217,8 +217,7 @@ def test_other_weights_or_data_of_a_pretraining_are_noticed(mistake, monkeypatch
 
 
 def test_what_was_recorded_at_the_start_of_a_run_stays(monkeypatch, tmp_path):
-    """An unfinished pretraining stays unfinished, wherever one stands when the run is resumed, and
-    its time counts from the first start."""
+    """An unfinished pretraining stays so for a resumed run, whose time counts from the start."""
     for stage, words in ("pretrain", flags("pt")), ("finetune", after("ft")):
         stop_in(5, monkeypatch, stage, words)
     saved = torch.load(tmp_path / "ft" / "last.pt", weights_only=True)

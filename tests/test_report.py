@@ -1,15 +1,17 @@
 """The report of `own`: what it says besides the tables and verdicts of test_made_tables.py."""
 
+import re
 from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from conftest import call, made_run, made_runs
+from conftest import ROOT, call, made_run, made_runs
 
 from compare import comparisons, report, verdict
 from compare.runs import load
 
+PAGES = "README.md", "results/labels.md", "results/ucr.md"
 MINE = dict(task="file:/my.npz", test_examples=1000)
 
 
@@ -29,7 +31,10 @@ def test_the_run_to_use_is_the_best_on_validation_whatever_the_test_split_says(t
     text = shown(tmp_path)
     assert f"python predict.py {tmp_path}/s4-" in text and "\nread my.npz: 68 sequences\n" in text
     assert "No run used the 20 sequences without a label" in text and "Joint" not in text
-    assert "with 2 to 8 labels per class" in text
+    for mean, ends in re.findall(r"by (\S+)(?: points)? (\[.*?\])", report.ELSEWHERE["class"]):
+        pages = [(ROOT / page).read_text(encoding="utf-8") for page in PAGES]
+        assert report.ELSEWHERE["class"] in text.replace("\n", " ")
+        assert sum(f"{mean} {ends}" in page.replace(" points [", " [") for page in pages) == 2
     made_runs(tmp_path, "joint", [0.5], **MINE, data=facts)
     assert "Joint training uses only the labelled inputs; no run used the 20 " in shown(tmp_path)
 

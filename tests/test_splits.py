@@ -1,5 +1,4 @@
-"""Your data: which examples train, validate and test, and what a split shares or lacks; unequal
-classes; rows that cannot be read."""
+"""Your data: splits, what they share or lack; unequal classes; rows that cannot be read."""
 
 import re
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""A file dropped into tasks/ is a task of every script, with its own sizes and recipes; so is a
-new flag known to each."""
+"""A file dropped into tasks/ is a task of every script, with sizes, recipes and a flag."""
 
 import json
 import re

@@ -42,8 +42,7 @@ def test_they_are_these_and_small_and_the_card_has_their_numbers():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_has_its_kept_score_without_data(name, tmp_path, monkeypatch, capsys):
-    """On the examples beside it, by the commands of the card; within one of them, for other
-    machines' rounding."""
+    """On the examples beside it, by the commands of the card; one may differ by rounding."""
     monkeypatch.chdir(tmp_path)
     kept = json.loads((FOLDER / name / "result.json").read_text())["kept"]
     if name.endswith("pretrain"):
